@@ -1,0 +1,154 @@
+"""What a federated data set is, and the random numbers and splits its loaders share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Samples: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """The samples of one client, as (inputs, labels) pairs.
+
+    Attributes
+    ----------
+    train, test : tuple of Tensor
+        Inputs, float32, shape (n, *input_shape); labels, shape (n,), int64 class indices for
+        classification and float32 for regression.
+    validation : tuple of Tensor or None
+        Samples held out of the training part, where the loader was asked for them.
+    """
+
+    train: Samples
+    validation: Samples | None
+    test: Samples
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """A data set dealt to clients. Do not write into its tensors: a process shares one copy.
+
+    Attributes
+    ----------
+    name : str
+        Registry name.
+    clients : list of ClientData
+        One entry per client; the position is the partition id.
+    true_clusters : ndarray of int64, shape (m,), or None
+        The cluster each client was generated in, where the data set has such a thing.
+    task : {'classification', 'regression'}
+        What the labels are.
+    input_shape : tuple of int
+        Shape of one input, without the sample axis.
+    num_classes : int or None
+        Number of classes; None for regression.
+    """
+
+    name: str
+    clients: list[ClientData]
+    true_clusters: npt.NDArray[np.int64] | None
+    task: Literal["classification", "regression"]
+    input_shape: tuple[int, ...]
+    num_classes: int | None
+
+
+def generator(seed: int, *purpose: str | int) -> np.random.Generator:
+    """Return the random stream of one purpose, independent of the streams of all others.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed, not negative.
+    *purpose : str or int
+        What the numbers are for, e.g. ``"synthetic", "client", 3``.
+    """
+    words = [int.from_bytes(p.encode(), "little") if isinstance(p, str) else p for p in purpose]
+    return np.random.default_rng(np.random.SeedSequence([seed, *words]))
+
+
+class Sizes(NamedTuple):
+    """Number of samples in each part of a client's data."""
+
+    train: int
+    validation: int
+    test: int
+
+
+def _fifth(n: int) -> int:
+    return max(1, round(n / 5))
+
+
+def holdout(n: int, validation: bool) -> tuple[int, int]:
+    """Split `n` training samples 80/20 into (train, validation), or (n, 0) if not asked to."""
+    held = _fifth(n) if validation else 0
+    if n - held < 1:
+        raise ValueError(
+            f"a client has {n} training sample(s), too few to hold out a validation part: "
+            "use fewer clients, more samples or validation=false"
+        )
+    return n - held, held
+
+
+def split_sizes(n: int, validation: bool) -> Sizes:
+    """Sizes of an 80/20 train/test split of `n` samples.
+
+    Parameters
+    ----------
+    n : int
+        Number of samples of one client.
+    validation : bool
+        Split the training part once more, 80/20 into train and validation (FPFC paper, §6.1).
+
+    Raises
+    ------
+    ValueError
+        If `n` leaves a part empty.
+    """
+    if n < 2:
+        raise ValueError(
+            f"a client has {n} sample(s), a train/test split needs 2: use fewer clients"
+        )
+    test = _fifth(n)
+    return Sizes(*holdout(n - test, validation), test)
+
+
+def client_data(x: npt.NDArray[Any], y: npt.NDArray[Any], sizes: Sequence[int]) -> ClientData:
+    """Cut (already shuffled) samples into train, validation and test, in this order.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n, *input_shape)
+        Inputs; become float32.
+    y : ndarray, shape (n,)
+        Labels: integers become int64, floats float32.
+    sizes : sequence of 3 int
+        Sizes of the train, validation and test parts; they sum to n.
+    """
+    cuts = np.cumsum(sizes)[:-1]
+    kind = np.int64 if np.issubdtype(y.dtype, np.integer) else np.float32
+    train, validation, test = (
+        (torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(labels.astype(kind)))
+        for inputs, labels in zip(np.split(x, cuts), np.split(y, cuts), strict=True)
+    )
+    return ClientData(train, validation if sizes[1] else None, test)
+
+
+def class_counts(data: FederatedData) -> npt.NDArray[np.int64]:
+    """Count training labels: shape (m, num_classes), row i for client i.
+
+    Raises
+    ------
+    ValueError
+        If the data set is one of regression.
+    """
+    if data.num_classes is None:
+        raise ValueError(f"{data.name} is a regression data set, it has no classes to count")
+    return np.stack(
+        [np.bincount(c.train[1].numpy(), minlength=data.num_classes) for c in data.clients]
+    )

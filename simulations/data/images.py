@@ -1,0 +1,222 @@
+"""MNIST and FashionMNIST dealt unevenly to clients, with labels swapped by group (FPFC, §6.1)."""
+
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from simulations.data.federated import FederatedData, client_data, generator, holdout
+from simulations.data.files import missing_file, read_idx
+
+SOURCES = {
+    "MNIST": "http://yann.lecun.com/exdb/mnist/",
+    "FashionMNIST": "https://github.com/zalandoresearch/fashion-mnist",
+}
+FILES = tuple(
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
+CLIENTS, GROUP_SIZE, NUM_CLASSES = 20, 5, 10
+# A client with less than this can neither be trained nor scored.
+MIN_TRAIN, MIN_TEST, MAX_DRAWS = 10, 2, 100
+
+Index = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.uint8]
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    candidates = (folder / name, folder / f"{name}.gz")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def download(dataset: str, root: Path) -> None:
+    """Fetch the idx files of `dataset` into ``root/<dataset>/raw`` through torchvision.
+
+    The files arrive in a temporary folder and are moved when complete, so that another worker
+    process never reads half a file.
+
+    Raises
+    ------
+    ImportError
+        If torchvision is missing or does not fit the installed torch.
+    FileNotFoundError
+        If the files cannot be downloaded or stored.
+    """
+    folder = root / dataset / "raw"
+    first = next((name for name in FILES if _find(folder, name) is None), FILES[0])
+    missing = missing_file(folder / f"{first}.gz", SOURCES[dataset])
+    try:
+        from torchvision import datasets  # here: only image data sets need it (and it is slow)
+    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
+        raise ImportError(
+            f"torchvision, which downloads {dataset}, is missing or does not fit torch ({error}): "
+            f"install the torchvision made for your torch (pip install 'fl-admm-strategies[sim]'), "
+            f"or put the files into {folder} ({SOURCES[dataset]})"
+        ) from error
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as temporary:
+            getattr(datasets, dataset)(temporary, download=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                found = _find(Path(temporary) / dataset / "raw", name)
+                if found is not None and _find(folder, name) is None:
+                    found.replace(folder / found.name)
+    except (OSError, RuntimeError) as error:
+        raise FileNotFoundError(f"{missing} (Downloading it failed: {error})") from error
+
+
+def read_images(dataset: str, root: Path) -> dict[str, tuple[npt.NDArray[np.uint8], Labels]]:
+    """Read images (n, 28, 28) and labels (n,) of the parts 'train' and 't10k'.
+
+    Parameters
+    ----------
+    dataset : {'MNIST', 'FashionMNIST'}
+        Which of the two, named as torchvision names their folders.
+    root : Path
+        Data root; the files, plain or ``.gz``, lie in ``root/<dataset>/raw``, or are downloaded.
+
+    Raises
+    ------
+    FileNotFoundError, ImportError
+        See `download`.
+    ValueError
+        If a file is damaged, or images and labels do not belong together.
+    """
+    folder = root / dataset / "raw"
+    if any(_find(folder, name) is None for name in FILES):
+        download(dataset, root)
+    parts = {}
+    for part in ("train", "t10k"):
+        images_path = _find(folder, f"{part}-images-idx3-ubyte")
+        labels_path = _find(folder, f"{part}-labels-idx1-ubyte")
+        if images_path is None or labels_path is None:
+            raise missing_file(folder / f"{part}-*.gz", SOURCES[dataset])
+        images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+        if len(images) != len(labels) or images.shape[1:] != (28, 28):
+            raise ValueError(
+                f"{images_path} has images of shape {images.shape}, {labels_path} has "
+                f"{len(labels)} labels: expected as many images as labels, 28x28 pixels each"
+            )
+        if labels.max(initial=0) >= NUM_CLASSES:
+            raise ValueError(f"{labels_path}: expected labels 0-9, found {labels.max()}")
+        parts[part] = (images, labels)
+    return parts
+
+
+def deal(labels: Labels, shares: npt.NDArray[np.float64], rng: np.random.Generator) -> list[Index]:
+    """Deal samples to clients in given proportions per class.
+
+    Parameters
+    ----------
+    labels : ndarray, shape (n,)
+        Class of each sample.
+    shares : ndarray, shape (num_classes, m)
+        ``shares[c, i]`` is client i's share of class c; rows sum to 1.
+    rng : Generator
+        Decides which samples of a class go where.
+
+    Returns
+    -------
+    list of ndarray
+        The sample indices of each client, in random order.
+    """
+    dealt: list[list[Index]] = [[] for _ in range(shares.shape[1])]
+    for c, share in enumerate(shares):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        cuts = np.floor(np.cumsum(share)[:-1] * len(members)).astype(np.int64)
+        for client, index in zip(dealt, np.split(members, cuts), strict=True):
+            client.append(index)
+    return [rng.permutation(np.concatenate(index)) for index in dealt]
+
+
+def swap_labels(labels: npt.NDArray[np.int64], group: int) -> npt.NDArray[np.int64]:
+    """Exchange the labels p and 8 - p, where p is the client's group 0-3; others stay."""
+    swapped = labels.copy()
+    swapped[labels == group] = 8 - group
+    swapped[labels == 8 - group] = group
+    return swapped
+
+
+def images_swap(
+    dataset: str,
+    name: str,
+    seed: int,
+    root: Path,
+    *,
+    samples: int | None = None,
+    test_partition: Literal["same", "independent"] = "same",
+    validation: bool = False,
+) -> FederatedData:
+    """Deal an image data set to 20 clients in 4 groups of 5.
+
+    Each class is dealt in proportions ~ Dirichlet(1, ..., 1); group g = 0..3 then swaps the labels
+    g and 8 - g. Proportions are drawn again (up to 100 times) until every client has at least 10
+    training and 2 test images. flwr-datasets' `DirichletPartitioner` is not used because it does
+    not give out its proportions, which the test images need.
+
+    Parameters
+    ----------
+    dataset : {'MNIST', 'FashionMNIST'}
+        The images.
+    name : str
+        Registry name.
+    seed : int
+        Decides proportions, who gets which images, and the subset.
+    root : Path
+        Data root.
+    samples : int or None
+        Use a random subset of at most this many training images and of as large a part of the test
+        images, for a quick run; None for all.
+    test_partition : {'same', 'independent'}
+        Test images in the proportions of the training images, or in proportions of their own, as
+        in the authors' code (spec §6.2 A14).
+    validation : bool
+        Hold 20 % of each client's training images out for validation.
+
+    Raises
+    ------
+    FileNotFoundError, ImportError, ValueError
+        See `read_images`; ValueError also if `samples` is too small for 20 clients.
+    """
+    parts = read_images(dataset, root)
+    total = len(parts["train"][1])
+    fraction = 1.0 if samples is None else min(1.0, samples / total)
+    chosen: dict[str, Index] = {}
+    for part, (_, labels) in parts.items():
+        order = generator(seed, name, "subset", part).permutation(len(labels))
+        chosen[part] = order[: max(0, round(fraction * len(labels)))]
+    train_labels, test_labels = (parts[part][1][chosen[part]] for part in ("train", "t10k"))
+
+    rng = generator(seed, name, "deal")
+    for _ in range(MAX_DRAWS):
+        shares = rng.dirichlet(np.ones(CLIENTS), size=NUM_CLASSES)
+        independent = rng.dirichlet(np.ones(CLIENTS), size=NUM_CLASSES)
+        train = deal(train_labels, shares, rng)
+        test = deal(test_labels, shares if test_partition == "same" else independent, rng)
+        if min(map(len, train)) >= MIN_TRAIN and min(map(len, test)) >= MIN_TEST:
+            break
+    else:
+        raise ValueError(
+            f"{len(train_labels)} training and {len(test_labels)} test images are too few: no draw "
+            f"of {MAX_DRAWS} gave each of {CLIENTS} clients {MIN_TRAIN} and {MIN_TEST}; use "
+            "samples = 1000 or more"
+        )
+
+    groups = np.arange(CLIENTS) // GROUP_SIZE
+    clients = []
+    for group, train_index, test_index in zip(groups, train, test, strict=True):
+        own = (chosen["train"][train_index], chosen["t10k"][test_index])
+        images, labels = (
+            np.concatenate([parts["train"][kind][own[0]], parts["t10k"][kind][own[1]]])
+            for kind in (0, 1)
+        )
+        clients.append(
+            client_data(
+                images[:, None].astype(np.float32) / 255,
+                swap_labels(labels.astype(np.int64), int(group)),
+                (*holdout(len(own[0]), validation), len(own[1])),
+            )
+        )
+    return FederatedData(name, clients, groups, "classification", (1, 28, 28), NUM_CLASSES)

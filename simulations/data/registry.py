@@ -1,0 +1,110 @@
+"""The data sets by name, and `load`, which checks options and keeps what it loaded."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+
+from simulations.data.digits import digits_swap
+from simulations.data.federated import FederatedData
+from simulations.data.files import data_root as resolve_root
+from simulations.data.housing_bodyfat import housing_bodyfat
+from simulations.data.images import images_swap
+from simulations.data.synthetic import SCENARIOS, synthetic
+
+Loader = Callable[..., FederatedData]
+
+# A loader takes (seed, root); its keyword-only parameters are its options.
+DATASETS: dict[str, Loader] = {
+    "digits-swap": digits_swap,
+    **{f"synthetic-{scenario}": partial(synthetic, scenario) for scenario in SCENARIOS},
+    "housing-bodyfat": housing_bodyfat,
+    "mnist-swap": partial(images_swap, "MNIST", "mnist-swap"),
+    "fashion-mnist-swap": partial(images_swap, "FashionMNIST", "fashion-mnist-swap"),
+}
+
+
+def unknown(kind: str, given: str, known: list[str]) -> ValueError:
+    """Describe a name that does not exist: what exists, and what was probably meant."""
+    close = difflib.get_close_matches(given, known, n=3)
+    meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return ValueError(f"unknown {kind} {given!r}.{meant} Known: {', '.join(known) or 'none'}.")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a value is what the annotation says, where no bool is a number, every int a float."""
+    if isinstance(annotation, UnionType):
+        return any(_fits(value, part) for part in get_args(annotation))
+    if get_origin(annotation) is Literal:
+        return isinstance(value, str) and value in get_args(annotation)
+    if isinstance(value, bool):
+        return annotation is bool
+    return isinstance(value, (int, float) if annotation is float else annotation)
+
+
+def _checked(name: str, loader: Loader, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """All options of a loader, defaults filled in, sorted: the key of the cache."""
+    known = {
+        p.name: p
+        for p in inspect.signature(loader).parameters.values()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    for option, value in options.items():
+        if option not in known:
+            raise unknown(f"option of data set {name}", option, sorted(known))
+        annotation = known[option].annotation
+        if not _fits(value, annotation):
+            if get_origin(annotation) is Literal:
+                wanted = f"one of {', '.join(map(repr, get_args(annotation)))}"
+            else:
+                wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+            raise ValueError(
+                f"option {option} of data set {name}: expected {wanted}, got {value!r}"
+            )
+    return tuple(sorted(({k: p.default for k, p in known.items()} | options).items()))
+
+
+@lru_cache(maxsize=2)  # images take 0.2 GB
+def _load(name: str, seed: int, root: Path, options: tuple[tuple[str, Any], ...]) -> FederatedData:
+    return DATASETS[name](seed, root, **dict(options))
+
+
+def load(
+    name: str, seed: int, data_root: Path | str | None = None, **options: Any
+) -> FederatedData:
+    """Load a federated data set; a process does so once and shares the copy.
+
+    The result is a function of the arguments (and of the files) alone, so that every worker
+    process builds the same.
+
+    Parameters
+    ----------
+    name : str
+        A key of `DATASETS`.
+    seed : int
+        Decides everything random about the data, not negative.
+    data_root : Path or str or None
+        Folder of the data files; None for ``$FL_ADMM_DATA``, else ``~/.cache/fl-admm-strategies``.
+    **options
+        Options of the data set, see its loader.
+
+    Returns
+    -------
+    FederatedData
+        Shared: not to be written into.
+
+    Raises
+    ------
+    ValueError
+        If the name, an option or the seed is not valid, or a file is damaged.
+    FileNotFoundError
+        If a file is missing and cannot be downloaded.
+    """
+    if name not in DATASETS:
+        raise unknown("data set", name, list(DATASETS))
+    if seed < 0:
+        raise ValueError(f"seed={seed}: expected an integer, 0 or more")
+    return _load(name, seed, resolve_root(data_root), _checked(name, DATASETS[name], options))

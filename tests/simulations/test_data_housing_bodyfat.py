@@ -1,0 +1,137 @@
+"""H&BF: 6 + 2 clients, standardised with training statistics, responses in their own units."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from simulations.data import load
+from simulations.data.registry import _load
+
+ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
+NEEDS_FILES = pytest.mark.skipif(
+    not (ROOT / "housing-bodyfat" / "housing.data").is_file(),
+    reason="needs housing-bodyfat/housing.data and bodyfat.csv under $FL_ADMM_DATA",
+)
+HOUSING, BODYFAT = slice(0, 6), slice(6, 8)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Made-up tables in the published formats, so that nothing real is needed.
+
+    Columns have mean 100 j and standard deviation j + 1; the response of row i is i.
+    """
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "housing-bodyfat"
+    folder.mkdir()
+    x = rng.normal(size=(506, 13)) * np.arange(1, 14) + 100 * np.arange(13)
+    np.savetxt(folder / "housing.data", np.column_stack([x, np.arange(506)]), fmt=" %.6f")
+    x = rng.normal(size=(252, 14)) * np.arange(1, 15) + 100 * np.arange(14)
+    table = np.column_stack([x[:, :1], np.arange(252), x[:, 1:]])
+    header = "density,bodyfat," + ",".join(f"f{j}" for j in range(13))
+    np.savetxt(folder / "bodyfat.csv", table, delimiter=",", header=header, comments="")
+    return tmp_path
+
+
+def rows(root: Path, clients: slice, part: str = "train", **options: object) -> torch.Tensor:
+    """Row numbers (the made-up responses) of a part of some clients."""
+    data = load("housing-bodyfat", 1, root, **options)
+    return torch.cat([getattr(c, part)[1] for c in data.clients[clients]])
+
+
+def test_every_row_is_dealt_once_and_evenly(root: Path) -> None:
+    data = load("housing-bodyfat", 1, root)
+    assert data.true_clusters is not None
+    assert data.true_clusters.tolist() == [0] * 6 + [1] * 2
+    assert (data.task, data.input_shape, data.num_classes) == ("regression", (14,), None)
+    sizes = [len(c.train[1]) + len(c.test[1]) for c in data.clients]
+    assert sorted(sizes[:6]) == [84, 84, 84, 84, 85, 85]  # 506 = 6 * 84 + 2
+    assert sizes[6:] == [126, 126]
+    for part, n in ((HOUSING, 506), (BODYFAT, 252)):
+        both = torch.cat([rows(root, part, "train"), rows(root, part, "test")])
+        assert sorted(both.tolist()) == list(range(n))  # also: responses are not scaled
+        assert both.dtype == torch.float32
+
+
+@pytest.mark.parametrize("validation", [False, True])
+@pytest.mark.parametrize("clients", [HOUSING, BODYFAT])
+def test_training_parts_of_a_source_have_mean_0_and_deviation_1(
+    root: Path, clients: slice, validation: bool
+) -> None:
+    data = load("housing-bodyfat", 1, root, validation=validation)
+    x = torch.cat([c.train[0] for c in data.clients[clients]]).double()
+    assert x.mean(dim=0).abs().max() < 1e-5
+    assert (x.std(dim=0, correction=0) - 1).abs().max() < 1e-5
+
+
+def test_scaling_does_not_see_test_samples(root: Path) -> None:
+    before = load("housing-bodyfat", 1, root).clients
+    path = root / "housing-bodyfat" / "housing.data"
+    table = np.loadtxt(path)
+    table[rows(root, HOUSING, "test").long().numpy(), :13] += 1000
+    np.savetxt(path, table)
+    _load.cache_clear()
+    after = load("housing-bodyfat", 1, root).clients
+    for a, b in zip(before[HOUSING], after[HOUSING], strict=True):
+        torch.testing.assert_close(a.train[0], b.train[0])
+        assert (b.test[0][:, :13] - a.test[0][:, :13]).min() > 10
+
+
+def test_the_14th_housing_feature_is_standard_normal_noise(root: Path) -> None:
+    x = torch.cat([c.train[0] for c in load("housing-bodyfat", 1, root).clients[HOUSING]])
+    other = torch.cat([c.train[0] for c in load("housing-bodyfat", 2, root).clients[HOUSING]])
+    assert not torch.equal(x[:, 13].sort().values, other[:, 13].sort().values)
+    # P(|N(0,1)| < 1) = .683; 4 s.d. of a share of 404 samples: 4 sqrt(.683 .317 / 404) = .093.
+    assert (x[:, 13].abs() < 1).float().mean().item() == pytest.approx(0.683, abs=0.093)
+
+
+@pytest.mark.parametrize("name", ["housing.data", "bodyfat.csv"])
+def test_missing_file(root: Path, name: str) -> None:
+    (root / "housing-bodyfat" / name).unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        load("housing-bodyfat", 1, root)
+    text = str(error.value)
+    for word in (name, str(root / "housing-bodyfat"), "--data-root", "FL_ADMM_DATA", "https://"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "columns"), [("housing.data", 506, 14), ("bodyfat.csv", 252, 15)]
+)
+def test_truncated_file(root: Path, name: str, shape: int, columns: int) -> None:
+    path = root / "housing-bodyfat" / name
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-10]))
+    expected = rf"{name}: expected {shape} rows of {columns} .* found {shape - 10} rows"
+    with pytest.raises(ValueError, match=expected):
+        load("housing-bodyfat", 1, root)
+    path.write_text("".join(lines)[:-80])  # cuts the last line in its middle
+    with pytest.raises(ValueError, match=f"{name}: damaged table"):
+        load("housing-bodyfat", 1, root)
+
+
+def test_numbers_that_are_not_finite_are_refused(root: Path) -> None:
+    path = root / "housing-bodyfat" / "housing.data"
+    path.write_text(path.read_text().replace("505.000000", "nan"))
+    with pytest.raises(ValueError, match=r"housing\.data.* 1 of them not finite"):
+        load("housing-bodyfat", 1, root)
+
+
+def test_the_response_is_found_by_the_header(root: Path) -> None:
+    path = root / "housing-bodyfat" / "bodyfat.csv"
+    path.write_text(path.read_text().replace("bodyfat", "fat", 1))
+    with pytest.raises(ValueError, match="header row with a column 'bodyfat'"):
+        load("housing-bodyfat", 1, root)
+
+
+@NEEDS_FILES
+def test_real_files() -> None:
+    """Known facts of the two tables: mean values 22.53 (in $1000) and 19.15 percent body fat."""
+    data = load("housing-bodyfat", 1, ROOT)
+    for clients, mean in ((HOUSING, 22.53), (BODYFAT, 19.15)):
+        y = torch.cat([torch.cat([c.train[1], c.test[1]]) for c in data.clients[clients]])
+        assert y.mean().item() == pytest.approx(mean, abs=0.01)
+    assert all(torch.isfinite(c.test[0]).all() for c in data.clients)

@@ -1,0 +1,284 @@
+"""MNIST and FashionMNIST: idx files, the deal to 20 clients, swapped labels."""
+
+import gzip
+import os
+import struct
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from simulations.data import FederatedData, load
+from simulations.data.files import read_idx
+from simulations.data.images import FILES, deal, swap_labels
+
+ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
+DATASETS = {"mnist-swap": "MNIST", "fashion-mnist-swap": "FashionMNIST"}
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    header = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    content = header + array.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_dataset(folder: Path, train: int = 3000, test: int = 500) -> None:
+    """Made-up images: the label is pixel (0, 0), the sample's number the next two, 255 the last."""
+    folder.mkdir(parents=True)
+    for part, n in (("train", train), ("t10k", test)):
+        images = np.zeros((n, 28, 28), np.uint8)
+        images[:, 0, 0] = np.arange(n) % 10
+        images[:, 0, 1], images[:, 0, 2] = np.divmod(np.arange(n), 256)
+        images[:, 27, 27] = 255
+        write_idx(folder / f"{part}-images-idx3-ubyte.gz", images)
+        # One of the four files plain, as torchvision leaves them: both forms are read.
+        write_idx(folder / f"{part}-labels-idx1-ubyte", (np.arange(n) % 10).astype(np.uint8))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_dataset(tmp_path / "MNIST" / "raw")
+    return tmp_path
+
+
+def numbers(x: torch.Tensor) -> list[int]:
+    pixels = (x[:, 0, 0, :3] * 255).round().long()
+    return (pixels[:, 1] * 256 + pixels[:, 2]).tolist()
+
+
+def counts(data: FederatedData, part: str) -> np.ndarray:
+    """Images of each original class (rows) at each client (columns)."""
+    pixels = [(getattr(c, part)[0][:, 0, 0, 0] * 255).round().long() for c in data.clients]
+    return np.stack([np.bincount(p.numpy(), minlength=10) for p in pixels], axis=1)
+
+
+def test_every_image_is_dealt_once(root: Path) -> None:
+    data = load("mnist-swap", 1, root)
+    assert data.true_clusters is not None
+    assert data.true_clusters.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5
+    for part, n in (("train", 3000), ("test", 500)):
+        dealt = [i for c in data.clients for i in numbers(getattr(c, part)[0])]
+        assert sorted(dealt) == list(range(n))
+    assert min(len(c.train[1]) for c in data.clients) >= 10
+    assert min(len(c.test[1]) for c in data.clients) >= 2
+    x, y = data.clients[0].train
+    assert x.shape == (len(y), 1, 28, 28)
+    assert (x.dtype, y.dtype, x.max().item()) == (torch.float32, torch.int64, 1.0)
+
+
+def test_group_g_swaps_g_and_8_minus_g_in_training_and_test(root: Path) -> None:
+    data = load("mnist-swap", 1, root, validation=True)
+    pairs = [(0, 8)] * 5 + [(1, 7)] * 5 + [(2, 6)] * 5 + [(3, 5)] * 5
+    for (a, b), client in zip(pairs, data.clients, strict=True):
+        rule = {c: c for c in range(10)} | {a: b, b: a}
+        for x, y in (client.train, client.validation, client.test):
+            original = (x[:, 0, 0, 0] * 255).round().long().tolist()
+            assert y.tolist() == [rule[c] for c in original]
+
+
+def test_swap_labels() -> None:
+    labels = np.arange(10)
+    assert swap_labels(labels, 0).tolist() == [8, 1, 2, 3, 4, 5, 6, 7, 0, 9]
+    assert swap_labels(labels, 3).tolist() == [0, 1, 2, 5, 4, 3, 6, 7, 8, 9]
+    assert labels.tolist() == list(range(10))
+
+
+def test_deal_follows_the_shares_of_each_class() -> None:
+    labels = np.repeat([0, 1], [100, 40]).astype(np.uint8)
+    shares = np.array([[0.5, 0.3, 0.2], [0.0, 0.25, 0.75]])
+    dealt = deal(labels, shares, np.random.default_rng(0))
+    assert [np.bincount(labels[i], minlength=2).tolist() for i in dealt] == [
+        [50, 0],
+        [30, 10],
+        [20, 30],
+    ]
+    assert sorted(np.concatenate(dealt)) == list(range(140))
+
+
+def test_test_images_follow_the_proportions_of_the_training_images_or_their_own(
+    root: Path,
+) -> None:
+    same = load("mnist-swap", 1, root)
+    own = load("mnist-swap", 1, root, test_partition="independent")
+    # Classes have 300 and 50 images; cutting at whole images moves a count by less than 2.
+    assert np.abs(counts(same, "train") / 6 - counts(same, "test")).max() < 2
+    assert np.abs(counts(own, "train") / 6 - counts(own, "test")).max() > 5
+    assert (counts(same, "train") == counts(own, "train")).all()
+
+
+def test_proportions_are_dirichlet_1(root: Path) -> None:
+    """A share of Dir(1, ..., 1) over 20 is Beta(1, 19): mean 1/20, variance 19 / (400 * 21).
+
+    400 shares (two seeds, 10 classes, 20 clients): the sample s.d. 0.0476 deviates by less than
+    0.012 (4 s.d., kurtosis 8 of a nearly exponential law: 4 * 0.0476 * sqrt(8 / 4 / 400) = .0135).
+    """
+    shares = np.concatenate([counts(load("mnist-swap", s, root), "train") / 300 for s in (1, 2)])
+    assert shares.std() == pytest.approx(np.sqrt(19 / (400 * 21)), abs=0.0135)
+
+
+def test_samples_takes_a_seeded_subset_of_both_parts(root: Path) -> None:
+    data = load("mnist-swap", 1, root, samples=1500)
+    train = [i for c in data.clients for i in numbers(c.train[0])]
+    test = [i for c in data.clients for i in numbers(c.test[0])]
+    assert (len(set(train)), len(set(test))) == (1500, 250)
+    assert max(train) > 1500  # a random subset, not the first ones
+    everything = load("mnist-swap", 1, root, samples=10**6)
+    assert sum(len(c.train[1]) for c in everything.clients) == 3000
+
+
+def test_validation_is_a_fifth_of_the_training_images(root: Path) -> None:
+    without, with_ = (load("mnist-swap", 1, root, validation=v) for v in (False, True))
+    for a, b in zip(without.clients, with_.clients, strict=True):
+        assert len(b.validation[1]) == round(len(a.train[1]) / 5)
+        assert torch.equal(torch.cat([b.train[0], b.validation[0]]), a.train[0])
+
+
+@pytest.mark.parametrize("samples", [-5, 0, 150])
+def test_too_few_samples(root: Path, samples: int) -> None:
+    with pytest.raises(ValueError, match=r"too few.*20 clients 10 and 2"):
+        load("mnist-swap", 1, root, samples=samples)
+
+
+def fake_torchvision(monkeypatch: pytest.MonkeyPatch, dataset: object) -> None:
+    datasets = types.SimpleNamespace(MNIST=dataset, FashionMNIST=dataset)
+    module = types.ModuleType("torchvision")
+    module.datasets = datasets  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", module)
+
+
+def test_missing_files_are_downloaded_through_torchvision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = []
+
+    def fetch(root: str, download: bool) -> None:
+        calls.append((root, download))
+        write_dataset(Path(root) / "MNIST" / "raw")
+
+    fake_torchvision(monkeypatch, fetch)
+    root = tmp_path / "not" / "yet" / "there"
+    assert len(load("mnist-swap", 1, root).clients) == 20
+    assert len(calls) == 1
+    assert calls[0][1] is True
+    # The temporary folder is gone, and only whole files are left.
+    assert [p.name for p in root.iterdir()] == ["MNIST"]
+    assert sorted(p.stem.split(".")[0] for p in (root / "MNIST" / "raw").iterdir()) == sorted(FILES)
+
+
+def test_a_file_that_is_there_survives_the_download(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    kept = root / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    before = kept.stat().st_ino
+    (root / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    fake_torchvision(
+        monkeypatch, lambda root, download: write_dataset(Path(root) / "MNIST" / "raw")
+    )
+    load("mnist-swap", 1, root)
+    assert kept.stat().st_ino == before
+
+
+def test_missing_file_that_cannot_be_downloaded(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    def offline(root: str, download: bool) -> None:
+        raise RuntimeError("Error downloading t10k-labels")
+
+    fake_torchvision(monkeypatch, offline)
+    (root / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        load("mnist-swap", 1, root)
+    for word in (
+        "t10k-labels-idx1-ubyte",
+        str(root / "MNIST" / "raw"),
+        "--data-root",
+        "FL_ADMM_DATA",
+        "http",
+        "Error downloading",
+    ):
+        assert word in str(error.value)
+
+
+def test_missing_torchvision_is_one_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # import raises ImportError
+    with pytest.raises(ImportError, match=r"pip install 'fl-admm-strategies\[sim\]'") as error:
+        load("fashion-mnist-swap", 1, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_there_need_no_torchvision(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    assert len(load("mnist-swap", 1, root).clients) == 20
+
+
+@pytest.mark.parametrize("keep", [0, 0.5, -4])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_truncated_file_says_what_was_expected_and_found(
+    tmp_path: Path, suffix: str, keep: float
+) -> None:
+    """100 images take 16 + 78,400 bytes; -4 cuts only the end (of gzip: its length field)."""
+    path = tmp_path / f"t{suffix}"
+    images = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
+    write_idx(path, images)
+    assert np.array_equal(read_idx(path, 3), images)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content)) if keep >= 0 else int(keep)])
+    expected = "expected a header of 16 bytes, found 0" if keep == 0 else "expected 78416 bytes"
+    with pytest.raises(ValueError, match=expected) as error:
+        read_idx(path, 3)
+    assert str(path) in str(error.value)
+
+
+def test_damaged_gzip_file(tmp_path: Path) -> None:
+    path = tmp_path / "labels.gz"
+    path.write_bytes(b"<html>not found</html>")
+    with pytest.raises(ValueError, match=r"labels\.gz: damaged gzip file"):
+        read_idx(path, 1)
+    write_idx(path, np.arange(10, dtype=np.uint8))
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 1  # the checksum
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"labels\.gz: damaged gzip file"):
+        read_idx(path, 1)
+
+
+def test_labels_in_the_place_of_images(tmp_path: Path) -> None:
+    write_idx(tmp_path / "labels", np.zeros(100, np.uint8))
+    with pytest.raises(ValueError, match="expected the first bytes 00 00 08 03, found 00 00 08 01"):
+        read_idx(tmp_path / "labels", 3)
+
+
+def test_images_and_labels_must_belong_together(root: Path) -> None:
+    path = root / "MNIST" / "raw" / "train-labels-idx1-ubyte"
+    write_idx(path, np.zeros(2999, np.uint8))
+    with pytest.raises(ValueError, match="as many images as labels"):
+        load("mnist-swap", 1, root)
+    write_idx(path, np.full(3000, 10, np.uint8))
+    with pytest.raises(ValueError, match="expected labels 0-9, found 10"):
+        load("mnist-swap", 1, root)
+
+
+@pytest.mark.parametrize(("name", "folder"), DATASETS.items())
+def test_real_files(name: str, folder: str) -> None:
+    raw = ROOT / folder / "raw"
+    if not all((raw / f).is_file() or (raw / f"{f}.gz").is_file() for f in FILES):
+        pytest.skip(f"needs the idx files of {folder} in {folder}/raw under $FL_ADMM_DATA")
+    data = load(name, 1, ROOT)
+    assert sum(len(c.train[1]) for c in data.clients) == 60_000
+    assert sum(len(c.test[1]) for c in data.clients) == 10_000
+    labels = torch.cat(
+        [
+            torch.from_numpy(swap_labels(c.train[1].numpy(), g))
+            for g, c in zip(np.arange(20) // 5, data.clients, strict=True)
+        ]
+    )
+    # Swapping back gives the published class counts: 0 and 9 of MNIST; FashionMNIST has 6000 each.
+    expected = {"MNIST": [5923, 5949], "FashionMNIST": [6000, 6000]}[folder]
+    assert torch.bincount(labels)[[0, 9]].tolist() == expected

@@ -1,0 +1,144 @@
+"""Synthetic S1-S5: scenario table, size law and label rule of the FPFC paper (spec §4, §4.1)."""
+
+import numpy as np
+import pytest
+import torch
+
+from simulations.data import class_counts, load
+
+# The scenario table of spec §4.
+TABLE = {
+    "s1": [25] * 4,
+    "s2": [10, 40, 10, 40],
+    "s3": [50, 50],
+    "s4": [50],
+    "s5": [1] * 50,
+}
+
+
+@pytest.mark.parametrize(("scenario", "sizes"), TABLE.items())
+def test_clusters_are_contiguous_blocks_of_the_papers_sizes(
+    scenario: str, sizes: list[int]
+) -> None:
+    data = load(f"synthetic-{scenario}", 1)
+    assert data.true_clusters is not None
+    assert data.true_clusters.tolist() == [c for c, n in enumerate(sizes) for _ in range(n)]
+    assert len(data.clients) == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "clients", "sizes"),
+    [("s1", 20, [5] * 4), ("s2", 10, [1, 4, 1, 4]), ("s3", 4, [2, 2]), ("s4", 7, [7])],
+)
+def test_clients_option_keeps_the_proportions(
+    scenario: str, clients: int, sizes: list[int]
+) -> None:
+    data = load(f"synthetic-{scenario}", 1, clients=clients)
+    assert np.bincount(data.true_clusters).tolist() == sizes
+
+
+def test_clients_option_of_s5_is_the_number_of_clusters() -> None:
+    assert load("synthetic-s5", 1, clients=3).true_clusters.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "clients", "unit"), [("s1", 10, 4), ("s2", 15, 10), ("s5", 0, 1), ("s3", -2, 2)]
+)
+def test_clients_that_do_not_fit_are_refused(scenario: str, clients: int, unit: int) -> None:
+    with pytest.raises(ValueError, match=f"clients={clients}: .*multiple of {unit}"):
+        load(f"synthetic-{scenario}", 1, clients=clients)
+
+
+def test_sizes_follow_five_times_floored_lognormal_plus_50() -> None:
+    """n/5 - 50 = floor(X), X ~ LogNormal(4, 2), so log(X) has quartiles 4 -+ 2 * 0.6745.
+
+    That is X = 14.2, 54.6, 210.4. Sample quartiles of 1000 draws deviate by about
+    2 * 0.043 = 0.09 in log X (s.d. sqrt(p (1-p) / n) / density at a quartile); the bounds are
+    4 s.d.
+    """
+    data = load("synthetic-s4", 1, clients=1000)
+    n = np.array([len(c.train[1]) + len(c.test[1]) for c in data.clients])
+    assert (n % 5 == 0).all()
+    assert n.min() >= 250
+    quartiles = np.log(np.quantile(n / 5 - 50 + 0.5, [0.25, 0.5, 0.75]))
+    assert quartiles == pytest.approx([4 - 1.349, 4, 4 + 1.349], abs=0.36)
+    # 80/20, exact because n is a multiple of 5.
+    assert all(len(c.train[1]) == 4 * len(c.test[1]) for c in data.clients)
+
+
+@pytest.mark.parametrize(
+    ("features", "mean", "variance"), [("uniform", 0.5, 1 / 12), ("normal", 0.0, 1.0)]
+)
+def test_features(features: str, mean: float, variance: float) -> None:
+    data = load("synthetic-s1", 1, clients=20, features=features)
+    x = torch.cat([c.train[0] for c in data.clients])
+    # At least 20 * 200 * 60 = 240,000 numbers: 0.01 is more than 4 s.d. of either estimate.
+    assert x.mean().item() == pytest.approx(mean, abs=0.01)
+    assert x.var().item() == pytest.approx(variance, abs=0.015)
+    if features == "uniform":
+        assert x.min() >= 0
+        assert x.max() < 1
+
+
+def score_of_device(fitted_on: int, scored_on: int, **options: object) -> float:
+    """Accuracy on one device of a softmax regression fitted on another by 500 GD steps."""
+    clients = load("synthetic-s1", 2, clients=8, features="normal", **options).clients
+    x, y = clients[fitted_on].train
+    linear = torch.zeros(61, 10)
+    x = torch.cat([x, torch.ones(len(x), 1)], dim=1)
+    target = torch.nn.functional.one_hot(y, 10).float()
+    for _ in range(500):
+        linear -= 0.5 / len(x) * x.T @ (torch.softmax(x @ linear, dim=1) - target)
+    xt, yt = (
+        torch.cat(t) for t in zip(*(clients[scored_on].train, clients[scored_on].test), strict=True)
+    )
+    logits = xt @ linear[:-1] + linear[-1]
+    return float((logits.argmax(dim=1) == yt).float().mean())
+
+
+def test_devices_of_a_cluster_share_their_labels_rule_and_others_do_not() -> None:
+    # The largest device of each of the first two clusters (devices 0, 1 and 2, 3).
+    clients = load("synthetic-s1", 2, clients=8, features="normal").clients
+    n = [len(c.train[1]) for c in clients]
+    own = 0 if n[0] > n[1] else 1
+    assert score_of_device(own, 1 - own) > 0.6
+    assert score_of_device(own, 2) < 0.3
+
+
+def test_noise_changes_labels_only_and_more_noise_changes_more() -> None:
+    noisy = load("synthetic-s4", 1, clients=1, noise=5.0).clients[0]
+    clean = load("synthetic-s4", 1, clients=1, noise=0).clients[0]
+    assert torch.equal(noisy.train[0], clean.train[0])
+    slightly = load("synthetic-s4", 1, clients=1, noise=0.5).clients[0]
+    changed = [
+        (part.train[1] != clean.train[1]).float().mean().item() for part in (slightly, noisy)
+    ]
+    assert 0 < changed[0] < changed[1]
+    # Noise that drowns the rule leaves ten equally likely labels.
+    (drowned,) = class_counts(load("synthetic-s4", 1, clients=1, noise=1e6))
+    assert drowned.max() / drowned.sum() < 0.16
+
+
+def test_defaults_are_those_the_tables_were_made_with() -> None:
+    """Spec §4.1 (noise 0.5) and §6.2 A3 (uniform features), A17 (no validation split)."""
+    stated = load("synthetic-s1", 1, clients=100, features="uniform", noise=0.5, validation=False)
+    implied = load("synthetic-s1", 1)
+    for a, b in zip(stated.clients, implied.clients, strict=True):
+        assert torch.equal(a.train[1], b.train[1])
+
+
+def test_majority_rate_tells_uniform_from_normal_features() -> None:
+    """Spec §6.2 A3: the majority class holds .675 (uniform) and .17 (normal) on its seed 1.
+
+    With U[0, 1) features the logits' class means are ``W_l 1 / 2 + b_l``, s.d. sqrt(60/4 + 1) = 4
+    over classes, against a spread of sqrt(60/12 + .25) = 2.3 within a class: few classes win. With
+    N(0, I) the means are b_l, s.d. 1, against 7.8: all ten win about equally often. The rate
+    varies with the seed, hence the mean over seeds and wide bounds.
+    """
+
+    def rate(features: str) -> float:
+        data = [load("synthetic-s1", seed, clients=20, features=features) for seed in range(1, 6)]
+        return float(np.mean([(c.max(1) / c.sum(1)).mean() for c in map(class_counts, data)]))
+
+    assert 0.4 < rate("uniform") < 0.85
+    assert 0.12 < rate("normal") < 0.22
