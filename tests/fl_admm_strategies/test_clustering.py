@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from fl_admm_strategies.clustering import cluster_models, clusters, fusion_bound, norm_quantiles
+
+
+def test_a_chain_is_one_cluster_although_its_ends_are_apart() -> None:
+    # 0-2 and 2-3 are linked, 0-3 is not; 1 and 4 are linked; 5 is alone (A8).
+    norms = np.full((6, 6), 9.0)
+    np.fill_diagonal(norms, 0)
+    for i, j in ((0, 2), (2, 3), (1, 4)):
+        norms[i, j] = norms[j, i] = 0.1
+    assert_array_equal(clusters(norms, nu=0.1), [0, 1, 0, 0, 1, 2])
+
+
+def test_all_alone_and_all_together() -> None:
+    norms = np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0)))
+    assert_array_equal(clusters(norms, nu=0.99), [0, 1, 2, 3])
+    assert_array_equal(clusters(norms, nu=1.0), [0, 0, 0, 0])
+    assert_array_equal(clusters([[0.0]], nu=0), [0])
+
+
+def test_an_infinite_norm_is_a_far_pair() -> None:
+    assert_array_equal(clusters([[0, np.inf], [np.inf, 0]], nu=0.5), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("norms", "nu", "message"),
+    [
+        ([[0, np.nan], [np.nan, 0]], 0.1, "NaN"),
+        ([[0, 1.0, 2.0]], 0.1, "square"),
+        ([[0, 1.0], [2.0, 0]], 0.1, "symmetric"),
+        ([[0.0]], -0.1, "nu must be"),
+        ([[0.0]], np.nan, "nu must be"),
+    ],
+)
+def test_bad_norms_are_refused(norms: list[list[float]], nu: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        clusters(norms, nu)
+
+
+def test_cluster_models_are_means_by_samples() -> None:
+    omega = np.array([[0.0, 1.0], [4.0, 1.0], [7.0, 7.0], [9.0, 5.0]], dtype=np.float32)
+    # (1*0 + 3*4)/4 = 3; a cluster without samples is averaged plainly.
+    models = cluster_models(omega, [1, 3, 0, 0], [0, 0, 1, 1])
+    assert models.dtype == np.float32
+    assert_allclose(models, [[3, 1], [8, 6]])
+
+
+@pytest.mark.parametrize(
+    ("weights", "labels", "message"),
+    [
+        ([1, -1], [0, 0], "weights must be"),
+        ([1, np.nan], [0, 0], "weights must be"),
+        ([1], [0, 0], "shapes"),
+        ([1, 1], [0, 2], "every number"),
+        ([1, 1], [0, -1], "every number"),
+        ([1, 1], [0.0, 1.0], "integers"),
+    ],
+)
+def test_bad_members_are_refused(weights: list[float], labels: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cluster_models(np.zeros((2, 3)), weights, labels)
+
+
+def test_fusion_bound() -> None:
+    # lam (|G_l| - 1)/m with m = 4: .6*2/4 for three members, 0 for a single one.
+    assert_allclose(fusion_bound([0, 1, 0, 0], lam=0.6), [0.3, 0.0])
+
+
+def test_norm_quantiles_are_of_the_pairs_only() -> None:
+    norms = np.abs(np.subtract.outer([0.0, 1.0, 3.0], [0.0, 1.0, 3.0]))
+    distribution = norm_quantiles(norms)
+    assert_allclose(distribution.norms, [1, 2, 3])  # 1-0, 3-1, 3-0; no zero of the diagonal
+    assert_allclose(distribution.quantiles[[0, 10, 20]], [1, 2, 3])
+    assert_allclose(distribution.probabilities[[0, 10, 20]], [0, 0.5, 1])
+    with pytest.raises(ValueError, match="two clients"):
+        norm_quantiles([[0.0]])

@@ -1,0 +1,440 @@
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from fl_admm_strategies import pairwise
+from fl_admm_strategies.pairwise import PairwiseStore
+from fl_admm_strategies.penalties import L1, MCP, Penalty, SmoothedSCAD
+
+try:
+    import numba
+except ImportError:
+    numba = None
+
+ENGINES = [
+    "numpy",
+    pytest.param("numba", marks=pytest.mark.skipif(numba is None, reason="numba is missing")),
+]
+SCAD = SmoothedSCAD(lam=0.6)
+# A wide smoothing makes the first regime of (6) more than a corner case.
+PENALTIES: list[Penalty] = [SCAD, SmoothedSCAD(0.6, 2.5, 0.2), L1(0.4), MCP(0.5), L1(0.0)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" in metafunc.fixturenames:
+        metafunc.parametrize("engine", ENGINES)
+
+
+class Dense:
+    """Algorithm 2 as printed: all of theta and v, (6) and (A.3), float64."""
+
+    def __init__(self, omega: np.ndarray, penalty: Penalty, rho: float) -> None:
+        m, d = omega.shape
+        self.omega = omega.astype(np.float64)
+        self.theta = np.zeros((m, m, d))
+        self.v = np.zeros((m, m, d))
+        self.penalty, self.rho = penalty, rho
+
+    def update(self, active: np.ndarray, new_omega: np.ndarray) -> None:
+        self.omega[active] = new_omega
+        for i in range(len(self.omega)):
+            for j in range(i + 1, len(self.omega)):
+                if i in active or j in active:
+                    difference = self.omega[i] - self.omega[j]
+                    theta = self.penalty.prox(difference + self.v[i, j] / self.rho, self.rho)  # type: ignore[attr-defined]
+                    v = self.v[i, j] + self.rho * (difference - theta)
+                    self.theta[i, j], self.theta[j, i] = theta, -theta
+                    self.v[i, j], self.v[j, i] = v, -v
+
+    def zeta(self) -> np.ndarray:
+        return (self.omega[None] + self.theta - self.v / self.rho).mean(axis=1)
+
+
+def rounds(
+    rng: np.random.Generator, start: np.ndarray, count: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Active sets and models that wander between "nearly equal" and "far apart" and back."""
+    m, d = start.shape
+    centres = rng.normal(size=(m, d)) / np.sqrt(d)
+    for _ in range(count):
+        active = rng.permutation(m)[: rng.integers(0, m + 1)]
+        spread = 10.0 ** rng.uniform(-5, 1)
+        models = start[active] + spread * centres[active]
+        yield active, models.astype(start.dtype)
+
+
+def all_pairs(store: PairwiseStore, what: str) -> np.ndarray:
+    m = len(store.omega)
+    return np.array([[getattr(store, what)(i, j) for j in range(m)] for i in range(m)])
+
+
+def test_the_three_device_trace(engine: Any) -> None:
+    # f_i = .5 (w - c_i)^2, one step of (5) with step size .1 a round, from omega^0 = 1. The
+    # numbers come from the formulas in 30-digit decimal arithmetic.
+    centres = np.array([[0.0], [0.2], [5.0]])
+    store = PairwiseStore(np.ones((3, 1)), SCAD, 1.0, engine=engine)
+    trace = [
+        ([0, 2], [1, 1, 1], [0.9, 1.0, 1.4], [-0.099983336111, -0.499916680553, -0.399933344443]),
+        (
+            [1, 2],
+            [1.29993334444, 1.19996667222, 0.80009998334],
+            [0.9, 0.939996667222, 1.700009998334],
+            [-0.13995667722, -0.541219600655, -0.6],
+        ),
+        (
+            [0, 1, 2],
+            [1.15415084636, 1.14670887963, 1.23914693956],
+            [0.835415084636, 0.886668221741, 1.983922692623],
+            [-0.191177951333, -0.311925171387, -0.307497370069],
+        ),
+    ]
+    for active, zeta, omega, duals in trace:
+        assert_allclose(store.zeta([0, 1, 2])[:, 0], zeta, atol=1e-9, rtol=0)
+        old = store.omega[active]
+        gradient = old - centres[active] + 1.0 * (old - store.zeta(active))
+        store.update(active, old - 0.1 * gradient)
+        assert_allclose(store.omega[:, 0], omega, atol=1e-9, rtol=0)
+        found = [store.v(0, 1)[0], store.v(0, 2)[0], store.v(1, 2)[0]]
+        assert_allclose(found, duals, atol=1e-9, rtol=0)
+    expected = [0.943758407158, 0.810866726639, 1.951380865204]
+    assert_allclose(store.zeta([0, 1, 2])[:, 0], expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    m=st.integers(1, 7),
+    d=st.integers(1, 9),
+    penalty=st.sampled_from(PENALTIES),
+    rho=st.sampled_from([0.9, 1.0, 2.5]),
+    slab_rows=st.sampled_from([1, 2, 100]),
+)
+def test_equal_to_the_printed_algorithm_with_all_invariants(
+    engine: Any,
+    dtype: type,
+    seed: int,
+    m: int,
+    d: int,
+    penalty: Penalty,
+    rho: float,
+    slab_rows: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    start = np.tile(rng.normal(size=d), (m, 1)).astype(dtype)
+    store = PairwiseStore(start, penalty, rho, engine=engine)
+    store._slab_rows = slab_rows
+    dense = Dense(start, penalty, rho)
+    for active, models in rounds(rng, start, 12):
+        store.update(active, models)
+        dense.update(active, models)
+        # Round-off relative to the largest model; a regime border may amplify it (slope of the
+        # bent piece of (6): 1/(1 - 1/((a - 1) rho)) < 4 here).
+        scale = 1 + np.abs(dense.omega).max()
+        close = {"rtol": 0, "atol": 300 * np.finfo(dtype).eps * scale}
+        theta, v, zeta = all_pairs(store, "theta"), all_pairs(store, "v"), store.zeta(range(m))
+        assert theta.dtype == v.dtype == zeta.dtype == dtype
+        assert_array_equal(store.omega, dense.omega.astype(dtype))
+        assert_allclose(theta, dense.theta, **close)
+        assert_allclose(v, dense.v, **close)
+        assert_allclose(zeta, dense.zeta(), **close)
+        assert_allclose(store.zeta(active), zeta[active], rtol=1e-15)
+        assert_allclose(store.mean_dual(), dense.v.mean(axis=1), **close)
+        assert_array_equal(store.mean_dual(active), store.mean_dual()[active])
+        norms = store.theta_norms()
+        assert_allclose(norms, np.linalg.norm(dense.theta, axis=2), **close)
+        assert_array_equal(norms, norms.T)
+        residual = np.linalg.norm(dense.omega[:, None] - dense.omega - dense.theta, axis=2).max()
+        assert_allclose(store.primal_residual(), residual, **close)
+        # Run-time invariants of the specification, 3.4.
+        assert_array_equal(theta, -theta.transpose(1, 0, 2))  # (1)
+        assert_array_equal(v, -v.transpose(1, 0, 2))
+        lengths = np.linalg.norm(v, axis=2)
+        assert lengths.max() <= penalty.lam + close["atol"]  # (2)
+        assert_allclose(lengths, slopes(penalty, norms, lengths), **close)  # (3), the length ...
+        assert_allclose(
+            np.sum(v * theta, axis=2), lengths * norms, rtol=0, atol=close["atol"] * scale
+        )
+        assert_allclose(zeta.mean(axis=0), store.omega.mean(axis=0), **close)  # (4)
+        check_slots(store)
+
+
+def slopes(penalty: Penalty, norms: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return g'(||theta||), and at a kink at 0 the subgradient's length itself."""
+    slope = penalty.derivative(norms)
+    if isinstance(penalty, SmoothedSCAD):
+        # Steep near 0 (lam/xi), where rounding of theta is amplified: compare where it is not.
+        return np.where(norms > penalty.xi, slope, np.minimum(lengths, penalty.lam))
+    return np.where(norms > 0, np.where(lengths == 0, 0, slope), np.minimum(lengths, slope))
+
+
+def check_slots(store: PairwiseStore) -> None:
+    """Slots are dense, the two directions of the index agree, and no slab is kept unused."""
+    slots = np.arange(store.num_stored)
+    assert_array_equal(store._slot_of[store._condensed(store._pair_i, store._pair_j)], slots)
+    assert (store._slot_of >= 0).sum() == store.num_stored
+    assert len(store._slabs) == -(-store.num_stored // store._slab_rows)
+
+
+def test_fused_pairs_end_within_the_smoothing_width(engine: Any) -> None:
+    # Invariant (9): at a fixed point with ||v|| < lam, theta = (xi/lam) v, so ||theta|| <= xi. Two
+    # clients, f_i = .5 ||w - c_i||^2 with c = +-.1; zeta-step solved exactly, 200 full rounds.
+    # They fuse: ||v||/m = ||c_i|| gives ||v|| = .2 < .6.
+    centres = np.array([[0.1, 0.0], [-0.1, 0.0]])
+    store = PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine=engine)
+    for _ in range(200):
+        store.update([0, 1], (centres + store.zeta([0, 1])) / 2)
+    length = np.linalg.norm(store.v(0, 1))
+    assert length == pytest.approx(0.2, rel=1e-2)
+    assert_allclose(store.theta(0, 1), 1e-4 / 0.6 * store.v(0, 1), rtol=1e-9)
+    assert store.theta_norms()[0, 1] <= 1e-4
+    # KKT (11): grad f_i + (1/m) sum_j v_ij = 0.
+    assert_allclose(store.omega - centres + store.mean_dual(), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_far_client_has_no_influence(engine: Any, dtype: type) -> None:
+    # Invariant (10). Both clients leave by more than a lam = 2.22 with v != 0: the update that
+    # crosses keeps theta = omega_i - omega_j + v/rho, the next one makes the pair plain.
+    store = PairwiseStore(np.zeros((2, 3), dtype), SCAD, 1.0, engine=engine)
+    store.update([0], [[0.3, 0, 0]])
+    v = store.v(0, 1)
+    assert v[0] == pytest.approx(0.3 * 0.6 / 0.6001)
+    store.update([0], [[7.1, 0, 0]])
+    assert store.num_stored == 1
+    assert_allclose(store.theta(0, 1), store.omega[0] - store.omega[1] + v)
+    assert_array_equal(store.v(0, 1), np.zeros(3))
+    store.update([1], [[-1e30, 0.1, 0.7]])
+    assert store.num_stored == 0
+    assert_array_equal(store.theta(0, 1), store.omega[0] - store.omega[1])
+    assert_array_equal(store.zeta([1, 0]), store.omega[[1, 0]])  # to the last bit
+    # And back: v starts again from zero.
+    store.update([1], [[6.6, 0, 0]])
+    assert store.num_stored == 1
+    assert_allclose(store.v(0, 1), [0.5 * 0.6 / 0.6001, 0, 0], rtol=1e-5)
+
+
+def test_a_pair_with_both_clients_active_is_updated_once(engine: Any) -> None:
+    # A2: with v = 0 and difference .5, once gives v = .5*.6/.6001; twice would add nearly .1.
+    store = PairwiseStore(np.zeros((2, 1)), SCAD, 1.0, engine=engine)
+    store.update([1, 0], [[0.0], [0.5]])
+    assert store.v(0, 1)[0] == pytest.approx(0.5 * 0.6 / 0.6001, rel=1e-12)
+
+
+def test_equal_models_store_nothing(engine: Any) -> None:
+    store = PairwiseStore(np.ones((4, 5)), SCAD, 1.0, engine=engine)
+    store.update([0, 2], np.full((2, 5), 1.1))
+    store.update([1, 3], np.full((2, 5), 1.1))
+    assert store.num_stored == 4  # 0-1, 0-3, 1-2, 2-3 were apart in between; 0-2 and 1-3 never
+
+
+def wandering_store(engine: Any, dtype: type = np.float32, seed: int = 5) -> PairwiseStore:
+    rng = np.random.default_rng(seed)
+    start = np.zeros((9, 6), dtype)
+    store = PairwiseStore(start, SCAD, 1.0, engine=engine)
+    store._slab_rows = 4
+    for active, models in rounds(rng, start, 15):
+        store.update(active, models)
+    return store
+
+
+def test_state_round_trip_continues_with_the_same_bits(engine: Any) -> None:
+    store = wandering_store(engine)
+    assert 8 < store.num_stored < 36
+    arrays = {name: array.copy() for name, array in store.state_arrays().items()}
+    twin = PairwiseStore.from_state_arrays(arrays, SCAD, 1.0, engine=engine)
+    rng = np.random.default_rng(6)
+    for active, models in rounds(rng, store.omega.copy(), 6):
+        store.update(active, models)
+        twin.update(active, models)
+        assert_array_equal(store.zeta(range(9)), twin.zeta(range(9)))
+        there, here = (stacked(s.state_arrays()) for s in (store, twin))
+        assert there.keys() == here.keys()
+        for name, array in there.items():
+            assert_array_equal(array, here[name])
+            assert array.dtype == here[name].dtype
+
+
+def stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Join the vectors, which two stores may cut into slabs differently."""
+    parts = [array for name, array in arrays.items() if name.startswith("delta.")]
+    rest = {name: array for name, array in arrays.items() if not name.startswith("delta.")}
+    return rest | {"delta": np.concatenate(parts)}
+
+
+def test_order_of_the_active_clients_does_not_matter(engine: Any) -> None:
+    rng = np.random.default_rng(0)
+    one, two = (PairwiseStore(np.zeros((8, 5)), SCAD, 1.0, engine=engine) for _ in range(2))
+    for _ in range(5):
+        active = rng.permutation(8)[:4]
+        models = rng.normal(size=(4, 5))
+        one.update(active, models)
+        two.update(active[::-1], models[::-1])
+    for name, array in one.state_arrays().items():
+        assert_array_equal(array, two.state_arrays()[name])
+
+
+def test_a_new_penalty_leaves_the_state_as_it_is(engine: Any) -> None:
+    # A5: the next lambda of a warm-up starts from the same omega, theta, v (hence zeta).
+    store = wandering_store(engine)
+    theta, v, zeta = all_pairs(store, "theta"), all_pairs(store, "v"), store.zeta(range(9))
+    store.penalty = SmoothedSCAD(lam=1.5)
+    restored = PairwiseStore.from_state_arrays(store.state_arrays(), store.penalty, 1.0)
+    for same in (store, restored):
+        assert_array_equal(all_pairs(same, "theta"), theta)
+        assert_array_equal(all_pairs(same, "v"), v)
+    assert_array_equal(store.zeta(range(9)), zeta)
+    with pytest.raises(ValueError, match="rho > 1"):
+        store.penalty = SmoothedSCAD(lam=1.5, a=1.5)
+    assert store.penalty == SmoothedSCAD(lam=1.5)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda a: a.pop("norm"), "lacks the arrays"),
+        (lambda a: a.pop("delta.1"), "do not agree"),
+        (lambda a: a.update(scale=a["scale"][1:]), "do not agree"),
+        (lambda a: a.update(pair_j=a["pair_i"]), "do not agree"),
+        (lambda a: a.update(pair_j=a["pair_j"] + 1), "do not agree"),
+        (lambda a: a.update(pair_i=a["pair_i"] * 0, pair_j=a["pair_j"] * 0 + 1), "do not agree"),
+        (lambda a: a.update(omega=a["omega"].astype(np.float64)), "do not agree"),
+        (lambda a: a.update(rho=np.array(2.0)), "rho=2.0, got rho=1.0"),
+    ],
+)
+def test_a_spoilt_state_is_refused(spoil: Any, message: str) -> None:
+    store = PairwiseStore(np.zeros((3, 2), np.float32), SCAD, 1.0, engine="numpy")
+    store._slab_rows = 2
+    store.update([0, 1, 2], [[0, 0.1], [0, 0.2], [0, 0.3]])
+    arrays = {name: array.copy() for name, array in store.state_arrays().items()}
+    spoil(arrays)
+    with pytest.raises(ValueError, match=message):
+        PairwiseStore.from_state_arrays(arrays, SCAD, 1.0)
+
+
+def test_separation_gives_memory_back(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairwise, "_SLAB_BYTES", 10 * 4 * 50)  # ten rows a slab
+    rng = np.random.default_rng(2)
+    m, d = 12, 50
+    store = PairwiseStore(np.zeros((m, d), np.float32), SCAD, 1.0, engine=engine)
+    near = 0.01 * rng.normal(size=(m, d))
+    store.update(range(m), near)
+    assert store.num_stored == 66
+    before = store.nbytes
+    assert before >= 66 * d * 4
+    labels = np.arange(m) % 3
+    apart = near + 10 * labels[:, None]
+    store.update(range(m), apart)  # crosses: v = 0 now, the vectors stay for one more update
+    assert store.num_stored == 66
+    within = {(i, j): (store.theta(i, j), store.v(i, j)) for i in range(m) for j in range(i, m)}
+    store.update([], np.empty((0, d)))
+    store.update([labels.argmin()], apart[[0]])
+    store.update(range(m), apart)
+    assert store.num_stored == 3 * 6  # only the pairs within the three groups of four
+    assert len(store._slabs) == 2
+    assert store.nbytes < before / 2
+    check_slots(store)
+    for i, j in zip(store._pair_i, store._pair_j, strict=True):
+        assert labels[i] == labels[j]
+        # v grows by rho (omega_i - omega_j - theta) at each update: the right row moved.
+        old_theta, old_v = within[i, j]
+        delta = (apart[i] - apart[j]) + old_v
+        assert np.linalg.norm(store.v(i, j) - delta) < 0.6
+        assert old_theta.shape == (d,)
+
+
+@pytest.mark.parametrize(
+    ("active", "models", "message"),
+    [
+        ([0, 0], np.zeros((2, 3)), "must not repeat"),
+        ([0, 4], np.zeros((2, 3)), r"in 0\.\.3"),
+        ([-1], np.zeros((1, 3)), r"in 0\.\.3"),
+        ([0.5], np.zeros((1, 3)), "integers"),
+        ([True, False, False, False], np.zeros((1, 3)), "integers"),
+        ([0, 1], np.zeros((1, 3)), "shape"),
+        ([0, 1], np.zeros((2, 2)), "shape"),
+        ([0, 1], [[1, 1, 1], [1, np.nan, 1]], "finite"),
+        ([0, 1], [[1, 1, 1], [1, 1e300, 1]], "finite in float32"),
+    ],
+)
+def test_a_bad_update_changes_nothing(active: Any, models: Any, message: str) -> None:
+    store = PairwiseStore(np.zeros((4, 3), np.float32), SCAD, 1.0, engine="numpy")
+    store.update([0, 1], 0.1 * np.ones((2, 3)))
+    before = {name: array.copy() for name, array in store.state_arrays().items()}
+    with pytest.raises(ValueError, match=message):
+        store.update(active, models)
+    for name, array in store.state_arrays().items():
+        assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize(
+    "omega",
+    [np.zeros(3), np.zeros((2, 2), int), np.zeros((0, 3)), np.full((2, 2), np.nan)],
+)
+def test_bad_start_is_refused(omega: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="omega must be"):
+        PairwiseStore(omega, SCAD, 1.0)
+
+
+def test_penalty_and_rho_are_checked_and_models_cannot_be_changed_from_outside() -> None:
+    with pytest.raises(ValueError, match="rho > 1"):
+        PairwiseStore(np.zeros((2, 2)), SCAD, 0.2)
+    store = PairwiseStore(np.zeros((2, 2)), SCAD, 1.0)
+    with pytest.raises(ValueError, match="read-only"):
+        store.omega[0] = 1
+    with pytest.raises(ValueError, match="engine must be"):
+        PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine="cuda")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(numba is None, reason="numba is missing")
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    width = 3 * 1024 + 17  # several column chunks
+    threads = numba.get_num_threads()
+    states = []
+    try:
+        for count in (1, threads):
+            numba.set_num_threads(count)
+            rng = np.random.default_rng(1)
+            start = np.zeros((7, width), np.float32)
+            store = PairwiseStore(start, SCAD, 1.0, engine="numba")
+            for active, models in rounds(rng, start, 6):
+                store.update(active, models)
+            state = store.state_arrays() | {
+                "zeta": store.zeta(range(7)),
+                "mean_dual": store.mean_dual(),
+                "norms": store.theta_norms(),
+            }
+            states.append(state)
+    finally:
+        numba.set_num_threads(threads)
+    for name, array in states[0].items():
+        assert_array_equal(array, states[1][name])
+
+
+def test_without_numba_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "fl_admm_strategies._pairwise_numba", raising=False)
+    monkeypatch.delattr("fl_admm_strategies._pairwise_numba", raising=False)
+    pairwise._numba_kernels.cache_clear()
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)  # Flower's logger does not propagate
+    try:
+        with caplog.at_level(logging.INFO, logger="flwr"):
+            stores = [PairwiseStore(np.zeros((2, 2)), SCAD, 1.0) for _ in range(2)]
+        with pytest.raises(ImportError, match="pip install numba"):
+            PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine="numba")
+    finally:
+        logger.removeHandler(caplog.handler)
+        pairwise._numba_kernels.cache_clear()
+    assert [store.engine for store in stores] == ["numpy", "numpy"]
+    lines = {id(r): r for r in caplog.records if "pip install numba" in r.getMessage()}
+    assert len(lines) == 1
