@@ -59,7 +59,7 @@ def test_sizes_follow_five_times_floored_lognormal_plus_50() -> None:
     data = load("synthetic-s4", 1, clients=1000)
     n = np.array([len(c.train[1]) + len(c.test[1]) for c in data.clients])
     assert (n % 5 == 0).all()
-    assert n.min() >= 250
+    assert n.min() == 250  # P(X < 1) = P(N(0, 1) < -2) = .023, so about 23 devices have it
     quartiles = np.log(np.quantile(n / 5 - 50 + 0.5, [0.25, 0.5, 0.75]))
     assert quartiles == pytest.approx([4 - 1.349, 4, 4 + 1.349], abs=0.36)
     # 80/20, exact because n is a multiple of 5.
@@ -75,6 +75,8 @@ def test_features(features: str, mean: float, variance: float) -> None:
     # At least 20 * 200 * 60 = 240,000 numbers: 0.01 is more than 4 s.d. of either estimate.
     assert x.mean().item() == pytest.approx(mean, abs=0.01)
     assert x.var().item() == pytest.approx(variance, abs=0.015)
+    firsts = torch.stack([c.train[0][0] for c in data.clients])
+    assert len(firsts.unique(dim=0)) == 20  # devices do not repeat each other's samples
     if features == "uniform":
         assert x.min() >= 0
         assert x.max() < 1
