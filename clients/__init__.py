@@ -1,0 +1,7 @@
+"""The client half of every algorithm: one `NumPyClient` each, over the solvers they share."""
+
+from .app import client_app
+from .fpfc import FPFCClient
+from .torch_client import TorchClient, accuracy, rmse
+
+__all__ = ["FPFCClient", "TorchClient", "accuracy", "client_app", "rmse"]

@@ -1,0 +1,206 @@
+"""What every PyTorch client here shares: the model, its data, its evaluation, its place in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_admm_strategies.wire import CLIENT_ID, NUM_CLIENTS, split_groups
+
+from .solvers import Batch, Loader, LocalProblem, LossFn, OptimizerFn, SplitBatch
+
+MetricFn = Callable[[Tensor, Tensor], float | Tensor]
+Scalars = dict[str, Any]
+
+
+def split_pair(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Split a batch that is a pair (inputs, targets), as `torch.utils.data.TensorDataset`'s is."""
+    if not isinstance(batch, Sequence) or len(batch) != 2:
+        raise TypeError(
+            f"The loader yields {type(batch).__name__}, expected pairs (inputs, targets). For "
+            "batches of another form give split_batch, e.g. "
+            "split_batch=lambda batch: (batch['img'], batch['label'])."
+        )
+    return batch[0], batch[1]
+
+
+class TorchClient(NumPyClient):
+    """Base of the clients: any `torch.nn.Module`, loaders and a loss.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context, as `client_fn(context)` receives it. State that the client keeps
+        between rounds lives in ``context.state``.
+    model : nn.Module
+        Its ``state_dict()`` has the names and shapes of the strategy's initial arrays.
+    train_loader : iterable of batches
+        Training data: a `DataLoader`, or a list of batches.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)``: the mean over the batch.
+    test_loader : iterable of batches, optional
+        Data for `evaluate`; without it the client refuses to evaluate.
+    metrics : mapping of str to callable, optional
+        ``metric(outputs, targets)`` on all test outputs at once, by name, e.g. accuracy.
+    full_batch : bool (default: False)
+        Gradient descent with one full-gradient step an epoch, in place of mini-batch SGD.
+    optimizer_fn : callable (default: torch.optim.SGD)
+        ``optimizer_fn(parameters, lr=lr)``, made anew every round.
+    split_batch : callable (default: `split_pair`)
+        Turns what a loader yields into (inputs, targets).
+    device : str or torch.device (default: "cpu")
+        Where the model is moved and trained.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        model: nn.Module,
+        train_loader: Loader,
+        loss_fn: LossFn,
+        *,
+        test_loader: Loader | None = None,
+        metrics: Mapping[str, MetricFn] | None = None,
+        full_batch: bool = False,
+        optimizer_fn: OptimizerFn = torch.optim.SGD,
+        split_batch: SplitBatch = split_pair,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.context = context
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.metrics = dict(metrics or {})
+        self.full_batch = full_batch
+        self.optimizer_fn = optimizer_fn
+        self.train_problem = LocalProblem(
+            self.model, train_loader, loss_fn, split_batch, self.device
+        )
+        self.test_problem = (
+            None
+            if test_loader is None
+            else LocalProblem(self.model, test_loader, loss_fn, split_batch, self.device)
+        )
+
+    def get_properties(self, config: Scalars) -> Scalars:
+        """Return who the client is, for strategies of the older API."""
+        partition = self.context.node_config.get("partition-id")
+        if partition is None:
+            return {}
+        total = self.context.node_config.get("num-partitions", 0)
+        return {CLIENT_ID: int(partition), NUM_CLIENTS: int(total)}
+
+    def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
+        """Return the arrays of the model's ``state_dict``."""
+        return [tensor.cpu().clone().numpy() for tensor in self.model.state_dict().values()]
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate every model of the message on the test data.
+
+        Returns
+        -------
+        loss : float
+            Test loss of the first model.
+        num_examples : int
+        metrics : dict
+            ``KIND-loss`` and ``KIND-METRIC`` for every kind of model.
+        """
+        return self.evaluate_models(split_groups(parameters, config))
+
+    def evaluate_models(
+        self, models: Mapping[str, Sequence[NDArray[Any]]]
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate models, given by kind as lists of arrays, on the test data."""
+        if self.test_problem is None:
+            raise ValueError(
+                "This client has no test_loader, so it cannot evaluate. Give it one, or switch "
+                "federated evaluation off with fraction_evaluate=0."
+            )
+        num_examples = self.test_problem.num_examples()
+        if num_examples == 0:
+            raise ValueError("The client's test_loader is empty.")
+        report: Scalars = {}
+        for kind, arrays in models.items():
+            self.load(arrays)
+            for name, value in self._test_metrics(self.test_problem).items():
+                report[f"{kind}-{name}"] = value
+        return report[f"{next(iter(models))}-loss"], num_examples, report
+
+    def _test_metrics(self, problem: LocalProblem) -> dict[str, float]:
+        self.model.eval()
+        with torch.no_grad():
+            pairs = [(self.model(inputs), targets) for inputs, targets in problem.batches()]
+            outputs = torch.cat([output for output, _ in pairs])
+            targets = torch.cat([target for _, target in pairs])
+            values = {"loss": float(problem.loss_fn(outputs, targets))}
+            for name, metric in self.metrics.items():
+                values[name] = float(metric(outputs, targets))
+        return values
+
+    def load(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Load a list of arrays, in the order of the ``state_dict``, into the model.
+
+        Raises
+        ------
+        ValueError
+            If number or shapes differ from the model's.
+        """
+        state = self.model.state_dict()
+        if len(arrays) != len(state):
+            raise ValueError(
+                f"The server sent a model of {len(arrays)} arrays, the client's has {len(state)} "
+                f"({', '.join(state)}). Use one model definition on both sides."
+            )
+        for (name, tensor), array in zip(state.items(), arrays, strict=True):
+            if tuple(tensor.shape) != array.shape:
+                raise ValueError(
+                    f"The server sent '{name}' of shape {array.shape}, the client's model has "
+                    f"{tuple(tensor.shape)}. Use one model definition on both sides."
+                )
+        self.model.load_state_dict(
+            {name: torch.from_numpy(array) for name, array in zip(state, arrays, strict=True)}
+        )
+
+    @contextmanager
+    def seeded(self, config: Scalars) -> Iterator[None]:
+        """Make torch's randomness (batch order, dropout) that of this client in this round.
+
+        The state of torch's generators outside is left as it was. Randomness of a user's own that
+        does not come from torch is the user's to seed, with ``config["seed"]``.
+        """
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(config.get("seed", 0)))
+            generator = getattr(self.train_problem.loader, "generator", None)
+            if generator is not None:
+                generator.manual_seed(int(config.get("seed", 0)))
+            yield
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of samples whose largest output is the target class."""
+    return (outputs.argmax(dim=1) == targets).float().mean()
+
+
+def rmse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the root of the mean squared error, in the unit of the targets."""
+    return ((outputs - targets) ** 2).mean().sqrt()
+
+
+def to_tensors(
+    names: Sequence[str], arrays: Sequence[NDArray[Any]], device: torch.device
+) -> dict[str, Tensor]:
+    """Return named numpy arrays as tensors on a device."""
+    return {
+        name: torch.from_numpy(np.array(array)).to(device)
+        for name, array in zip(names, arrays, strict=True)
+    }

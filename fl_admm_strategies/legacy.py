@@ -1,0 +1,238 @@
+"""Any of our strategies as a strategy of Flower's older API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.common import (
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    GetPropertiesIns,
+    NDArrays,
+    Parameters,
+    Scalar,
+    log,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import Strategy
+
+from . import wire
+from .strategy import StatefulStrategy, check_count
+from .wire import Order, RawReply
+
+Failures = list[tuple[ClientProxy, FitRes] | tuple[ClientProxy, EvaluateRes] | BaseException]
+EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
+
+
+class LegacyStrategy(Strategy):
+    """Run a strategy of this library in a project on Flower's older API.
+
+    For ``ServerApp(server_fn=...)`` with `ServerAppComponents`, and for `LegacyContext` with
+    `DefaultWorkflow`. The clients are run by ``ClientApp(client_fn=...)``, one on each node.
+
+    Parameters
+    ----------
+    strategy : StatefulStrategy
+        The strategy; its results are read from it after the run.
+    initial_arrays : ArrayRecord
+        The initial model, e.g. ``ArrayRecord(model.state_dict())``.
+    train_config, evaluate_config : ConfigRecord, optional
+        Settings for the clients, added to what the strategy sends.
+    evaluate_every : int (default: 1)
+        Evaluate on the clients every so many rounds. The older API does not tell a strategy which
+        round is the last, so choose a divisor of the number of rounds to evaluate the final models.
+    evaluate_fn : callable, optional
+        ``evaluate_fn(server_round, arrays, config)`` for the global model, as in Flower's `FedAvg`.
+
+    Examples
+    --------
+    >>> strategy = FPFC(SmoothedSCAD(lam=0.6))
+    >>> legacy = LegacyStrategy(strategy, ArrayRecord(model.state_dict()))
+    >>> def server_fn(context: Context) -> ServerAppComponents:
+    ...     return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=200))
+    """
+
+    def __init__(
+        self,
+        strategy: StatefulStrategy,
+        initial_arrays: ArrayRecord,
+        *,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_every: int = 1,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> None:
+        if not isinstance(strategy, StatefulStrategy):
+            raise TypeError(
+                f"strategy is a {type(strategy).__name__}, expected one of this library, e.g. FPFC."
+            )
+        check_count("evaluate_every", evaluate_every, least=1)
+        self.strategy = strategy
+        self.initial_arrays = initial_arrays
+        self.train_config = train_config or ConfigRecord()
+        self.evaluate_config = evaluate_config or ConfigRecord()
+        self.evaluate_every = evaluate_every
+        self.evaluate_fn = evaluate_fn
+        self._proxy_of: dict[int, ClientProxy] = {}
+        self._client_of: dict[str, int] = {}
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
+        """Wait for the clients, learn who they are, start the state."""
+        self.strategy.summary()
+        self._find_clients(client_manager)
+        arrays = wire.from_array_record(self.initial_arrays)
+        self.strategy.begin(arrays, self._proxy_of)
+        return ndarrays_to_parameters(list(arrays.values()))
+
+    def _find_clients(self, client_manager: ClientManager) -> None:
+        deadline = time.monotonic() + self.strategy.node_timeout
+        known: dict[str, tuple[int, int]] = {}  # proxy's cid: client id, clients it knows of
+        while True:
+            # num_available() first: it makes Flower's manager look for new nodes.
+            client_manager.num_available()
+            proxies = client_manager.all()
+            new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in known]
+            if new:
+                with ThreadPoolExecutor() as pool:
+                    known |= dict(
+                        zip((p.cid for p in new), pool.map(_identity, new), strict=True)
+                    )
+            announced = max((total for _, total in known.values()), default=0)
+            needed = max(self.strategy.min_available_nodes, announced)
+            if len(known) >= needed:
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(self.strategy.too_few(len(known), len(known), needed))
+            time.sleep(0.1)
+        self._proxy_of, self._client_of = {}, {}
+        for cid, (client, _) in sorted(known.items()):
+            if client in self._proxy_of:
+                raise ValueError(
+                    f"Two nodes say that they are client {client}: "
+                    f"{self._proxy_of[client].cid} and {cid}. Give every node its own partition-id."
+                )
+            self._proxy_of[client] = proxies[cid]
+            self._client_of[cid] = client
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        """Return what each sampled client gets for training."""
+        orders = self.strategy.plan_train(server_round, self.train_config)
+        return [
+            (self._proxy_of[client], FitIns(*_payload(order))) for client, order in orders.items()
+        ]
+
+    def aggregate_fit(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, FitRes]],
+        failures: Failures,
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        """Check the replies, update the state, return the global model."""
+        self._log_failures(server_round, failures)
+        names = list(wire.from_array_record(self.initial_arrays))
+        replies: list[tuple[int | None, RawReply]] = []
+        for proxy, res in results:
+            arrays, error = _read(res.parameters, names)
+            metrics = {**res.metrics, self.strategy.weighted_by_key: res.num_examples}
+            reply = RawReply(error=error) if error else RawReply(arrays, metrics)
+            replies.append((self._client_of.get(proxy.cid), reply))
+        means = self.strategy.absorb_train(server_round, replies)
+        if not means:
+            return None, {}
+        return ndarrays_to_parameters(list(self.strategy.global_model().values())), dict(means)
+
+    def configure_evaluate(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """Return the models that each sampled client evaluates."""
+        if server_round % self.evaluate_every:
+            return []
+        orders = self.strategy.plan_evaluate(server_round, self.evaluate_config)
+        return [
+            (self._proxy_of[client], EvaluateIns(*_payload(order)))
+            for client, order in orders.items()
+        ]
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: Failures,
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        """Check the replies and return the mean loss and metrics."""
+        if not results and not failures:
+            return None, {}
+        self._log_failures(server_round, failures)
+        replies = [
+            (
+                self._client_of.get(proxy.cid),
+                RawReply(
+                    None,
+                    {
+                        "loss": res.loss,
+                        **res.metrics,
+                        self.strategy.weighted_by_key: res.num_examples,
+                    },
+                ),
+            )
+            for proxy, res in results
+        ]
+        means = self.strategy.absorb_evaluate(server_round, replies)
+        return means.get("loss"), dict(means)
+
+    def evaluate(
+        self, server_round: int, parameters: Parameters
+    ) -> tuple[float, dict[str, Scalar]] | None:
+        """Evaluate the global model on the server, where `evaluate_fn` was given."""
+        if self.evaluate_fn is None:
+            return None
+        return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
+
+    @staticmethod
+    def _log_failures(server_round: int, failures: Failures) -> None:
+        # The older API does not say which client failed; the strategy's own line about a client
+        # without a reply names it.
+        for failure in failures:
+            reason = failure[1].status.message if isinstance(failure, tuple) else failure
+            log(WARNING, "round %s: a client failed: %s", server_round, reason)
+
+
+def _identity(proxy: ClientProxy) -> tuple[int, int]:
+    """Return a client's id and the number of clients it knows of (0: it does not know)."""
+    try:
+        properties: dict[str, Any] = proxy.get_properties(
+            GetPropertiesIns({}), timeout=None, group_id=0
+        ).properties
+    except Exception as error:  # whatever the client's own get_properties raises
+        log(INFO, "client %s has no properties (%s); its node id is its id", proxy.cid, error)
+        properties = {}
+    client = properties.get(wire.CLIENT_ID)
+    total = properties.get(wire.NUM_CLIENTS, 0)
+    return int(proxy.cid if client is None else client), int(total)
+
+
+def _payload(order: Order) -> tuple[Parameters, dict[str, Scalar]]:
+    return ndarrays_to_parameters(order.flat()), order.full_config()
+
+
+def _read(parameters: Parameters, names: list[str]) -> tuple[dict[str, Any], str]:
+    """Return the uploaded arrays by name, or why they cannot be read."""
+    try:
+        arrays = parameters_to_ndarrays(parameters)
+    except Exception as error:  # bytes of a stranger: numpy may raise anything
+        return {}, f"its arrays cannot be read: {error!r}"
+    if len(arrays) != len(names):
+        return {}, f"it sent {len(arrays)} arrays, expected {len(names)}"
+    return dict(zip(names, arrays, strict=True)), ""

@@ -1,0 +1,804 @@
+"""The base of every strategy here: all that is not mathematics.
+
+An algorithm is a subclass that answers a few questions about its own state: how it starts
+(`init_state`), what a client gets (`train_orders`, `evaluate_orders`), what a set of replies changes
+(`update`), what it looks like as plain arrays (`state_arrays`, `load_state_arrays`). Who the clients are, who
+is sampled, what a message looks like, which reply is believed, what is logged, when a run stops:
+that is here, once, and knows no algorithm by name.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from . import wire
+from .wire import Arrays, Order, RawReply, Reply, Scalar
+
+Metrics = dict[str, float]
+StopRule = Callable[[int, Mapping[str, float]], bool]
+
+_LEGACY_APP = (
+    "node {node} runs a ClientApp of Flower's older API (ClientApp(client_fn=...)), which this "
+    "strategy cannot address. Either build the app with clients.client_app(client_fn), or run the "
+    "strategy as LegacyStrategy(strategy, initial_arrays) in a ServerApp(server_fn=...)."
+)
+
+
+class StatefulStrategy(Strategy):
+    """Base class: a Flower strategy that keeps state for every client.
+
+    State is keyed by a stable client id: the partition id in simulations and wherever a node's
+    config has one, the node id otherwise. One node may host many clients; with one client a node,
+    "client" and "node" mean the same and the parameters below mean what they mean in `FedAvg`.
+
+    Parameters
+    ----------
+    fraction_train : float (default: 1.0)
+        Fraction of the clients that train in a round, drawn uniformly without replacement.
+    fraction_evaluate : float (default: 1.0)
+        Fraction of the clients that evaluate in an evaluation round. 0 switches evaluation off.
+    min_train_nodes : int (default: 1)
+        Train at least so many clients a round, whatever `fraction_train` says.
+    min_evaluate_nodes : int (default: 1)
+        Evaluate on at least so many clients, unless `fraction_evaluate` is 0.
+    min_available_nodes : int (default: 2)
+        Clients that must be connected before round 1. Nodes that know the size of their federation
+        (all simulated ones do) are waited for in full in any case.
+    node_timeout : float (default: 120.0)
+        Seconds to wait for these clients before the run ends with an error that says what to do.
+    weighted_by_key : str (default: "num-examples")
+        The metric of a reply that holds its number of examples.
+    seed : int (default: 0)
+        The one seed of the run: client sampling and, through the messages, the clients' own
+        randomness follow from it.
+
+    Attributes
+    ----------
+    client_ids : list of int
+        The clients of the run, sorted. Empty before `start`.
+    train_metrics, evaluate_metrics : dict of int to dict of int to dict of str to float
+        Metrics of every client in every round: ``metrics[server_round][client_id][name]``.
+    """
+
+    def __init__(
+        self,
+        *,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 1,
+        min_evaluate_nodes: int = 1,
+        min_available_nodes: int = 2,
+        node_timeout: float = 120.0,
+        weighted_by_key: str = wire.NUM_EXAMPLES,
+        seed: int = 0,
+    ) -> None:
+        _check_fraction("fraction_train", fraction_train, zero=False)
+        _check_fraction("fraction_evaluate", fraction_evaluate, zero=True)
+        check_count("min_train_nodes", min_train_nodes, least=1)
+        check_count("min_evaluate_nodes", min_evaluate_nodes, least=0)
+        check_count("min_available_nodes", min_available_nodes, least=1)
+        check_positive("node_timeout", node_timeout)
+        check_count("seed", seed, least=0)
+        self.fraction_train = fraction_train
+        self.fraction_evaluate = fraction_evaluate
+        self.min_train_nodes = min_train_nodes
+        self.min_evaluate_nodes = min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
+        self.node_timeout = node_timeout
+        self.weighted_by_key = weighted_by_key
+        self.seed = seed
+
+        self.client_ids: list[int] = []
+        self.train_metrics: dict[int, dict[int, Metrics]] = {}
+        self.evaluate_metrics: dict[int, dict[int, Metrics]] = {}
+        self._round = 0  # the last round whose training was aggregated
+        self._ever_usable = False
+        self._last_refusal = ""
+        self._restored: dict[str, NDArray[Any]] | None = None
+        self._spec: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self._train_rng, self._evaluate_rng = np.random.default_rng(seed).spawn(2)
+        # Where a client can be reached: its node, and whether that node hosts several clients.
+        self._node_of: dict[int, int] = {}
+        self._hosts_many: dict[int, bool] = {}
+        self._asked: dict[int, Order] = {}
+
+    # ------------------------------------------------------------------------------------------
+    # The questions an algorithm answers
+    # ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def init_state(self, arrays: Arrays) -> None:
+        """Start the state for the clients in `client_ids` from the initial arrays.
+
+        Raises
+        ------
+        ValueError
+            If the arrays do not fit the algorithm's settings; the message says how.
+        """
+
+    @abstractmethod
+    def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        """Return what each of the sampled clients gets for training."""
+
+    @abstractmethod
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Change the state by the checked replies of a round, given in the order of client ids.
+
+        It is called once a round, only with at least one reply, and is the only method that
+        changes what `state_arrays` returns.
+        """
+
+    @abstractmethod
+    def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        """Return the models to evaluate on each client as groups; the first is the headline."""
+
+    @abstractmethod
+    def global_model(self) -> Arrays:
+        """Return the global model."""
+
+    @abstractmethod
+    def personal_model(self, client_id: int) -> Arrays:
+        """Return the model of one client as the server knows it."""
+
+    @abstractmethod
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the algorithm's state as plain arrays, which later rounds do not change."""
+
+    @abstractmethod
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned; `init_state` has been called before."""
+
+    @abstractmethod
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the algorithm's settings for the log, in the order of the constructor."""
+
+    # ------------------------------------------------------------------------------------------
+    # Results
+    # ------------------------------------------------------------------------------------------
+
+    @property
+    def global_arrays(self) -> ArrayRecord:
+        """The global model as Flower's `ArrayRecord`."""
+        self._need_state()
+        return wire.to_array_record(self.global_model())
+
+    def personal_arrays(self, client_id: int) -> ArrayRecord:
+        """Return the model of one client as Flower's `ArrayRecord`."""
+        self._need_state()
+        if client_id not in self.client_ids:
+            raise KeyError(
+                f"There is no client {client_id}; the run knows {_listing(self.client_ids)}."
+            )
+        return wire.to_array_record(self.personal_model(client_id))
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the whole server state as plain numeric arrays.
+
+        Includes the round, the clients, the shapes of the model, the random generators and the
+        algorithm's own arrays. `load_state_dict` of a strategy with the same settings continues
+        from it to the same bits.
+        """
+        self._need_state()
+        state = {
+            "base/round": np.array(self._round, dtype=np.int64),
+            "base/client_ids": np.array(self.client_ids, dtype=np.uint64),
+            "base/train_rng": _generator_to_array(self._train_rng),
+            "base/evaluate_rng": _generator_to_array(self._evaluate_rng),
+        }
+        return state | {f"state/{key}": value for key, value in self.state_arrays().items()}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a `state_dict` at the next `start`.
+
+        `start` compares the clients it finds and the shape of the initial arrays with the state
+        before anything happens, and then goes on with the round after the saved one.
+
+        Raises
+        ------
+        ValueError
+            If the state lacks an entry.
+        """
+        missing = [
+            key
+            for key in ("base/round", "base/client_ids", "base/train_rng", "base/evaluate_rng")
+            if key not in state
+        ]
+        if missing:
+            raise ValueError(
+                f"This is not a state of {type(self).__name__}.state_dict(): it lacks {missing}."
+            )
+        self._restored = {key: np.array(value) for key, value in state.items()}
+
+    # ------------------------------------------------------------------------------------------
+    # One run
+    # ------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        evaluate_every: int = 1,
+        stop: StopRule | None = None,
+        on_round: Callable[[int], None] | None = None,
+        progress: bool | None = None,
+    ) -> Result:
+        """Run the federation, as Flower's `Strategy.start`, with more options.
+
+        Parameters
+        ----------
+        grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+            As in Flower's `Strategy.start`. `evaluate_fn` gets the global model.
+        evaluate_every : int (default: 1)
+            Evaluate on the clients every so many rounds, and after the last.
+        stop : callable, optional
+            ``stop(server_round, metrics) -> bool``, called after every round with the round's
+            aggregated training and evaluation metrics; True ends the run.
+        on_round : callable, optional
+            ``on_round(server_round)``, called when a round is complete; `train_metrics`,
+            `evaluate_metrics` and the state may be read in it.
+        progress : bool, optional
+            Show a progress bar on standard error. By default where that is a terminal.
+
+        Returns
+        -------
+        Result
+            Flower's result: the global model and the aggregated metrics of every round.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range or the arrays do not fit the strategy.
+        TimeoutError
+            If too few clients connected within `node_timeout`.
+        RuntimeError
+            If not a single reply of the whole run was usable.
+        """
+        check_count("num_rounds", num_rounds, least=1)
+        check_count("evaluate_every", evaluate_every, least=1)
+        check_positive("timeout", timeout)
+        began = time.monotonic()
+        log(INFO, "Starting %s strategy:", type(self).__name__)
+        self.summary()
+        self.begin(_named_arrays(initial_arrays), self._find_clients(grid))
+        train_config = train_config or ConfigRecord()
+        evaluate_config = evaluate_config or ConfigRecord()
+        result = Result(arrays=initial_arrays)
+        if evaluate_fn and (central := evaluate_fn(self._round, self.global_arrays)) is not None:
+            result.evaluate_metrics_serverapp[self._round] = central
+
+        def evaluate(server_round: int) -> Metrics:
+            messages = self._messages(
+                self.plan_evaluate(server_round, evaluate_config), MessageType.EVALUATE
+            )
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            metrics = self.absorb_evaluate(server_round, self._raw_replies(replies))
+            if metrics:
+                result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(metrics))
+            return metrics
+
+        with _progress_bar(type(self).__name__, num_rounds, self._round, progress) as advance:
+            for server_round in range(self._round + 1, num_rounds + 1):
+                messages = self._messages(
+                    self.plan_train(server_round, train_config), MessageType.TRAIN
+                )
+                replies = grid.send_and_receive(messages, timeout=timeout)
+                metrics = self.absorb_train(server_round, self._raw_replies(replies))
+                if metrics:
+                    result.train_metrics_clientapp[server_round] = MetricRecord(dict(metrics))
+                due = server_round % evaluate_every == 0 or server_round == num_rounds
+                if due:
+                    metrics = {**metrics, **evaluate(server_round)}
+                stopping = stop is not None and stop(server_round, metrics)
+                if stopping and not due:
+                    metrics = {**metrics, **evaluate(server_round)}
+                if evaluate_fn:
+                    central = evaluate_fn(server_round, self.global_arrays)
+                    if central is not None:
+                        result.evaluate_metrics_serverapp[server_round] = central
+                log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, metrics)
+                if on_round:
+                    on_round(server_round)
+                advance(server_round, metrics)
+                if stopping:
+                    log(INFO, "The stop rule ended the run after round %s", server_round)
+                    break
+        if not self._ever_usable:
+            raise RuntimeError(
+                f"{type(self).__name__} ended without a single usable reply, so the model is "
+                f"still the initial one. The last refusal: {self._last_refusal}"
+            )
+        result.arrays = self.global_arrays
+        log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
+        return result
+
+    def summary(self) -> None:
+        """Log the settings of the strategy."""
+        log(INFO, "\t├──> Sampling:")
+        log(
+            INFO,
+            "\t│\t├── Fraction: train (%.2f) | evaluate (%.2f)",
+            self.fraction_train,
+            self.fraction_evaluate,
+        )
+        log(
+            INFO,
+            "\t│\t├── Minimum clients: train (%d) | evaluate (%d) | available (%d)",
+            self.min_train_nodes,
+            self.min_evaluate_nodes,
+            self.min_available_nodes,
+        )
+        log(INFO, "\t│\t└── Seed: %d", self.seed)
+        log(INFO, "\t└──> %s:", type(self).__name__)
+        settings = list(self.hyperparameters().items())
+        for position, (name, value) in enumerate(settings):
+            branch = "└──" if position == len(settings) - 1 else "├──"
+            log(INFO, "\t\t%s %s: %s", branch, name, value)
+
+    # ------------------------------------------------------------------------------------------
+    # Flower's abstract methods, for callers that bring a loop of their own
+    # ------------------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one message a node with the orders of its sampled clients."""
+        if not self._spec:
+            self.begin(_named_arrays(arrays), self._find_clients(grid))
+        return self._messages(self.plan_train(server_round, config), MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies, update the state, return the global model and the mean metrics."""
+        metrics = self.absorb_train(server_round, self._raw_replies(replies))
+        if not metrics:
+            return None, None
+        return self.global_arrays, MetricRecord(dict(metrics))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one message a node with the models to evaluate."""
+        return self._messages(self.plan_evaluate(server_round, config), MessageType.EVALUATE)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Check the replies and return their mean metrics."""
+        metrics = self.absorb_evaluate(server_round, self._raw_replies(replies))
+        return MetricRecord(dict(metrics)) if metrics else None
+
+    # ------------------------------------------------------------------------------------------
+    # The round, without a word about messages: what LegacyStrategy uses as well
+    # ------------------------------------------------------------------------------------------
+
+    def begin(self, arrays: Arrays, client_ids: Iterable[int]) -> None:
+        """Start the state, or put back a loaded one, for these clients.
+
+        Raises
+        ------
+        ValueError
+            If the arrays are not a usable model, or a loaded state belongs to other clients.
+        """
+        _check_initial_arrays(arrays)
+        self.client_ids = sorted(client_ids)
+        self._spec = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        self.train_metrics, self.evaluate_metrics = {}, {}
+        self._round, self._ever_usable, self._last_refusal = 0, False, "nobody was asked"
+        self._train_rng, self._evaluate_rng = np.random.default_rng(self.seed).spawn(2)
+        self.init_state({name: np.array(array) for name, array in arrays.items()})
+        if self._restored is not None:
+            self._restore(self._restored)
+            self._restored = None
+
+    def _restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        saved = [int(client) for client in state["base/client_ids"]]
+        if saved != self.client_ids:
+            raise ValueError(
+                f"The saved state belongs to clients {_listing(saved)}, but the federation has "
+                f"clients {_listing(self.client_ids)}. Continue with the same clients, or start "
+                "anew without the saved state."
+            )
+        prefix = "state/"
+        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        expected = self.state_arrays()
+        if missing := sorted(expected.keys() - own.keys()):
+            raise ValueError(
+                f"The saved state lacks {missing}, which {type(self).__name__} needs. It was saved "
+                "by another algorithm or with other settings."
+            )
+        self.load_state_arrays(own)
+        self._round = int(state["base/round"])
+        self._train_rng = _generator_from_array(state["base/train_rng"])
+        self._evaluate_rng = _generator_from_array(state["base/evaluate_rng"])
+        self._ever_usable = True
+
+    def plan_train(self, server_round: int, config: Mapping[str, Any]) -> dict[int, Order]:
+        """Draw the clients of a round and return what each gets."""
+        sampled = self._sample(self._train_rng, self.fraction_train, self.min_train_nodes)
+        log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), self._total)
+        return self._complete(server_round, config, self.train_orders(server_round, sampled))
+
+    def absorb_train(
+        self, server_round: int, replies: Iterable[tuple[int | None, RawReply]]
+    ) -> Metrics:
+        """Check the replies of a round, then let them change the state; return the mean metrics."""
+        accepted = self._accept(server_round, replies, with_arrays=True)
+        self._round = server_round
+        if not accepted:
+            log(WARNING, "round %s: no usable reply, nothing changes", server_round)
+            return {}
+        self._ever_usable = True
+        self.update(server_round, accepted)
+        self.train_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
+        return _weighted_means(accepted)
+
+    def plan_evaluate(self, server_round: int, config: Mapping[str, Any]) -> dict[int, Order]:
+        """Draw the clients that evaluate and return the models each gets."""
+        if self.fraction_evaluate == 0:
+            return {}
+        sampled = self._sample(self._evaluate_rng, self.fraction_evaluate, self.min_evaluate_nodes)
+        return self._complete(server_round, config, self.evaluate_orders(server_round, sampled))
+
+    def absorb_evaluate(
+        self, server_round: int, replies: Iterable[tuple[int | None, RawReply]]
+    ) -> Metrics:
+        """Check the replies of an evaluation and return the mean metrics."""
+        accepted = self._accept(server_round, replies, with_arrays=False)
+        if not accepted:
+            if self._asked:
+                log(WARNING, "round %s: no usable evaluation", server_round)
+            return {}
+        self.evaluate_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
+        return _weighted_means(accepted)
+
+    @property
+    def _total(self) -> int:
+        return len(self.client_ids)
+
+    def _need_state(self) -> None:
+        if not self._spec:
+            raise RuntimeError(
+                f"{type(self).__name__} has no state yet: call start(grid, initial_arrays) first."
+            )
+
+    def _sample(self, rng: np.random.Generator, fraction: float, least: int) -> list[int]:
+        # The small term undoes roundings such as 0.29 * 100 = 28.999999999999996.
+        size = min(self._total, max(int(fraction * self._total + 1e-9), least, 1))
+        chosen = rng.choice(self._total, size=size, replace=False)
+        return [self.client_ids[index] for index in sorted(chosen)]
+
+    def _complete(
+        self, server_round: int, config: Mapping[str, Any], orders: Mapping[int, Order]
+    ) -> dict[int, Order]:
+        """Add the user's settings, the round and the client's own seed to the orders."""
+        common: dict[str, Scalar] = {**config, "server-round": server_round}
+        self._asked = {
+            client: Order(
+                order.groups,
+                {**common, "seed": _client_seed(self.seed, client, server_round), **order.config},
+            )
+            for client, order in sorted(orders.items())
+        }
+        return self._asked
+
+    # ------------------------------------------------------------------------------------------
+    # Replies: nothing that comes from a client is believed before it was checked
+    # ------------------------------------------------------------------------------------------
+
+    def _accept(
+        self,
+        server_round: int,
+        replies: Iterable[tuple[int | None, RawReply]],
+        *,
+        with_arrays: bool,
+    ) -> dict[int, Reply]:
+        """Return the usable replies by client id; one log line for every other client.
+
+        Two replies of one client are both refused: which came first is chance, and the result of a
+        round must not depend on chance.
+        """
+        accepted: dict[int, Reply] = {}
+        refused: dict[int, str] = {}
+        answered: set[int] = set()
+        for client, raw in replies:
+            if client is None or client not in self._asked:
+                who = "somebody who is no client" if client is None else f"client {client}"
+                reason = raw.error or "it was not asked in this round"
+                self._last_refusal = f"{who}: {reason}"
+                log(WARNING, "round %s: reply of %s refused: %s", server_round, who, reason)
+                continue
+            if client in answered:
+                accepted.pop(client, None)
+                refused[client] = "it replied more than once"
+                continue
+            answered.add(client)
+            try:
+                accepted[client] = self._check_reply(raw, with_arrays=with_arrays)
+            except ValueError as error:
+                refused[client] = str(error)
+        for client in self._asked:
+            if client not in answered:
+                refused[client] = "no reply within the timeout"
+        for client, reason in sorted(refused.items()):
+            self._last_refusal = f"client {client}: {reason}"
+            log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
+        self._asked = {}
+        return dict(sorted(accepted.items()))
+
+    def _check_reply(self, raw: RawReply, *, with_arrays: bool) -> Reply:
+        if raw.error is not None:
+            raise ValueError(f"it failed: {raw.error}")
+        metrics: Metrics = {
+            key: value
+            for key, value in raw.metrics.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        num_examples = metrics.get(self.weighted_by_key)
+        if num_examples is None:
+            raise ValueError(f"its metrics lack the number '{self.weighted_by_key}'")
+        if not (math.isfinite(num_examples) and num_examples > 0):
+            raise ValueError(f"'{self.weighted_by_key}' is {num_examples}, expected more than 0")
+        if not with_arrays:
+            return Reply({}, float(num_examples), metrics)
+        arrays = raw.arrays or {}
+        if arrays.keys() != self._spec.keys():
+            raise ValueError(
+                f"its arrays are {_listing(list(arrays))}, expected {_listing(list(self._spec))}"
+            )
+        for name, (shape, dtype) in self._spec.items():
+            array = arrays[name]
+            if array.shape != shape:
+                raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
+            if array.dtype != dtype:
+                raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
+            if not np.isfinite(array).all():
+                raise ValueError(f"'{name}' holds NaN or infinity")
+        return Reply({name: arrays[name] for name in self._spec}, float(num_examples), metrics)
+
+    # ------------------------------------------------------------------------------------------
+    # Nodes and messages
+    # ------------------------------------------------------------------------------------------
+
+    def _find_clients(self, grid: Grid) -> list[int]:
+        """Ask every node which clients it hosts, until all that are needed are known.
+
+        A node whose app does not answer queries hosts one client, whose id is the node's.
+        """
+        deadline = time.monotonic() + self.node_timeout
+        next_word = time.monotonic() + 10.0
+        hosted: dict[int, list[int]] = {}
+        announced, trouble = 0, ""
+        while True:
+            remaining = deadline - time.monotonic()
+            if new := sorted(set(grid.get_node_ids()) - hosted.keys()):
+                queries = [
+                    Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in new
+                ]
+                for reply in grid.send_and_receive(queries, timeout=max(remaining, 1.0)):
+                    node = reply.metadata.src_node_id
+                    try:
+                        hosted[node], total = _read_identity(node, reply)
+                        announced = max(announced, total)
+                    except RuntimeError as error:
+                        hosted[node], trouble = [], f" {error}"
+                        log(WARNING, "%s", error)
+            found = sum(map(len, hosted.values()))
+            needed = max(self.min_available_nodes, announced)
+            if found >= needed:
+                break
+            if remaining <= 0:
+                raise TimeoutError(self.too_few(found, len(hosted), needed) + trouble)
+            if time.monotonic() >= next_word:
+                next_word += 10.0
+                log(INFO, "waiting for clients: %s of %s connected", found, needed)
+            time.sleep(min(0.1, max(remaining, 0.0)))
+        self._node_of, self._hosts_many = {}, {}
+        for node, clients in sorted(hosted.items()):
+            for client in clients:
+                if (other := self._node_of.get(client)) is not None:
+                    raise ValueError(
+                        f"Nodes {other} and {node} both say that they are client {client}. Give "
+                        "every node its own partition-id (flower-supernode --node-config "
+                        '"partition-id=N num-partitions=M").'
+                    )
+                self._node_of[client] = node
+                self._hosts_many[node] = len(clients) > 1
+        return list(self._node_of)
+
+    def too_few(self, found: int, nodes: int, needed: int) -> str:
+        return (
+            f"Waited {self.node_timeout:g} s: {found} clients on {nodes} nodes connected, "
+            f"{type(self).__name__} needs {needed}. In a simulation, ask for more nodes: "
+            f"flwr run . --federation-config 'num-supernodes={needed}' (the default is 2). In a "
+            "deployment, start more SuperNodes, or lower min_available_nodes, or raise "
+            "node_timeout."
+        )
+
+    def _messages(self, orders: Mapping[int, Order], message_type: str) -> list[Message]:
+        by_node: dict[int, dict[int, Order]] = {}
+        for client, order in orders.items():
+            by_node.setdefault(self._node_of[client], {})[client] = order
+        return [
+            Message(
+                wire.pack_orders(own, hosted=self._hosts_many[node]),
+                node,
+                message_type,
+                group_id=str(next(iter(own.values())).config["server-round"]),
+            )
+            for node, own in by_node.items()
+        ]
+
+    def _raw_replies(self, messages: Iterable[Message]) -> list[tuple[int | None, RawReply]]:
+        asked_at: dict[int, list[int]] = {}
+        for client in self._asked:
+            asked_at.setdefault(self._node_of[client], []).append(client)
+        replies: list[tuple[int | None, RawReply]] = []
+        for message in messages:
+            node = message.metadata.src_node_id
+            own = asked_at.get(node, [])
+            if message.has_error():
+                error = RawReply(error=message.error.reason or "no reason given")
+                replies += [(client, error) for client in own or [None]]
+                continue
+            # A node speaks for its own clients only; a single one needs no label.
+            labels: dict[str | None, int] = {str(client): client for client in own}
+            if own and not self._hosts_many[node]:
+                labels = {None: own[0]}
+            for label, reply in wire.unpack_replies(message.content):
+                replies.append((labels.get(label), reply))
+        return replies
+
+
+def _read_identity(node: int, reply: Message) -> tuple[list[int], int]:
+    """Return the ids of a node's clients and how many its federation has (0: it does not know)."""
+    if reply.has_error():
+        reason = reply.error.reason or "no reason given"
+        if "Invalid message type" in reason:
+            raise ValueError(_LEGACY_APP.format(node=node))
+        if "No query function registered" in reason:
+            return [node], 0
+        raise RuntimeError(f"Node {node} could not say which clients it hosts: {reason}")
+    for record in reply.content.config_records.values():
+        ids, total = record.get(wire.CLIENT_IDS), record.get(wire.NUM_CLIENTS, 0)
+        if isinstance(ids, list) and isinstance(total, int):
+            return [int(client) for client in ids], total
+    return [node], 0
+
+
+def _named_arrays(record: ArrayRecord) -> Arrays:
+    if not isinstance(record, ArrayRecord):
+        raise TypeError(
+            f"initial_arrays is a {type(record).__name__}, expected a flwr.app.ArrayRecord, e.g. "
+            "ArrayRecord(model.state_dict())."
+        )
+    return wire.from_array_record(record)
+
+
+def _check_initial_arrays(arrays: Arrays) -> None:
+    if not arrays:
+        raise ValueError("The initial arrays are empty; give the model's parameters.")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"Array '{name}' has dtype {array.dtype}, expected real numbers.")
+        if not np.isfinite(array).all():
+            raise ValueError(f"Array '{name}' of the initial model holds NaN or infinity.")
+
+
+def _weighted_means(replies: Mapping[int, Reply]) -> Metrics:
+    """Return the example-weighted mean of every metric that all replies have."""
+    common = set.intersection(*(set(reply.metrics) for reply in replies.values()))
+    weights = [reply.num_examples for reply in replies.values()]
+    names = [name for name in next(iter(replies.values())).metrics if name in common]
+    return {
+        name: math.fsum(
+            weight * reply.metrics[name]
+            for weight, reply in zip(weights, replies.values(), strict=True)
+        )
+        / math.fsum(weights)
+        for name in names
+    }
+
+
+def _client_seed(seed: int, client_id: int, server_round: int) -> int:
+    """Derive a client's seed for a round: 63 bits, since a ConfigRecord's int is signed."""
+    sequence = np.random.SeedSequence([seed, client_id, server_round])
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _generator_to_array(generator: np.random.Generator) -> NDArray[np.uint64]:
+    state = generator.bit_generator.state
+    words: list[int] = []
+    for number in (state["state"]["state"], state["state"]["inc"]):
+        words += [number >> 64, number & (2**64 - 1)]
+    return np.array([*words, state["has_uint32"], state["uinteger"]], dtype=np.uint64)
+
+
+def _generator_from_array(array: NDArray[Any]) -> np.random.Generator:
+    words = [int(word) for word in array]
+    bits = np.random.PCG64()
+    bits.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3]},
+        "has_uint32": words[4],
+        "uinteger": words[5],
+    }
+    return np.random.Generator(bits)
+
+
+@contextmanager
+def _progress_bar(
+    title: str, total: int, completed: int, wanted: bool | None
+) -> Iterator[Callable[[int, Metrics], None]]:
+    """Show a progress bar on standard error; yield what moves it on."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds  {task.fields[word]}"),
+        TimeRemainingColumn(),
+    )
+    hidden = not (console.is_terminal if wanted is None else wanted)
+    with Progress(*columns, console=console, disable=hidden) as bar:
+        task = bar.add_task(title, total=total, completed=completed, word="")
+
+        def advance(server_round: int, metrics: Metrics) -> None:
+            shown = [key for key in metrics if key.endswith(("accuracy", "rmse", "loss"))]
+            if len(shown) > 1:  # an evaluation round: the training loss alone says little
+                word = f"{shown[-1]} {metrics[shown[-1]]:.4g}"
+                bar.update(task, completed=server_round, word=word)
+            else:
+                bar.update(task, completed=server_round)
+
+        yield advance
+
+
+def check_count(name: str, value: object, *, least: int) -> None:
+    """Raise unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} is {value!r}, expected an integer >= {least}.")
+    if value < least:
+        raise ValueError(f"{name} is {value}, expected an integer >= {least}.")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise unless `value` is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} is {value!r}, expected a number > 0.")
+    if not (math.isfinite(float(value)) and float(value) > 0):
+        raise ValueError(f"{name} is {value}, expected a finite number > 0.")
+
+
+def _check_fraction(name: str, value: object, *, zero: bool) -> None:
+    allowed = f"a number in {'[0' if zero else '(0'}, 1]"
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} is {value!r}, expected {allowed}.")
+    if not (0 <= float(value) <= 1) or (float(value) == 0 and not zero):
+        raise ValueError(f"{name} is {value}, expected {allowed}.")
+
+
+def _listing(items: Sequence[object], most: int = 6) -> str:
+    shown = ", ".join(repr(item) for item in items[:most])
+    return f"[{shown}{', ...' if len(items) > most else ''}] ({len(items)})"

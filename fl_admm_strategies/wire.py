@@ -1,0 +1,230 @@
+"""What travels between a strategy and the clients of one node.
+
+A node may host one client or many. With one, a message has the layout of Flower's own `FedAvg`:
+an `ArrayRecord` under ``"arrays"`` and a `ConfigRecord` under ``"config"``; the reply has
+``"arrays"`` and ``"metrics"``. With several hosted clients each record's key ends in ``@ID``, the
+id of the client it belongs to, and a client that failed replies with a `ConfigRecord` under
+``"error@ID"``, so that it fails alone.
+
+A client may need more than one set of arrays (an anchor and a starting point; a personal and a
+cluster model to evaluate). The first group is the one under ``"arrays"``, every further group stands
+under ``"arrays.GROUP"``, and ``config["groups"]`` lists them in order with their number of arrays,
+e.g. ``"anchor:2,start:2"``. A `NumPyClient` receives the groups concatenated, in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+ARRAYS = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
+ERROR = "error"
+NUM_EXAMPLES = "num-examples"
+CLIENT_ID = "client-id"
+CLIENT_IDS = "client-ids"
+NUM_CLIENTS = "num-clients"
+
+Scalar = bool | bytes | float | int | str
+Arrays = dict[str, NDArray[Any]]
+"""Named arrays of one model, in the order of the model's ``state_dict``."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one client is asked to do in one phase of a round.
+
+    Attributes
+    ----------
+    groups : dict of str to Arrays
+        Named sets of arrays; the first is the one a plain FedAvg client reads.
+    config : dict of str to Scalar
+        Settings for this client in this round.
+    """
+
+    groups: dict[str, Arrays]
+    config: dict[str, Scalar] = field(default_factory=dict)
+
+    def full_config(self) -> dict[str, Scalar]:
+        """Return the settings with the list of groups added."""
+        groups = ",".join(f"{name}:{len(arrays)}" for name, arrays in self.groups.items())
+        return {**self.config, "groups": groups}
+
+    def flat(self) -> list[NDArray[Any]]:
+        """Return the arrays of all groups as one list, as a `NumPyClient` receives them."""
+        return [array for arrays in self.groups.values() for array in arrays.values()]
+
+
+@dataclass(frozen=True)
+class RawReply:
+    """One client's reply as it arrived: nothing about it has been checked.
+
+    Attributes
+    ----------
+    arrays : Arrays or None
+        None where the phase has no arrays (evaluation).
+    metrics : dict of str to Any
+        Includes the number of examples.
+    error : str or None
+        Why the client has no result; then the other fields are empty.
+    """
+
+    arrays: Arrays | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's reply after it was checked.
+
+    Attributes
+    ----------
+    arrays : Arrays
+        The uploaded arrays, in the order of the model; empty in an evaluation.
+    num_examples : float
+        Number of examples, more than 0.
+    metrics : dict of str to float
+        Every number the client reported.
+    """
+
+    arrays: Arrays
+    num_examples: float
+    metrics: dict[str, float]
+
+
+def _key(record: str, client: int | None) -> str:
+    return record if client is None else f"{record}@{client}"
+
+
+def pack_orders(orders: Mapping[int, Order], *, hosted: bool) -> RecordDict:
+    """Put the orders of one node's clients into the content of one message.
+
+    Parameters
+    ----------
+    orders : mapping of client id to Order
+        With ``hosted=False`` exactly one.
+    hosted : bool
+        Whether the node hosts several clients, so that the keys carry the client's id.
+    """
+    content = RecordDict()
+    for client_id, order in orders.items():
+        client = client_id if hosted else None
+        for position, (group, arrays) in enumerate(order.groups.items()):
+            record = ARRAYS if position == 0 else f"{ARRAYS}.{group}"
+            content[_key(record, client)] = to_array_record(arrays)
+        content[_key(CONFIG, client)] = ConfigRecord(dict(order.full_config()))
+    return content
+
+
+def unpack_orders(content: RecordDict) -> Iterator[tuple[int | None, Order]]:
+    """Yield the orders of a message as (client id, order); the id is None for a single client."""
+    for key, record in content.items():
+        name, _, suffix = key.partition("@")
+        if name != CONFIG or not isinstance(record, ConfigRecord):
+            continue
+        client = int(suffix) if suffix else None
+        config: dict[str, Any] = dict(record)
+        groups: dict[str, Arrays] = {}
+        for position, (group, _) in enumerate(parse_groups(config)):
+            arrays = content[_key(ARRAYS if position == 0 else f"{ARRAYS}.{group}", client)]
+            assert isinstance(arrays, ArrayRecord)
+            groups[group] = from_array_record(arrays)
+        yield client, Order(groups, config)
+
+
+def pack_replies(replies: Mapping[int | None, RawReply]) -> RecordDict:
+    """Put the replies of one node's clients into the content of one message."""
+    content = RecordDict()
+    for client, reply in replies.items():
+        if reply.error is not None:
+            content[_key(ERROR, client)] = ConfigRecord({"reason": reply.error})
+            continue
+        if reply.arrays is not None:
+            content[_key(ARRAYS, client)] = to_array_record(reply.arrays)
+        content[_key(METRICS, client)] = MetricRecord(reply.metrics)
+    return content
+
+
+def unpack_replies(content: RecordDict) -> Iterator[tuple[str | None, RawReply]]:
+    """Yield the replies of a message as (client id as it was written, reply).
+
+    The sender is not trusted: the ids are returned as text, and whatever cannot be read becomes a
+    reply with an error. A client's own choice of record names is accepted where there is no doubt
+    (one `ArrayRecord`, one `MetricRecord`), as `FedAvg` does.
+    """
+    by_client: dict[str, dict[str, Any]] = {} if len(content) else {"": {}}
+    for key, value in content.items():
+        name, _, suffix = key.partition("@")
+        by_client.setdefault(suffix, {})[name] = value
+    for suffix, own in by_client.items():
+        client = suffix or None
+        if isinstance(error := own.get(ERROR), ConfigRecord):
+            yield client, RawReply(error=str(error.get("reason", "no reason given")))
+            continue
+        array_records = [value for value in own.values() if isinstance(value, ArrayRecord)]
+        metric_records = [value for value in own.values() if isinstance(value, MetricRecord)]
+        if len(array_records) > 1 or len(metric_records) != 1:
+            yield (
+                client,
+                RawReply(
+                    error=f"the reply holds {len(array_records)} ArrayRecords and "
+                    f"{len(metric_records)} MetricRecords, expected one of each"
+                ),
+            )
+            continue
+        try:
+            arrays = from_array_record(array_records[0]) if array_records else None
+        except Exception as exception:  # bytes of a stranger: numpy may raise anything
+            yield client, RawReply(error=f"its arrays cannot be read: {exception!r}")
+            continue
+        yield client, RawReply(arrays, dict(metric_records[0]))
+
+
+def parse_groups(config: Mapping[str, Any]) -> list[tuple[str, int | None]]:
+    """Read ``config["groups"]``; a message without it (a plain FedAvg server) has one group."""
+    text = config.get("groups")
+    if text is None:
+        return [("arrays", None)]
+    pairs = (item.rpartition(":") for item in str(text).split(","))
+    return [(name, int(count)) for name, _, count in pairs]
+
+
+def split_groups(
+    parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+) -> dict[str, list[NDArray[Any]]]:
+    """Cut the list that a `NumPyClient` received into its groups.
+
+    Raises
+    ------
+    ValueError
+        If the list is not as long as ``config["groups"]`` says.
+    """
+    groups: dict[str, list[NDArray[Any]]] = {}
+    start = 0
+    for name, count in parse_groups(config):
+        stop = len(parameters) if count is None else start + count
+        groups[name] = list(parameters[start:stop])
+        start = stop
+    if start != len(parameters):
+        raise ValueError(
+            f"The server announced {config.get('groups')!r} but sent {len(parameters)} arrays. "
+            "Server and client must use the same version of fl-admm-strategies."
+        )
+    return groups
+
+
+def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return named numpy arrays as an `ArrayRecord`."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def from_array_record(record: ArrayRecord) -> Arrays:
+    """Return an `ArrayRecord` as named numpy arrays."""
+    return {name: array.numpy() for name, array in record.items()}
