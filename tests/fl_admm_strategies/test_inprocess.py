@@ -1,0 +1,543 @@
+"""InProcessGrid: Flower's own apps run on it unchanged, and its isolation, failures and workers."""
+
+import os
+import random
+import signal
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, wait
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fl_admm_strategies.inprocess import InProcessGrid, run_in_process
+
+# Python 3.12 and later warn of every fork beside another thread, and numpy's BLAS alone has some;
+# the grid forks as early as it can.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
+
+
+def train_message(node_id: int, **config: float | str) -> Message:
+    content = RecordDict({"config": ConfigRecord(dict(config))})
+    return Message(content, node_id, MessageType.TRAIN)
+
+
+def counting_app() -> ClientApp:
+    """Count a node's messages in its state, then do as the message's "do" says."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        count = int(context.state.metric_records.get("count", {"n": 0})["n"]) + 1
+        context.state["count"] = MetricRecord({"n": count})
+        config = message.content["config"]
+        match config.get("do"):
+            case "raise":
+                raise KeyError("no such column")
+            case "exit":
+                raise SystemExit(3)
+            case "die":
+                os._exit(1)
+            case "sleep":
+                time.sleep(60)
+            case "change run_config":
+                context.run_config["lr"] = 1.0
+            case "return nothing":
+                return None
+            case "change message":
+                config["do"] = "changed"
+                message.metadata.group_id = "changed"
+        reply = MetricRecord({"n": count, "partition": context.node_config["partition-id"]})
+        return Message(RecordDict({"metrics": reply, "config": config}), reply_to=message)
+
+    return app
+
+
+def counts(grid: InProcessGrid) -> list[int]:
+    states = [grid.context(node_id).state for node_id in grid.get_node_ids()]
+    return [int(state["count"]["n"]) if "count" in state else 0 for state in states]
+
+
+# --- Flower's apps ------------------------------------------------------------------------------
+
+
+def drifting_app() -> ClientApp:
+    """Move x halfway to the partition's own target, its id, plus what the state has added up."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        i = int(context.node_config["partition-id"])
+        steps = int(context.state.metric_records.get("steps", {"n": 0})["n"]) + 1
+        context.state["steps"] = MetricRecord({"n": steps})
+        (x,) = message.content["arrays"].to_numpy_ndarrays()
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord([(x + i) / 2 + steps]),
+                "metrics": MetricRecord({"num-examples": i + 1}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def fedavg_app(finals: list[np.ndarray]) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=3)
+        result = strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+        finals.extend(result.arrays.to_numpy_ndarrays())
+        context.state["rounds"] = MetricRecord({"n": 2})
+
+    return app
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_fedavg_runs_unchanged_and_gives_the_derived_mean(workers: int) -> None:
+    # Three nodes, weights (i + 1) / 6. A round maps x to the weighted mean of (x + i) / 2 + t in
+    # round t: x / 2 + (0*1 + 1*2 + 2*3) / 6 / 2 + t = x / 2 + 2/3 + t.
+    # x_0 = 0, x_1 = 2/3 + 1 = 5/3, x_2 = 5/6 + 2/3 + 2 = 7/2. Needs the state to persist (t).
+    finals: list[np.ndarray] = []
+    context = run_in_process(fedavg_app(finals), drifting_app(), 3, workers=workers)
+    np.testing.assert_allclose(finals, [[3.5, 3.5]], rtol=1e-12)
+    assert context.state["rounds"]["n"] == 2
+
+
+class LegacyClient(NumPyClient):
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def fit(self, parameters, config):
+        i = int(self.context.node_config["partition-id"])
+        state = self.context.state
+        steps = int(state.metric_records.get("steps", {"n": 0})["n"]) + 1
+        state["steps"] = MetricRecord({"n": steps})
+        return [(parameters[0] + i) / 2 + steps], i + 1, {}
+
+    def evaluate(self, parameters, config):
+        return float(parameters[0][0]), 1, {}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_legacy_server_fn_and_numpy_client_give_the_same_mean(workers: int) -> None:
+    # The derivation above. Flower calls the grid from several threads here (FLOWER.md §4.6).
+    seen: dict[int, np.ndarray] = {}
+
+    class Recording(LegacyFedAvg):
+        def aggregate_fit(self, server_round, results, failures):
+            parameters, metrics = super().aggregate_fit(server_round, results, failures)
+            seen[server_round] = parameters_to_ndarrays(parameters)[0]
+            return parameters, metrics
+
+    def server_fn(context: Context) -> ServerAppComponents:
+        strategy = Recording(
+            min_fit_clients=3,
+            min_available_clients=3,
+            initial_parameters=ndarrays_to_parameters([np.zeros(2)]),
+        )
+        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=2))
+
+    client_app = ClientApp(client_fn=lambda context: LegacyClient(context).to_client())
+    run_in_process(ServerApp(server_fn=server_fn), client_app, 3, workers=workers)
+    np.testing.assert_allclose(seen[1], [5 / 3, 5 / 3], rtol=1e-12)
+    np.testing.assert_allclose(seen[2], [3.5, 3.5], rtol=1e-12)
+
+
+def test_run_config_reaches_server_and_clients_and_server_errors_come_through() -> None:
+    seen = []
+    server_app = ServerApp()
+
+    def client_app(message: Message, context: Context) -> Message:
+        content = RecordDict({"config": ConfigRecord({"lr": context.run_config["lr"]})})
+        return Message(content, reply_to=message)
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        (reply,) = grid.send_and_receive([train_message(next(iter(grid.get_node_ids())))])
+        seen.append((context.run_config["lr"], reply.content["config"]["lr"]))
+        raise LookupError("from the server")
+
+    with pytest.raises(LookupError, match="from the server"):
+        run_in_process(server_app, client_app, 1, run_config={"lr": 0.5})
+    assert seen == [(0.5, 0.5)]
+
+
+# --- nodes, contexts and isolation --------------------------------------------------------------
+
+
+def test_nodes_are_fixed_and_know_their_partition() -> None:
+    grid = InProcessGrid(counting_app(), 3, run_config={"lr": 0.1})
+    assert grid.get_node_ids() == [2, 3, 4]  # 0 and 1 are Flower's own
+    assert grid.get_node_ids() == [node.node_id for node in grid.get_nodes()]
+    assert [grid.context(n).node_config for n in (2, 3, 4)] == [
+        {"partition-id": i, "num-partitions": 3} for i in range(3)
+    ]
+    assert grid.context(4).run_config == {"lr": 0.1}
+    with pytest.raises(ValueError, match=r"no node 7: the 3 nodes .* ids 2 to 4"):
+        grid.context(7)
+    own = InProcessGrid(counting_app(), 2, node_configs=[{"partition-id": 5}, {"site": "b"}])
+    assert [own.context(n).node_config for n in (2, 3)] == [{"partition-id": 5}, {"site": "b"}]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_state_persists_for_participants_only_and_replies_keep_the_order(workers: int) -> None:
+    with InProcessGrid(counting_app(), 3, workers=workers) as grid:
+        a, _, c = grid.get_node_ids()
+        grid.send_and_receive([train_message(c), train_message(a)])
+        # Two messages to one node in a batch: one after another, on the state the first has left.
+        replies = grid.send_and_receive([train_message(c), train_message(c), train_message(a)])
+        assert [reply.content["metrics"]["n"] for reply in replies] == [2, 3, 2]
+        assert [reply.content["metrics"]["partition"] for reply in replies] == [2, 2, 0]
+        assert [reply.metadata.src_node_id for reply in replies] == [c, c, a]
+        assert len({reply.metadata.message_id for reply in replies}) == 3
+        assert counts(grid) == [2, 0, 3]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_client_cannot_reach_the_servers_objects_or_another_client(workers: int) -> None:
+    shared = RecordDict({"config": ConfigRecord({"do": "change message"})})
+    kept: list[Message] = []
+    app = counting_app()
+
+    def keeping(message: Message, context: Context) -> Message:
+        kept.append(app(message, context))
+        return kept[-1]
+
+    with InProcessGrid(keeping, 2, workers=workers) as grid:
+        messages = [Message(shared, node_id, MessageType.TRAIN) for node_id in grid.get_node_ids()]
+        replies = grid.send_and_receive(messages)
+        assert [reply.content["config"]["do"] for reply in replies] == ["changed", "changed"]
+        assert shared["config"]["do"] == "change message"
+        assert [message.metadata.group_id for message in messages] == ["", ""]
+        for message in kept:  # what the client held back is not what the server got
+            message.content["config"]["do"] = "later"
+        assert replies[0].content["config"]["do"] == "changed"
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("do", "reason"),
+    [
+        ("raise", "KeyError: 'no such column'"),
+        ("exit", "SystemExit: 3"),
+        ("change run_config", "ValueError: the client changed context.run_config"),
+        ("return nothing", "TypeError: the ClientApp must return Message(content, reply_to=mess"),
+    ],
+)
+def test_a_failing_client_says_why_and_leaves_no_trace(workers: int, do: str, reason: str) -> None:
+    with InProcessGrid(counting_app(), 2, workers=workers, run_config={"lr": 0.1}) as grid:
+        a, b = grid.get_node_ids()
+        grid.send_and_receive([train_message(a)])
+        bad, good = grid.send_and_receive([train_message(a, do=do), train_message(b)])
+        assert bad.has_error()
+        assert bad.error.code == 2
+        assert bad.error.reason.startswith(reason)
+        assert bad.metadata.src_node_id == a
+        assert good.content["metrics"]["n"] == 1
+        assert counts(grid) == [1, 1]
+        assert grid.context(a).run_config == {"lr": 0.1}
+
+
+def test_a_reply_to_another_message_is_refused() -> None:
+    old: list[Message] = []
+
+    def stale(message: Message, context: Context) -> Message:
+        old.append(Message(RecordDict(), reply_to=message))
+        return old[0]
+
+    grid = InProcessGrid(stale, 1)
+    first, second = grid.send_and_receive([train_message(2), train_message(2)])
+    assert first.has_content()
+    assert second.error.code == 2
+    assert "reply_to=message" in second.error.reason
+
+
+def test_a_failure_logs_the_clients_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    grid = InProcessGrid(counting_app(), 1)
+    with caplog.at_level("ERROR", logger="flwr"):
+        grid.send_and_receive([train_message(2, do="raise")])
+    (record,) = caplog.records
+    assert "Node 2" in record.message
+    assert 'raise KeyError("no such column")' in record.message
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unknown_node_gets_an_error_reply_and_the_others_run(workers: int) -> None:
+    with InProcessGrid(counting_app(), 2, workers=workers) as grid:
+        unknown, good = grid.send_and_receive([train_message(99), train_message(3)])
+        assert unknown.error.code == 5
+        assert unknown.error.reason.startswith(
+            "no node 99: the 2 nodes of this grid have the ids 2"
+        )
+        assert good.content["metrics"]["n"] == 1
+
+
+# --- workers ------------------------------------------------------------------------------------
+
+
+def test_any_number_of_workers_gives_identical_results() -> None:
+    def noisy(message: Message, context: Context) -> Message:
+        """A walk that depends on every earlier message of the node, to the last bit."""
+        seed = [int(context.node_config["partition-id"]), int(message.content["config"]["round"])]
+        step = np.random.default_rng(seed).normal(size=50)
+        old = context.state.array_records.get("walk")
+        walk = step if old is None else np.sin(old["x"].numpy()) + step
+        context.state["walk"] = ArrayRecord({"x": Array(walk)})
+        time.sleep(float(abs(step[0])) / 1000)  # completion order differs from message order
+        return Message(RecordDict({"walk": context.state["walk"]}), reply_to=message)
+
+    def run(workers: int) -> list[bytes]:
+        rng = random.Random(0)
+        with InProcessGrid(noisy, 8, workers=workers) as grid:
+            replies = [
+                reply
+                for t in range(4)
+                for reply in grid.send_and_receive(
+                    [train_message(n, round=t) for n in rng.choices(grid.get_node_ids(), k=20)]
+                )
+            ]
+            states = [grid.context(n).state for n in grid.get_node_ids()]
+        return [record["walk"]["x"].data for record in (*(r.content for r in replies), *states)]
+
+    in_process = run(0)
+    assert len(in_process) == 4 * 20 + 8
+    assert run(1) == in_process
+    assert run(2) == in_process
+
+
+def test_clients_run_in_processes_of_their_own_which_share_what_the_parent_has_loaded() -> None:
+    data = {"loaded": threading.Lock()}  # cannot be pickled, so it can only have been inherited
+
+    def where(message: Message, context: Context) -> Message:
+        with data["loaded"]:
+            time.sleep(0.05)
+            return Message(RecordDict({"m": MetricRecord({"pid": os.getpid()})}), reply_to=message)
+
+    def pids(workers: int) -> set[int]:
+        with InProcessGrid(where, 4, workers=workers) as grid:
+            messages = [train_message(n) for n in grid.get_node_ids()]
+            return {reply.content["m"]["pid"] for reply in grid.send_and_receive(messages)}
+
+    assert pids(0) == {os.getpid()}
+    workers = pids(2)
+    assert len(workers) == 2
+    assert os.getpid() not in workers
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):  # close() has ended and reaped them
+            os.kill(pid, 0)
+
+
+def test_a_dead_worker_costs_one_message_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    with InProcessGrid(counting_app(), 6, workers=2) as grid:
+        messages = [train_message(n, do="die" if n == 4 else "") for n in grid.get_node_ids()]
+        with caplog.at_level("ERROR", logger="flwr"):
+            replies = grid.send_and_receive(messages)
+        assert [reply.has_error() for reply in replies] == [n == 4 for n in grid.get_node_ids()]
+        assert replies[2].error.code == 0
+        assert "worker process" in replies[2].error.reason
+        assert "died" in replies[2].error.reason
+        assert len(caplog.records) == 1
+        assert counts(grid) == [1, 1, 0, 1, 1, 1]
+        again = grid.send_and_receive([train_message(n) for n in grid.get_node_ids()])
+        assert [reply.content["metrics"]["n"] for reply in again] == [2, 2, 1, 2, 2, 2]
+
+
+def test_a_worker_that_dies_between_two_rounds_costs_nothing() -> None:
+    def pid_app(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"m": MetricRecord({"pid": os.getpid()})}), reply_to=message)
+
+    with InProcessGrid(pid_app, 1, workers=1) as grid:
+        (reply,) = grid.send_and_receive([train_message(2)])
+        pid = reply.content["m"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:  # until the executor has noticed and reaped it
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                break
+            time.sleep(0.01)
+        time.sleep(0.1)
+        (reply,) = grid.send_and_receive([train_message(2)])
+        assert reply.content["m"]["pid"] != pid
+
+
+def test_a_late_client_is_killed_has_no_reply_and_leaves_no_trace() -> None:
+    with InProcessGrid(counting_app(), 5, workers=2) as grid:
+        a, *others = grid.get_node_ids()
+        start = time.monotonic()
+        replies = grid.send_and_receive(
+            [train_message(a, do="sleep"), *map(train_message, others), train_message(a)],
+            timeout=1.0,
+        )
+        assert 1.0 <= time.monotonic() - start < 10
+        assert [reply.metadata.src_node_id for reply in replies] == others
+        assert counts(grid) == [0, 1, 1, 1, 1]
+        replies = grid.send_and_receive(map(train_message, grid.get_node_ids()), timeout=60)
+        assert [reply.content["metrics"]["n"] for reply in replies] == [1, 2, 2, 2, 2]
+
+
+def test_a_client_that_is_done_before_it_is_watched_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class DoneAtOnce(ProcessPoolExecutor):
+        def submit(self, *args):
+            future = super().submit(*args)
+            wait([future])
+            return future
+
+    monkeypatch.setattr("fl_admm_strategies.inprocess.ProcessPoolExecutor", DoneAtOnce)
+    with InProcessGrid(counting_app(), 2, workers=1) as grid:
+        replies = grid.send_and_receive(map(train_message, grid.get_node_ids()), timeout=20)
+        assert [reply.content["metrics"]["n"] for reply in replies] == [1, 1]
+
+
+def test_without_workers_the_timeout_is_not_enforced() -> None:
+    grid = InProcessGrid(counting_app(), 2)
+    replies = grid.send_and_receive(map(train_message, grid.get_node_ids()), timeout=0.0)
+    assert [reply.content["metrics"]["n"] for reply in replies] == [1, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_several_threads_may_send_at_once(workers: int) -> None:
+    with InProcessGrid(counting_app(), 4, workers=workers) as grid:
+        wrong: list[object] = []
+
+        def send(node_id: int) -> None:
+            for n in range(1, 11):
+                replies = grid.send_and_receive([train_message(node_id)])
+                if [reply.content["metrics"]["n"] for reply in replies] != [n]:
+                    wrong.append(replies)
+
+        threads = [threading.Thread(target=send, args=(n,)) for n in grid.get_node_ids()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+        assert wrong == []
+        assert counts(grid) == [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_push_and_pull(workers: int) -> None:
+    with InProcessGrid(counting_app(), 3, workers=workers) as grid:
+        message_ids = grid.push_messages(map(train_message, [*grid.get_node_ids(), 99]))
+        replies: list[Message] = []
+        deadline = time.monotonic() + 30
+        while len(replies) < 4 and time.monotonic() < deadline:
+            replies += grid.pull_messages(message_ids)
+            time.sleep(0.01)
+        answered = sorted(int(reply.metadata.reply_to_message_id) for reply in replies)
+        assert answered == sorted(map(int, message_ids))
+        assert grid.pull_messages(message_ids) == []
+        assert counts(grid) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_thousand_nodes(workers: int) -> None:
+    with InProcessGrid(counting_app(), 1000, workers=workers) as grid:
+        replies = grid.send_and_receive(map(train_message, grid.get_node_ids()))
+        assert [reply.content["metrics"]["partition"] for reply in replies] == list(range(1000))
+        assert counts(grid) == [1] * 1000
+
+
+def test_a_forked_worker_uses_one_torch_thread_and_does_not_hang() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        x = torch.ones(400, 400)
+        (x @ x).exp().sum()  # starts the thread pool that a fork does not copy
+
+        def torch_app(message: Message, context: Context) -> Message:
+            metrics = MetricRecord({"y": float((x @ x).sum()), "threads": torch.get_num_threads()})
+            return Message(RecordDict({"m": metrics}), reply_to=message)
+
+        with InProcessGrid(torch_app, 2, workers=2) as grid:
+            replies = grid.send_and_receive(map(train_message, [2, 3]), timeout=60)
+            # 400 products of ones in each of 400 * 400 entries
+            assert [dict(r.content["m"]) for r in replies] == [{"y": 400.0**3, "threads": 1}] * 2
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- constructor and life cycle -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (TypeError, "client_app must be a ClientApp", {"client_app": "app"}),
+        (ValueError, "num_nodes must be at least 1, got 0", {"num_nodes": 0}),
+        (TypeError, "num_nodes must be an integer, got 2.0", {"num_nodes": 2.0}),
+        (ValueError, "workers must be at least 0, got -1", {"workers": -1}),
+        (TypeError, "workers must be an integer, got True", {"workers": True}),
+        (ValueError, "num_nodes=2 nodes, got 1", {"node_configs": [{}]}),
+    ],
+)
+def test_constructor_refuses(error: type[Exception], message: str, arguments: dict) -> None:
+    with pytest.raises(error, match=message):
+        InProcessGrid(**{"client_app": counting_app(), "num_nodes": 2, **arguments})
+
+
+def test_workers_need_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(ValueError, match="use workers=0"):
+        InProcessGrid(counting_app(), 1, workers=1)
+    InProcessGrid(counting_app(), 1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_closed_grid_keeps_its_contexts_and_refuses_messages(workers: int) -> None:
+    with InProcessGrid(counting_app(), 1, workers=workers) as grid:
+        grid.send_and_receive([train_message(2)])
+    assert counts(grid) == [1]
+    with pytest.raises(RuntimeError, match="closed"):
+        grid.send_and_receive([train_message(2)])
+    grid.close()
+
+
+def test_wrong_objects_are_named() -> None:
+    grid = InProcessGrid(counting_app(), 1)
+    with pytest.raises(TypeError, match="flwr Message objects, got 'hello'"):
+        grid.push_messages(["hello"])
+    with pytest.raises(TypeError, match="flwr Run, got 3"):
+        grid.set_run(3)
+    grid.set_run(grid.run)
+    with pytest.raises(TypeError, match="server_app must be a ServerApp, got None"):
+        run_in_process(None, counting_app(), 1)
+
+
+def test_create_message_is_the_message_constructor() -> None:
+    grid = InProcessGrid(counting_app(), 1)
+    content = RecordDict({"config": ConfigRecord({})})
+    message = grid.create_message(content, MessageType.TRAIN, 2, "7", ttl=5.0)
+    assert (message.metadata.dst_node_id, message.metadata.group_id) == (2, "7")
+    assert message.metadata.ttl == 5.0
+    (reply,) = grid.send_and_receive([message])
+    assert reply.metadata.reply_to_message_id == message.metadata.message_id
