@@ -144,7 +144,7 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, path: str | Path, t
         cmap="YlGnBu_r",
         interpolation="nearest",
         vmin=0.0,
-        # A colour scale needs a width, also where all models are equal.
+        # Where all models are equal the colour bar would otherwise show negative distances.
         vmax=float(distances.max()) or 1.0,
         extent=(0, m, m, 0),
     )
@@ -262,13 +262,13 @@ def _plane(models: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64],
     scale = float(np.abs(centred).max())
     if scale <= 1e-12 * max(1.0, float(np.abs(models).max())):
         # Neither method is defined here: both divide by the spread.
-        row = np.column_stack((np.arange(m), np.zeros(m)))
+        row = np.column_stack((np.arange(m, dtype=np.float64), np.zeros(m)))
         return row, ("all client models are equal; drawn in a row to be seen", "")
     # Both methods want at least two columns; a column of zeros moves no point.
     centred = np.pad(centred / scale, ((0, 0), (0, max(0, 2 - centred.shape[1]))))
     if m < _FEWEST_FOR_TSNE:
         pca = PCA(n_components=2, random_state=seed)
-        points: NDArray[np.float64] = np.asarray(pca.fit_transform(centred), dtype=np.float64)
+        points = np.asarray(pca.fit_transform(centred), dtype=np.float64)
         return points, ("first principal component", "second principal component")
     # Fewer neighbours than a cluster has members, else t-SNE draws a fused cluster as one dot.
     perplexity = min(30.0, max(3.0, m / 10))
@@ -329,7 +329,8 @@ def _classes(
     elif clients == len(rest) > 0:
         key.append((f"{clients} clients, each alone", other))
     elif rest:
-        key.append((f"{len(rest)} others ({clients} clients)", other))
+        others = "1 other" if len(rest) == 1 else f"{len(rest)} others"
+        key.append((f"{others} ({clients} clients)", other))
     return looks, key
 
 
@@ -355,6 +356,8 @@ def _published_lines(axes: Axes, published: Mapping[str, float]) -> None:
     bottom, top = axes.get_ylim()
     axes.set_ylim(bottom, top)
     heights = [(published[name] - bottom) / (top - bottom) for name in names]
+    # A line of text's share of the height. First upwards from the lowest, then back down from the
+    # top edge, so that the names leave the axes at neither end while there is room.
     gap = 0.052
     places = list(heights)
     for k in range(1, len(places)):
@@ -372,7 +375,14 @@ def _published_lines(axes: Axes, published: Mapping[str, float]) -> None:
             color=_GREY,
             verticalalignment="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": _GREY, "linewidth": 0.6, "shrinkA": 1},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": _GREY,
+                "linewidth": 0.6,
+                "relpos": (0.0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 0,
+            },
         )
 
 

@@ -72,6 +72,22 @@ def test_metric_draws_every_line_and_every_published_value(tmp_path, monkeypatch
     assert min(np.diff(places)) >= 0.05
 
 
+@pytest.mark.parametrize("value", [0.3, 0.9])
+def test_names_of_close_published_values_stay_inside(value, tmp_path, monkeypatch):
+    figures = axes_drawn(monkeypatch)
+    metric_over_rounds(
+        {"personal model": [(1, 0.3), (9, 0.9)]},
+        ylabel="test accuracy",
+        title="A run",
+        path=tmp_path / "metric.png",
+        published={f"method {k}": value + k / 10_000 for k in range(9)},
+    )
+    places = [text.get_position()[1] for text in figures[0].axes[0].texts]
+    assert min(places) >= 0
+    assert max(places) <= 1
+    assert min(np.diff(places)) >= 0.05
+
+
 def test_metric_draws_a_single_round(tmp_path):
     metric_over_rounds(
         {"personal model": [(1, 4.2)]}, ylabel="RMSE", title="A run", path=tmp_path / "a" / "m.png"
@@ -107,9 +123,11 @@ def test_heat_map_orders_the_clients_by_cluster(tmp_path, monkeypatch):
     assert "‖ω" in figures[0].axes[1].get_ylabel()
 
 
-def test_heat_map_of_equal_models(tmp_path):
+def test_heat_map_of_equal_models(tmp_path, monkeypatch):
+    figures = axes_drawn(monkeypatch)
     distance_heat_map(np.ones((5, 3)), np.zeros(5, int), path=tmp_path / "h.png", title="Equal")
     picture(tmp_path / "h.png", 1200, 1050)
+    assert figures[0].axes[0].images[0].get_clim() == (0, 1)
 
 
 def test_embedding_colours_by_found_and_marks_by_true(tmp_path, monkeypatch):
@@ -168,6 +186,8 @@ def test_embedding_keeps_fused_clusters_apart():
     groups = np.repeat(np.arange(4), 25)
     distances, same = cdist(points, points), groups[:, None] == groups[None, :]
     assert distances[same].max() < distances[~same].min()
+    # Nor are they single dots: a marker is 8 pt of the 400 pt wide axes, one fiftieth.
+    assert distances[same].max() > np.ptp(points, axis=0).max() / 20
 
 
 @pytest.mark.parametrize("omega", [np.ones((12, 3)), np.ones((1, 3)), np.ones((12, 1))])
