@@ -13,8 +13,8 @@ def minibatches(x: Tensor, y: Tensor, batch_size: int) -> DataLoader[tuple[Tenso
     """Return a loader of shuffled batches; the last one of an epoch may be smaller.
 
     Each epoch's order comes from torch's global random numbers, so that `torch.manual_seed`
-    governs it. Batches are sliced by index rather than collated sample by sample, which is about a
-    hundred times faster for tensors in memory.
+    governs it. Batches are sliced by index rather than collated sample by sample, which is several
+    times faster for tensors in memory.
 
     Parameters
     ----------
