@@ -153,9 +153,7 @@ def _split_state(state: RecordDict) -> dict[int, dict[str, Any]]:
     return parts
 
 
-def _own_context(
-    context: Context, client_id: int, total: int, state: Mapping[str, Any]
-) -> Context:
+def _own_context(context: Context, client_id: int, total: int, state: Mapping[str, Any]) -> Context:
     """Return a hosted client's own context: its partition id and its part of the node's state."""
     return Context(
         run_id=context.run_id,

@@ -50,7 +50,7 @@ class FPFCClient(TorchClient):
         num_examples : int
             n_i.
         metrics : dict
-            ``loss``: the training loss before the last step (GD), its mean over the last epoch (SGD).
+            ``loss``: the training loss before the last step (GD) or over the last epoch (SGD).
 
         Raises
         ------
@@ -129,8 +129,8 @@ class FPFCClient(TorchClient):
         version = kept["round"] if isinstance(kept, ConfigRecord) else None
         if version != config["warm-start"]:
             raise ValueError(
-                f"The client holds its iterate of round {version}, the server expects that of round "
-                f"{config['warm-start']}. The server sends its copy next time."
+                f"The client holds its iterate of round {version!r}, the server expects that of "
+                f"round {config['warm-start']}. The server sends its copy next time."
             )
         own = from_array_record(self.context.state.array_records[_STATE])
         return to_tensors(names, [own[name] for name in names], self.device)

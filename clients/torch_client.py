@@ -1,4 +1,4 @@
-"""What every PyTorch client here shares: the model, its data, its evaluation, its place in a run."""
+"""What every PyTorch client here shares: its model and data, its evaluation, its randomness."""
 
 from __future__ import annotations
 

@@ -96,9 +96,9 @@ class FPFC(StatefulStrategy):
     lr : float or callable (default: 0.1)
         alpha, the clients' step size; a callable gets the round (from 1).
     local_epochs : int or callable (default: 10)
-        T_i, the local epochs: full-gradient steps with GD, passes over the data with SGD. A callable
-        gets (round, client id), which covers clients of unequal power (section 6.4.3, E.2.5) and
-        growing workloads (section 6.4.4).
+        T_i, the local epochs: full-gradient steps with GD, passes over the data with SGD. A
+        callable gets (round, client id), which covers clients of unequal power (section 6.4.3,
+        E.2.5) and growing workloads (section 6.4.4).
     clustered : str, optional
         Regular expression searched in the names of the arrays: the block omega_i that is clustered.
         The other arrays are shared: trained by everybody without the proximal term and averaged
@@ -115,8 +115,8 @@ class FPFC(StatefulStrategy):
     Notes
     -----
     A pair is updated if one of its clients took part, and once if both did (Algorithm 2; Algorithm
-    1 prints "and", specs 6.2 A1 and A2). The convergence theory wants rho > 2 lambda / xi, which the
-    paper's own experiments do not satisfy (specs 6.1 E8).
+    1 prints "and", specs 6.2 A1 and A2). The convergence theory wants rho > 2 lambda / xi, which
+    the paper's own experiments do not satisfy (specs 6.1 E8).
 
     Examples
     --------

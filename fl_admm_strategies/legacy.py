@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from logging import INFO, WARNING
 from typing import Any
@@ -30,7 +30,6 @@ from . import wire
 from .strategy import StatefulStrategy, check_count
 from .wire import Order, RawReply
 
-Failures = list[tuple[ClientProxy, FitRes] | tuple[ClientProxy, EvaluateRes] | BaseException]
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
 
 
@@ -104,9 +103,7 @@ class LegacyStrategy(Strategy):
             new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in known]
             if new:
                 with ThreadPoolExecutor() as pool:
-                    known |= dict(
-                        zip((p.cid for p in new), pool.map(_identity, new), strict=True)
-                    )
+                    known |= dict(zip((p.cid for p in new), pool.map(_identity, new), strict=True))
             announced = max((total for _, total in known.values()), default=0)
             needed = max(self.strategy.min_available_nodes, announced)
             if len(known) >= needed:
@@ -137,7 +134,7 @@ class LegacyStrategy(Strategy):
         self,
         server_round: int,
         results: list[tuple[ClientProxy, FitRes]],
-        failures: Failures,
+        failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check the replies, update the state, return the global model."""
         self._log_failures(server_round, failures)
@@ -169,7 +166,7 @@ class LegacyStrategy(Strategy):
         self,
         server_round: int,
         results: list[tuple[ClientProxy, EvaluateRes]],
-        failures: Failures,
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Check the replies and return the mean loss and metrics."""
         if not results and not failures:
@@ -201,7 +198,7 @@ class LegacyStrategy(Strategy):
         return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
     @staticmethod
-    def _log_failures(server_round: int, failures: Failures) -> None:
+    def _log_failures(server_round: int, failures: Sequence[Any]) -> None:
         # The older API does not say which client failed; the strategy's own line about a client
         # without a reply names it.
         for failure in failures:

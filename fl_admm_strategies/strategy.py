@@ -1,10 +1,10 @@
 """The base of every strategy here: all that is not mathematics.
 
 An algorithm is a subclass that answers a few questions about its own state: how it starts
-(`init_state`), what a client gets (`train_orders`, `evaluate_orders`), what a set of replies changes
-(`update`), what it looks like as plain arrays (`state_arrays`, `load_state_arrays`). Who the clients are, who
-is sampled, what a message looks like, which reply is believed, what is logged, when a run stops:
-that is here, once, and knows no algorithm by name.
+(`init_state`), what a client gets (`train_orders`, `evaluate_orders`), what a set of replies
+changes (`update`), what it looks like as plain arrays (`state_arrays`, `load_state_arrays`). Who
+the clients are, who is sampled, what a message looks like, which reply is believed, what is logged,
+when a run stops: that is here, once, and knows no algorithm by name.
 """
 
 from __future__ import annotations
@@ -628,6 +628,7 @@ class StatefulStrategy(Strategy):
         return list(self._node_of)
 
     def too_few(self, found: int, nodes: int, needed: int) -> str:
+        """Return what to tell a user for whom too few clients connected in time."""
         return (
             f"Waited {self.node_timeout:g} s: {found} clients on {nodes} nodes connected, "
             f"{type(self).__name__} needs {needed}. In a simulation, ask for more nodes: "
@@ -660,7 +661,7 @@ class StatefulStrategy(Strategy):
             own = asked_at.get(node, [])
             if message.has_error():
                 error = RawReply(error=message.error.reason or "no reason given")
-                replies += [(client, error) for client in own or [None]]
+                replies += [(client, error) for client in own] or [(None, error)]
                 continue
             # A node speaks for its own clients only; a single one needs no label.
             labels: dict[str | None, int] = {str(client): client for client in own}

@@ -7,7 +7,7 @@ id of the client it belongs to, and a client that failed replies with a `ConfigR
 ``"error@ID"``, so that it fails alone.
 
 A client may need more than one set of arrays (an anchor and a starting point; a personal and a
-cluster model to evaluate). The first group is the one under ``"arrays"``, every further group stands
+cluster model to evaluate). The first group is the one under ``"arrays"``, any further group stands
 under ``"arrays.GROUP"``, and ``config["groups"]`` lists them in order with their number of arrays,
 e.g. ``"anchor:2,start:2"``. A `NumPyClient` receives the groups concatenated, in that order.
 """
