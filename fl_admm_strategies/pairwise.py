@@ -172,12 +172,20 @@ class PairwiseStore:
             If an index is out of range or occurs twice.
         """
         clients = self._checked_clients(indices)
-        # theta - v/rho = (2s - 1) delta for a stored pair, and omega_i - omega_j for the others:
+        # theta - v/rho = (2s - 1) delta for a stored pair and omega_i - omega_j for the others, so
         # zeta_i = omega_i + (1/m) sum over stored j of (omega_j - omega_i + (2s - 1) delta_ij).
-        total, partners = self._sum_deltas(clients, 2 * self._scale - 1)
-        own = self._omega[clients].astype(np.float64)
-        total -= partners.sum(axis=1)[:, None] * own
-        self._kernels.add_partners(self._omega, partners, total)
+        slots = self._slots_of(clients)
+        total = self._sum_deltas(clients, slots, 2 * self._scale - 1)
+        # i itself may be counted among the j. Then clients of one cluster have the same set, whose
+        # sum is needed only once.
+        near = slots >= 0
+        near[np.arange(len(clients)), clients] = True
+        _, first, same = np.unique(
+            np.packbits(near, axis=1), axis=0, return_index=True, return_inverse=True
+        )
+        total += self._kernels.sum_chosen(self._omega, near[first])[same.ravel()]
+        own = self._omega[clients]
+        total -= near.sum(axis=1)[:, None] * own.astype(np.float64)
         total /= len(self._omega)
         total += own
         return self._narrow(total)
@@ -201,7 +209,7 @@ class PairwiseStore:
             If an index is out of range or occurs twice.
         """
         clients = self._checked_clients(range(len(self._omega)) if indices is None else indices)
-        total, _ = self._sum_deltas(clients, self.rho * (1 - self._scale))
+        total = self._sum_deltas(clients, self._slots_of(clients), self.rho * (1 - self._scale))
         total /= len(self._omega)
         return self._narrow(total)
 
@@ -361,23 +369,36 @@ class PairwiseStore:
             done = span.stop
         return norm
 
+    def _slots_of(self, clients: NDArray[np.intp]) -> NDArray[np.int32]:
+        """Return the slot of each client's pair with each other, or -1; shape (len(clients), m)."""
+        first, second = clients[:, None], np.arange(len(self._omega))
+        slots = np.full((len(clients), len(self._omega)), -1, dtype=np.int32)
+        pairs = first != second
+        low, high = np.minimum(first, second)[pairs], np.maximum(first, second)[pairs]
+        slots[pairs] = self._slot_of[self._condensed(low, high)]
+        return slots
+
     def _sum_deltas(
-        self, clients: NDArray[np.intp], coefficient: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return Σ_j coefficient_ij δ_ij over the stored pairs of each client, and those j."""
-        m, d = self._omega.shape
-        total = np.zeros((len(clients), d))
-        partners = np.zeros((len(clients), m), dtype=np.bool_)
-        place = np.full(m, -1, dtype=np.int32)
-        place[clients] = np.arange(len(clients))
-        slots = self._slot_of[self._condensed(*self._pairs_of(clients))]
-        for slab, rows, part in self._by_slab(np.sort(slots[slots >= 0])):
-            i, j = self._pair_i[part], self._pair_j[part]
-            plus, minus = place[i], place[j]
-            partners[plus[plus >= 0], j[plus >= 0]] = True
-            partners[minus[minus >= 0], i[minus >= 0]] = True
-            self._kernels.add_rows(slab, rows, plus, minus, coefficient[part], total)
-        return total, partners
+        self,
+        clients: NDArray[np.intp],
+        slots: NDArray[np.int32],
+        coefficient: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Return Σ_j coefficient_ij δ_ij over the stored pairs of each client."""
+        total = np.zeros((len(clients), self._omega.shape[1]))
+        place, _ = np.nonzero(slots >= 0)
+        slab, row = np.divmod(slots[slots >= 0].astype(np.int64), self._slab_rows)
+        # One sort by slab, then client, then row.
+        key = np.sort((slab * len(clients) + place) * self._slab_rows + row)
+        group, row = np.divmod(key, self._slab_rows)
+        slab, place = np.divmod(group, max(1, len(clients)))
+        slot = slab * self._slab_rows + row
+        signed = np.where(self._pair_i[slot] == clients[place], 1.0, -1.0) * coefficient[slot]
+        starts = np.searchsorted(group, np.arange(len(self._slabs) * len(clients) + 1))
+        for number, vectors in enumerate(self._slabs):
+            part = starts[number * len(clients) : (number + 1) * len(clients) + 1]
+            self._kernels.add_rows(vectors, row, part, signed, total)
+        return total
 
     def _append_slots(
         self,
@@ -511,20 +532,14 @@ class _Kernels(Protocol):
         self,
         slab: FloatArray,
         rows: NDArray[np.int64],
-        plus: NDArray[np.int32],
-        minus: NDArray[np.int32],
+        starts: NDArray[np.int64],
         coefficient: NDArray[np.float64],
         total: NDArray[np.float64],
     ) -> None:
-        """Add ``coefficient * slab[rows]`` to ``total[plus]``, take it from ``total[minus]``.
+        """Add to ``total[k]`` the ``coefficient * slab[rows]`` of ``starts[k]:starts[k + 1]``."""
 
-        Row by row in the given order; -1 means no such row of `total`.
-        """
-
-    def add_partners(
-        self, omega: FloatArray, partners: NDArray[np.bool_], total: NDArray[np.float64]
-    ) -> None:
-        """Add to ``total[k]`` each ``omega[j]`` with ``partners[k, j]``."""
+    def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return for each k the sum of the ``omega[j]`` with ``chosen[k, j]``."""
 
 
 class _NumpyKernels:
@@ -576,23 +591,21 @@ class _NumpyKernels:
         self,
         slab: FloatArray,
         rows: NDArray[np.int64],
-        plus: NDArray[np.int32],
-        minus: NDArray[np.int32],
+        starts: NDArray[np.int64],
         coefficient: NDArray[np.float64],
         total: NDArray[np.float64],
     ) -> None:
-        for row, gain, loss, weight in zip(rows, plus, minus, coefficient, strict=True):
-            weighted = weight * slab[row]
-            if gain >= 0:
-                total[gain] += weighted
-            if loss >= 0:
-                total[loss] -= weighted
+        for k, target in enumerate(total):
+            chosen = rows[starts[k] : starts[k + 1]]
+            weight = coefficient[starts[k] : starts[k + 1]]
+            for block in _blocks(len(chosen), slab):
+                target += weight[block] @ slab[chosen[block]]
 
-    def add_partners(
-        self, omega: FloatArray, partners: NDArray[np.bool_], total: NDArray[np.float64]
-    ) -> None:
-        for row, chosen in zip(total, partners, strict=True):
-            row += omega[chosen].sum(axis=0, dtype=np.float64)
+    def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        total = np.empty((len(chosen), omega.shape[1]))
+        for row, members in zip(total, chosen, strict=True):
+            omega[members].sum(axis=0, dtype=np.float64, out=row)
+        return total
 
 
 def _blocks(count: int, array: FloatArray) -> Iterator[slice]:

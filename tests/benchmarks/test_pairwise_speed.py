@@ -1,0 +1,66 @@
+"""FPFC's server work of one round beside a plain copy of the vectors it touches.
+
+Run with `pytest tests/benchmarks/test_pairwise_speed.py --benchmark-enable`. Compare within a
+group: the copy is single-threaded `np.copyto` of as many bytes as the touched pairs' vectors have.
+All pairs are stored, which is the most expensive state. Nothing here asserts a time.
+"""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_admm_strategies.pairwise import PairwiseStore
+from fl_admm_strategies.penalties import SmoothedSCAD
+
+SIZES = [
+    pytest.param(100, 610, 30, id="m=100,d=610,active=30"),  # the paper's S1
+    pytest.param(400, 4010, 120, id="m=400,d=4010,active=120"),
+]
+
+
+def touched_pairs(m: int, active: int) -> int:
+    """Pairs with at least one client active: all but those among the others."""
+    return (m * (m - 1) - (m - active) * (m - active - 1)) // 2
+
+
+def server_round(
+    m: int, d: int, active: int, engine: Any
+) -> tuple[PairwiseStore, Callable[[], None]]:
+    """Return a store with all pairs in the first regime of (6), and a round on it."""
+    rng = np.random.default_rng(0)
+    # Distances of about .5: below xi + lam/rho, so every pair is stored and stays so.
+    spread = 0.35 / np.sqrt(d)
+    store = PairwiseStore(np.zeros((m, d), np.float32), SmoothedSCAD(0.6), 1.0, engine=engine)
+    store.update(range(m), spread * rng.normal(size=(m, d)))
+    models = (spread * rng.normal(size=(4, active, d))).astype(np.float32)
+    clients = [rng.permutation(m)[:active] for _ in range(64)]
+    rounds = count()
+
+    def one_round() -> None:
+        k = next(rounds)
+        store.update(clients[k % 64], models[k % 4])
+        store.zeta(clients[(k + 1) % 64])
+
+    return store, one_round
+
+
+@pytest.mark.parametrize(("m", "d", "active"), SIZES)
+def test_copy(benchmark: Any, m: int, d: int, active: int) -> None:
+    benchmark.group = f"m={m}, d={d}, {active} active"
+    source = np.ones((touched_pairs(m, active), d), np.float32)
+    target = np.zeros_like(source)
+    benchmark.pedantic(np.copyto, args=(target, source), warmup_rounds=1, rounds=20)
+
+
+@pytest.mark.parametrize("engine", ["numba", "numpy"])
+@pytest.mark.parametrize(("m", "d", "active"), SIZES)
+def test_server_round(benchmark: Any, m: int, d: int, active: int, engine: Any) -> None:
+    if engine == "numba":
+        pytest.importorskip("numba")
+    benchmark.group = f"m={m}, d={d}, {active} active"
+    store, one_round = server_round(m, d, active, engine)
+    benchmark.pedantic(one_round, warmup_rounds=2, rounds=20 if engine == "numba" else 5)
+    assert store.num_stored == m * (m - 1) // 2
