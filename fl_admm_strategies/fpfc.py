@@ -64,11 +64,11 @@ class FPFCDiagnostics:
         r2 = max_ij ||omega_i - omega_j - theta_ij||.
     labels : ndarray of shape (m,)
         Found cluster of every client, at the strategy's nu.
-    gradient_norms : ndarray of shape (L,)
-        max over the clients of a cluster of ||grad f_i(alpha_l)||; NaN where none reported.
+    gradient_norms : ndarray of shape (m,)
+        ||grad f_i(alpha_l)|| of every client at its cluster's model; NaN where it did not report.
     fusion_bounds : ndarray of shape (L,)
-        lambda (|G_l| - 1) / m: a cluster can be exactly fused only where its gradient norm is not
-        above it (specs, 3.4(8)); otherwise lambda is too small for that cluster.
+        lambda (|G_l| - 1) / m: a cluster can be exactly fused only where no client's gradient norm
+        is above it (specs, 3.4(8)); otherwise lambda is too small for that cluster.
     theta_norms : ndarray of shape (m, m)
         ||theta_ij||, whose distribution shows which nu separates the clusters.
     clusters_at : dict of float to int
@@ -347,11 +347,9 @@ class FPFC(StatefulStrategy):
         labels = clusters(norms, self.nu)
         latest = self.evaluate_metrics[max(self.evaluate_metrics)] if self.evaluate_metrics else {}
         stationarity = [m["stationarity"] for m in latest.values() if "stationarity" in m]
-        gradient_norms = np.full(labels.max() + 1, np.nan)
-        for client, metrics in latest.items():
-            label = labels[self._index[client]]
-            norm = metrics.get("cluster-gradient-norm", np.nan)
-            gradient_norms[label] = np.fmax(gradient_norms[label], norm)
+        gradient_norms = np.array(
+            [latest.get(c, {}).get("cluster-gradient-norm", np.nan) for c in self.client_ids]
+        )
         return FPFCDiagnostics(
             stationarity=max(stationarity, default=np.nan),
             primal_residual=self.state.pairs.primal_residual(),

@@ -240,7 +240,7 @@ class StatefulStrategy(Strategy):
         *,
         evaluate_every: int = 1,
         stop: StopRule | None = None,
-        on_round: Callable[[int], None] | None = None,
+        on_round: Callable[[int, Mapping[str, float]], None] | None = None,
         progress: bool | None = None,
     ) -> Result:
         """Run the federation, as Flower's `Strategy.start`, with more options.
@@ -255,8 +255,8 @@ class StatefulStrategy(Strategy):
             ``stop(server_round, metrics) -> bool``, called after every round with the round's
             aggregated training and evaluation metrics; True ends the run.
         on_round : callable, optional
-            ``on_round(server_round)``, called when a round is complete; `train_metrics`,
-            `evaluate_metrics` and the state may be read in it.
+            ``on_round(server_round, metrics)``, called when a round is complete, with the same
+            metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it.
         progress : bool, optional
             Show a progress bar on standard error. By default where that is a terminal.
 
@@ -318,7 +318,7 @@ class StatefulStrategy(Strategy):
                         result.evaluate_metrics_serverapp[server_round] = central
                 log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, metrics)
                 if on_round:
-                    on_round(server_round)
+                    on_round(server_round, metrics)
                 advance(server_round, metrics)
                 if stopping:
                     log(INFO, "The stop rule ended the run after round %s", server_round)

@@ -1,0 +1,1 @@
+"""The Flower App: experiments that run the strategies on Ray, in-process or in a deployment."""

@@ -1,0 +1,13 @@
+"""``python -m simulations``: run experiments, with an exit code that is true."""
+
+import os
+
+# Before anything imports Flower or Ray: no telemetry unless the user turns it on
+# (FLWR_TELEMETRY_ENABLED=1), no update check, no warning of Ray's about accelerators.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+from .cli import main  # noqa: E402
+
+main()

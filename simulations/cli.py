@@ -1,0 +1,166 @@
+"""The command line: ``python -m simulations list`` and ``python -m simulations run NAME``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fl_admm_strategies import run_in_process
+
+from .client_app import make_client_app
+from .config import RunConfig
+from .data import load
+from .server_app import make_server_app
+from .settings import Settings, experiment_names, load_settings
+
+cli = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Run the experiments of fl-admm-strategies.",
+)
+
+
+class Engine(StrEnum):
+    """What runs the clients."""
+
+    RAY = "ray"
+    INPROCESS = "inprocess"
+
+
+@cli.command("list")
+def list_experiments() -> None:
+    """Show every experiment with one line each."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("experiment", style="bold", no_wrap=True)
+    table.add_column("profiles", no_wrap=True)
+    table.add_column("what it does")
+    for name in experiment_names():
+        settings = load_settings(name)
+        table.add_row(name, ", ".join(settings.profiles), settings.title)
+    Console().print(table)
+
+
+@cli.command()
+def run(
+    name: Annotated[str, typer.Argument(help="An experiment's name, or a TOML file.")],
+    engine: Annotated[
+        Engine, typer.Option(help="Flower's virtual client engine on Ray, or this process.")
+    ] = Engine.RAY,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Clients at a time: Ray actors (default: one a CPU), or forked workers "
+            "(in-process; default 0, no fork).",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Nodes that host the clients between them (default: one each)."),
+    ] = None,
+    profile: Annotated[str, typer.Option(help="One of the experiment's profiles.")] = "",
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: algorithm.lam=1.0"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of everything random (default: the file's).")
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of the data files (default: $FL_ADMM_DATA).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder (default: runs/NAME-TIME).")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show Flower's and Ray's messages, and tracebacks.")
+    ] = False,
+) -> None:
+    """Run an experiment: train, then a table beside the published numbers, and plots."""
+    _quieten(verbose)
+    config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out)
+    try:
+        settings = load_settings(name, profile=profile, changes=change or (), seed=seed)
+        _run(config, settings, engine, workers, nodes, verbose)
+    except Exception as error:
+        if verbose:
+            raise
+        _explain(error)
+        raise typer.Exit(1) from None
+
+
+def _run(
+    config: RunConfig,
+    settings: Settings,
+    engine: Engine,
+    workers: int | None,
+    nodes: int | None,
+    verbose: bool,
+) -> None:
+    data = load(
+        settings.data.name, settings.seed, config.data_root, **dict(settings.data.options)
+    )
+    run_config = config.to_mapping()
+    server_app = make_server_app(run_config, engine=engine.value)
+    client_app = make_client_app(run_config)
+    num_nodes = min(nodes or len(data.clients), len(data.clients))
+    if engine is Engine.INPROCESS:
+        run_in_process(server_app, client_app, num_nodes, workers=workers or 0)
+        return
+    try:
+        from flwr.simulation import run_simulation
+    except ImportError as error:
+        raise RuntimeError(
+            "Ray is not installed: pip install 'fl-admm-strategies[sim]', or --engine inprocess"
+        ) from error
+    run_simulation(
+        server_app=server_app,
+        client_app=client_app,
+        num_supernodes=num_nodes,
+        backend_config=_ray_config(workers, verbose),
+        verbose_logging=verbose,
+    )
+
+
+def _ray_config(workers: int | None, verbose: bool) -> dict[str, Any]:
+    init_args: dict[str, Any] = {"include_dashboard": False}
+    if not verbose:
+        init_args |= {"log_to_driver": False, "logging_level": "ERROR"}
+    if workers:
+        init_args["num_cpus"] = workers
+    return {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": init_args}
+
+
+def _quieten(verbose: bool) -> None:
+    """Leave of Flower's and Ray's messages only what the user must see."""
+    if verbose:
+        return
+    flower = logging.getLogger("flwr")
+    flower.setLevel(logging.WARNING)
+    # Flower calls run_simulation deprecated in favour of `flwr run`, which has no exit code.
+    flower.addFilter(lambda record: "run_simulation" not in record.getMessage())
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for Ray's processes
+
+
+def _explain(error: Exception) -> None:
+    console = Console(stderr=True)
+    expected = isinstance(error, ValueError | TypeError | OSError | RuntimeError | TimeoutError)
+    kind = "" if expected else f"{type(error).__name__}: "
+    console.print(f"[bold red]The run failed.[/bold red] {kind}", end="")
+    console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    console.print("Run again with --verbose for the traceback.", style="dim")
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="python -m simulations")

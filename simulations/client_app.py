@@ -1,0 +1,74 @@
+"""The ClientApp: it builds the client that an experiment asks for.
+
+``app`` is the one `flwr run` loads and takes its settings from the run configuration;
+`make_client_app` is the same with the settings given, for engines without a run configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from flwr.app import Context
+from flwr.client import Client
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from clients import accuracy, client_app, rmse
+
+from .config import RunConfig, read_run_config
+from .data import FederatedData, full_batch, load, minibatches
+from .models import build
+from .settings import Settings, load_settings
+
+
+@lru_cache(maxsize=2)
+def _experiment(config: RunConfig) -> tuple[Settings, FederatedData]:
+    settings = load_settings(
+        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
+    )
+    data = load(
+        settings.data.name, settings.seed, config.data_root, **dict(settings.data.options)
+    )
+    return settings, data
+
+
+def _build_client(config: RunConfig, context: Context) -> Client:
+    # One thread: the engines run clients side by side, and a sum's bits depend on how many threads
+    # share it, so this is also what makes all engines agree.
+    torch.set_num_threads(1)
+    settings, data = _experiment(config)
+    own = data.clients[int(context.node_config["partition-id"])]
+    batch_size = settings.training.batch_size
+    regression = data.task == "regression"
+    return settings.algorithm.client(
+        context,
+        build(settings.model.name, data),
+        train_loader=full_batch(*own.train)
+        if batch_size is None
+        else minibatches(*own.train, batch_size),
+        loss_fn=nn.MSELoss() if regression else nn.CrossEntropyLoss(),
+        test_loader=full_batch(*own.test),
+        metrics={"rmse": rmse} if regression else {"accuracy": accuracy},
+        full_batch=batch_size is None,
+    ).to_client()
+
+
+def _num_clients(config: RunConfig) -> int:
+    return len(_experiment(config)[1].clients)
+
+
+def make_client_app(run_config: Mapping[str, object]) -> ClientApp:
+    """Return the ClientApp of an experiment, whatever context it runs in."""
+    config = read_run_config(run_config)
+    return client_app(
+        lambda context: _build_client(config, context),
+        num_clients=lambda _: _num_clients(config),
+    )
+
+
+app = client_app(
+    lambda context: _build_client(read_run_config(context.run_config), context),
+    num_clients=lambda context: _num_clients(read_run_config(context.run_config)),
+)

@@ -1,0 +1,226 @@
+"""One run of an experiment: train, write down every round, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from rich.console import Console
+from safetensors.numpy import save_file
+
+from fl_admm_strategies import FPFC
+
+from . import plots
+from .config import RunConfig
+from .data import FederatedData, load
+from .models import build, initialise
+from .report import (
+    Result,
+    clustering_scores,
+    communication_cost,
+    diagnostics_table,
+    results_table,
+    score,
+    write_metrics_line,
+    write_result,
+)
+from .settings import Settings, load_settings, published_rows
+
+_KINDS = {
+    "personal": "personal model",
+    "cluster": "cluster model",
+    "global": "one global model",
+}
+
+
+def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Console) -> Result:
+    """Run an experiment on a grid and write its results folder.
+
+    Parameters
+    ----------
+    grid : Grid
+        Of any engine.
+    config : RunConfig
+        Which experiment, with which changes.
+    engine : str
+        The engine's name, for the report.
+    console : Console
+        Where the tables go.
+
+    Returns
+    -------
+    Result
+        What ``result.json`` holds.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If settings or data are not usable; nothing has been sent by then.
+    """
+    settings = load_settings(
+        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
+    )
+    data = load(
+        settings.data.name, settings.seed, config.data_root, **dict(settings.data.options)
+    )
+    strategy = settings.algorithm.strategy(
+        fraction_train=settings.training.fraction_train,
+        min_available_nodes=len(data.clients),
+        seed=settings.seed,
+    )
+    model = initialise(build(settings.model.name, data), settings.seed, settings.model.init)
+    name = Path(config.experiment).stem
+    out = _new_folder(config.out, name)
+    (out / "experiment.toml").write_text(settings.to_toml(), encoding="utf-8")
+
+    began = time.monotonic()
+    with (out / "metrics.jsonl").open("w", encoding="utf-8") as file:
+
+        def on_round(server_round: int, metrics: Mapping[str, float]) -> None:
+            write_metrics_line(
+                file,
+                {
+                    "round": server_round,
+                    "seconds": time.monotonic() - began,
+                    "metrics": metrics,
+                    "clients": {
+                        "train": strategy.train_metrics.get(server_round, {}),
+                        "evaluate": strategy.evaluate_metrics.get(server_round, {}),
+                    },
+                },
+            )
+
+        strategy.start(
+            grid,
+            ArrayRecord(model.state_dict()),
+            num_rounds=settings.training.num_rounds,
+            evaluate_every=settings.training.evaluate_every,
+            on_round=on_round,
+        )
+    seconds = time.monotonic() - began
+    save_file(strategy.state_dict(), out / "state.safetensors")
+    result = _result(name, settings, data, strategy, engine, seconds)
+    write_result(out / "result.json", result)
+    _draw(out, settings, data, strategy, result)
+    console.print(results_table(result))
+    _print_diagnostics(console, settings, strategy, result)
+    console.print(f"\nResults, plots and models: [bold]{out.resolve()}[/bold]", soft_wrap=True)
+    return result
+
+
+def _new_folder(wanted: Path | None, name: str) -> Path:
+    """Make the folder of a run, never one that is there already."""
+    if wanted is not None:
+        if wanted.exists() and any(wanted.iterdir()):
+            raise ValueError(f"the results folder {wanted} is not empty; give another --out")
+        wanted.mkdir(parents=True, exist_ok=True)
+        return wanted
+    stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    for suffix in ("", *(f"-{count}" for count in range(2, 1000))):
+        folder = Path("runs") / f"{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"runs/{stamp} and its numbered neighbours exist already")
+
+
+def _metric(data: FederatedData) -> str:
+    return "accuracy" if data.task == "classification" else "rmse"
+
+
+def _result(
+    name: str,
+    settings: Settings,
+    data: FederatedData,
+    strategy: FPFC,
+    engine: str,
+    seconds: float,
+) -> Result:
+    metric = _metric(data)
+    last = strategy.evaluate_metrics[max(strategy.evaluate_metrics)]
+    sizes = {key: array.size for key, array in strategy.global_model().items()}
+    shared = sum(strategy.state.shared[key].size for key in strategy.state.shared)
+    return Result(
+        experiment=name,
+        algorithm=settings.algorithm.title,
+        metric=metric,  # type: ignore[arg-type]
+        models={
+            title: score([metrics[f"{kind}-{metric}"] for metrics in last.values()], metric)  # type: ignore[arg-type]
+            for kind, title in _KINDS.items()
+        },
+        clustering=clustering_scores(strategy.state.pairs.theta_norms(), data.true_clusters),
+        cost=communication_cost(
+            len(data.clients),
+            sum(sizes.values()) - shared,
+            [len(replies) for replies in strategy.train_metrics.values()],
+            shared,
+        ),
+        seconds=seconds,
+        rounds=len(strategy.train_metrics),
+        engine=engine,
+        seed=settings.seed,
+        published=published_rows(settings),
+        shared_dim=shared,
+    )
+
+
+def _draw(
+    out: Path, settings: Settings, data: FederatedData, strategy: FPFC, result: Result
+) -> None:
+    metric = _metric(data)
+    percent = metric == "accuracy"
+    series: dict[str, list[tuple[int, float]]] = {title: [] for title in _KINDS.values()}
+    for server_round, clients in strategy.evaluate_metrics.items():
+        for kind, title in _KINDS.items():
+            mean = float(np.mean([metrics[f"{kind}-{metric}"] for metrics in clients.values()]))
+            series[title].append((server_round, 100 * mean if percent else mean))
+    key = "acc" if percent else "rmse"
+    published = {
+        f"{method}, published": row[key]
+        for method, row in result.published.items()
+        if method == result.algorithm and key in row
+    }
+    plots.metric_over_rounds(
+        series,
+        ylabel="mean test accuracy of the clients (%)" if percent else "mean test RMSE",
+        title=settings.title,
+        path=out / "metric.png",
+        published=published,
+    )
+    omega = strategy.state.pairs.omega
+    labels = strategy.clusters()
+    plots.distance_heat_map(
+        omega, labels, path=out / "distances.png", title="Distances between the client models"
+    )
+    plots.embedding(
+        omega,
+        labels,
+        data.true_clusters,
+        path=out / "embedding.png",
+        title="The client models in two dimensions",
+        seed=settings.seed,
+    )
+
+
+def _print_diagnostics(
+    console: Console, settings: Settings, strategy: FPFC, result: Result
+) -> None:
+    found = strategy.diagnostics()
+    console.print(
+        diagnostics_table(
+            found.labels,
+            found.theta_norms,
+            found.gradient_norms,
+            lam=settings.algorithm.lam,
+            stationarity=found.stationarity,
+            consensus=found.primal_residual,
+            clustering=result.clustering,
+        )
+    )

@@ -1,0 +1,180 @@
+"""What an experiment is: a TOML file of settings, checked before anything runs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .algorithms import AlgorithmSettings
+from .data.registry import unknown
+
+EXPERIMENTS = Path(str(files("simulations"))) / "experiments"
+
+
+class _Section(BaseModel):
+    """A table of the file: keys in kebab-case, none but the known."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-")
+    )
+
+
+class DataSettings(_Section):
+    """Which data set, and its options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class ModelSettings(_Section):
+    """Which model, and how its common initial weights are drawn."""
+
+    name: str
+    init: str = "pytorch"
+
+
+class TrainingSettings(_Section):
+    """How the federation runs."""
+
+    num_rounds: int = Field(ge=1)
+    fraction_train: float = Field(gt=0, le=1)
+    evaluate_every: int = Field(default=10, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    """Mini-batch size; left out, clients take full-gradient steps."""
+
+
+class PublishedRow(_Section):
+    """A row of a published table; accuracies in percent, deviations over the paper's seeds."""
+
+    acc: float | None = None
+    acc_std: float | None = None
+    rmse: float | None = None
+    rmse_std: float | None = None
+    num: float | None = None
+    ari: float | None = None
+    cost: float | None = None
+
+
+class Settings(_Section):
+    """An experiment, complete and checked."""
+
+    title: str
+    """One line for `python -m simulations list`."""
+    seed: int = Field(default=0, ge=0)
+    data: DataSettings
+    model: ModelSettings
+    training: TrainingSettings
+    algorithm: AlgorithmSettings
+    published: dict[str, PublishedRow] = {}
+    profiles: dict[str, dict[str, Any]] = {}
+    """Named sets of changes, e.g. a short `quick` run: dotted key = value."""
+
+    def to_toml(self) -> str:
+        """Return the settings as a file that `load_settings` reads back."""
+        return tomli_w.dumps(self.model_dump(by_alias=True, exclude_none=True))
+
+
+def experiment_names() -> list[str]:
+    """Return the names of the experiments that come with the app."""
+    return sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
+
+
+def load_settings(
+    experiment: str, *, profile: str = "", changes: Sequence[str] = (), seed: int | None = None
+) -> Settings:
+    """Read an experiment and apply changes to it.
+
+    Parameters
+    ----------
+    experiment : str
+        The name of an experiment, or the path of a TOML file.
+    profile : str
+        One of the experiment's profiles; empty for none.
+    changes : sequence of str
+        ``"section.key=value"``, the value as TOML (a bare word is text), e.g.
+        ``"algorithm.lam=1.0"``.
+    seed : int, optional
+        In place of the experiment's.
+
+    Raises
+    ------
+    ValueError
+        If the experiment, profile or a key does not exist, or a value is out of range. The message
+        lists every mistake.
+    """
+    raw = _read(experiment)
+    if profile:
+        profiles = raw.get("profiles", {})
+        if profile not in profiles:
+            raise unknown(f"profile of {experiment}", profile, sorted(profiles))
+        for key, value in profiles[profile].items():
+            _change(raw, key, value)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"{change!r} is not section.key=value, e.g. algorithm.lam=1.0")
+        _change(raw, key.strip(), _toml_value(text.strip()))
+    if seed is not None:
+        raw["seed"] = seed
+    try:
+        return Settings.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError(_explain(experiment, error)) from None
+
+
+def _read(experiment: str) -> dict[str, Any]:
+    path = Path(experiment)
+    if path.suffix != ".toml":
+        names = experiment_names()
+        if experiment not in names:
+            raise unknown("experiment", experiment, names)
+        path = EXPERIMENTS / f"{experiment}.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no experiment file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
+
+
+def _change(raw: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    table: Any = raw
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ValueError(f"{key!r}: {section!r} is a value, not a section")
+    table[last] = value
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(experiment: str, error: ValidationError) -> str:
+    lines = [f"The settings of experiment {experiment!r} are not usable:"]
+    for mistake in error.errors():
+        key = ".".join(str(part) for part in mistake["loc"])
+        if mistake["type"] == "extra_forbidden":
+            lines.append(f"  {key}: there is no such setting")
+        elif mistake["type"] == "missing":
+            lines.append(f"  {key}: is missing")
+        else:
+            lines.append(f"  {key}: {mistake['msg']}, given {mistake['input']!r}")
+    return "\n".join(lines)
+
+
+def published_rows(settings: Settings) -> Mapping[str, Mapping[str, float]]:
+    """Return the published numbers as the report takes them."""
+    return {
+        method: row.model_dump(exclude_none=True) for method, row in settings.published.items()
+    }
