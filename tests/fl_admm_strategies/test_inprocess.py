@@ -1,5 +1,6 @@
 """InProcessGrid: Flower's own apps run on it unchanged, and its isolation, failures and workers."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -389,6 +390,8 @@ def test_a_worker_that_dies_between_two_rounds_costs_nothing() -> None:
 
 def test_a_late_client_is_killed_has_no_reply_and_leaves_no_trace() -> None:
     with InProcessGrid(counting_app(), 5, workers=2) as grid:
+        processes = multiprocessing.active_children()
+        assert len(processes) == 2
         a, *others = grid.get_node_ids()
         start = time.monotonic()
         replies = grid.send_and_receive(
@@ -398,6 +401,10 @@ def test_a_late_client_is_killed_has_no_reply_and_leaves_no_trace() -> None:
         assert 1.0 <= time.monotonic() - start < 10
         assert [reply.metadata.src_node_id for reply in replies] == others
         assert counts(grid) == [0, 1, 1, 1, 1]
+        deadline = time.monotonic() + 10
+        while all(process.is_alive() for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert sorted(process.is_alive() for process in processes) == [False, True]
         replies = grid.send_and_receive(map(train_message, grid.get_node_ids()), timeout=60)
         assert [reply.content["metrics"]["n"] for reply in replies] == [1, 2, 2, 2, 2]
 
