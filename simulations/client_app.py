@@ -13,7 +13,7 @@ import torch
 from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
-from torch import nn
+from torch import Tensor, nn
 
 from clients import accuracy, client_app, rmse
 
@@ -48,11 +48,19 @@ def _build_client(config: RunConfig, context: Context) -> Client:
         train_loader=full_batch(*own.train)
         if batch_size is None
         else minibatches(*own.train, batch_size),
-        loss_fn=nn.MSELoss() if regression else nn.CrossEntropyLoss(),
+        loss_fn=_half_squared_error if regression else nn.CrossEntropyLoss(),
         test_loader=full_batch(*own.test),
         metrics={"rmse": rmse} if regression else {"accuracy": accuracy},
         full_batch=batch_size is None,
     ).to_client()
+
+
+def _half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return (1/2) mean (y - x'w)^2, whose gradient FPFC's appendix D uses.
+
+    The appendix prints f without the half (specs 6.1 E7); the choice scales lambda by 2.
+    """
+    return 0.5 * nn.functional.mse_loss(outputs, targets)
 
 
 def _num_clients(config: RunConfig) -> int:
