@@ -4,6 +4,8 @@ Every result element is computed by one thread in an order that does not depend 
 threads, so neither do the bits.
 """
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -20,12 +22,29 @@ _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 _COLUMNS = 512
 
 
+# With OpenMP, numba's usual choice, a process forked after the first kernel has run hangs as soon
+# as torch uses its threads: the two share one OpenMP library. Workers are forked like that.
+# NUMBA_THREADING_LAYER still decides where it is set.
+_config: Any = numba.config
+if _config.THREADING_LAYER == "default":
+    _config.THREADING_LAYER = "workqueue"
+
+# The work queue ends the process if two threads enter it at a time.
+_ONE_AT_A_TIME = threading.Lock()
+
+
 def _jit(function: _Function) -> _Function:
     try:
         compiled = numba.njit(parallel=True, fastmath=_FASTMATH, cache=True)(function)
     except RuntimeError:  # numba found no directory it may write its cache to
         compiled = numba.njit(parallel=True, fastmath=_FASTMATH)(function)
-    return cast(_Function, compiled)
+
+    @functools.wraps(function)
+    def run(*arrays: Any) -> Any:
+        with _ONE_AT_A_TIME:
+            return compiled(*arrays)
+
+    return cast(_Function, run)
 
 
 @_jit

@@ -1,6 +1,9 @@
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -416,6 +419,31 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
         numba.set_num_threads(threads)
     for name, array in states[0].items():
         assert_array_equal(array, states[1][name])
+
+
+@pytest.mark.skipif(numba is None, reason="numba is missing")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_worker_forked_after_a_round_can_use_torch_threads() -> None:
+    # In a process of its own: pytest's has threads. Hangs with numba's OpenMP layer.
+    pytest.importorskip("torch")
+    program = """if True:
+        import os
+        import numpy as np, torch
+        from fl_admm_strategies.pairwise import PairwiseStore
+        from fl_admm_strategies.penalties import L1
+        store = PairwiseStore(np.zeros((4, 2000)), L1(0.6), 1.0, engine="numba")
+        store.update(range(4), np.eye(4, 2000))
+        child = os.fork()
+        if child == 0:
+            total = (torch.ones(400, 400) @ torch.ones(400, 400)).sum()
+            os._exit(0 if total == 400**3 else 1)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_THREADING_LAYER"}
+    root = str(Path(pairwise.__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join([root, environment.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, check=False)
+    assert done.returncode == 0
 
 
 def test_without_numba_one_line_says_so(
