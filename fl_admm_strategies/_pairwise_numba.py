@@ -1,12 +1,15 @@
 """Numba kernels of `fl_admm_strategies.pairwise`; the numpy forms there say what each computes.
 
-Every result element is computed by one thread in an order that does not depend on the number of
-threads, so neither do the bits.
+A kernel works on a piece, some rows or some columns, without the interpreter's lock, and plain
+threads share the pieces. Numba's own threads are not used: with OpenMP they share torch's library,
+so that torch's number of threads changes behind its back and a process forked afterwards hangs.
+Every number is computed by one thread in an order that no split changes, so the bits do not depend
+on the number of threads.
 """
 
-import functools
-import threading
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 import numba
@@ -18,46 +21,49 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Lets sums be vectorised. 'nnan' and 'ninf' are left out so that NaN and Inf stay what they are.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
-# Columns that one thread sums at a time. Fixed: see the module docstring.
-_COLUMNS = 512
-
-
-# With OpenMP, numba's usual choice, a process forked after the first kernel has run hangs as soon
-# as torch uses its threads: the two share one OpenMP library. Workers are forked like that.
-# NUMBA_THREADING_LAYER still decides where it is set.
-_config: Any = numba.config
-if _config.THREADING_LAYER == "default":
-    _config.THREADING_LAYER = "workqueue"
-
-# The work queue ends the process if two threads enter it at a time.
-_ONE_AT_A_TIME = threading.Lock()
+_COLUMNS = 512  # columns in a piece
+_PIECE_BYTES = 4 * 2**20  # rows in a piece: enough to outweigh handing it to a thread
 
 
 def _jit(function: _Function) -> _Function:
     try:
-        compiled = numba.njit(parallel=True, fastmath=_FASTMATH, cache=True)(function)
+        compiled = numba.njit(nogil=True, fastmath=_FASTMATH, cache=True)(function)
     except RuntimeError:  # numba found no directory it may write its cache to
-        compiled = numba.njit(parallel=True, fastmath=_FASTMATH)(function)
+        compiled = numba.njit(nogil=True, fastmath=_FASTMATH)(function)
+    return cast(_Function, compiled)
 
-    @functools.wraps(function)
-    def run(*arrays: Any) -> Any:
-        with _ONE_AT_A_TIME:
-            return compiled(*arrays)
 
-    return cast(_Function, run)
+def _share(task: Callable[[int, int], None], count: int, step: int, nbytes: int) -> None:
+    """Run ``task(start, stop)`` over ``range(count)`` in pieces of `step`, on all cores.
+
+    `nbytes` are read in all; few are not worth starting threads for.
+    """
+    if count <= step or nbytes < 2 * _PIECE_BYTES:
+        task(0, count)
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        starts = range(0, count, step)
+        # list() waits for every piece and raises what one raised.
+        list(pool.map(lambda start: task(start, min(start + step, count)), starts))
+
+
+def _rows_in_piece(vectors: NDArray[Any]) -> int:
+    return max(1, _PIECE_BYTES // (vectors.shape[1] * vectors.itemsize))
 
 
 @_jit
-def update_rows(
+def _update_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
     i: NDArray[np.int32],
     j: NDArray[np.int32],
     omega: NDArray[Any],
     keep: NDArray[Any],
-) -> NDArray[np.float64]:
-    norms = np.empty(len(rows))
-    for k in numba.prange(len(rows)):
+    norms: NDArray[np.float64],
+    start: int,
+    stop: int,
+) -> None:
+    for k in range(start, stop):
         delta = slab[rows[k]]
         first = omega[i[k]]
         second = omega[j[k]]
@@ -76,15 +82,36 @@ def update_rows(
                 wide = np.float64(new)
                 total += wide * wide
         norms[k] = np.sqrt(total)
+
+
+def update_rows(
+    slab: NDArray[Any],
+    rows: NDArray[np.int64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    omega: NDArray[Any],
+    keep: NDArray[Any],
+) -> NDArray[np.float64]:
+    norms = np.empty(len(rows))
+    _share(
+        lambda start, stop: _update_rows(slab, rows, i, j, omega, keep, norms, start, stop),
+        len(rows),
+        _rows_in_piece(slab),
+        len(rows) * slab[0].nbytes,
+    )
     return norms
 
 
 @_jit
-def difference_norms(
-    omega: NDArray[Any], i: NDArray[np.int32], j: NDArray[np.int32]
-) -> NDArray[np.float64]:
-    norms = np.empty(len(i))
-    for k in numba.prange(len(i)):
+def _difference_norms(
+    omega: NDArray[Any],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    norms: NDArray[np.float64],
+    start: int,
+    stop: int,
+) -> None:
+    for k in range(start, stop):
         first = omega[i[k]]
         second = omega[j[k]]
         total = 0.0
@@ -92,10 +119,44 @@ def difference_norms(
             wide = np.float64(first[c] - second[c])
             total += wide * wide
         norms[k] = np.sqrt(total)
+
+
+def difference_norms(
+    omega: NDArray[Any], i: NDArray[np.int32], j: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    norms = np.empty(len(i))
+    _share(
+        lambda start, stop: _difference_norms(omega, i, j, norms, start, stop),
+        len(i),
+        _rows_in_piece(omega),
+        len(i) * omega[0].nbytes,
+    )
     return norms
 
 
 @_jit
+def _residual_norms(
+    slab: NDArray[Any],
+    rows: NDArray[np.int64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    omega: NDArray[Any],
+    scale: NDArray[np.float64],
+    norms: NDArray[np.float64],
+    start: int,
+    stop: int,
+) -> None:
+    for k in range(start, stop):
+        delta = slab[rows[k]]
+        first = omega[i[k]]
+        second = omega[j[k]]
+        total = 0.0
+        for c in range(len(delta)):
+            wide = np.float64(first[c] - second[c]) - scale[k] * np.float64(delta[c])
+            total += wide * wide
+        norms[k] = np.sqrt(total)
+
+
 def residual_norms(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
@@ -105,19 +166,51 @@ def residual_norms(
     scale: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     norms = np.empty(len(rows))
-    for k in numba.prange(len(rows)):
-        delta = slab[rows[k]]
-        first = omega[i[k]]
-        second = omega[j[k]]
-        total = 0.0
-        for c in range(len(delta)):
-            wide = np.float64(first[c] - second[c]) - scale[k] * np.float64(delta[c])
-            total += wide * wide
-        norms[k] = np.sqrt(total)
+    _share(
+        lambda start, stop: _residual_norms(slab, rows, i, j, omega, scale, norms, start, stop),
+        len(rows),
+        _rows_in_piece(slab),
+        len(rows) * slab[0].nbytes,
+    )
     return norms
 
 
 @_jit
+def _add_rows(
+    slab: NDArray[Any],
+    rows: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    coefficient: NDArray[np.float64],
+    total: NDArray[np.float64],
+    low: int,
+    high: int,
+) -> None:
+    for k in range(len(total)):
+        target = total[k, low:high]
+        p = starts[k]
+        # Four rows at a time, so that the sum is loaded and stored once for four of them.
+        while p + 4 <= starts[k + 1]:
+            row0 = slab[rows[p], low:high]
+            row1 = slab[rows[p + 1], low:high]
+            row2 = slab[rows[p + 2], low:high]
+            row3 = slab[rows[p + 3], low:high]
+            c0 = coefficient[p]
+            c1 = coefficient[p + 1]
+            c2 = coefficient[p + 2]
+            c3 = coefficient[p + 3]
+            for c in range(len(target)):
+                target[c] += (c0 * np.float64(row0[c]) + c1 * np.float64(row1[c])) + (
+                    c2 * np.float64(row2[c]) + c3 * np.float64(row3[c])
+                )
+            p += 4
+        while p < starts[k + 1]:
+            row = slab[rows[p], low:high]
+            c0 = coefficient[p]
+            for c in range(len(target)):
+                target[c] += c0 * np.float64(row[c])
+            p += 1
+
+
 def add_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
@@ -125,48 +218,37 @@ def add_rows(
     coefficient: NDArray[np.float64],
     total: NDArray[np.float64],
 ) -> None:
-    width = slab.shape[1]
-    for chunk in numba.prange((width + _COLUMNS - 1) // _COLUMNS):
-        low = chunk * _COLUMNS
-        high = min(low + _COLUMNS, width)
-        for k in range(len(total)):
-            target = total[k, low:high]
-            p = starts[k]
-            # Four rows at a time, so that the sum is loaded and stored once for four of them.
-            while p + 4 <= starts[k + 1]:
-                row0 = slab[rows[p], low:high]
-                row1 = slab[rows[p + 1], low:high]
-                row2 = slab[rows[p + 2], low:high]
-                row3 = slab[rows[p + 3], low:high]
-                c0 = coefficient[p]
-                c1 = coefficient[p + 1]
-                c2 = coefficient[p + 2]
-                c3 = coefficient[p + 3]
-                for c in range(len(target)):
-                    target[c] += (c0 * np.float64(row0[c]) + c1 * np.float64(row1[c])) + (
-                        c2 * np.float64(row2[c]) + c3 * np.float64(row3[c])
-                    )
-                p += 4
-            while p < starts[k + 1]:
-                row = slab[rows[p], low:high]
-                c0 = coefficient[p]
-                for c in range(len(target)):
-                    target[c] += c0 * np.float64(row[c])
-                p += 1
+    _share(
+        lambda low, high: _add_rows(slab, rows, starts, coefficient, total, low, high),
+        slab.shape[1],
+        _COLUMNS,
+        len(rows) * slab[0].nbytes,
+    )
 
 
 @_jit
+def _sum_chosen(
+    omega: NDArray[Any],
+    chosen: NDArray[np.bool_],
+    total: NDArray[np.float64],
+    low: int,
+    high: int,
+) -> None:
+    for k in range(len(chosen)):
+        target = total[k, low:high]
+        for j in range(len(omega)):
+            if chosen[k, j]:
+                row = omega[j, low:high]
+                for c in range(len(row)):
+                    target[c] += np.float64(row[c])
+
+
 def sum_chosen(omega: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    width = omega.shape[1]
-    total = np.zeros((len(chosen), width))
-    for chunk in numba.prange((width + _COLUMNS - 1) // _COLUMNS):
-        low = chunk * _COLUMNS
-        high = min(low + _COLUMNS, width)
-        for k in range(len(chosen)):
-            target = total[k, low:high]
-            for j in range(len(omega)):
-                if chosen[k, j]:
-                    row = omega[j, low:high]
-                    for c in range(len(row)):
-                        target[c] += np.float64(row[c])
+    total = np.zeros((len(chosen), omega.shape[1]))
+    _share(
+        lambda low, high: _sum_chosen(omega, chosen, total, low, high),
+        omega.shape[1],
+        _COLUMNS,
+        int(chosen.sum()) * omega[0].nbytes,
+    )
     return total
