@@ -97,14 +97,15 @@ class FPFCClient(TorchClient):
         """
         groups = split_groups(parameters, config)
         mean_dual = groups.pop("mean-dual", None)
-        loss, num_examples, metrics = self.evaluate_models(groups)
-        if mean_dual is not None:
-            names = self._clustered(config)
-            dual = _flat(to_tensors(names, mean_dual, self.device))
-            gradient = self._gradient(groups["personal"], names)
-            metrics["stationarity"] = float(torch.linalg.vector_norm(gradient + dual))
-            gradient = self._gradient(groups["cluster"], names)
-            metrics["cluster-gradient-norm"] = float(torch.linalg.vector_norm(gradient))
+        with self.seeded(config):
+            loss, num_examples, metrics = self.evaluate_models(groups)
+            if mean_dual is not None:
+                names = self._clustered(config)
+                dual = _flat(to_tensors(names, mean_dual, self.device))
+                gradient = self._gradient(groups["personal"], names)
+                metrics["stationarity"] = float(torch.linalg.vector_norm(gradient + dual))
+                gradient = self._gradient(groups["cluster"], names)
+                metrics["cluster-gradient-norm"] = float(torch.linalg.vector_norm(gradient))
         return loss, num_examples, metrics
 
     def _clustered(self, config: Scalars) -> list[str]:

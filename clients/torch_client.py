@@ -114,7 +114,8 @@ class TorchClient(NumPyClient):
         metrics : dict
             ``KIND-loss`` and ``KIND-METRIC`` for every kind of model.
         """
-        return self.evaluate_models(split_groups(parameters, config))
+        with self.seeded(config):
+            return self.evaluate_models(split_groups(parameters, config))
 
     def evaluate_models(
         self, models: Mapping[str, Sequence[NDArray[Any]]]
@@ -173,6 +174,8 @@ class TorchClient(NumPyClient):
     @contextmanager
     def seeded(self, config: Scalars) -> Iterator[None]:
         """Make torch's randomness (batch order, dropout) that of this client in this round.
+
+        An evaluation needs it too: a loader that shuffles changes the last bits of its sums.
 
         The state of torch's generators outside is left as it was. Randomness of a user's own that
         does not come from torch is the user's to seed, with ``config["seed"]``.

@@ -388,8 +388,9 @@ class FPFC(StatefulStrategy):
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return omega, the pairs, phi and the clients' bookkeeping."""
+        pairs = self.state.pairs.state_arrays()  # views of the store
         return {
-            **{f"pairs/{key}": value for key, value in self.state.pairs.state_arrays().items()},
+            **{f"pairs/{key}": value.copy() for key, value in pairs.items()},
             **{f"shared/{name}": value for name, value in self.state.shared.items()},
             "num_examples": self.state.num_examples.copy(),
             "accepted_in": self.state.accepted_in.copy(),

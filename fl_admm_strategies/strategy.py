@@ -465,9 +465,10 @@ class StatefulStrategy(Strategy):
         self, server_round: int, replies: Iterable[tuple[int | None, RawReply]]
     ) -> Metrics:
         """Check the replies of an evaluation and return the mean metrics."""
+        anybody = bool(self._asked)
         accepted = self._accept(server_round, replies, with_arrays=False)
         if not accepted:
-            if self._asked:
+            if anybody:
                 log(WARNING, "round %s: no usable evaluation", server_round)
             return {}
         self.evaluate_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
@@ -652,23 +653,28 @@ class StatefulStrategy(Strategy):
         ]
 
     def _raw_replies(self, messages: Iterable[Message]) -> list[tuple[int | None, RawReply]]:
-        asked_at: dict[int, list[int]] = {}
-        for client in self._asked:
-            asked_at.setdefault(self._node_of[client], []).append(client)
+        hosted_at: dict[int, list[int]] = {}
+        for client, node in self._node_of.items():
+            hosted_at.setdefault(node, []).append(client)
         replies: list[tuple[int | None, RawReply]] = []
         for message in messages:
             node = message.metadata.src_node_id
-            own = asked_at.get(node, [])
+            own = hosted_at.get(node, [])
             if message.has_error():
                 error = RawReply(error=message.error.reason or "no reason given")
-                replies += [(client, error) for client in own] or [(None, error)]
+                asked = [client for client in own if client in self._asked]
+                replies += [(client, error) for client in asked or own] or [(None, error)]
                 continue
             # A node speaks for its own clients only; a single one needs no label.
             labels: dict[str | None, int] = {str(client): client for client in own}
             if own and not self._hosts_many[node]:
                 labels = {None: own[0]}
             for label, reply in wire.unpack_replies(message.content):
-                replies.append((labels.get(label), reply))
+                if (speaker := labels.get(label)) is None:
+                    name = "its client" if label is None else f"client {label}"
+                    reason = f"node {node} replied for {name}, which this run does not know there"
+                    reply = RawReply(error=reason)
+                replies.append((speaker, reply))
         return replies
 
 
@@ -683,8 +689,16 @@ def _read_identity(node: int, reply: Message) -> tuple[list[int], int]:
         raise RuntimeError(f"Node {node} could not say which clients it hosts: {reason}")
     for record in reply.content.config_records.values():
         ids, total = record.get(wire.CLIENT_IDS), record.get(wire.NUM_CLIENTS, 0)
-        if isinstance(ids, list) and isinstance(total, int):
-            return [int(client) for client in ids], total
+        if ids is None:
+            continue
+        clients = [i for i in ids if isinstance(i, int) and i >= 0] if isinstance(ids, list) else []
+        if clients != ids or len(set(clients)) < len(clients) or not isinstance(total, int):
+            raise RuntimeError(
+                f"Node {node} could not say which clients it hosts: it replied {wire.CLIENT_IDS}="
+                f"{ids!r}, {wire.NUM_CLIENTS}={total!r}, expected different integers >= 0 and an "
+                "integer."
+            )
+        return clients, total
     return [node], 0
 
 

@@ -1,0 +1,611 @@
+"""What every strategy here promises, whatever its algorithm. A strategy joins with one `Case`."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.workflow import DefaultWorkflow
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
+
+from clients import FPFCClient, client_app
+from fl_admm_strategies import (
+    FPFC,
+    L1,
+    LegacyStrategy,
+    SmoothedSCAD,
+    StatefulStrategy,
+    run_in_process,
+)
+from tests.support import (
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    dataset,
+    differs,
+    initial_arrays,
+    make_model,
+    node_of,
+    raising_client_fn,
+    warnings_in,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy, its client and the model they start from.
+
+    `strategy` takes the keyword arguments of `StatefulStrategy`, `client_class` those of
+    `TorchClient`. `ray_is_slow` keeps the runs on Ray out of the default suite.
+    """
+
+    name: str
+    strategy: Callable[..., StatefulStrategy]
+    client_class: Callable[..., NumPyClient]
+    initial_arrays: Callable[[], ArrayRecord] = initial_arrays
+    ray_is_slow: bool = False
+
+
+CASES = [
+    Case("FPFC", partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2), FPFCClient),
+    Case("FPFC-l1", partial(FPFC, L1(0.05), lr=0.2, local_epochs=2), FPFCClient, ray_is_slow=True),
+    Case(
+        "FPFC-head",
+        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2, clustered="^head"),
+        FPFCClient,
+        ray_is_slow=True,
+    ),
+]
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# Python 3.12 and later warn of every fork beside another thread.
+forks = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
+
+NUM_CLIENTS = 6
+VICTIM = 3
+
+State = dict[str, NDArray[Any]]
+
+
+def grid_of(case: Case, **kwargs: Any) -> WatchedGrid:
+    """Return a grid with one client of the case on each of its nodes."""
+    return WatchedGrid(client_app(client_fn_of(case.client_class)), NUM_CLIENTS, **kwargs)
+
+
+def run(
+    case: Case, grid: Grid, num_rounds: int = 3, strategy: StatefulStrategy | None = None
+) -> StatefulStrategy:
+    strategy = strategy or case.strategy(seed=1)
+    strategy.start(grid, case.initial_arrays(), num_rounds)
+    return strategy
+
+
+# --- Determinism --------------------------------------------------------------------------------
+
+
+def participants(strategy: StatefulStrategy) -> list[list[int]]:
+    return [sorted(strategy.train_metrics[r]) for r in sorted(strategy.train_metrics)]
+
+
+@each_case
+def test_one_seed_gives_the_same_bits_and_another_seed_samples_others(case: Case) -> None:
+    first, second, other = (
+        run(case, grid_of(case), strategy=case.strategy(fraction_train=0.5, seed=seed))
+        for seed in (1, 1, 2)
+    )
+    assert_same_bits(second.state_dict(), first.state_dict())
+    assert second.train_metrics == first.train_metrics
+    assert second.evaluate_metrics == first.evaluate_metrics
+    assert participants(other) != participants(first)
+
+
+@each_case
+def test_only_the_sampled_clients_take_part(case: Case) -> None:
+    grid = grid_of(case)
+    strategy = run(
+        case, grid, strategy=case.strategy(fraction_train=0.5, fraction_evaluate=0.34, seed=1)
+    )
+    for server_round in (1, 2, 3):
+        trained = sorted(strategy.train_metrics[server_round])
+        assert len(trained) == 3  # 0.5 of 6
+        asked = [m.metadata.dst_node_id for m in grid.phase(MessageType.TRAIN, server_round)]
+        assert sorted(asked) == [node_of(client) for client in trained]
+        assert len(strategy.evaluate_metrics[server_round]) == 2  # int(0.34 * 6)
+    assert len({tuple(group) for group in participants(strategy)}) > 1  # drawn anew every round
+
+
+@each_case
+def test_the_order_of_the_replies_does_not_matter(case: Case) -> None:
+    def rotate(replies: list[Message]) -> list[Message]:
+        return [*replies[4:], *reversed(replies[:4])]
+
+    shuffled = grid_of(case, spoil=dict.fromkeys((1, 2, 3), rotate))
+    assert_same_bits(run(case, shuffled).state_dict(), run(case, grid_of(case)).state_dict())
+
+
+# --- Bad replies --------------------------------------------------------------------------------
+
+
+def change_arrays(change: Callable[[dict[str, NDArray[Any]]], None]) -> Callable[[Message], None]:
+    def spoil(reply: Message) -> None:
+        arrays = {name: array.numpy() for name, array in reply.content["arrays"].items()}
+        change(arrays)
+        reply.content["arrays"] = ArrayRecord({k: Array(v) for k, v in arrays.items()})
+
+    return spoil
+
+
+def set_num_examples(value: float) -> Callable[[Message], None]:
+    def spoil(reply: Message) -> None:
+        reply.content["metrics"]["num-examples"] = value
+
+    return spoil
+
+
+def put(value: float) -> Callable[[dict[str, NDArray[Any]]], None]:
+    def change(arrays: dict[str, NDArray[Any]]) -> None:
+        arrays["body.weight"][1, 2] = value
+
+    return change
+
+
+def assign(**changed: Callable[[NDArray[Any]], NDArray[Any]]) -> Callable[[Message], None]:
+    def change(arrays: dict[str, NDArray[Any]]) -> None:
+        arrays["head.bias"] = changed["head_bias"](arrays["head.bias"])
+
+    return change_arrays(change)
+
+
+def unreadable(reply: Message) -> None:
+    array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=b"no numpy file")
+    reply.content["arrays"]["head.bias"] = array
+
+
+# How the victim's reply is spoilt, and a word that the log line must hold.
+SPOILT: dict[str, tuple[Callable[[Message], None], str]] = {
+    "NaN": (change_arrays(put(np.nan)), "'body.weight' holds NaN"),
+    "infinity": (change_arrays(put(-np.inf)), "'body.weight' holds NaN or infinity"),
+    "shape": (assign(head_bias=lambda bias: bias[:2]), "'head.bias' has shape (2,), expected (3,)"),
+    "dtype": (assign(head_bias=lambda bias: bias.astype(np.float64)), "dtype float64, expected"),
+    "name": (change_arrays(lambda a: a.update(extra=a.pop("head.bias"))), "'extra'"),
+    "one array less": (change_arrays(lambda a: a.pop("head.bias")), "(3), expected"),
+    "one array more": (change_arrays(lambda a: a.update(extra=a["head.bias"])), "(5), expected"),
+    "no arrays": (lambda reply: reply.content.pop("arrays"), "(0), expected"),
+    "unreadable bytes": (unreadable, "cannot be read"),
+    "zero examples": (set_num_examples(0), "'num-examples' is 0"),
+    "negative examples": (set_num_examples(-5), "'num-examples' is -5"),
+    "NaN examples": (set_num_examples(float("nan")), "'num-examples' is nan"),
+    "infinitely many examples": (set_num_examples(float("inf")), "'num-examples' is inf"),
+    "no examples": (lambda reply: reply.content["metrics"].pop("num-examples"), "lack the number"),
+    "no metrics": (lambda reply: reply.content.pop("metrics"), "0 MetricRecords"),
+}
+
+
+def of_victim(reply: Message) -> bool:
+    return bool(reply.metadata.src_node_id == node_of(VICTIM))
+
+
+def spoil_one(spoil: Callable[[Message], None]) -> Callable[[list[Message]], list[Message]]:
+    def spoil_all(replies: list[Message]) -> list[Message]:
+        for reply in replies:
+            if of_victim(reply):
+                spoil(reply)
+        return replies
+
+    return spoil_all
+
+
+def without(case: Case, client: int, server_round: int, **settings: Any) -> StatefulStrategy:
+    """Return a strategy that drops a client from the sample of one round."""
+    strategy = case.strategy(seed=1, **settings)
+    orders = strategy.train_orders
+
+    def fewer_orders(this_round: int, client_ids: Sequence[int]) -> Any:
+        left_out = client if this_round == server_round else None
+        return orders(this_round, [other for other in client_ids if other != left_out])
+
+    strategy.train_orders = fewer_orders  # type: ignore[method-assign]
+    return strategy
+
+
+@cache
+def run_without_victim(case: Case) -> StatefulStrategy:
+    return run(case, grid_of(case), 2, strategy=without(case, VICTIM, 2, fraction_evaluate=0))
+
+
+def assert_as_if_not_sampled(
+    case: Case, grid: WatchedGrid, records: list[logging.LogRecord], reason: str
+) -> None:
+    strategy = run(case, grid, 2, strategy=case.strategy(seed=1, fraction_evaluate=0))
+    (line,) = warnings_in(records)
+    assert f"client {VICTIM} " in line
+    assert "round 2" in line
+    assert reason in line
+    expected = run_without_victim(case)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+    assert strategy.train_metrics == expected.train_metrics
+    assert sorted(strategy.train_metrics[2]) == [0, 1, 2, 4, 5]
+
+
+@each_case
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_spoilt_reply_is_as_if_the_client_was_not_sampled(
+    case: Case, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil, reason = SPOILT[kind]
+    grid = grid_of(case, spoil={2: spoil_one(spoil)})
+    assert_as_if_not_sampled(case, grid, caplog.records, reason)
+
+
+@each_case
+def test_two_replies_of_a_client_are_both_refused(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    def twice(replies: list[Message]) -> list[Message]:
+        return replies + [reply for reply in replies if of_victim(reply)]
+
+    assert_as_if_not_sampled(
+        case, grid_of(case, spoil={2: twice}), caplog.records, "more than once"
+    )
+
+
+@each_case
+def test_a_lost_reply_is_as_if_the_client_was_not_sampled(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(replies: list[Message]) -> list[Message]:
+        return [reply for reply in replies if not of_victim(reply)]
+
+    assert_as_if_not_sampled(case, grid_of(case, spoil={2: lose}), caplog.records, "no reply")
+
+
+@each_case
+def test_a_client_that_raises_is_as_if_it_was_not_sampled(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = client_app(raising_client_fn(case.client_class, {VICTIM: [2]}))
+    grid = WatchedGrid(app, NUM_CLIENTS)
+    assert_as_if_not_sampled(case, grid, caplog.records, "OSError: the disk is full")
+
+
+def foreign_reply(node: int, reply: Message, *, failed: bool = False) -> Message:
+    """Return another node's reply to a message that it did not get."""
+    request = Message(RecordDict(), node, MessageType.TRAIN, group_id="2")
+    if failed:
+        return Message(Error(2, "out of memory"), reply_to=request)
+    return Message(RecordDict(dict(reply.content)), reply_to=request)
+
+
+@each_case
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_reply_of_a_client_that_was_not_asked_is_ignored(
+    case: Case, failed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def intrude(replies: list[Message]) -> list[Message]:
+        return [foreign_reply(node_of(VICTIM), replies[0], failed=failed), *replies]
+
+    strategy = without(case, VICTIM, 2, fraction_evaluate=0)
+    run(case, grid_of(case, spoil={2: intrude}), 2, strategy=strategy)
+    (line,) = warnings_in(caplog.records)
+    assert f"client {VICTIM} " in line
+    assert "round 2" in line
+    assert ("out of memory" if failed else "not asked") in line
+    assert_same_bits(strategy.state_dict(), run_without_victim(case).state_dict())
+
+
+@each_case
+def test_the_reply_of_an_unknown_node_is_ignored(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = grid_of(case, spoil={2: lambda replies: [foreign_reply(999, replies[0]), *replies]})
+    strategy = run(case, grid, 2)
+    (line,) = warnings_in(caplog.records)
+    assert "round 2" in line
+    assert "999" in line
+    assert_same_bits(strategy.state_dict(), run(case, grid_of(case), 2).state_dict())
+
+
+@each_case
+def test_a_round_without_a_usable_reply_changes_nothing(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    states: list[State] = []
+    app = client_app(raising_client_fn(case.client_class, {c: [2] for c in range(NUM_CLIENTS)}))
+    strategy = case.strategy(seed=1)
+    strategy.start(
+        WatchedGrid(app, NUM_CLIENTS),
+        case.initial_arrays(),
+        3,
+        on_round=lambda server_round, metrics: states.append(strategy.state_arrays()),
+    )
+    assert_same_bits(states[1], states[0])
+    assert differs(states[2], states[1])  # and the run goes on
+    lines = warnings_in(caplog.records)
+    for client in range(NUM_CLIENTS):
+        assert len([line for line in lines if f"client {client} " in line]) == 1
+    assert len(lines) == NUM_CLIENTS + 1  # and one line that the round changes nothing
+    assert 2 not in strategy.train_metrics
+
+
+# --- Checkpoints --------------------------------------------------------------------------------
+
+
+@each_case
+@pytest.mark.parametrize("clients_keep_their_state", [True, False])
+def test_a_saved_state_continues_to_the_same_bits(
+    case: Case, clients_keep_their_state: bool
+) -> None:
+    def new() -> StatefulStrategy:
+        return case.strategy(fraction_train=0.5, fraction_evaluate=0.5, seed=1)
+
+    whole = run(case, grid_of(case), 6, strategy=new())
+    grid = grid_of(case)
+    state = run(case, grid, 3, strategy=new()).state_dict()
+    for key, array in state.items():
+        assert type(array) is np.ndarray, key
+        assert array.dtype.kind in "biuf", key  # numeric, so that numpy and safetensors take it
+    second = new()
+    second.load_state_dict(state)
+    run(case, grid if clients_keep_their_state else grid_of(case), 6, strategy=second)
+    assert sorted(second.train_metrics) == [4, 5, 6]
+    assert {r: whole.train_metrics[r] for r in (4, 5, 6)} == second.train_metrics
+    assert_same_bits(second.state_dict(), whole.state_dict())
+
+
+@each_case
+def test_later_rounds_do_not_change_a_saved_state(case: Case) -> None:
+    strategy = case.strategy(seed=1)
+    saved: list[State] = []
+    copies: list[State] = []
+
+    def save(server_round: int, metrics: Any) -> None:
+        saved.append(strategy.state_dict())
+        copies.append({key: array.copy() for key, array in saved[-1].items()})
+
+    strategy.start(grid_of(case), case.initial_arrays(), 2, on_round=save)
+    for state, copy in zip(saved, copies, strict=True):
+        assert_same_bits(state, copy)
+
+
+# --- Messages -----------------------------------------------------------------------------------
+
+
+@each_case
+def test_messages_have_the_layout_of_fedavg(case: Case) -> None:
+    grid = grid_of(case)
+    run(case, grid, 2)
+    expected = {k: (a.shape, a.dtype) for k, a in case.initial_arrays().items()}
+    for message in grid.phase(MessageType.TRAIN, 2):
+        arrays, config = message.content["arrays"], message.content["config"]
+        assert isinstance(arrays, ArrayRecord)
+        assert isinstance(config, ConfigRecord)
+        assert next(iter(message.content)) == "arrays"
+        assert {k: (a.shape, a.dtype) for k, a in arrays.items()} == expected
+        assert list(arrays) == list(expected)
+        assert config["server-round"] == 2
+    for reply in grid.replies(MessageType.TRAIN, 2):
+        assert set(reply.content) == {"arrays", "metrics"}
+        arrays, metrics = reply.content["arrays"], reply.content["metrics"]
+        assert {k: (a.shape, a.dtype) for k, a in arrays.items()} == expected
+        assert isinstance(metrics, MetricRecord)
+        assert metrics["num-examples"] == 10 + reply.metadata.src_node_id - node_of(0)
+    for reply in grid.replies(MessageType.EVALUATE, 2):
+        assert set(reply.content) == {"metrics"}
+        assert reply.content["metrics"]["num-examples"] > 0
+
+
+def fedavg_app() -> ClientApp:
+    """Return a ClientApp as people write it for FedAvg: it knows nothing of this library."""
+    app = ClientApp()
+
+    def received(message: Message) -> torch.nn.Module:
+        model = make_model()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        return model
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = received(message)
+        data = dataset(int(context.node_config["partition-id"]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=message.content["config"].get("lr", 0.1))
+        for inputs, labels in DataLoader(data, batch_size=4):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        arrays = ArrayRecord(model.state_dict())
+        metrics = MetricRecord({"num-examples": len(data)})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        inputs, labels = dataset(int(context.node_config["partition-id"])).tensors
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(received(message)(inputs), labels)
+        metrics = MetricRecord({"loss": loss.item(), "num-examples": len(labels)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@each_case
+def test_a_client_app_written_for_fedavg_works(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = run(case, WatchedGrid(fedavg_app(), NUM_CLIENTS), 2)
+    assert warnings_in(caplog.records) == []
+    # Such an app does not say which partition it has, so a client's id is its node's.
+    assert strategy.client_ids == [node_of(client) for client in range(NUM_CLIENTS)]
+    assert sorted(strategy.train_metrics[2]) == strategy.client_ids
+    assert strategy.evaluate_metrics[2][node_of(0)]["loss"] > 0
+    first, last = case.initial_arrays()["head.weight"], strategy.global_arrays["head.weight"]
+    assert not np.allclose(last.numpy(), first.numpy(), atol=1e-3)
+
+
+# --- Several clients on a node ------------------------------------------------------------------
+
+
+@each_case
+def test_it_does_not_matter_how_many_nodes_host_the_clients(case: Case) -> None:
+    def host(num_nodes: int) -> StatefulStrategy:
+        app = client_app(client_fn_of(case.client_class), num_clients=12)
+        strategy = case.strategy(fraction_train=0.5, fraction_evaluate=0.5, seed=1)
+        return run(case, WatchedGrid(app, num_nodes), strategy=strategy)
+
+    alone = host(12)
+    assert alone.client_ids == list(range(12))
+    for num_nodes in (3, 8):  # 8: some nodes host one client, some two
+        together = host(num_nodes)
+        assert_same_bits(together.state_dict(), alone.state_dict())
+        assert together.train_metrics == alone.train_metrics
+        assert together.evaluate_metrics == alone.evaluate_metrics
+
+
+@each_case
+@pytest.mark.parametrize("how", ["raises", "is spoilt", "speaks for another"])
+def test_a_hosted_client_fails_alone(
+    case: Case, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoil(replies: list[Message]) -> list[Message]:
+        for reply in replies:
+            if f"metrics@{VICTIM}" in reply.content:
+                if how == "is spoilt":
+                    reply.content[f"metrics@{VICTIM}"]["num-examples"] = -1
+                else:  # the node of clients 3, 4 and 5 uses an id that is another node's
+                    for record in ("arrays", "metrics"):
+                        reply.content[f"{record}@0"] = reply.content.pop(f"{record}@{VICTIM}")
+        return replies
+
+    def on_two_nodes(when: dict[int, list[int]], spoilt: bool) -> WatchedGrid:
+        app = client_app(raising_client_fn(case.client_class, when), num_clients=NUM_CLIENTS)
+        return WatchedGrid(app, 2, spoil={2: spoil} if spoilt else {})
+
+    grid = on_two_nodes({VICTIM: [2]} if how == "raises" else {}, how != "raises")
+    strategy = run(case, grid, 2)
+    lines = [line for line in warnings_in(caplog.records) if f"client {VICTIM} " in line]
+    assert len(lines) == 1
+    assert "round 2" in lines[0]
+    expected = run(case, on_two_nodes({}, False), 2, strategy=without(case, VICTIM, 2))
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+    assert sorted(strategy.train_metrics[2]) == [0, 1, 2, 4, 5]
+
+
+# --- Engines and APIs ---------------------------------------------------------------------------
+
+SETTINGS: dict[str, Any] = {"fraction_train": 0.5, "fraction_evaluate": 0.5, "seed": 1}
+
+
+@each_case
+@forks
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_give_the_same_bits(case: Case, workers: int) -> None:
+    with grid_of(case, workers=workers) as grid:
+        strategy = run(case, grid, strategy=case.strategy(**SETTINGS))
+    expected = run(case, grid_of(case), strategy=case.strategy(**SETTINGS))
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+    assert strategy.train_metrics == expected.train_metrics
+
+
+def current_app(case: Case, strategy: StatefulStrategy) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        run(case, grid, strategy=strategy)
+
+    return app
+
+
+def legacy_app(case: Case, strategy: StatefulStrategy) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        legacy = LegacyContext(
+            context=context,
+            config=ServerConfig(num_rounds=3),
+            strategy=LegacyStrategy(strategy, case.initial_arrays()),
+        )
+        DefaultWorkflow()(grid, legacy)
+
+    return app
+
+
+def host(case: Case, api: str, engine: Callable[[ServerApp, ClientApp], Any]) -> StatefulStrategy:
+    strategy = case.strategy(**SETTINGS)
+    client_fn = client_fn_of(case.client_class)
+    if api == "current":
+        engine(current_app(case, strategy), client_app(client_fn))
+    else:
+        engine(legacy_app(case, strategy), ClientApp(client_fn=client_fn))
+    return strategy
+
+
+def in_process(server_app: ServerApp, client_app: ClientApp) -> None:
+    run_in_process(server_app, client_app, NUM_CLIENTS)
+
+
+def on_ray(server_app: ServerApp, client_app: ClientApp) -> None:
+    with warnings.catch_warnings():
+        # What Ray leaves open when it is shut down is noticed when it is collected: now.
+        warnings.filterwarnings("ignore", "subprocess .* is still running", ResourceWarning)
+        warnings.filterwarnings("ignore", "unclosed ", ResourceWarning)
+        run_simulation(
+            server_app,
+            client_app,
+            num_supernodes=NUM_CLIENTS,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": {"log_to_driver": False, "logging_level": "ERROR"},
+            },
+        )
+        gc.collect()
+
+
+@each_case
+def test_the_legacy_api_gives_the_same_bits(case: Case) -> None:
+    legacy, expected = host(case, "legacy", in_process), host(case, "current", in_process)
+    assert_same_bits(legacy.state_dict(), expected.state_dict())
+    assert legacy.train_metrics == expected.train_metrics
+    assert legacy.evaluate_metrics == expected.evaluate_metrics
+
+
+RAY_CASES = [
+    pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.ray_is_slow else [])
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize("case", RAY_CASES)
+@pytest.mark.parametrize("api", ["current", "legacy"])
+def test_ray_gives_the_same_bits(case: Case, api: str) -> None:
+    strategy, expected = host(case, api, on_ray), host(case, "current", in_process)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+    assert strategy.train_metrics == expected.train_metrics
+    assert strategy.evaluate_metrics == expected.evaluate_metrics
