@@ -1,0 +1,486 @@
+"""The base strategy: waiting for nodes, who is who, bad arguments, evaluation and stopping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from numpy.testing import assert_allclose
+from numpy.typing import NDArray
+
+from clients import FPFCClient, client_app
+from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD, StatefulStrategy
+from fl_admm_strategies.wire import Arrays, Order, Reply
+from tests.support import WatchedGrid, client_fn_of, initial_arrays, warnings_in
+
+MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+
+
+class Mean(StatefulStrategy):
+    """The smallest strategy: the model is the plain mean of what the clients send."""
+
+    def init_state(self, arrays: Arrays) -> None:
+        self.model = arrays
+
+    def train_orders(self, server_round: int, client_ids: Any) -> dict[int, Order]:
+        return {client: Order({"model": self.model}) for client in client_ids}
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        uploads = [reply.arrays["w"] for reply in replies.values()]
+        self.model = {"w": np.mean(uploads, axis=0, dtype=np.float32)}
+
+    def evaluate_orders(self, server_round: int, client_ids: Any) -> dict[int, Order]:
+        return {client: Order({"global": self.model}) for client in client_ids}
+
+    def global_model(self) -> Arrays:
+        return self.model
+
+    def personal_model(self, client_id: int) -> Arrays:
+        return self.model
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        return {"w": self.model["w"].copy()}
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.model = {"w": arrays["w"]}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        return {}
+
+
+def echo_app() -> ClientApp:
+    """Client p of weight p + 1 adds 1 to the model; its loss is p, in training and evaluation."""
+    app = ClientApp()
+
+    def reply(message: Message, context: Context, content: dict[str, Any]) -> Message:
+        client = int(context.node_config["partition-id"])
+        content["metrics"] = MetricRecord({"loss": float(client), "num-examples": client + 1})
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        (w,) = message.content["arrays"].to_numpy_ndarrays()
+        return reply(message, context, {"arrays": ArrayRecord({"w": Array(w + np.float32(1))})})
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return reply(message, context, {})
+
+    return app
+
+
+def identified_app(ids: Callable[[Context], Any], total: Any) -> ClientApp:
+    """Return `echo_app` with a query handler that answers as told."""
+    app = echo_app()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        identity = ConfigRecord({"client-ids": ids(context), "num-clients": total})
+        return Message(RecordDict({"config": identity}), reply_to=message)
+
+    return app
+
+
+# --- Waiting for nodes --------------------------------------------------------------------------
+
+
+def test_too_few_nodes_end_with_an_error_that_says_what_to_do() -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError) as error:
+        Mean(min_available_nodes=5, node_timeout=0.3).start(InProcessGrid(echo_app(), 2), MODEL)
+    assert 0.3 <= time.monotonic() - began < 5
+    text = str(error.value)
+    assert "Waited 0.3 s: 2 clients on 2 nodes connected, Mean needs 5" in text
+    assert "flwr run . --federation-config 'num-supernodes=5'" in text
+    assert "node_timeout" in text
+
+
+class LateGrid(WatchedGrid):
+    """Node n registers at the n-th look (FLOWER.md section 5: round 1 can start before that)."""
+
+    looks = 0
+
+    def get_node_ids(self) -> list[int]:
+        self.looks += 1
+        return super().get_node_ids()[: self.looks]
+
+
+def test_nodes_that_register_late_are_waited_for() -> None:
+    # Simulated nodes know that they are 6, so all are waited for although 2 would be enough.
+    strategy = FPFC(SmoothedSCAD(0.5), node_timeout=30.0, min_available_nodes=2)
+    grid = LateGrid(client_app(client_fn_of(FPFCClient)), 6)
+    strategy.start(grid, initial_arrays(), 1)
+    assert strategy.client_ids == [0, 1, 2, 3, 4, 5]
+    assert sorted(strategy.train_metrics[1]) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_federation_that_never_gets_whole_times_out() -> None:
+    app = identified_app(lambda context: [int(context.node_config["partition-id"])], 40)
+    with pytest.raises(TimeoutError, match="3 clients on 3 nodes connected, Mean needs 40"):
+        Mean(node_timeout=0.2).start(InProcessGrid(app, 3), MODEL)
+
+
+def test_two_nodes_may_not_be_the_same_client() -> None:
+    configs = [{"partition-id": 4, "num-partitions": 2}] * 2
+    grid = InProcessGrid(client_app(client_fn_of(FPFCClient)), 2, node_configs=configs)
+    with pytest.raises(ValueError, match="Nodes 2 and 3 both say that they are client 4.*own part"):
+        FPFC(SmoothedSCAD(0.5)).start(grid, initial_arrays())
+
+
+def test_a_legacy_client_app_is_pointed_to_the_two_ways_out() -> None:
+    grid = InProcessGrid(ClientApp(client_fn=client_fn_of(FPFCClient)), 2)
+    with pytest.raises(ValueError, match=r"clients\.client_app\(client_fn\).*LegacyStrategy"):
+        FPFC(SmoothedSCAD(0.5)).start(grid, initial_arrays())
+
+
+@pytest.mark.parametrize("garbage", ["three", 3, [1.5, 2.0], ["a"], [-1], [4, 4], b"4"], ids=repr)
+def test_a_node_that_answers_the_query_with_garbage_is_no_client(
+    garbage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Node 3 (partition 1) talks nonsense: it is not counted, and the error tells.
+    def ids(context: Context) -> Any:
+        partition = int(context.node_config["partition-id"])
+        return garbage if partition == 1 else [partition]
+
+    grid = InProcessGrid(identified_app(ids, 0), 3)
+    with pytest.raises(TimeoutError, match="2 clients on 3 nodes .*Node 3 could not say"):
+        Mean(min_available_nodes=3, node_timeout=0.2).start(grid, MODEL)
+    (line,) = warnings_in(caplog.records)
+    assert "client-ids=" in line
+    # Where the others are enough, the run goes on without it.
+    strategy = Mean(min_available_nodes=2)
+    strategy.start(InProcessGrid(identified_app(ids, 0), 3), MODEL, 1)
+    assert strategy.client_ids == [0, 2]
+
+
+def test_a_query_handler_of_the_users_own_is_no_obstacle() -> None:
+    app = echo_app()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"mine": MetricRecord({"load": 0.5})}), reply_to=message)
+
+    strategy = Mean()
+    strategy.start(InProcessGrid(app, 3), MODEL, 1)
+    assert strategy.client_ids == [2, 3, 4]  # the node ids
+
+
+def test_a_node_whose_query_raises_is_named() -> None:
+    app = echo_app()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        raise OSError("no data on this machine")
+
+    with pytest.raises(TimeoutError, match="0 clients on 2 nodes.*no data on this machine"):
+        Mean(node_timeout=0.2).start(InProcessGrid(app, 2), MODEL)
+
+
+# --- Bad arguments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "text"),
+    [
+        ({"fraction_train": 0}, ValueError, r"fraction_train is 0, expected a number in \(0, 1\]"),
+        ({"fraction_train": 1.5}, ValueError, r"fraction_train is 1.5"),
+        ({"fraction_train": float("nan")}, ValueError, r"fraction_train is nan"),
+        ({"fraction_train": "half"}, TypeError, r"fraction_train is 'half', expected a number"),
+        ({"fraction_train": True}, TypeError, r"fraction_train is True"),
+        ({"fraction_evaluate": -0.1}, ValueError, r"fraction_evaluate is -0.1.* in \[0, 1\]"),
+        ({"min_train_nodes": 0}, ValueError, r"min_train_nodes is 0, expected an integer >= 1"),
+        ({"min_train_nodes": 2.0}, TypeError, r"min_train_nodes is 2.0, expected an integer"),
+        ({"min_evaluate_nodes": -1}, ValueError, r"min_evaluate_nodes is -1.*integer >= 0"),
+        ({"min_available_nodes": 0}, ValueError, r"min_available_nodes is 0.*integer >= 1"),
+        ({"min_available_nodes": True}, TypeError, r"min_available_nodes is True"),
+        ({"node_timeout": 0}, ValueError, r"node_timeout is 0, expected a finite number > 0"),
+        ({"node_timeout": float("inf")}, ValueError, r"node_timeout is inf"),
+        ({"node_timeout": "2m"}, TypeError, r"node_timeout is '2m', expected a number > 0"),
+        ({"seed": -1}, ValueError, r"seed is -1, expected an integer >= 0"),
+        ({"seed": None}, TypeError, r"seed is None, expected an integer >= 0"),
+    ],
+    ids=str,
+)
+def test_the_constructor_refuses(argument: dict[str, Any], error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        Mean(**argument)
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "text"),
+    [
+        ({"num_rounds": 0}, ValueError, r"num_rounds is 0, expected an integer >= 1"),
+        ({"num_rounds": 2.5}, TypeError, r"num_rounds is 2.5, expected an integer >= 1"),
+        ({"evaluate_every": 0}, ValueError, r"evaluate_every is 0, expected an integer >= 1"),
+        ({"timeout": 0}, ValueError, r"timeout is 0, expected a finite number > 0"),
+        ({"timeout": None}, TypeError, r"timeout is None, expected a number > 0"),
+    ],
+    ids=str,
+)
+def test_start_refuses(argument: dict[str, Any], error: type, text: str) -> None:
+    grid = WatchedGrid(echo_app(), 2)
+    with pytest.raises(error, match=text):
+        Mean().start(grid, MODEL, **argument)
+    assert grid.sent == []  # before a client hears of it
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "text"),
+    [
+        ({"w": np.zeros(2)}, TypeError, r"initial_arrays is a dict.*ArrayRecord\(model.state_dict"),
+        ([np.zeros(2)], TypeError, r"initial_arrays is a list"),
+        (None, TypeError, r"initial_arrays is a NoneType"),
+        (ArrayRecord(), ValueError, r"initial arrays are empty"),
+        (ArrayRecord([np.array([1, np.nan])]), ValueError, r"Array '0' .*holds NaN or infinity"),
+        (ArrayRecord([np.array([np.inf])]), ValueError, r"holds NaN or infinity"),
+        (ArrayRecord([np.array(["a"])]), ValueError, r"Array '0' has dtype <U1, expected real"),
+        (ArrayRecord([np.array([1j])]), ValueError, r"dtype complex128, expected real numbers"),
+    ],
+    ids=["dict", "list", "None", "empty", "NaN", "infinity", "text", "complex"],
+)
+def test_the_initial_model_must_be_usable(arrays: Any, error: type, text: str) -> None:
+    grid = WatchedGrid(echo_app(), 2)
+    with pytest.raises(error, match=text):
+        Mean().start(grid, arrays)
+    assert MessageType.TRAIN not in [kind for kind, _, _ in grid.sent]
+
+
+def test_a_run_without_a_usable_reply_ends_with_the_last_reason() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise ImportError("No module named 'torchvision'")
+
+    with pytest.raises(RuntimeError, match=r"without a single usable reply.*client 3.*torchvision"):
+        Mean(fraction_evaluate=0).start(InProcessGrid(app, 2), MODEL, 2)
+
+
+def test_the_results_need_a_start() -> None:
+    strategy = Mean()
+    for read in (
+        lambda: strategy.global_arrays,
+        lambda: strategy.personal_arrays(0),
+        strategy.state_dict,
+    ):
+        with pytest.raises(RuntimeError, match=r"Mean has no state yet: call start\("):
+            read()
+
+
+def test_an_unknown_client_has_no_model() -> None:
+    strategy = Mean()
+    strategy.start(InProcessGrid(echo_app(), 3), MODEL, 1)
+    assert_allclose(strategy.personal_arrays(3)["w"].numpy(), 1)
+    with pytest.raises(KeyError, match=r"no client 9; the run knows \[2, 3, 4\] \(3\)"):
+        strategy.personal_arrays(9)
+
+
+# --- Saved states -------------------------------------------------------------------------------
+
+
+def saved_state(num_nodes: int = 3) -> dict[str, NDArray[Any]]:
+    strategy = Mean()
+    strategy.start(InProcessGrid(echo_app(), num_nodes), MODEL, 2)
+    return strategy.state_dict()
+
+
+def test_a_state_of_other_clients_is_refused() -> None:
+    strategy = Mean()
+    strategy.load_state_dict(saved_state(3))
+    with pytest.raises(ValueError, match=r"belongs to clients \[2, 3, 4\] \(3\), but .*\[2, 3\]"):
+        strategy.start(InProcessGrid(echo_app(), 2), MODEL)
+
+
+def test_something_that_is_no_state_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"not a state of Mean.state_dict\(\).*base/round"):
+        Mean().load_state_dict({"w": np.zeros(2)})
+
+
+def test_a_state_of_another_algorithm_is_refused() -> None:
+    state = saved_state()
+    state["state/dual"] = state.pop("state/w")
+    strategy = Mean()
+    strategy.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"lacks \['w'\], which Mean needs.*another algorithm"):
+        strategy.start(InProcessGrid(echo_app(), 3), MODEL)
+
+
+def test_a_state_is_used_once() -> None:
+    # Two rounds are saved (w = 2). Continued for a third w = 3; started anew for one w = 1.
+    strategy = Mean()
+    strategy.load_state_dict(saved_state())
+    strategy.start(InProcessGrid(echo_app(), 3), MODEL, 3)
+    assert_allclose(strategy.global_arrays["w"].numpy(), 3)
+    strategy.start(InProcessGrid(echo_app(), 3), MODEL, 1)
+    assert_allclose(strategy.global_arrays["w"].numpy(), 1)
+    assert sorted(strategy.train_metrics) == [1]
+
+
+# --- Rounds -------------------------------------------------------------------------------------
+
+
+def test_metrics_are_kept_by_client_and_averaged_by_examples() -> None:
+    # Weights 1, 2, 3 and losses 0, 1, 2: (0*1 + 1*2 + 2*3) / 6 = 4/3.
+    strategy = Mean()
+    result = strategy.start(InProcessGrid(echo_app(), 3), MODEL, 2)
+    assert [strategy.train_metrics[2][c]["loss"] for c in (2, 3, 4)] == [0.0, 1.0, 2.0]
+    assert strategy.evaluate_metrics[1][4] == {"loss": 2.0, "num-examples": 3}
+    for metrics in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp):
+        assert sorted(metrics) == [1, 2]
+        assert metrics[2]["loss"] == pytest.approx(4 / 3, rel=1e-15)
+    assert_allclose(result.arrays["w"].numpy(), 2)  # the clients add 1 in each round
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "fraction", "least", "expected"),
+    [
+        (100, 0.29, 1, 29),  # 0.29 * 100 = 28.999999999999996
+        (10, 0.35, 1, 3),  # rounded down, as FedAvg does
+        (10, 0.01, 1, 1),  # never nobody
+        (10, 0.2, 5, 5),  # at least min_train_nodes
+        (10, 0.2, 50, 10),  # but not more than there are
+    ],
+)
+def test_the_size_of_the_sample(
+    num_clients: int, fraction: float, least: int, expected: int
+) -> None:
+    strategy = Mean(fraction_train=fraction, min_train_nodes=least)
+    strategy.begin({"w": np.zeros(2)}, range(num_clients))
+    asked = strategy.plan_train(1, {})
+    assert len(asked) == expected
+    assert list(asked) == sorted(set(asked))
+
+
+def test_sampling_is_uniform_and_without_replacement() -> None:
+    # 2 of 10 in 2000 rounds: each client is drawn Bin(2000, 0.2) times, 400 with a standard
+    # deviation of 17.9; all ten within 5 deviations.
+    strategy = Mean(fraction_train=0.2)
+    strategy.begin({"w": np.zeros(2)}, range(10))
+    counts = np.zeros(10)
+    for server_round in range(1, 2001):
+        asked = list(strategy.plan_train(server_round, {}))
+        assert len(set(asked)) == 2
+        counts[asked] += 1
+    assert np.abs(counts - 400).max() < 90
+
+
+def test_every_client_and_round_has_a_seed_of_its_own() -> None:
+    def seeds(run_seed: int) -> list[int]:
+        strategy = Mean(seed=run_seed)
+        strategy.begin({"w": np.zeros(2)}, [0, 1, 2**64 - 1])  # a node id may have 64 bits
+        orders = [strategy.plan_train(r, {}) for r in (1, 2)]
+        return [int(order.config["seed"]) for plan in orders for order in plan.values()]
+
+    assert len({*seeds(0), *seeds(1)}) == 12
+    assert seeds(0) == seeds(0)
+    assert all(0 <= seed < 2**63 for seed in seeds(0))  # a ConfigRecord holds signed integers
+
+
+def test_the_users_settings_reach_the_clients() -> None:
+    grid = WatchedGrid(echo_app(), 2)
+    Mean().start(
+        grid,
+        MODEL,
+        1,
+        train_config=ConfigRecord({"lr": 0.5}),
+        evaluate_config=ConfigRecord({"split": "test"}),
+    )
+    for message in grid.phase(MessageType.TRAIN, 1):
+        assert message.content["config"]["lr"] == 0.5
+    for message in grid.phase(MessageType.EVALUATE, 1):
+        assert message.content["config"]["split"] == "test"
+
+
+def test_evaluation_every_so_many_rounds_and_after_the_last() -> None:
+    strategy = Mean()
+    strategy.start(InProcessGrid(echo_app(), 2), MODEL, 5, evaluate_every=2)
+    assert sorted(strategy.evaluate_metrics) == [2, 4, 5]
+
+
+def test_evaluation_can_be_switched_off() -> None:
+    grid = WatchedGrid(echo_app(), 2)
+    strategy = Mean(fraction_evaluate=0.0, min_evaluate_nodes=2)
+    strategy.start(grid, MODEL, 2)
+    assert strategy.evaluate_metrics == {}
+    assert MessageType.EVALUATE not in [kind for kind, _, _ in grid.sent]
+
+
+def test_the_stop_rule_ends_the_run_after_an_evaluation() -> None:
+    seen: list[tuple[int, dict[str, float]]] = []
+    finished: list[tuple[int, dict[str, float]]] = []
+
+    def stop(server_round: int, metrics: Mapping[str, float]) -> bool:
+        seen.append((server_round, dict(metrics)))
+        return server_round == 3
+
+    strategy = Mean()
+    result = strategy.start(
+        InProcessGrid(echo_app(), 2),
+        MODEL,
+        10,
+        evaluate_every=2,
+        stop=stop,
+        on_round=lambda server_round, metrics: finished.append((server_round, dict(metrics))),
+    )
+    assert [server_round for server_round, _ in seen] == [1, 2, 3]
+    assert [server_round for server_round, _ in finished] == [1, 2, 3]
+    assert seen[0][1]["loss"] == pytest.approx(2 / 3)  # weights 1, 2 and losses 0, 1
+    assert sorted(strategy.evaluate_metrics) == [2, 3]
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+    assert_allclose(result.arrays["w"].numpy(), 3)
+
+
+def test_the_central_evaluation_gets_the_global_model() -> None:
+    seen: dict[int, float] = {}
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        seen[server_round] = float(arrays["w"].numpy()[0])
+        return MetricRecord({"norm": seen[server_round]})
+
+    result = Mean().start(InProcessGrid(echo_app(), 2), MODEL, 2, evaluate_fn=evaluate_fn)
+    assert seen == {0: 0.0, 1: 1.0, 2: 2.0}
+    assert result.evaluate_metrics_serverapp[2]["norm"] == 2.0
+
+
+def test_an_evaluation_without_a_usable_reply_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    app = ClientApp()
+    echo = echo_app()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return echo(message, context)
+
+    strategy = Mean()  # there is no evaluate handler
+    strategy.start(InProcessGrid(app, 2), MODEL, 1)
+    lines = warnings_in(caplog.records)
+    assert [line for line in lines if "client 2 refused" in line and "evaluate" in line]
+    assert "round 1: no usable evaluation" in lines
+    assert strategy.evaluate_metrics == {}
+
+
+def test_flowers_own_methods_do_a_round_for_a_loop_of_the_users_own() -> None:
+    strategy, grid = Mean(), InProcessGrid(echo_app(), 3)
+    messages = strategy.configure_train(1, MODEL, ConfigRecord(), grid)
+    arrays, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert arrays is not None
+    assert metrics is not None
+    assert_allclose(arrays["w"].numpy(), 1)
+    assert metrics["loss"] == pytest.approx(4 / 3)
+    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
+    assert strategy.aggregate_evaluate(1, grid.send_and_receive(messages)) is not None
+    strategy.configure_train(2, arrays, ConfigRecord(), grid)
+    assert strategy.aggregate_train(2, []) == (None, None)
