@@ -52,17 +52,16 @@ def client_app(
     def hosted(context: Context) -> tuple[list[int] | None, int]:
         """Return the ids of this node's clients (None: it cannot tell) and the total."""
         partition = context.node_config.get("partition-id")
-        if partition is None:
-            return None, 0
-        node, nodes = int(partition), int(context.node_config.get("num-partitions", 0))
+        nodes = int(context.node_config.get("num-partitions", 0))
         total = num_clients(context) if callable(num_clients) else num_clients
         if total is None:
-            return [node], nodes
-        if not 0 <= node < nodes:
+            return (None, 0) if partition is None else ([int(partition)], nodes)
+        if partition is None or not 0 <= int(partition) < nodes:
             raise ValueError(
-                f"node_config says partition-id={node}, num-partitions={nodes}; hosting "
+                f"node_config says partition-id={partition}, num-partitions={nodes}; hosting "
                 f"{total} clients needs 0 <= partition-id < num-partitions."
             )
+        node = int(partition)
         return list(range(node * total // nodes, (node + 1) * total // nodes)), total
 
     def handle(message: Message, context: Context, run: Run) -> Message:

@@ -57,10 +57,17 @@ class LocalProblem:
     device: torch.device
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches on the device."""
+        """Yield the batches on the device; there must be one."""
+        empty = True
         for batch in self.loader:
             inputs, targets = self.split_batch(batch)
             yield inputs.to(self.device), targets.to(self.device)
+            empty = False
+        if empty:
+            raise ValueError(
+                f"The loader of {self.num_examples()} samples yields no batch; with drop_last=True "
+                "a batch must not be larger than the data set."
+            )
 
     def num_examples(self) -> int:
         """Return n, the number of samples."""

@@ -137,7 +137,9 @@ def test_a_federation_that_never_gets_whole_times_out() -> None:
 def test_two_nodes_may_not_be_the_same_client() -> None:
     configs = [{"partition-id": 4, "num-partitions": 2}] * 2
     grid = InProcessGrid(client_app(client_fn_of(FPFCClient)), 2, node_configs=configs)
-    with pytest.raises(ValueError, match="Nodes 2 and 3 both say that they are client 4.*own part"):
+    with pytest.raises(
+        ValueError, match=r"Nodes 2 and 3 both say that they are client 4.*own part"
+    ):
         FPFC(SmoothedSCAD(0.5)).start(grid, initial_arrays())
 
 
@@ -157,7 +159,7 @@ def test_a_node_that_answers_the_query_with_garbage_is_no_client(
         return garbage if partition == 1 else [partition]
 
     grid = InProcessGrid(identified_app(ids, 0), 3)
-    with pytest.raises(TimeoutError, match="2 clients on 3 nodes .*Node 3 could not say"):
+    with pytest.raises(TimeoutError, match=r"2 clients on 3 nodes .*Node 3 could not say"):
         Mean(min_available_nodes=3, node_timeout=0.2).start(grid, MODEL)
     (line,) = warnings_in(caplog.records)
     assert "client-ids=" in line
@@ -186,7 +188,7 @@ def test_a_node_whose_query_raises_is_named() -> None:
     def query(message: Message, context: Context) -> Message:
         raise OSError("no data on this machine")
 
-    with pytest.raises(TimeoutError, match="0 clients on 2 nodes.*no data on this machine"):
+    with pytest.raises(TimeoutError, match=r"0 clients on 2 nodes.*no data on this machine"):
         Mean(node_timeout=0.2).start(InProcessGrid(app, 2), MODEL)
 
 
