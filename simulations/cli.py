@@ -17,9 +17,9 @@ from fl_admm_strategies import run_in_process
 
 from .client_app import make_client_app
 from .config import RunConfig
-from .data import load
+from .run import prepare
 from .server_app import make_server_app
-from .settings import Settings, experiment_names, load_settings
+from .settings import experiment_names, load_settings
 
 cli = typer.Typer(
     add_completion=False,
@@ -89,8 +89,9 @@ def run(
     _quieten(verbose)
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out)
     try:
-        settings = load_settings(name, profile=profile, changes=change or (), seed=seed)
-        _run(config, settings, engine, workers, nodes, verbose)
+        # Whatever is wrong with the experiment is said here, before an engine takes its time.
+        num_clients = len(prepare(config).data.clients)
+        _run(config, min(nodes or num_clients, num_clients), engine, workers, verbose)
     except Exception as error:
         if verbose:
             raise
@@ -99,20 +100,11 @@ def run(
 
 
 def _run(
-    config: RunConfig,
-    settings: Settings,
-    engine: Engine,
-    workers: int | None,
-    nodes: int | None,
-    verbose: bool,
+    config: RunConfig, num_nodes: int, engine: Engine, workers: int | None, verbose: bool
 ) -> None:
-    data = load(
-        settings.data.name, settings.seed, config.data_root, **dict(settings.data.options)
-    )
     run_config = config.to_mapping()
     server_app = make_server_app(run_config, engine=engine.value)
     client_app = make_client_app(run_config)
-    num_nodes = min(nodes or len(data.clients), len(data.clients))
     if engine is Engine.INPROCESS:
         run_in_process(server_app, client_app, num_nodes, workers=workers or 0)
         return

@@ -28,9 +28,7 @@ def _experiment(config: RunConfig) -> tuple[Settings, FederatedData]:
     settings = load_settings(
         config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
     )
-    data = load(
-        settings.data.name, settings.seed, config.data_root, **dict(settings.data.options)
-    )
+    data = load(settings.data.name, settings.seed, config.data_root, **dict(settings.data.options))
     return settings, data
 
 

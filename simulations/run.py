@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from rich.console import Console
+from rich.text import Text
 from safetensors.numpy import save_file
+from torch import nn
 
 from fl_admm_strategies import FPFC
 
@@ -38,6 +41,37 @@ _KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment that is ready to run."""
+
+    settings: Settings
+    data: FederatedData
+    strategy: FPFC
+    model: nn.Module
+
+
+def prepare(config: RunConfig) -> Experiment:
+    """Load an experiment's settings and data, and build its strategy and its initial model.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If settings or data are not usable.
+    """
+    settings = load_settings(
+        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
+    )
+    data = load(settings.data.name, settings.seed, config.data_root, **dict(settings.data.options))
+    strategy = settings.algorithm.strategy(
+        fraction_train=settings.training.fraction_train,
+        min_available_nodes=len(data.clients),
+        seed=settings.seed,
+    )
+    model = initialise(build(settings.model.name, data), settings.seed, settings.model.init)
+    return Experiment(settings, data, strategy, model)
+
+
 def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Console) -> Result:
     """Run an experiment on a grid and write its results folder.
 
@@ -62,18 +96,8 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     ValueError, FileNotFoundError
         If settings or data are not usable; nothing has been sent by then.
     """
-    settings = load_settings(
-        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
-    )
-    data = load(
-        settings.data.name, settings.seed, config.data_root, **dict(settings.data.options)
-    )
-    strategy = settings.algorithm.strategy(
-        fraction_train=settings.training.fraction_train,
-        min_available_nodes=len(data.clients),
-        seed=settings.seed,
-    )
-    model = initialise(build(settings.model.name, data), settings.seed, settings.model.init)
+    experiment = prepare(config)
+    settings, data, strategy = experiment.settings, experiment.data, experiment.strategy
     name = Path(config.experiment).stem
     out = _new_folder(config.out, name)
     (out / "experiment.toml").write_text(settings.to_toml(), encoding="utf-8")
@@ -97,7 +121,7 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
 
         strategy.start(
             grid,
-            ArrayRecord(model.state_dict()),
+            ArrayRecord(experiment.model.state_dict()),
             num_rounds=settings.training.num_rounds,
             evaluate_every=settings.training.evaluate_every,
             on_round=on_round,
@@ -108,8 +132,12 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     write_result(out / "result.json", result)
     _draw(out, settings, data, strategy, result)
     console.print(results_table(result))
+    console.print()
     _print_diagnostics(console, settings, strategy, result)
-    console.print(f"\nResults, plots and models: [bold]{out.resolve()}[/bold]", soft_wrap=True)
+    console.print()
+    _print_summary(console, settings, data, strategy, result)
+    console.print()
+    _print_files(console, out)
     return result
 
 
@@ -224,3 +252,50 @@ def _print_diagnostics(
             clustering=result.clustering,
         )
     )
+
+
+def _print_summary(
+    console: Console, settings: Settings, data: FederatedData, strategy: FPFC, result: Result
+) -> None:
+    """Say in two sentences what came out, for somebody who has not read the paper."""
+    norms = strategy.state.pairs.theta_norms()
+    (found,) = clustering_scores(norms, data.true_clusters, nus=(settings.algorithm.nu,))
+    groups = f"{found.num} group{'' if found.num == 1 else 's'}"
+    truth = ""
+    if found.ari == 1:
+        truth = ", exactly the true ones"
+    elif found.ari is not None:
+        assert data.true_clusters is not None  # it has a score
+        num_true = len(np.unique(data.true_clusters))
+        truth = f"; there are {num_true} true ones (ARI {found.ari:.2f}; 1 is a perfect match)"
+    unit, scale = (" %", 100) if result.metric == "accuracy" else ("", 1)
+    own, one = (
+        f"{scale * result.models[_KINDS[kind]].mean:.2f}{unit}" for kind in ("personal", "global")
+    )
+    measure = "test accuracy" if result.metric == "accuracy" else "test error (RMSE)"
+    console.print(
+        Text.assemble(
+            (f"{result.algorithm} found {groups} among {len(data.clients)} clients", "bold green"),
+            f"{truth}. It was not told how many there are.\n",
+            f"Mean {measure}: ",
+            (own, "bold"),
+            " with the clients' own models, ",
+            (one, "bold"),
+            " with one model for all (their mean).",
+        )
+    )
+
+
+def _print_files(console: Console, out: Path) -> None:
+    files = {
+        "metric.png": "the metric over the rounds",
+        "distances.png": "how far apart the client models are",
+        "embedding.png": "the client models in two dimensions",
+        "result.json": "the numbers above",
+        "metrics.jsonl": "every round, with the metrics of every client",
+        "experiment.toml": "the settings: run this file for the same numbers",
+        "state.safetensors": "the server's state, with all the models",
+    }
+    console.print(f"Results: [bold]{out.resolve()}[/bold]", soft_wrap=True)
+    for file, what in files.items():
+        console.print(f"  {file:<18} {what}", highlight=False)

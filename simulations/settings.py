@@ -175,6 +175,4 @@ def _explain(experiment: str, error: ValidationError) -> str:
 
 def published_rows(settings: Settings) -> Mapping[str, Mapping[str, float]]:
     """Return the published numbers as the report takes them."""
-    return {
-        method: row.model_dump(exclude_none=True) for method, row in settings.published.items()
-    }
+    return {method: row.model_dump(exclude_none=True) for method, row in settings.published.items()}
