@@ -62,8 +62,8 @@ class FPFCClient(TorchClient):
         if num_examples == 0:
             raise ValueError("The client's train_loader is empty.")
         groups = split_groups(parameters, config)
-        names = self._clustered(config)
         self.load(groups["anchor"])
+        names = self._clustered(config)
         anchor = {
             name: parameter.detach().clone()
             for name, parameter in self.model.named_parameters()
