@@ -27,7 +27,9 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
 from . import wire
-from .strategy import StatefulStrategy, check_count
+from .checks import check_count
+from .nodes import too_few
+from .strategy import StatefulStrategy, named_arrays
 from .wire import Order, RawReply
 
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
@@ -77,7 +79,7 @@ class LegacyStrategy(Strategy):
             )
         check_count("evaluate_every", evaluate_every, least=1)
         self.strategy = strategy
-        self.initial_arrays = initial_arrays
+        self.initial_arrays = named_arrays(initial_arrays)
         self.train_config = train_config or ConfigRecord()
         self.evaluate_config = evaluate_config or ConfigRecord()
         self.evaluate_every = evaluate_every
@@ -89,9 +91,8 @@ class LegacyStrategy(Strategy):
         """Wait for the clients, learn who they are, start the state."""
         self.strategy.summary()
         self._find_clients(client_manager)
-        arrays = wire.from_array_record(self.initial_arrays)
-        self.strategy.begin(arrays, self._proxy_of)
-        return ndarrays_to_parameters(list(arrays.values()))
+        self.strategy.begin(self.initial_arrays, self._proxy_of)
+        return ndarrays_to_parameters(list(self.initial_arrays.values()))
 
     def _find_clients(self, client_manager: ClientManager) -> None:
         deadline = time.monotonic() + self.strategy.node_timeout
@@ -109,7 +110,9 @@ class LegacyStrategy(Strategy):
             if len(known) >= needed:
                 break
             if time.monotonic() > deadline:
-                raise TimeoutError(self.strategy.too_few(len(known), len(known), needed))
+                raise TimeoutError(
+                    too_few(len(known), len(known), needed, self.strategy.node_timeout)
+                )
             time.sleep(0.1)
         self._proxy_of, self._client_of = {}, {}
         for cid, (client, _) in sorted(known.items()):
@@ -138,7 +141,7 @@ class LegacyStrategy(Strategy):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check the replies, update the state, return the global model."""
         self._log_failures(server_round, failures)
-        names = list(wire.from_array_record(self.initial_arrays))
+        names = list(self.initial_arrays)
         replies: list[tuple[int | None, RawReply]] = []
         for proxy, res in results:
             arrays, error = _read(res.parameters, names)

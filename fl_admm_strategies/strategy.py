@@ -18,7 +18,7 @@ from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -27,16 +27,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import wire
+from .checks import check_count, check_fraction, check_positive, listing
+from .nodes import ClientDirectory
 from .wire import Arrays, Order, RawReply, Reply, Scalar
 
 Metrics = dict[str, float]
 StopRule = Callable[[int, Mapping[str, float]], bool]
-
-_LEGACY_APP = (
-    "node {node} runs a ClientApp of Flower's older API (ClientApp(client_fn=...)), which this "
-    "strategy cannot address. Either build the app with clients.client_app(client_fn), or run the "
-    "strategy as LegacyStrategy(strategy, initial_arrays) in a ServerApp(server_fn=...)."
-)
 
 
 class StatefulStrategy(Strategy):
@@ -87,8 +83,8 @@ class StatefulStrategy(Strategy):
         weighted_by_key: str = wire.NUM_EXAMPLES,
         seed: int = 0,
     ) -> None:
-        _check_fraction("fraction_train", fraction_train, zero=False)
-        _check_fraction("fraction_evaluate", fraction_evaluate, zero=True)
+        check_fraction("fraction_train", fraction_train, zero=False)
+        check_fraction("fraction_evaluate", fraction_evaluate, zero=True)
         check_count("min_train_nodes", min_train_nodes, least=1)
         check_count("min_evaluate_nodes", min_evaluate_nodes, least=0)
         check_count("min_available_nodes", min_available_nodes, least=1)
@@ -112,9 +108,7 @@ class StatefulStrategy(Strategy):
         self._restored: dict[str, NDArray[Any]] | None = None
         self._spec: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._train_rng, self._evaluate_rng = np.random.default_rng(seed).spawn(2)
-        # Where a client can be reached: its node, and whether that node hosts several clients.
-        self._node_of: dict[int, int] = {}
-        self._hosts_many: dict[int, bool] = {}
+        self._directory = ClientDirectory({})
         self._asked: dict[int, Order] = {}
 
     # ------------------------------------------------------------------------------------------
@@ -182,7 +176,7 @@ class StatefulStrategy(Strategy):
         self._need_state()
         if client_id not in self.client_ids:
             raise KeyError(
-                f"There is no client {client_id}; the run knows {_listing(self.client_ids)}."
+                f"There is no client {client_id}; the run knows {listing(self.client_ids)}."
             )
         return wire.to_array_record(self.personal_model(client_id))
 
@@ -280,7 +274,7 @@ class StatefulStrategy(Strategy):
         began = time.monotonic()
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
-        self.begin(_named_arrays(initial_arrays), self._find_clients(grid))
+        self.begin(named_arrays(initial_arrays), self._connect(grid))
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         result = Result(arrays=initial_arrays)
@@ -288,22 +282,26 @@ class StatefulStrategy(Strategy):
             result.evaluate_metrics_serverapp[self._round] = central
 
         def evaluate(server_round: int) -> Metrics:
-            messages = self._messages(
+            messages = self._directory.messages(
                 self.plan_evaluate(server_round, evaluate_config), MessageType.EVALUATE
             )
             replies = grid.send_and_receive(messages, timeout=timeout)
-            metrics = self.absorb_evaluate(server_round, self._raw_replies(replies))
+            metrics = self.absorb_evaluate(
+                server_round, self._directory.replies(replies, self._asked)
+            )
             if metrics:
                 result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(metrics))
             return metrics
 
         with _progress_bar(type(self).__name__, num_rounds, self._round, progress) as advance:
             for server_round in range(self._round + 1, num_rounds + 1):
-                messages = self._messages(
+                messages = self._directory.messages(
                     self.plan_train(server_round, train_config), MessageType.TRAIN
                 )
                 replies = grid.send_and_receive(messages, timeout=timeout)
-                metrics = self.absorb_train(server_round, self._raw_replies(replies))
+                metrics = self.absorb_train(
+                    server_round, self._directory.replies(replies, self._asked)
+                )
                 if metrics:
                     result.train_metrics_clientapp[server_round] = MetricRecord(dict(metrics))
                 due = server_round % evaluate_every == 0 or server_round == num_rounds
@@ -364,14 +362,14 @@ class StatefulStrategy(Strategy):
     ) -> Iterable[Message]:
         """Return one message a node with the orders of its sampled clients."""
         if not self._spec:
-            self.begin(_named_arrays(arrays), self._find_clients(grid))
-        return self._messages(self.plan_train(server_round, config), MessageType.TRAIN)
+            self.begin(named_arrays(arrays), self._connect(grid))
+        return self._directory.messages(self.plan_train(server_round, config), MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, update the state, return the global model and the mean metrics."""
-        metrics = self.absorb_train(server_round, self._raw_replies(replies))
+        metrics = self.absorb_train(server_round, self._directory.replies(replies, self._asked))
         if not metrics:
             return None, None
         return self.global_arrays, MetricRecord(dict(metrics))
@@ -380,18 +378,27 @@ class StatefulStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one message a node with the models to evaluate."""
-        return self._messages(self.plan_evaluate(server_round, config), MessageType.EVALUATE)
+        return self._directory.messages(
+            self.plan_evaluate(server_round, config), MessageType.EVALUATE
+        )
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Check the replies and return their mean metrics."""
-        metrics = self.absorb_evaluate(server_round, self._raw_replies(replies))
+        metrics = self.absorb_evaluate(server_round, self._directory.replies(replies, self._asked))
         return MetricRecord(dict(metrics)) if metrics else None
 
     # ------------------------------------------------------------------------------------------
     # The round, without a word about messages: what LegacyStrategy uses as well
     # ------------------------------------------------------------------------------------------
+
+    def _connect(self, grid: Grid) -> list[int]:
+        """Wait for the clients that the run needs; return their ids."""
+        self._directory = ClientDirectory.find(
+            grid, at_least=self.min_available_nodes, timeout=self.node_timeout
+        )
+        return self._directory.client_ids
 
     def begin(self, arrays: Arrays, client_ids: Iterable[int]) -> None:
         """Start the state, or put back a loaded one, for these clients.
@@ -416,8 +423,8 @@ class StatefulStrategy(Strategy):
         saved = [int(client) for client in state["base/client_ids"]]
         if saved != self.client_ids:
             raise ValueError(
-                f"The saved state belongs to clients {_listing(saved)}, but the federation has "
-                f"clients {_listing(self.client_ids)}. Continue with the same clients, or start "
+                f"The saved state belongs to clients {listing(saved)}, but the federation has "
+                f"clients {listing(self.client_ids)}. Continue with the same clients, or start "
                 "anew without the saved state."
             )
         prefix = "state/"
@@ -566,7 +573,7 @@ class StatefulStrategy(Strategy):
         arrays = raw.arrays or {}
         if arrays.keys() != self._spec.keys():
             raise ValueError(
-                f"its arrays are {_listing(list(arrays))}, expected {_listing(list(self._spec))}"
+                f"its arrays are {listing(list(arrays))}, expected {listing(list(self._spec))}"
             )
         for name, (shape, dtype) in self._spec.items():
             array = arrays[name]
@@ -578,131 +585,9 @@ class StatefulStrategy(Strategy):
                 raise ValueError(f"'{name}' holds NaN or infinity")
         return Reply({name: arrays[name] for name in self._spec}, float(num_examples), metrics)
 
-    # ------------------------------------------------------------------------------------------
-    # Nodes and messages
-    # ------------------------------------------------------------------------------------------
 
-    def _find_clients(self, grid: Grid) -> list[int]:
-        """Ask every node which clients it hosts, until all that are needed are known.
-
-        A node whose app does not answer queries hosts one client, whose id is the node's.
-        """
-        deadline = time.monotonic() + self.node_timeout
-        next_word = time.monotonic() + 10.0
-        hosted: dict[int, list[int]] = {}
-        announced, trouble = 0, ""
-        while True:
-            remaining = deadline - time.monotonic()
-            if new := sorted(set(grid.get_node_ids()) - hosted.keys()):
-                queries = [
-                    Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in new
-                ]
-                for reply in grid.send_and_receive(queries, timeout=max(remaining, 1.0)):
-                    node = reply.metadata.src_node_id
-                    try:
-                        hosted[node], total = _read_identity(node, reply)
-                        announced = max(announced, total)
-                    except RuntimeError as error:
-                        hosted[node], trouble = [], f" {error}"
-                        log(WARNING, "%s", error)
-            found = sum(map(len, hosted.values()))
-            needed = max(self.min_available_nodes, announced)
-            if found >= needed:
-                break
-            if remaining <= 0:
-                raise TimeoutError(self.too_few(found, len(hosted), needed) + trouble)
-            if time.monotonic() >= next_word:
-                next_word += 10.0
-                log(INFO, "waiting for clients: %s of %s connected", found, needed)
-            time.sleep(min(0.1, max(remaining, 0.0)))
-        self._node_of, self._hosts_many = {}, {}
-        for node, clients in sorted(hosted.items()):
-            for client in clients:
-                if (other := self._node_of.get(client)) is not None:
-                    raise ValueError(
-                        f"Nodes {other} and {node} both say that they are client {client}. Give "
-                        "every node its own partition-id (flower-supernode --node-config "
-                        '"partition-id=N num-partitions=M").'
-                    )
-                self._node_of[client] = node
-                self._hosts_many[node] = len(clients) > 1
-        return list(self._node_of)
-
-    def too_few(self, found: int, nodes: int, needed: int) -> str:
-        """Return what to tell a user for whom too few clients connected in time."""
-        return (
-            f"Waited {self.node_timeout:g} s: {found} clients on {nodes} nodes connected, "
-            f"{type(self).__name__} needs {needed}. In a simulation, ask for more nodes: "
-            f"flwr run . --federation-config 'num-supernodes={needed}' (the default is 2). In a "
-            "deployment, start more SuperNodes, or lower min_available_nodes, or raise "
-            "node_timeout."
-        )
-
-    def _messages(self, orders: Mapping[int, Order], message_type: str) -> list[Message]:
-        by_node: dict[int, dict[int, Order]] = {}
-        for client, order in orders.items():
-            by_node.setdefault(self._node_of[client], {})[client] = order
-        return [
-            Message(
-                wire.pack_orders(own, hosted=self._hosts_many[node]),
-                node,
-                message_type,
-                group_id=str(next(iter(own.values())).config["server-round"]),
-            )
-            for node, own in by_node.items()
-        ]
-
-    def _raw_replies(self, messages: Iterable[Message]) -> list[tuple[int | None, RawReply]]:
-        hosted_at: dict[int, list[int]] = {}
-        for client, node in self._node_of.items():
-            hosted_at.setdefault(node, []).append(client)
-        replies: list[tuple[int | None, RawReply]] = []
-        for message in messages:
-            node = message.metadata.src_node_id
-            own = hosted_at.get(node, [])
-            if message.has_error():
-                error = RawReply(error=message.error.reason or "no reason given")
-                asked = [client for client in own if client in self._asked]
-                replies += [(client, error) for client in asked or own] or [(None, error)]
-                continue
-            # A node speaks for its own clients only; a single one needs no label.
-            labels: dict[str | None, int] = {str(client): client for client in own}
-            if own and not self._hosts_many[node]:
-                labels = {None: own[0]}
-            for label, reply in wire.unpack_replies(message.content):
-                if (speaker := labels.get(label)) is None:
-                    name = "its client" if label is None else f"client {label}"
-                    reason = f"node {node} replied for {name}, which this run does not know there"
-                    reply = RawReply(error=reason)
-                replies.append((speaker, reply))
-        return replies
-
-
-def _read_identity(node: int, reply: Message) -> tuple[list[int], int]:
-    """Return the ids of a node's clients and how many its federation has (0: it does not know)."""
-    if reply.has_error():
-        reason = reply.error.reason or "no reason given"
-        if "Invalid message type" in reason:
-            raise ValueError(_LEGACY_APP.format(node=node))
-        if "No query function registered" in reason:
-            return [node], 0
-        raise RuntimeError(f"Node {node} could not say which clients it hosts: {reason}")
-    for record in reply.content.config_records.values():
-        ids, total = record.get(wire.CLIENT_IDS), record.get(wire.NUM_CLIENTS, 0)
-        if ids is None:
-            continue
-        clients = [i for i in ids if isinstance(i, int) and i >= 0] if isinstance(ids, list) else []
-        if clients != ids or len(set(clients)) < len(clients) or not isinstance(total, int):
-            raise RuntimeError(
-                f"Node {node} could not say which clients it hosts: it replied {wire.CLIENT_IDS}="
-                f"{ids!r}, {wire.NUM_CLIENTS}={total!r}, expected different integers >= 0 and an "
-                "integer."
-            )
-        return clients, total
-    return [node], 0
-
-
-def _named_arrays(record: ArrayRecord) -> Arrays:
+def named_arrays(record: ArrayRecord) -> Arrays:
+    """Return the initial model as named arrays; raise TypeError unless it is an `ArrayRecord`."""
     if not isinstance(record, ArrayRecord):
         raise TypeError(
             f"initial_arrays is a {type(record).__name__}, expected a flwr.app.ArrayRecord, e.g. "
@@ -788,32 +673,3 @@ def _progress_bar(
                 bar.update(task, completed=server_round)
 
         yield advance
-
-
-def check_count(name: str, value: object, *, least: int) -> None:
-    """Raise unless `value` is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} is {value!r}, expected an integer >= {least}.")
-    if value < least:
-        raise ValueError(f"{name} is {value}, expected an integer >= {least}.")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Raise unless `value` is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} is {value!r}, expected a number > 0.")
-    if not (math.isfinite(float(value)) and float(value) > 0):
-        raise ValueError(f"{name} is {value}, expected a finite number > 0.")
-
-
-def _check_fraction(name: str, value: object, *, zero: bool) -> None:
-    allowed = f"a number in {'[0' if zero else '(0'}, 1]"
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} is {value!r}, expected {allowed}.")
-    if not (0 <= float(value) <= 1) or (float(value) == 0 and not zero):
-        raise ValueError(f"{name} is {value}, expected {allowed}.")
-
-
-def _listing(items: Sequence[object], most: int = 6) -> str:
-    shown = ", ".join(repr(item) for item in items[:most])
-    return f"[{shown}{', ...' if len(items) > most else ''}] ({len(items)})"

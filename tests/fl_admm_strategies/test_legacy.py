@@ -1,0 +1,251 @@
+"""LegacyStrategy: both ways of running a strategy of Flower's older API, and its refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.server import LegacyContext, ServerAppComponents, ServerConfig
+from flwr.server.workflow import DefaultWorkflow
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from clients import FPFCClient, client_app
+from fl_admm_strategies import FPFC, InProcessGrid, LegacyStrategy, SmoothedSCAD, run_in_process
+from tests.support import (
+    Raising,
+    assert_same_bits,
+    client_fn_of,
+    initial_arrays,
+    make_client,
+    raising_client_fn,
+    warnings_in,
+)
+
+NUM_CLIENTS = 4
+
+
+def fpfc(**settings: Any) -> FPFC:
+    base = {"lr": 0.2, "local_epochs": 1, "fraction_train": 0.5, "seed": 1}
+    return FPFC(SmoothedSCAD(0.5), **(base | settings))
+
+
+def with_server_fn(legacy: LegacyStrategy, num_rounds: int) -> ServerApp:
+    def server_fn(context: Context) -> ServerAppComponents:
+        return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=num_rounds))
+
+    return ServerApp(server_fn=server_fn)
+
+
+def with_workflow(legacy: LegacyStrategy, num_rounds: int) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        context = LegacyContext(
+            context=context, config=ServerConfig(num_rounds=num_rounds), strategy=legacy
+        )
+        DefaultWorkflow()(grid, context)
+        app.history = context.history  # type: ignore[attr-defined]
+
+    return app
+
+
+def run(legacy: LegacyStrategy, num_rounds: int = 3, client_fn: Any = None) -> ServerApp:
+    app = with_workflow(legacy, num_rounds)
+    client_app = ClientApp(client_fn=client_fn or client_fn_of(FPFCClient))
+    run_in_process(app, client_app, NUM_CLIENTS)
+    return app
+
+
+def current(**settings: Any) -> FPFC:
+    strategy = fpfc(**settings)
+    app = client_app(client_fn_of(FPFCClient))
+    strategy.start(InProcessGrid(app, NUM_CLIENTS), initial_arrays(), 3)
+    return strategy
+
+
+@pytest.mark.parametrize("make_app", [with_server_fn, with_workflow])
+def test_both_ways_give_the_bits_of_the_current_api(make_app: Any) -> None:
+    strategy = fpfc()
+    app = make_app(LegacyStrategy(strategy, initial_arrays()), 3)
+    run_in_process(app, ClientApp(client_fn=client_fn_of(FPFCClient)), NUM_CLIENTS)
+    expected = current()
+    assert strategy.client_ids == [0, 1, 2, 3]  # the partitions, not the random node ids
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+    assert strategy.train_metrics == expected.train_metrics
+    assert strategy.evaluate_metrics == expected.evaluate_metrics
+
+
+def test_the_history_has_the_mean_metrics() -> None:
+    strategy = fpfc()
+    history = run(LegacyStrategy(strategy, initial_arrays())).history  # type: ignore[attr-defined]
+    for server_round, loss in history.losses_distributed:
+        reports = strategy.evaluate_metrics[server_round].values()
+        n = np.array([report["num-examples"] for report in reports])
+        losses = np.array([report["loss"] for report in reports])
+        assert loss == pytest.approx((n * losses).sum() / n.sum(), rel=1e-12)
+    assert [r for r, _ in history.losses_distributed] == [1, 2, 3]
+    assert [r for r, _ in history.metrics_distributed_fit["loss"]] == [1, 2, 3]
+
+
+def test_evaluate_every_and_the_central_evaluation() -> None:
+    seen: dict[int, Any] = {}
+
+    def evaluate_fn(server_round: int, arrays: Any, config: Any) -> tuple[float, dict[str, Any]]:
+        seen[server_round] = arrays
+        return 0.5, {"accuracy": server_round / 10}
+
+    strategy = fpfc()
+    legacy = LegacyStrategy(strategy, initial_arrays(), evaluate_every=2, evaluate_fn=evaluate_fn)
+    history = run(legacy, 4).history  # type: ignore[attr-defined]
+    assert sorted(strategy.evaluate_metrics) == [2, 4]
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    for array, expected in zip(seen[0], initial_arrays().values(), strict=True):
+        np.testing.assert_array_equal(array, expected.numpy())
+    for array, expected in zip(seen[4], strategy.global_model().values(), strict=True):
+        np.testing.assert_array_equal(array, expected)
+    assert history.metrics_centralized["accuracy"][-1] == (4, 0.4)
+
+
+class Recording(NumPyClient):
+    """Hands on the config it is given as metrics, and does no training."""
+
+    def fit(self, parameters, config):
+        return parameters[:4], 1, {k: v for k, v in config.items() if k in ("mine", "lr")}
+
+    def evaluate(self, parameters, config):
+        return 0.0, 1, {"split": config["split"]}
+
+
+def test_the_users_settings_reach_the_clients() -> None:
+    strategy = fpfc()
+    legacy = LegacyStrategy(
+        strategy,
+        initial_arrays(),
+        train_config=ConfigRecord({"mine": 7}),
+        evaluate_config=ConfigRecord({"split": 2}),
+    )
+    run(legacy, 1, lambda context: Recording().to_client())
+    for metrics in strategy.train_metrics[1].values():
+        assert metrics == {"mine": 7, "lr": 0.2, "num-examples": 1}
+    for metrics in strategy.evaluate_metrics[1].values():
+        assert metrics["split"] == 2
+    # Clients without get_properties are known by their nodes.
+    assert strategy.client_ids == [2, 3, 4, 5]
+
+
+class Spoiling(Raising):
+    """Trains, and in round 2 spoils the reply in the given way."""
+
+    def __init__(self, client: NumPyClient, how: str) -> None:
+        super().__init__(client, ())
+        self.how = how
+
+    def get_properties(self, config):
+        return self.client.get_properties(config)
+
+    def fit(self, parameters, config):
+        arrays, n, metrics = super().fit(parameters, config)
+        if config["server-round"] == 2:
+            match self.how:
+                case "NaN":
+                    arrays[1] = np.full_like(arrays[1], np.nan)
+                case "shape":
+                    arrays[1] = arrays[1][:1]
+                case "dtype":
+                    arrays[1] = arrays[1].astype(np.float64)
+                case "count":
+                    arrays = arrays[:2]
+                case "examples":
+                    n = 0
+                case "raises":
+                    raise OSError("the disk is full")
+        return arrays, n, metrics
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("NaN", "holds NaN"),
+        ("shape", "has shape (1,), expected (4,)"),
+        ("dtype", "has dtype float64, expected float32"),
+        ("count", "it sent 2 arrays, expected 4"),
+        ("examples", "'num-examples' is 0"),
+        ("raises", "no reply"),
+    ],
+)
+def test_a_bad_reply_is_as_if_the_client_was_not_sampled(
+    how: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def client_fn(context: Context) -> Any:
+        client = make_client(FPFCClient, context)
+        spoils = context.node_config["partition-id"] == 3
+        return Spoiling(client, how if spoils else "").to_client()
+
+    strategy = fpfc(fraction_train=1.0, fraction_evaluate=0.0)
+    run(LegacyStrategy(strategy, initial_arrays()), 3, client_fn)
+    lines = [line for line in warnings_in(caplog.records) if "client 3 " in line]
+    assert len(lines) == 1
+    assert "round 2" in lines[0]
+    assert reason in lines[0]
+    if how == "raises":  # the older API does not say who: one more line gives the reason
+        assert any("the disk is full" in line for line in warnings_in(caplog.records))
+
+    expected = fpfc(fraction_train=1.0, fraction_evaluate=0.0)
+    orders = expected.train_orders
+    expected.train_orders = lambda r, ids: orders(r, [i for i in ids if (r, i) != (2, 3)])  # type: ignore[method-assign]
+    app = client_app(client_fn_of(FPFCClient))
+    expected.start(InProcessGrid(app, NUM_CLIENTS), initial_arrays(), 3)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+
+
+def test_a_round_without_a_usable_reply_changes_nothing() -> None:
+    client_fn = raising_client_fn(FPFCClient, {c: [1, 2, 3] for c in range(NUM_CLIENTS)})
+    strategy = fpfc(fraction_evaluate=0.0)
+    run(LegacyStrategy(strategy, initial_arrays()), 2, client_fn)
+    for name, array in initial_arrays().items():
+        np.testing.assert_array_equal(strategy.global_arrays[name].numpy(), array.numpy())
+
+
+def test_without_replies_flower_gets_nothing() -> None:
+    strategy = fpfc()
+    legacy = LegacyStrategy(strategy, initial_arrays())
+    strategy.begin({k: a.numpy() for k, a in initial_arrays().items()}, range(2))
+    strategy.plan_train(1, {})
+    assert legacy.aggregate_fit(1, [], []) == (None, {})
+    assert legacy.aggregate_evaluate(1, [], []) == (None, {})
+    assert legacy.evaluate(1, None) is None  # type: ignore[arg-type]
+
+
+def test_too_few_nodes_end_with_an_error_that_says_what_to_do() -> None:
+    strategy = fpfc(min_available_nodes=9, node_timeout=0.2)
+    with pytest.raises(TimeoutError, match=r"4 clients on 4 nodes .*FPFC needs 9.*supernodes=9"):
+        run(LegacyStrategy(strategy, initial_arrays()))
+
+
+def test_two_nodes_may_not_be_the_same_client() -> None:
+    def client_fn(context: Context) -> Any:
+        context.node_config["partition-id"] = 1
+        return make_client(FPFCClient, context).to_client()
+
+    with pytest.raises(ValueError, match=r"Two nodes say that they are client 1: .* partition-id"):
+        run(LegacyStrategy(fpfc(), initial_arrays()), client_fn=client_fn)
+
+
+def test_the_constructor_refuses() -> None:
+    with pytest.raises(TypeError, match=r"strategy is a FedAvg, expected one of this library"):
+        LegacyStrategy(FedAvg(), initial_arrays())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"evaluate_every is 0, expected an integer >= 1"):
+        LegacyStrategy(fpfc(), initial_arrays(), evaluate_every=0)
+    with pytest.raises(TypeError, match=r"initial_arrays is a dict, expected a flwr.app.ArrayRec"):
+        LegacyStrategy(fpfc(), {"w": np.zeros(2)})  # type: ignore[arg-type]
+
+
+def test_an_empty_initial_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="initial arrays are empty"):
+        run(LegacyStrategy(fpfc(), ArrayRecord()))
