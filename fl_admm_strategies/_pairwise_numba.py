@@ -48,7 +48,8 @@ def _share(task: Callable[[int, int], None], count: int, step: int, nbytes: int)
 
 
 def _rows_in_piece(vectors: NDArray[Any]) -> int:
-    return max(1, _PIECE_BYTES // (vectors.shape[1] * vectors.itemsize))
+    width, itemsize = int(vectors.shape[1]), int(vectors.itemsize)
+    return max(1, _PIECE_BYTES // (width * itemsize))
 
 
 @_jit

@@ -20,10 +20,11 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from . import wire
+from .checks import check_positive
 from .clustering import cluster_models, clusters, fusion_bound
 from .pairwise import PairwiseStore
 from .penalties import Penalty
-from .strategy import StatefulStrategy, check_positive
+from .strategy import StatefulStrategy
 from .wire import Arrays, Order, Reply
 
 EpochSchedule = int | Callable[[int, int], int]

@@ -104,7 +104,7 @@ def test_too_few_nodes_end_with_an_error_that_says_what_to_do() -> None:
         Mean(min_available_nodes=5, node_timeout=0.3).start(InProcessGrid(echo_app(), 2), MODEL)
     assert 0.3 <= time.monotonic() - began < 5
     text = str(error.value)
-    assert "Waited 0.3 s: 2 clients on 2 nodes connected, Mean needs 5" in text
+    assert "Waited 0.3 s: 2 clients on 2 nodes connected, the strategy needs 5" in text
     assert "flwr run . --federation-config 'num-supernodes=5'" in text
     assert "node_timeout" in text
 
@@ -130,7 +130,7 @@ def test_nodes_that_register_late_are_waited_for() -> None:
 
 def test_a_federation_that_never_gets_whole_times_out() -> None:
     app = identified_app(lambda context: [int(context.node_config["partition-id"])], 40)
-    with pytest.raises(TimeoutError, match="3 clients on 3 nodes connected, Mean needs 40"):
+    with pytest.raises(TimeoutError, match="3 clients on 3 nodes connected, the strategy needs 40"):
         Mean(node_timeout=0.2).start(InProcessGrid(app, 3), MODEL)
 
 

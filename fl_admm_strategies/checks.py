@@ -1,0 +1,39 @@
+"""Checks of arguments, with one wording for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def check_count(name: str, value: object, *, least: int) -> None:
+    """Raise unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} is {value!r}, expected an integer >= {least}.")
+    if value < least:
+        raise ValueError(f"{name} is {value}, expected an integer >= {least}.")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise unless `value` is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} is {value!r}, expected a number > 0.")
+    if not (math.isfinite(float(value)) and float(value) > 0):
+        raise ValueError(f"{name} is {value}, expected a finite number > 0.")
+
+
+def check_fraction(name: str, value: object, *, zero: bool) -> None:
+    """Raise unless `value` is a number in (0, 1], or in [0, 1] with `zero`."""
+    allowed = f"a number in {'[0' if zero else '(0'}, 1]"
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} is {value!r}, expected {allowed}.")
+    if not (0 <= float(value) <= 1) or (float(value) == 0 and not zero):
+        raise ValueError(f"{name} is {value}, expected {allowed}.")
+
+
+def listing(items: Sequence[object], most: int = 6) -> str:
+    """Return the first items and how many there are, for a message."""
+    shown = ", ".join(repr(item) for item in items[:most])
+    return f"[{shown}{', ...' if len(items) > most else ''}] ({len(items)})"
