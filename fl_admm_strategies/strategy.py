@@ -247,7 +247,8 @@ class StatefulStrategy(Strategy):
             Evaluate on the clients every so many rounds, and after the last.
         stop : callable, optional
             ``stop(server_round, metrics) -> bool``, called after every round with the round's
-            aggregated training and evaluation metrics; True ends the run.
+            aggregated metrics: those of the evaluation, and as ``train-NAME`` those of the
+            training. True ends the run.
         on_round : callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
             metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it.
@@ -299,11 +300,12 @@ class StatefulStrategy(Strategy):
                     self.plan_train(server_round, train_config), MessageType.TRAIN
                 )
                 replies = grid.send_and_receive(messages, timeout=timeout)
-                metrics = self.absorb_train(
+                trained = self.absorb_train(
                     server_round, self._directory.replies(replies, self._asked)
                 )
-                if metrics:
-                    result.train_metrics_clientapp[server_round] = MetricRecord(dict(metrics))
+                if trained:
+                    result.train_metrics_clientapp[server_round] = MetricRecord(dict(trained))
+                metrics = {f"train-{name}": value for name, value in trained.items()}
                 due = server_round % evaluate_every == 0 or server_round == num_rounds
                 if due:
                     metrics = {**metrics, **evaluate(server_round)}
@@ -665,11 +667,9 @@ def _progress_bar(
         task = bar.add_task(title, total=total, completed=completed, word="")
 
         def advance(server_round: int, metrics: Metrics) -> None:
-            shown = [key for key in metrics if key.endswith(("accuracy", "rmse", "loss"))]
-            if len(shown) > 1:  # an evaluation round: the training loss alone says little
-                word = f"{shown[-1]} {metrics[shown[-1]]:.4g}"
-                bar.update(task, completed=server_round, word=word)
-            else:
-                bar.update(task, completed=server_round)
+            bar.update(task, completed=server_round)
+            name = next((key for key in metrics if key.endswith(("accuracy", "rmse"))), None)
+            if name is not None:
+                bar.update(task, word=f"{name} {metrics[name]:.4g}")
 
         yield advance

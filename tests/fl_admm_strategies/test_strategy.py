@@ -440,7 +440,9 @@ def test_the_stop_rule_ends_the_run_after_an_evaluation() -> None:
     )
     assert [server_round for server_round, _ in seen] == [1, 2, 3]
     assert [server_round for server_round, _ in finished] == [1, 2, 3]
-    assert seen[0][1]["loss"] == pytest.approx(2 / 3)  # weights 1, 2 and losses 0, 1
+    assert seen[0][1]["train-loss"] == pytest.approx(2 / 3)  # weights 1, 2 and losses 0, 1
+    assert "loss" not in seen[0][1]  # nothing was evaluated in round 1
+    assert "loss" in seen[1][1]
     assert sorted(strategy.evaluate_metrics) == [2, 3]
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
     assert_allclose(result.arrays["w"].numpy(), 3)
