@@ -140,8 +140,23 @@ def _quieten(verbose: bool) -> None:
     flower.setLevel(logging.WARNING)
     # Flower calls run_simulation deprecated in favour of `flwr run`, which has no exit code.
     flower.addFilter(lambda record: "run_simulation" not in record.getMessage())
+    flower.addFilter(_FirstFew())
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for Ray's processes
+
+
+class _FirstFew(logging.Filter):
+    """Keep a run in which every client fails in every round to one screen."""
+
+    def __init__(self, most: int = 12) -> None:
+        super().__init__()
+        self.left = most
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.left -= 1
+        if self.left == -1:
+            record.msg, record.args = "more warnings follow; --verbose shows them all", ()
+        return self.left >= -1
 
 
 def _explain(error: Exception) -> None:

@@ -1,0 +1,180 @@
+"""What a run leaves behind, and that the default experiment shows what it is there to show."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fl_admm_strategies import run_in_process
+from simulations.client_app import make_client_app
+from simulations.config import RunConfig
+from simulations.run import prepare
+from simulations.server_app import make_server_app
+from simulations.settings import load_settings
+from tests.support import assert_same_bits
+
+
+def run(config: RunConfig, *, nodes: int = 2, workers: int = 0) -> Path:
+    """Run an experiment in this process; return its results folder."""
+    mapping = config.to_mapping()
+    server_app = make_server_app(mapping, engine="inprocess")
+    run_in_process(server_app, make_client_app(mapping), nodes, workers=workers)
+    assert config.out is not None
+    return config.out
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON as other languages do: NaN and Infinity are no numbers."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture(scope="module")
+def default_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default experiment as it stands, 200 rounds."""
+    return run(RunConfig("digits-fpfc", out=tmp_path_factory.mktemp("runs") / "default"))
+
+
+def test_the_default_experiment_finds_the_three_groups(default_run: Path) -> None:
+    # The issue's prototype: 3 groups exactly, 0.93 mean accuracy, 0.3 for one global model.
+    result = strict_json((default_run / "result.json").read_text(encoding="utf-8"))
+    assert [(row["num"], row["ari"]) for row in result["clustering"]] == [(3, 1.0)] * 3
+    assert result["models"]["personal model"]["mean"] > 0.9
+    assert result["models"]["cluster model"]["mean"] > 0.9
+    assert result["models"]["one global model"]["mean"] < 0.4
+    assert result["rounds"] == 200
+    # 10 x 64 weights and 10 biases: 12 once, then 6 up and 6 down for 200 rounds.
+    assert result["cost"] == 650 * (12 + 2 * 6 * 200)
+
+
+def test_a_run_leaves_its_files(default_run: Path) -> None:
+    assert sorted(path.name for path in default_run.iterdir()) == [
+        "distances.png",
+        "embedding.png",
+        "experiment.toml",
+        "metric.png",
+        "metrics.jsonl",
+        "result.json",
+        "state.safetensors",
+    ]
+    for path in default_run.glob("*.png"):
+        header = path.read_bytes()[:24]
+        assert header[:8] == b"\x89PNG\r\n\x1a\n"
+        width, height = struct.unpack(">II", header[16:])
+        assert width > 600
+        assert height > 400
+    assert load_settings(str(default_run / "experiment.toml")) == load_settings("digits-fpfc")
+
+
+def rounds_of(folder: Path) -> list[Mapping[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [strict_json(line) for line in lines]
+
+
+def test_every_round_is_a_line_with_every_clients_metrics(default_run: Path) -> None:
+    rounds = rounds_of(default_run)
+    assert [line["round"] for line in rounds] == list(range(1, 201))
+    assert all(len(line["clients"]["train"]) == 6 for line in rounds)  # half of 12
+    everybody = {str(client) for client in range(12)}
+    assert set().union(*(line["clients"]["train"] for line in rounds)) == everybody
+    for line in rounds:
+        evaluated = everybody if line["round"] % 10 == 0 else set()
+        assert set(line["clients"]["evaluate"]) == evaluated
+        for metrics in line["clients"]["evaluate"].values():
+            for kind in ("personal", "cluster", "global"):
+                assert 0 <= metrics[f"{kind}-accuracy"] <= 1
+        assert line["metrics"]["loss"] > 0
+    seconds = [line["seconds"] for line in rounds]
+    assert seconds == sorted(seconds)
+
+
+def test_the_result_is_the_mean_over_the_clients_of_the_last_round(default_run: Path) -> None:
+    last = rounds_of(default_run)[-1]["clients"]["evaluate"].values()
+    result = strict_json((default_run / "result.json").read_text(encoding="utf-8"))
+    mean = np.mean([metrics["personal-accuracy"] for metrics in last])
+    assert result["models"]["personal model"]["mean"] == pytest.approx(mean)
+
+
+def test_the_saved_state_is_the_models_of_the_last_round(default_run: Path) -> None:
+    state = load_file(default_run / "state.safetensors")
+    config = RunConfig("digits-fpfc")
+    strategy = prepare(config).strategy
+    strategy.load_state_dict(state)  # complete, or it raises
+    models = state["state/pairs/omega"]
+    assert models.shape == (12, 650)
+    # Within a group the models agree, between groups they do not (heat map and embedding).
+    distances = np.linalg.norm(models[:, None] - models[None, :], axis=2)
+    same = np.arange(12)[:, None] // 4 == np.arange(12)[None, :] // 4
+    assert distances[same].max() < 0.5
+    assert distances[~same].min() > 5
+
+
+def test_the_written_experiment_gives_the_same_bits_on_other_nodes_and_workers(
+    tmp_path: Path,
+) -> None:
+    changes = ("training.num-rounds=6", "training.evaluate-every=3", "algorithm.lam=0.5")
+    first = run(RunConfig("digits-fpfc", changes=changes, seed=3, out=tmp_path / "a"), nodes=12)
+    state = load_file(first / "state.safetensors")
+    again = RunConfig(str(first / "experiment.toml"), out=tmp_path / "b")
+    assert_same_bits(load_file(run(again, nodes=3) / "state.safetensors"), state)
+    other_seed = RunConfig(str(first / "experiment.toml"), seed=4, out=tmp_path / "c")
+    other = load_file(run(other_seed) / "state.safetensors")
+    assert not np.array_equal(other["state/pairs/omega"], state["state/pairs/omega"])
+
+
+def test_two_runs_at_once_get_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mapping = RunConfig("digits-fpfc", changes=("training.num-rounds=1",)).to_mapping()
+    for _ in range(2):  # within a second, usually
+        run_in_process(make_server_app(mapping, engine="x"), make_client_app(mapping), 1)
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    assert all((folder / "result.json").is_file() for folder in folders)
+    output = capsys.readouterr().out
+    assert all(f"Results: {folder}" in output for folder in folders)
+
+
+def test_the_screen_ends_with_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # After two rounds at lambda = 0 nothing is fused: 12 groups, as told at the end.
+    changes = ("training.num-rounds=2", "training.fraction-train=1.0", "algorithm.lam=0.0")
+    run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out"))
+    output = " ".join(capsys.readouterr().out.split())
+    assert "FPFC found 12 groups among 12 clients; there are 3 true ones (ARI 0.00;" in output
+    assert "with the clients' own models" in output
+    assert output.endswith("state.safetensors the server's state, with all the models")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "changes"),
+    [
+        ("housing-bodyfat", ("training.num-rounds=2",)),  # a regression: RMSE
+        (
+            "mnist-swap",  # a shared block beside the clustered one
+            ("training.num-rounds=1", "algorithm.local-epochs=1", "data.options={samples = 1000}"),
+        ),
+    ],
+)
+def test_experiments_on_real_files_run_to_the_end(
+    experiment: str, changes: tuple[str, ...], tmp_path: Path
+) -> None:
+    if "FL_ADMM_DATA" not in os.environ:
+        pytest.skip("set FL_ADMM_DATA to the folder of the data files")
+    folder = run(RunConfig(experiment, changes=changes, out=tmp_path / "out"))
+    result = strict_json((folder / "result.json").read_text(encoding="utf-8"))
+    assert result["metric"] == ("rmse" if experiment == "housing-bodyfat" else "accuracy")
+    assert (result["shared_dim"] > 0) == (experiment == "mnist-swap")
