@@ -1,0 +1,126 @@
+"""Every snippet of the README runs, and every command in it is one that there is."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+from typer.testing import CliRunner
+
+from fl_admm_strategies import FPFC, run_in_process
+from simulations import cli
+from tests.support import dataset, make_model
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+CURRENT_SERVER, CURRENT_CLIENT, LEGACY_SERVER, LEGACY_CLIENT = blocks("diff")
+
+
+def after(diff: str) -> str:
+    """Return a file as it is with the change made."""
+    return "".join(line[1:] for line in diff.splitlines(True) if not line.startswith("-"))
+
+
+@pytest.fixture(autouse=True)
+def _users_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put in place the module `task` of the reader's project: a model and data."""
+    task = types.ModuleType("task")
+
+    def load_data(partition: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+        data = dataset(partition)
+        return DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=64)
+
+    task.Net, task.load_data = make_model, load_data  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "task", task)
+
+
+def execute(source: str, namespace: dict[str, Any] | None = None) -> dict[str, Any]:
+    names: dict[str, Any] = {} if namespace is None else namespace
+    # A module's `from __future__` flags must not leak into the reader's code.
+    exec(compile(source, "README.md", "exec", dont_inherit=True), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("server", "client"),
+    [(CURRENT_SERVER, CURRENT_CLIENT), (LEGACY_SERVER, LEGACY_CLIENT)],
+    ids=["current", "older"],
+)
+def test_the_changed_project_runs(
+    server: str, client: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    run_in_process(execute(after(server))["app"], execute(after(client))["app"], 6)
+    messages = [record.getMessage() for record in caplog.records]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert any("SmoothedSCAD(lam=0.6" in message for message in messages)
+
+
+def test_a_change_is_as_short_as_it_says() -> None:
+    def added(diff: str) -> int:
+        return sum(len(line) > 1 for line in diff.splitlines() if line.startswith("+"))
+
+    assert added(CURRENT_SERVER) == 2
+    assert added(CURRENT_CLIENT) == 5
+    assert added(LEGACY_SERVER) + added(LEGACY_CLIENT) == 5  # "five lines in all"
+
+
+def test_the_notebook_runs() -> None:
+    (notebook,) = blocks("python")
+    names = execute(notebook, execute(after(CURRENT_CLIENT)))
+    strategy = names["strategy"]
+    assert isinstance(strategy, FPFC)
+    assert strategy.clusters().shape == (12,)
+    assert np.isfinite(strategy.diagnostics().stationarity)
+
+
+def commands() -> list[str]:
+    return [line for block in blocks("sh") for line in block.splitlines()]
+
+
+def test_the_ci_script_runs_the_readmes_own_commands() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    run = re.findall(r'^readme "(.*)"$', script, flags=re.MULTILINE)
+    assert run == [line for line in commands() if line.startswith("python3.11 -m venv")]
+    assert len(run) == 2
+
+
+@pytest.fixture
+def _flower_as_before() -> Iterator[None]:
+    logger = logging.getLogger("flwr")
+    level, filters = logger.level, list(logger.filters)
+    yield
+    logger.setLevel(level)
+    logger.filters[:] = filters
+
+
+@pytest.mark.usefixtures("_flower_as_before")
+@pytest.mark.parametrize(
+    "command",
+    [part for line in commands() for part in line.split(" && ") if "-m simulations" in part],
+)
+def test_the_commands_name_what_there_is(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_run", lambda *_: None)  # everything but the run itself
+    arguments = shlex.split(command.split("-m simulations ")[1])
+    result = CliRunner().invoke(cli.cli, arguments)
+    assert result.exit_code == 0, result.output
+
+
+def test_the_pictures_and_files_exist() -> None:
+    for target in re.findall(r"\]\((?!https?:)(.*?)\)", README):
+        assert (ROOT / target).is_file(), target
