@@ -90,7 +90,15 @@ def run(
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out)
     try:
         # Whatever is wrong with the experiment is said here, before an engine takes its time.
-        num_clients = len(prepare(config).data.clients)
+        experiment = prepare(config)
+        num_clients = len(experiment.data.clients)
+        Console().print(
+            f"{experiment.settings.title}\n{num_clients} clients, "
+            f"{experiment.settings.training.num_rounds} rounds; starting the engine "
+            f"({engine.value}) ...",
+            highlight=False,
+            markup=False,
+        )
         _run(config, min(nodes or num_clients, num_clients), engine, workers, verbose)
     except Exception as error:
         if verbose:
