@@ -250,7 +250,7 @@ def test_a_client_on_which_nothing_depends_keeps_its_omega() -> None:
 
 
 def test_shared_arrays_are_averaged_by_examples_and_integers_rounded() -> None:
-    # n = 1 and 3: floats (1 + 3 * 5) / 4 = 4; integers (10 * 1 + 13 * 3) / 4 = 12.25 -> 12 and
+    # n = 1 and 3: floats (1 + 3 * 5) / 4 = 4; integers (9 * 1 + 14 * 3) / 4 = 12.75 -> 13 and
     # (2 * 1 + 5 * 3) / 4 = 4.25 -> 4; -7 * 3 / 4 = -5.25 -> -5.
     model = {
         "head": np.zeros(2, dtype=np.float32),
@@ -272,13 +272,13 @@ def test_shared_arrays_are_averaged_by_examples_and_integers_rounded() -> None:
         return RawReply(arrays, {"num-examples": n})
 
     strategy.absorb_train(
-        1, [(9, reply(3, 2.0, 5.0, 13, [5, -7])), (4, reply(1, 1.0, 1.0, 10, [2, 0]))]
+        1, [(9, reply(3, 2.0, 5.0, 14, [5, -7])), (4, reply(1, 1.0, 1.0, 9, [2, 0]))]
     )
     for client, head in ((4, 1.0), (7, 0.0), (9, 2.0)):
         own = from_array_record(strategy.personal_arrays(client))
         assert_array_equal(own["head"], [head, head])
         assert_array_equal(own["body"], [[4.0, 4.0]])
-        assert (own["steps"].dtype, own["steps"].shape, int(own["steps"])) == (np.int64, (), 12)
+        assert (own["steps"].dtype, own["steps"].shape, int(own["steps"])) == (np.int64, (), 13)
         assert_array_equal(own["counts"], np.array([4, -5], dtype=np.int32))
     together = from_array_record(strategy.global_arrays)
     assert list(together) == list(model)
