@@ -130,6 +130,8 @@ def test_the_written_experiment_gives_the_same_bits_on_other_nodes_and_workers(
     assert_same_bits(load_file(run(again, nodes=3) / "state.safetensors"), state)
     other_seed = RunConfig(str(first / "experiment.toml"), seed=4, out=tmp_path / "c")
     other = load_file(run(other_seed) / "state.safetensors")
+    # Other clients were sampled, too: the seed is not only that of the data.
+    assert not np.array_equal(other["base/train_rng"], state["base/train_rng"])
     assert not np.array_equal(other["state/pairs/omega"], state["state/pairs/omega"])
 
 
