@@ -152,8 +152,7 @@ class FPFCClient(TorchClient):
         """Return grad f_i over the clustered block at a model, flat, on the training data."""
         self.load(model)
         self.model.eval()
-        self.model.zero_grad()
-        self.train_problem.backward(self.train_problem.num_examples())
+        self.train_problem.set_gradient()
         parameters = dict(self.model.named_parameters())
         gradient = _flat(
             {

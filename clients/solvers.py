@@ -71,19 +71,27 @@ class LocalProblem:
 
     def num_examples(self) -> int:
         """Return n, the number of samples."""
-        dataset = getattr(self.loader, "dataset", None)
-        if dataset is not None:
-            return len(dataset)
-        return sum(len(self.split_batch(batch)[1]) for batch in self.loader)
+        try:
+            return len(self.loader.dataset)  # type: ignore[attr-defined]
+        except (AttributeError, TypeError):  # a list of batches, an IterableDataset
+            return sum(len(self.split_batch(batch)[1]) for batch in self.loader)
 
-    def backward(self, num_examples: int) -> float:
-        """Add the full gradient of f to the parameters' ``.grad``; return f."""
-        value = 0.0
+    def set_gradient(self) -> float:
+        """Put the full gradient of f into the parameters' ``.grad``; return f.
+
+        Full means: over all the samples that the loader yields.
+        """
+        self.model.zero_grad()
+        value, seen = 0.0, 0
         for inputs, targets in self.batches():
-            loss = self.loss_fn(self.model(inputs), targets) * (len(targets) / num_examples)
+            loss = self.loss_fn(self.model(inputs), targets) * len(targets)
             loss.backward()  # type: ignore[no-untyped-call]
             value += loss.item()
-        return value
+            seen += len(targets)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= seen
+        return value / seen
 
 
 def gradient_descent(
@@ -137,13 +145,12 @@ def gradient_descent(
         optimizer.step()
         optimizer.zero_grad()
 
-    num_examples = problem.num_examples()
     value = float("nan")
     problem.model.train()
     optimizer.zero_grad()
     for _ in range(epochs):
         if full_batch:
-            value = problem.backward(num_examples)
+            value = problem.set_gradient()
             step()
         else:
             value, seen = 0.0, 0

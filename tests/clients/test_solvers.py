@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from clients.solvers import LocalProblem, ProximalTerm, gradient_descent
 from clients.torch_client import split_pair
@@ -174,3 +174,22 @@ def test_a_loader_that_yields_no_batch_is_named(full_batch: bool) -> None:
     loader = DataLoader(data, batch_size=4, drop_last=True)
     with pytest.raises(ValueError, match=r"3 samples .*no batch.*drop_last"):
         gradient_descent(problem_of(Scalar(0), loader), [], lr=0.1, epochs=1, full_batch=full_batch)
+
+
+def test_the_full_gradient_is_that_of_the_samples_the_loader_yields() -> None:
+    # drop_last leaves (1, 1), (1, 4): f(u) = [(u-1)^2 + (u-4)^2] / 4, f'(0) = -2.5, f(0) = 4.25.
+    loader = DataLoader(
+        TensorDataset(column(1, 1, 2), column(1, 4, 2)), batch_size=2, drop_last=True
+    )
+    model = Scalar(0.0)
+    assert problem_of(model, loader).set_gradient() == pytest.approx(4.25)
+    assert model.u.grad.item() == pytest.approx(-2.5)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(1.0, 1.0), (1.0, 4.0), (2.0, 2.0)])
+
+
+def test_samples_of_a_data_set_without_length_are_counted() -> None:
+    assert problem_of(Scalar(0.0), DataLoader(Stream(), batch_size=2)).num_examples() == 3
