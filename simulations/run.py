@@ -95,6 +95,8 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     ------
     ValueError, FileNotFoundError
         If settings or data are not usable; nothing has been sent by then.
+    RuntimeError
+        If not one reply, or not one evaluation, of the whole run was usable.
     """
     experiment = prepare(config)
     settings, data, strategy = experiment.settings, experiment.data, experiment.strategy
@@ -128,6 +130,11 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
         )
     seconds = time.monotonic() - began
     save_file(strategy.state_dict(), out / "state.safetensors")
+    if not strategy.evaluate_metrics:
+        raise RuntimeError(
+            f"no client could evaluate a model, so there is nothing to report. The models are in "
+            f"{out}; the warnings above say why."
+        )
     result = _result(name, settings, data, strategy, engine, seconds)
     write_result(out / "result.json", result)
     _draw(out, settings, data, strategy, result)

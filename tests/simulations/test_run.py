@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from clients import FPFCClient
 from fl_admm_strategies import run_in_process
 from simulations.client_app import make_client_app
 from simulations.config import RunConfig
@@ -159,6 +160,19 @@ def test_the_screen_ends_with_what_was_found(
     assert "FPFC found 12 groups among 12 clients; there are 3 true ones (ARI 0.00;" in output
     assert "with the clients' own models" in output
     assert output.endswith("state.safetensors the server's state, with all the models")
+
+
+def test_a_run_that_nobody_could_evaluate_fails_and_keeps_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise ValueError("no test data here")
+
+    monkeypatch.setattr(FPFCClient, "evaluate_models", fail)
+    config = RunConfig("digits-fpfc", changes=("training.num-rounds=1",), out=tmp_path / "out")
+    with pytest.raises(RuntimeError, match=r"no client could evaluate.*out; the warnings"):
+        run(config)
+    assert (tmp_path / "out" / "state.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
