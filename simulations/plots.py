@@ -137,7 +137,8 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, path: str | Path, t
         names.append(f"alone ({alone})")
 
     figure, axes = _figure(
-        title, "Dark: the two clients hold nearly the same model. Framed squares: the clusters found."
+        title,
+        "Dark: the two clients hold nearly the same model. Framed: the clusters found.",
     )
     image = axes.imshow(
         distances,
