@@ -95,7 +95,7 @@ def test_every_round_is_a_line_with_every_clients_metrics(default_run: Path) -> 
         for metrics in line["clients"]["evaluate"].values():
             for kind in ("personal", "cluster", "global"):
                 assert 0 <= metrics[f"{kind}-accuracy"] <= 1
-        assert line["metrics"]["loss"] > 0
+        assert line["metrics"]["train-loss"] > 0
     seconds = [line["seconds"] for line in rounds]
     assert seconds == sorted(seconds)
 
