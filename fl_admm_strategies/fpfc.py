@@ -167,8 +167,8 @@ class FPFC(StatefulStrategy):
         return {
             "Penalty": self.penalty,
             "rho": self.rho,
-            "Learning rate": self.lr,
-            "Local epochs": self.local_epochs,
+            "Learning rate": "a schedule" if callable(self.lr) else self.lr,
+            "Local epochs": "a schedule" if callable(self.local_epochs) else self.local_epochs,
             "Clustered arrays": self.clustered or "all",
             "nu": self.nu,
         }

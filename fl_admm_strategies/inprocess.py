@@ -32,6 +32,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from .checks import check_count
+
 ClientAppLike: TypeAlias = Callable[[Message, Context], Message]
 
 # Flower never gives a client the ids 0 and 1; 1 is the server (SUPERLINK_NODE_ID).
@@ -136,8 +138,8 @@ class InProcessGrid(Grid):
                 "client_app must be a ClientApp, or a callable that takes a message and a context, "
                 f"got {client_app!r}"
             )
-        _check_integer("num_nodes", num_nodes, minimum=1)
-        _check_integer("workers", workers, minimum=0)
+        check_count("num_nodes", num_nodes, least=1)
+        check_count("workers", workers, least=0)
         if workers and "fork" not in multiprocessing.get_all_start_methods():
             raise ValueError(
                 f"workers={workers} needs processes that can fork, which {sys.platform} does not "
@@ -573,10 +575,3 @@ def _adopt_task_identity() -> int:
 def _set_message_id(message: Message, message_id: str) -> None:
     # Metadata has no setter for it; Flower's own grids write it in this way.
     message.metadata.__dict__["_message_id"] = message_id
-
-
-def _check_integer(name: str, value: int, *, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}")

@@ -500,10 +500,10 @@ def test_a_forked_worker_uses_one_torch_thread_and_does_not_hang() -> None:
     ("error", "message", "arguments"),
     [
         (TypeError, "client_app must be a ClientApp", {"client_app": "app"}),
-        (ValueError, "num_nodes must be at least 1, got 0", {"num_nodes": 0}),
-        (TypeError, "num_nodes must be an integer, got 2.0", {"num_nodes": 2.0}),
-        (ValueError, "workers must be at least 0, got -1", {"workers": -1}),
-        (TypeError, "workers must be an integer, got True", {"workers": True}),
+        (ValueError, "num_nodes is 0, expected an integer >= 1", {"num_nodes": 0}),
+        (TypeError, "num_nodes is 2.0, expected an integer", {"num_nodes": 2.0}),
+        (ValueError, "workers is -1, expected an integer >= 0", {"workers": -1}),
+        (TypeError, "workers is True, expected an integer", {"workers": True}),
         (ValueError, "num_nodes=2 nodes, got 1", {"node_configs": [{}]}),
     ],
 )
