@@ -1,12 +1,13 @@
 """Numba kernels of `fl_admm_strategies.pairwise`; the numpy forms there say what each computes.
 
-A kernel works on a piece, some rows or some columns, without the interpreter's lock, and plain
+A kernel works on a piece of its rows, sums or columns, without the interpreter's lock, and plain
 threads share the pieces. Numba's own threads are not used: with OpenMP they share torch's library,
 so that torch's number of threads changes behind its back and a process forked afterwards hangs.
 Every number is computed by one thread in an order that no split changes, so the bits do not depend
 on the number of threads.
 """
 
+import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Lets sums be vectorised. 'nnan' and 'ninf' are left out so that NaN and Inf stay what they are.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
-_COLUMNS = 512  # columns in a piece
-_PIECE_BYTES = 4 * 2**20  # rows in a piece: enough to outweigh handing it to a thread
+_COLUMNS = 2048  # columns of a vector at a time, so that sums stay in the cache
+_PIECE_BYTES = 2 * 2**20  # what a thread takes at a time: enough to outweigh handing it over
 
 
 def _jit(function: _Function) -> _Function:
@@ -41,10 +42,18 @@ def _share(task: Callable[[int, int], None], count: int, step: int, nbytes: int)
     if count <= step or nbytes < 2 * _PIECE_BYTES:
         task(0, count)
         return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        starts = range(0, count, step)
-        # list() waits for every piece and raises what one raised.
-        list(pool.map(lambda start: task(start, min(start + step, count)), starts))
+    starts = range(0, count, step)
+    # list() waits for every piece and raises what one raised.
+    list(_pool().map(lambda start: task(start, min(start + step, count)), starts))
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="fpfc-pairs")
+
+
+if hasattr(os, "register_at_fork"):  # threads do not survive a fork
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _rows_in_piece(vectors: NDArray[Any]) -> int:
@@ -181,39 +190,50 @@ def _add_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
     starts: NDArray[np.int64],
-    coefficient: NDArray[np.float64],
+    coefficient: NDArray[Any],
     total: NDArray[np.float64],
-    low: int,
-    high: int,
+    first: int,
+    last: int,
 ) -> None:
-    narrow = coefficient.astype(slab.dtype)
-    for k in range(len(total)):
-        target = total[k, low:high]
-        p = starts[k]
-        # Eight rows at a time, in their own precision: widened, loaded and stored once for eight.
-        while p + 8 <= starts[k + 1]:
-            r0 = slab[rows[p], low:high]
-            r1 = slab[rows[p + 1], low:high]
-            r2 = slab[rows[p + 2], low:high]
-            r3 = slab[rows[p + 3], low:high]
-            r4 = slab[rows[p + 4], low:high]
-            r5 = slab[rows[p + 5], low:high]
-            r6 = slab[rows[p + 6], low:high]
-            r7 = slab[rows[p + 7], low:high]
-            c0, c1, c2, c3 = narrow[p], narrow[p + 1], narrow[p + 2], narrow[p + 3]
-            c4, c5, c6, c7 = narrow[p + 4], narrow[p + 5], narrow[p + 6], narrow[p + 7]
-            for c in range(len(target)):
-                target[c] += np.float64(
-                    ((c0 * r0[c] + c1 * r1[c]) + (c2 * r2[c] + c3 * r3[c]))
-                    + ((c4 * r4[c] + c5 * r5[c]) + (c6 * r6[c] + c7 * r7[c]))
+    for k in range(first, last):
+        for low in range(0, slab.shape[1], _COLUMNS):
+            high = min(low + _COLUMNS, slab.shape[1])
+            target = total[k, low:high]
+            p = starts[k]
+            # Eight rows at a time, in their own precision: widened and stored once for eight.
+            while p + 8 <= starts[k + 1]:
+                r0 = slab[rows[p], low:high]
+                r1 = slab[rows[p + 1], low:high]
+                r2 = slab[rows[p + 2], low:high]
+                r3 = slab[rows[p + 3], low:high]
+                r4 = slab[rows[p + 4], low:high]
+                r5 = slab[rows[p + 5], low:high]
+                r6 = slab[rows[p + 6], low:high]
+                r7 = slab[rows[p + 7], low:high]
+                c0, c1, c2, c3 = (
+                    coefficient[p],
+                    coefficient[p + 1],
+                    coefficient[p + 2],
+                    coefficient[p + 3],
                 )
-            p += 8
-        while p < starts[k + 1]:
-            row = slab[rows[p], low:high]
-            c0 = narrow[p]
-            for c in range(len(target)):
-                target[c] += np.float64(c0 * row[c])
-            p += 1
+                c4, c5, c6, c7 = (
+                    coefficient[p + 4],
+                    coefficient[p + 5],
+                    coefficient[p + 6],
+                    coefficient[p + 7],
+                )
+                for c in range(len(target)):
+                    target[c] += np.float64(
+                        ((c0 * r0[c] + c1 * r1[c]) + (c2 * r2[c] + c3 * r3[c]))
+                        + ((c4 * r4[c] + c5 * r5[c]) + (c6 * r6[c] + c7 * r7[c]))
+                    )
+                p += 8
+            while p < starts[k + 1]:
+                row = slab[rows[p], low:high]
+                c0 = coefficient[p]
+                for c in range(len(target)):
+                    target[c] += np.float64(c0 * row[c])
+                p += 1
 
 
 def add_rows(
@@ -223,11 +243,13 @@ def add_rows(
     coefficient: NDArray[np.float64],
     total: NDArray[np.float64],
 ) -> None:
+    nbytes = int(starts[-1] - starts[0]) * slab[0].nbytes
+    narrow = coefficient.astype(slab.dtype)
     _share(
-        lambda low, high: _add_rows(slab, rows, starts, coefficient, total, low, high),
-        slab.shape[1],
-        _COLUMNS,
-        len(rows) * slab[0].nbytes,
+        lambda first, last: _add_rows(slab, rows, starts, narrow, total, first, last),
+        len(total),
+        max(1, len(total) * _PIECE_BYTES // max(1, nbytes)),
+        nbytes,
     )
 
 

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -397,28 +398,39 @@ def test_penalty_and_rho_are_checked_and_models_cannot_be_changed_from_outside()
 
 
 @pytest.mark.skipif(numba is None, reason="numba is missing")
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
-    width = 3 * 1024 + 17  # several column chunks
-    threads = numba.get_num_threads()
+def test_bits_do_not_depend_on_how_the_work_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fl_admm_strategies import _pairwise_numba
+
+    width = 2 * 2048 + 17  # several blocks of columns
+    pieces: list[int] = []
+
+    def in_pieces(step: int, threads: int):
+        def share(task, count: int, _step: int, _nbytes: int) -> None:
+            starts = range(0, count, step)
+            pieces.append(len(starts))
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda start: task(start, min(start + step, count)), starts))
+
+        return share
+
     states = []
-    try:
-        for count in (1, threads):
-            numba.set_num_threads(count)
-            rng = np.random.default_rng(1)
-            start = np.zeros((7, width), np.float32)
-            store = PairwiseStore(start, SCAD, 1.0, engine="numba")
-            for active, models in rounds(rng, start, 6):
-                store.update(active, models)
-            state = store.state_arrays() | {
-                "zeta": store.zeta(range(7)),
-                "mean_dual": store.mean_dual(),
-                "norms": store.theta_norms(),
-            }
-            states.append(state)
-    finally:
-        numba.set_num_threads(threads)
-    for name, array in states[0].items():
-        assert_array_equal(array, states[1][name])
+    for step, threads in ((10**6, 1), (1, 4), (3, 2)):
+        monkeypatch.setattr(_pairwise_numba, "_share", in_pieces(step, threads))
+        rng = np.random.default_rng(1)
+        start = np.zeros((7, width), np.float32)
+        store = PairwiseStore(start, SCAD, 1.0, engine="numba")
+        for active, models in rounds(rng, start, 6):
+            store.update(active, models)
+        state = store.state_arrays() | {
+            "zeta": store.zeta(range(7)),
+            "mean_dual": store.mean_dual(),
+            "norms": store.theta_norms(),
+        }
+        states.append(state)
+    assert max(pieces) > 7
+    for state in states[1:]:
+        for name, array in states[0].items():
+            assert_array_equal(array, state[name])
 
 
 @pytest.mark.skipif(numba is None, reason="numba is missing")
