@@ -30,7 +30,7 @@ from . import wire
 from .checks import check_count
 from .nodes import too_few
 from .strategy import StatefulStrategy, named_arrays
-from .wire import Order, RawReply
+from .wire import ClientReply, Order, RawReply
 
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
 
@@ -142,7 +142,7 @@ class LegacyStrategy(Strategy):
         """Check the replies, update the state, return the global model."""
         self._log_failures(server_round, failures)
         names = list(self.initial_arrays)
-        replies: list[tuple[int | None, RawReply]] = []
+        replies: list[ClientReply] = []
         for proxy, res in results:
             arrays, error = _read(res.parameters, names)
             metrics = {**res.metrics, self.strategy.weighted_by_key: res.num_examples}

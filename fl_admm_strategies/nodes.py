@@ -11,7 +11,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from . import wire
-from .wire import Order, RawReply
+from .wire import ClientReply, Order, RawReply
 
 _LEGACY_APP = (
     "node {node} runs a ClientApp of Flower's older API (ClientApp(client_fn=...)), which this "
@@ -134,9 +134,7 @@ class ClientDirectory:
             for node, own in by_node.items()
         ]
 
-    def replies(
-        self, messages: Iterable[Message], asked: Container[int]
-    ) -> list[tuple[int | None, RawReply]]:
+    def replies(self, messages: Iterable[Message], asked: Container[int]) -> list[ClientReply]:
         """Return what every client replied, unchecked; None for a client that nobody knows.
 
         Parameters
@@ -146,7 +144,7 @@ class ClientDirectory:
         asked : container of int
             The clients that were asked: a node that fails as a whole fails for these.
         """
-        replies: list[tuple[int | None, RawReply]] = []
+        replies: list[ClientReply] = []
         for message in messages:
             node = message.metadata.src_node_id
             own = self._hosted.get(node, [])

@@ -164,7 +164,7 @@ class PairwiseStore:
         Returns
         -------
         ndarray, shape (len(indices), d)
-            In the dtype of the store; summed in float64.
+            In the dtype of the store; summed in float64, by numba eight terms at a time.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class PairwiseStore:
         Returns
         -------
         ndarray, shape (len(indices), d)
-            In the dtype of the store; summed in float64.
+            In the dtype of the store; summed in float64, by numba eight terms at a time.
 
         Raises
         ------

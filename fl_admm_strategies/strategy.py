@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from . import wire
 from .checks import check_count, check_fraction, check_positive, listing
 from .nodes import ClientDirectory
-from .wire import Arrays, Order, RawReply, Reply, Scalar
+from .wire import Arrays, ClientReply, Order, RawReply, Reply, Scalar
 
 Metrics = dict[str, float]
 StopRule = Callable[[int, Mapping[str, float]], bool]
@@ -282,27 +282,24 @@ class StatefulStrategy(Strategy):
         if evaluate_fn and (central := evaluate_fn(self._round, self.global_arrays)) is not None:
             result.evaluate_metrics_serverapp[self._round] = central
 
-        def evaluate(server_round: int) -> Metrics:
-            messages = self._directory.messages(
-                self.plan_evaluate(server_round, evaluate_config), MessageType.EVALUATE
-            )
+        def exchange(orders: dict[int, Order], message_type: str) -> Iterable[ClientReply]:
+            messages = self._directory.messages(orders, message_type)
             replies = grid.send_and_receive(messages, timeout=timeout)
-            metrics = self.absorb_evaluate(
-                server_round, self._directory.replies(replies, self._asked)
-            )
+            return self._directory.replies(replies, orders)
+
+        def evaluate(server_round: int) -> Metrics:
+            orders = self.plan_evaluate(server_round, evaluate_config)
+            replies = exchange(orders, MessageType.EVALUATE)
+            metrics = self.absorb_evaluate(server_round, replies)
             if metrics:
                 result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(metrics))
             return metrics
 
         with _progress_bar(type(self).__name__, num_rounds, self._round, progress) as advance:
             for server_round in range(self._round + 1, num_rounds + 1):
-                messages = self._directory.messages(
-                    self.plan_train(server_round, train_config), MessageType.TRAIN
-                )
-                replies = grid.send_and_receive(messages, timeout=timeout)
-                trained = self.absorb_train(
-                    server_round, self._directory.replies(replies, self._asked)
-                )
+                orders = self.plan_train(server_round, train_config)
+                replies = exchange(orders, MessageType.TRAIN)
+                trained = self.absorb_train(server_round, replies)
                 if trained:
                     result.train_metrics_clientapp[server_round] = MetricRecord(dict(trained))
                 metrics = {f"train-{name}": value for name, value in trained.items()}
@@ -449,9 +446,7 @@ class StatefulStrategy(Strategy):
         log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), self._total)
         return self._complete(server_round, config, self.train_orders(server_round, sampled))
 
-    def absorb_train(
-        self, server_round: int, replies: Iterable[tuple[int | None, RawReply]]
-    ) -> Metrics:
+    def absorb_train(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of a round, then let them change the state; return the mean metrics."""
         accepted = self._accept(server_round, replies, with_arrays=True)
         self._round = server_round
@@ -470,9 +465,7 @@ class StatefulStrategy(Strategy):
         sampled = self._sample(self._evaluate_rng, self.fraction_evaluate, self.min_evaluate_nodes)
         return self._complete(server_round, config, self.evaluate_orders(server_round, sampled))
 
-    def absorb_evaluate(
-        self, server_round: int, replies: Iterable[tuple[int | None, RawReply]]
-    ) -> Metrics:
+    def absorb_evaluate(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of an evaluation and return the mean metrics."""
         anybody = bool(self._asked)
         accepted = self._accept(server_round, replies, with_arrays=False)
@@ -520,7 +513,7 @@ class StatefulStrategy(Strategy):
     def _accept(
         self,
         server_round: int,
-        replies: Iterable[tuple[int | None, RawReply]],
+        replies: Iterable[ClientReply],
         *,
         with_arrays: bool,
     ) -> dict[int, Reply]:

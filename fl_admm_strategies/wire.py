@@ -80,6 +80,10 @@ class RawReply:
     error: str | None = None
 
 
+ClientReply = tuple[int | None, RawReply]
+"""Who replied, None for somebody who is no client of the run, and what."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """One client's reply after it was checked.
