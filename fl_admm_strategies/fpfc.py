@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from . import wire
 from .checks import check_positive
-from .clustering import cluster_models, clusters, fusion_bound
+from .clustering import NormDistribution, cluster_models, clusters, fusion_bound, norm_quantiles
 from .pairwise import PairwiseStore
 from .penalties import Penalty
 from .strategy import StatefulStrategy
@@ -71,7 +71,10 @@ class FPFCDiagnostics:
         lambda (|G_l| - 1) / m: a cluster can be exactly fused only where no client's gradient norm
         is above it (specs, 3.4(8)); otherwise lambda is too small for that cluster.
     theta_norms : ndarray of shape (m, m)
-        ||theta_ij||, whose distribution shows which nu separates the clusters.
+        ||theta_ij||.
+    norm_distribution : NormDistribution or None
+        Quantiles of ||theta_ij|| over the pairs: a nu in a wide gap separates the clusters. None
+        where one client is alone.
     clusters_at : dict of float to int
         Number of clusters at several nu.
     """
@@ -82,6 +85,7 @@ class FPFCDiagnostics:
     gradient_norms: NDArray[np.float64]
     fusion_bounds: NDArray[np.float64]
     theta_norms: NDArray[np.float64]
+    norm_distribution: NormDistribution | None
     clusters_at: dict[float, int]
 
 
@@ -358,6 +362,7 @@ class FPFC(StatefulStrategy):
             gradient_norms=gradient_norms,
             fusion_bounds=fusion_bound(labels, self.penalty.lam),
             theta_norms=norms,
+            norm_distribution=norm_quantiles(norms) if len(norms) > 1 else None,
             clusters_at={nu: int(clusters(norms, nu).max()) + 1 for nu in nus},
         )
 

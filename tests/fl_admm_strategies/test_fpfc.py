@@ -148,6 +148,9 @@ def test_diagnostics_of_the_trace_by_hand() -> None:
     ]
     for (i, j), value in zip(pairs, theta, strict=True):
         assert found.theta_norms[i, j] == pytest.approx(abs(value), abs=1e-9)
+    distribution = found.norm_distribution
+    assert distribution is not None
+    assert_allclose(distribution.norms, np.sort(np.abs(theta)), atol=1e-9)
     r2 = max(abs(omega[i] - omega[j] - t) for (i, j), t in zip(pairs, theta, strict=True))
     assert found.primal_residual == pytest.approx(r2, abs=1e-9)
     # theta_12 is about 0, the other two are about 1.4: clusters {1, 2} and {3}.
