@@ -185,7 +185,7 @@ class FPFC(StatefulStrategy):
         """Start with omega_i = omega^0 for every client and theta = v = 0."""
         self._block = self._choose_block(arrays)
         dtype = np.result_type(np.float32, *(arrays[name].dtype for name in self._block))
-        first = np.concatenate([arrays[name].ravel() for name in self._block]).astype(dtype)
+        first = self._vector(arrays).astype(dtype)
         num_clients = len(self.client_ids)
         self.state = FPFCState(
             pairs=PairwiseStore(np.tile(first, (num_clients, 1)), self.penalty, self.rho),

@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal
 
 from flwr.app import Context
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
 from clients import FPFCClient
@@ -14,13 +14,11 @@ from clients.torch_client import TorchClient
 from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD
 from fl_admm_strategies.penalties import Penalty
 
+from .section import Section
 
-class FPFCSettings(BaseModel):
+
+class FPFCSettings(Section):
     """The table ``[algorithm]`` of an experiment with FPFC."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-")
-    )
 
     name: Literal["fpfc"]
     penalty: Literal["scad", "l1", "mcp"] = "scad"

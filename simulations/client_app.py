@@ -18,18 +18,12 @@ from torch import Tensor, nn
 from clients import accuracy, client_app, rmse
 
 from .config import RunConfig, read_run_config
-from .data import FederatedData, full_batch, load, minibatches
+from .data import full_batch, minibatches
 from .models import build
-from .settings import Settings, load_settings
+from .settings import load_experiment
 
-
-@lru_cache(maxsize=2)
-def _experiment(config: RunConfig) -> tuple[Settings, FederatedData]:
-    settings = load_settings(
-        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
-    )
-    data = load(settings.data.name, settings.seed, config.data_root, **dict(settings.data.options))
-    return settings, data
+# A client is built for every message, so its settings are read once a process.
+_experiment = lru_cache(maxsize=2)(load_experiment)
 
 
 def _build_client(config: RunConfig, context: Context) -> Client:

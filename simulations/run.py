@@ -17,10 +17,11 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from fl_admm_strategies import FPFC
+from fl_admm_strategies.fpfc import FPFCDiagnostics
 
 from . import plots
 from .config import RunConfig
-from .data import FederatedData, load
+from .data import FederatedData
 from .models import build, initialise
 from .report import (
     Result,
@@ -32,7 +33,7 @@ from .report import (
     write_metrics_line,
     write_result,
 )
-from .settings import Settings, load_settings, published_rows
+from .settings import Settings, load_experiment, published_rows
 
 _KINDS = {
     "personal": "personal model",
@@ -59,10 +60,7 @@ def prepare(config: RunConfig) -> Experiment:
     ValueError, FileNotFoundError
         If settings or data are not usable.
     """
-    settings = load_settings(
-        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
-    )
-    data = load(settings.data.name, settings.seed, config.data_root, **dict(settings.data.options))
+    settings, data = load_experiment(config)
     strategy = settings.algorithm.strategy(
         fraction_train=settings.training.fraction_train,
         min_available_nodes=len(data.clients),
@@ -135,14 +133,15 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
             f"no client could evaluate a model, so there is nothing to report. The models are in "
             f"{out}; the warnings above say why."
         )
-    result = _result(name, settings, data, strategy, engine, seconds)
+    found = strategy.diagnostics()
+    result = _result(name, settings, data, strategy, found, engine, seconds)
     write_result(out / "result.json", result)
-    _draw(out, settings, data, strategy, result)
+    _draw(out, settings, data, strategy, found, result)
     console.print(results_table(result))
     console.print()
-    _print_diagnostics(console, settings, strategy, result)
+    _print_diagnostics(console, settings, found, result)
     console.print()
-    _print_summary(console, settings, data, strategy, result)
+    _print_summary(console, settings, data, found, result)
     console.print()
     _print_files(console, out)
     return result
@@ -175,6 +174,7 @@ def _result(
     settings: Settings,
     data: FederatedData,
     strategy: FPFC,
+    found: FPFCDiagnostics,
     engine: str,
     seconds: float,
 ) -> Result:
@@ -190,7 +190,7 @@ def _result(
             title: score([metrics[f"{kind}-{metric}"] for metrics in last.values()], metric)  # type: ignore[arg-type]
             for kind, title in _KINDS.items()
         },
-        clustering=clustering_scores(strategy.state.pairs.theta_norms(), data.true_clusters),
+        clustering=clustering_scores(found.theta_norms, data.true_clusters),
         cost=communication_cost(
             len(data.clients),
             sum(sizes.values()) - shared,
@@ -207,7 +207,12 @@ def _result(
 
 
 def _draw(
-    out: Path, settings: Settings, data: FederatedData, strategy: FPFC, result: Result
+    out: Path,
+    settings: Settings,
+    data: FederatedData,
+    strategy: FPFC,
+    found: FPFCDiagnostics,
+    result: Result,
 ) -> None:
     metric = _metric(data)
     percent = metric == "accuracy"
@@ -230,13 +235,12 @@ def _draw(
         published=published,
     )
     omega = strategy.state.pairs.omega
-    labels = strategy.clusters()
     plots.distance_heat_map(
-        omega, labels, path=out / "distances.png", title="Distances between the client models"
+        omega, found.labels, path=out / "distances.png", title="Distances between the client models"
     )
     plots.embedding(
         omega,
-        labels,
+        found.labels,
         data.true_clusters,
         path=out / "embedding.png",
         title="The client models in two dimensions",
@@ -245,9 +249,8 @@ def _draw(
 
 
 def _print_diagnostics(
-    console: Console, settings: Settings, strategy: FPFC, result: Result
+    console: Console, settings: Settings, found: FPFCDiagnostics, result: Result
 ) -> None:
-    found = strategy.diagnostics()
     console.print(
         diagnostics_table(
             found.labels,
@@ -262,19 +265,23 @@ def _print_diagnostics(
 
 
 def _print_summary(
-    console: Console, settings: Settings, data: FederatedData, strategy: FPFC, result: Result
+    console: Console,
+    settings: Settings,
+    data: FederatedData,
+    found: FPFCDiagnostics,
+    result: Result,
 ) -> None:
     """Say in two sentences what came out, for somebody who has not read the paper."""
-    norms = strategy.state.pairs.theta_norms()
-    (found,) = clustering_scores(norms, data.true_clusters, nus=(settings.algorithm.nu,))
-    groups = f"{found.num} group{'' if found.num == 1 else 's'}"
+    nus = (settings.algorithm.nu,)
+    (row,) = clustering_scores(found.theta_norms, data.true_clusters, nus)
+    groups = f"{row.num} group{'' if row.num == 1 else 's'}"
     truth = ""
-    if found.ari == 1:
+    if row.ari == 1:
         truth = ", exactly the true ones"
-    elif found.ari is not None:
+    elif row.ari is not None:
         assert data.true_clusters is not None  # it has a score
         num_true = len(np.unique(data.true_clusters))
-        truth = f"; there are {num_true} true ones (ARI {found.ari:.2f}; 1 is a perfect match)"
+        truth = f"; there are {num_true} true ones (ARI {row.ari:.2f}; 1 is a perfect match)"
     unit, scale = (" %", 100) if result.metric == "accuracy" else ("", 1)
     own, one = (
         f"{scale * result.models[_KINDS[kind]].mean:.2f}{unit}" for kind in ("personal", "global")

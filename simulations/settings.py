@@ -9,37 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from .algorithms import AlgorithmSettings
+from .config import RunConfig
+from .data import FederatedData, load
 from .data.registry import unknown
+from .section import Section
 
 EXPERIMENTS = Path(str(files("simulations"))) / "experiments"
 
 
-class _Section(BaseModel):
-    """A table of the file: keys in kebab-case, none but the known."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-")
-    )
-
-
-class DataSettings(_Section):
+class DataSettings(Section):
     """Which data set, and its options."""
 
     name: str
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """Which model, and how its common initial weights are drawn."""
 
     name: str
     init: str = "pytorch"
 
 
-class TrainingSettings(_Section):
+class TrainingSettings(Section):
     """How the federation runs."""
 
     num_rounds: int = Field(ge=1)
@@ -49,7 +44,7 @@ class TrainingSettings(_Section):
     """Mini-batch size; left out, clients take full-gradient steps."""
 
 
-class PublishedRow(_Section):
+class PublishedRow(Section):
     """A row of a published table; accuracies in percent, deviations over the paper's seeds."""
 
     acc: float | None = None
@@ -61,7 +56,7 @@ class PublishedRow(_Section):
     cost: float | None = None
 
 
-class Settings(_Section):
+class Settings(Section):
     """An experiment, complete and checked."""
 
     title: str
@@ -71,8 +66,8 @@ class Settings(_Section):
     model: ModelSettings
     training: TrainingSettings
     algorithm: AlgorithmSettings
-    published: dict[str, PublishedRow] = {}
-    profiles: dict[str, dict[str, Any]] = {}
+    published: dict[str, PublishedRow] = Field(default_factory=dict)
+    profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Named sets of changes, e.g. a short `quick` run: dotted key = value."""
 
     def to_toml(self) -> str:
@@ -126,6 +121,21 @@ def load_settings(
         return Settings.model_validate(raw)
     except ValidationError as error:
         raise ValueError(_explain(experiment, error)) from None
+
+
+def load_experiment(config: RunConfig) -> tuple[Settings, FederatedData]:
+    """Read the settings of a run and load its data.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If settings or data are not usable.
+    """
+    settings = load_settings(
+        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
+    )
+    data = load(settings.data.name, settings.seed, config.data_root, **dict(settings.data.options))
+    return settings, data
 
 
 def _read(experiment: str) -> dict[str, Any]:

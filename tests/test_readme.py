@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +99,7 @@ def test_the_ci_script_runs_the_readmes_own_commands() -> None:
     assert len(run) == 2
 
 
-@pytest.fixture
-def _flower_as_before() -> Iterator[None]:
-    logger = logging.getLogger("flwr")
-    level, filters = logger.level, list(logger.filters)
-    yield
-    logger.setLevel(level)
-    logger.filters[:] = filters
-
-
-@pytest.mark.usefixtures("_flower_as_before")
+@pytest.mark.usefixtures("flower_logger_as_before")
 @pytest.mark.parametrize(
     "command",
     [part for line in commands() for part in line.split(" && ") if "-m simulations" in part],

@@ -6,7 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,16 +21,7 @@ from simulations.settings import experiment_names, load_settings
 from tests.support import assert_same_bits
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _flower_as_before() -> Iterator[None]:
-    """Undo what the command line does to Flower's logger, which all tests share."""
-    logger = logging.getLogger("flwr")
-    level, filters = logger.level, list(logger.filters)
-    yield
-    logger.setLevel(level)
-    logger.filters[:] = filters
+pytestmark = pytest.mark.usefixtures("flower_logger_as_before")
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
