@@ -110,7 +110,10 @@ def client_app(
 
 def _fit(client: NumPyClient, order: Order) -> RawReply:
     arrays, num_examples, metrics = client.fit(order.flat(), dict(order.config))
+    reply = order.config.get("reply")  # given where it is not the first group's names
     names: Sequence[str] = list(next(iter(order.groups.values())))
+    if reply is not None:
+        names = [name for name in str(reply).split(",") if name]
     if len(arrays) != len(names):
         raise ValueError(
             f"{type(client).__name__}.fit returned {len(arrays)} arrays, expected {len(names)}: "

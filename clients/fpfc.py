@@ -10,17 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_admm_strategies.wire import from_array_record, split_groups, to_array_record
+from fl_admm_strategies.wire import split_groups
 
+from .memory import Memory
 from .solvers import ProximalTerm, gradient_descent
 from .torch_client import Scalars, TorchClient, to_tensors
-
-_STATE = "fpfc.omega"
-_VERSION = "fpfc.version"
 
 
 class FPFCClient(TorchClient):
@@ -126,14 +123,9 @@ class FPFCClient(TorchClient):
         """Return omega_i: what the server sent along, else the client's own last iterate."""
         if received is not None:
             return to_tensors(names, received, self.device)
-        kept = self.context.state.get(_VERSION)
-        version = kept["round"] if isinstance(kept, ConfigRecord) else None
-        if version != config["warm-start"]:
-            raise ValueError(
-                f"The client holds its iterate of round {version!r}, the server expects that of "
-                f"round {config['warm-start']}. The server sends its copy next time."
-            )
-        own = from_array_record(self.context.state.array_records[_STATE])
+        memory = Memory(self.context)
+        if (own := memory.recall(config)) is None:
+            raise memory.lost(config)
         return to_tensors(names, [own[name] for name in names], self.device)
 
     def _load_block(self, block: dict[str, Tensor]) -> None:
@@ -145,8 +137,7 @@ class FPFCClient(TorchClient):
     def _keep(self, names: list[str], config: Scalars) -> None:
         state = self.model.state_dict()
         own = {name: state[name].cpu().numpy() for name in names}
-        self.context.state[_STATE] = to_array_record(own)
-        self.context.state[_VERSION] = ConfigRecord({"round": int(config["server-round"])})
+        Memory(self.context).keep(config, own)
 
     def _gradient(self, model: list[NDArray[Any]], names: list[str]) -> Tensor:
         """Return grad f_i over the clustered block at a model, flat, on the training data."""

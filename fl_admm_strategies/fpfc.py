@@ -10,7 +10,6 @@ its l1 branch is `penalty=L1(lam)`. The client's half is `clients.FPFCClient`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from . import wire
+from .blocks import Block, compile_pattern, matching, spec_of
 from .checks import check_positive
 from .clustering import NormDistribution, cluster_models, clusters, fusion_bound, norm_quantiles
 from .pairwise import PairwiseStore
@@ -43,14 +43,11 @@ class FPFCState:
         phi, the arrays that are averaged and not clustered, by name.
     num_examples : ndarray of shape (m,)
         n_i as last reported; 0 for a client that has not taken part yet.
-    accepted_in : ndarray of shape (m,)
-        The round whose upload became omega_i; 0 for the initial model.
     """
 
     pairs: PairwiseStore
     shared: Arrays
     num_examples: NDArray[np.float64]
-    accepted_in: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -162,9 +159,8 @@ class FPFC(StatefulStrategy):
         self.clustered = clustered
         self.nu = nu
         self.report_diagnostics = diagnostics
-        self._pattern = _compile(clustered)
-        self._block: dict[str, tuple[int, ...]] = {}  # name and shape of the clustered arrays
-        self._synced: set[int] = set()
+        self._pattern = compile_pattern("clustered", clustered)
+        self._block = Block({})
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the settings for the log."""
@@ -183,38 +179,23 @@ class FPFC(StatefulStrategy):
 
     def init_state(self, arrays: Arrays) -> None:
         """Start with omega_i = omega^0 for every client and theta = v = 0."""
-        self._block = self._choose_block(arrays)
-        dtype = np.result_type(np.float32, *(arrays[name].dtype for name in self._block))
-        first = self._vector(arrays).astype(dtype)
+        self._block = Block(spec_of({name: arrays[name] for name in self._clustered(arrays)}))
+        first = self._block.vector(arrays)
         num_clients = len(self.client_ids)
         self.state = FPFCState(
             pairs=PairwiseStore(np.tile(first, (num_clients, 1)), self.penalty, self.rho),
-            shared={name: array for name, array in arrays.items() if name not in self._block},
+            shared={n: array for n, array in arrays.items() if n not in self._block.spec},
             num_examples=np.zeros(num_clients),
-            accepted_in=np.zeros(num_clients, dtype=np.int64),
         )
         self._index = {client: index for index, client in enumerate(self.client_ids)}
-        self._synced = set()
 
-    def _choose_block(self, arrays: Arrays) -> dict[str, tuple[int, ...]]:
-        floating = {name: a.shape for name, a in arrays.items() if a.dtype.kind == "f"}
-        if self._pattern is None:
-            if not floating:
-                raise ValueError("The model has no array of floating point numbers to cluster.")
-            return floating
-        block = {name: shape for name, shape in floating.items() if self._pattern.search(name)}
-        names = ", ".join(arrays)
-        if not block:
-            raise ValueError(
-                f"clustered={self.clustered!r} matches none of the model's arrays: {names}. Give a "
-                "pattern that names the block to cluster, e.g. 'head' or '^fc2[.]'."
-            )
-        if len(block) == len(floating) > 1:
-            raise ValueError(
-                f"clustered={self.clustered!r} matches all of the model's arrays: {names}. Leave "
-                "`clustered` out to cluster the whole model, or name a part of it."
-            )
-        return block
+    def _clustered(self, arrays: Arrays) -> list[str]:
+        if self._pattern is not None:
+            return matching("clustered", self._pattern, arrays)
+        floating = [name for name, array in arrays.items() if array.dtype.kind == "f"]
+        if not floating:
+            raise ValueError("The model has no array of floating point numbers to cluster.")
+        return floating
 
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Send zeta_i (and phi); omega_i as well where the client may not hold it.
@@ -230,20 +211,17 @@ class FPFC(StatefulStrategy):
         for client, anchor in zip(client_ids, zeta, strict=True):
             index = self._index[client]
             groups = {"anchor": self._model(anchor)}
-            warm_start = int(self.state.accepted_in[index])
-            if client not in self._synced:
-                groups["start"] = self._block_arrays(self.state.pairs.omega[index])
+            if not self.in_sync(client):
+                groups["start"] = self._block.arrays(self.state.pairs.omega[index])
             orders[client] = Order(
                 groups,
                 {
                     "rho": float(self.rho),
                     "lr": float(lr),
                     "local-epochs": self._epochs(server_round, client),
-                    "clustered": ",".join(self._block),
-                    "warm-start": warm_start,
+                    "clustered": ",".join(self._block.names),
                 },
             )
-        self._synced.difference_update(client_ids)
         return orders
 
     def _epochs(self, server_round: int, client: int) -> int:
@@ -257,7 +235,7 @@ class FPFC(StatefulStrategy):
         """Take in the new omega_i, then theta and v of every pair with an active client."""
         state = self.state
         active = [self._index[client] for client in replies]
-        omega = np.stack([self._vector(reply.arrays) for reply in replies.values()])
+        omega = np.stack([self._block.vector(reply.arrays) for reply in replies.values()])
         state.pairs.update(active, omega)  # (6), (A.3)
         weights = np.array([reply.num_examples for reply in replies.values()])
         for name, phi in state.shared.items():
@@ -268,8 +246,6 @@ class FPFC(StatefulStrategy):
             rounded = np.asarray(mean if phi.dtype.kind == "f" else np.rint(mean))
             state.shared[name] = rounded.astype(phi.dtype)
         state.num_examples[active] = weights
-        state.accepted_in[active] = server_round
-        self._synced.update(replies)
 
     # ------------------------------------------------------------------------------------------
     # Models
@@ -293,8 +269,8 @@ class FPFC(StatefulStrategy):
         if self.report_diagnostics:
             duals = self.state.pairs.mean_dual(indices)
             for client, dual in zip(client_ids, duals, strict=True):
-                groups[client]["mean-dual"] = self._block_arrays(dual)
-        config: dict[str, wire.Scalar] = {"clustered": ",".join(self._block)}
+                groups[client]["mean-dual"] = self._block.arrays(dual)
+        config: dict[str, wire.Scalar] = {"clustered": ",".join(self._block.names)}
         return {client: Order(own, config) for client, own in groups.items()}
 
     def global_model(self) -> Arrays:
@@ -366,26 +342,9 @@ class FPFC(StatefulStrategy):
             clusters_at={nu: int(clusters(norms, nu).max()) + 1 for nu in nus},
         )
 
-    # ------------------------------------------------------------------------------------------
-    # Vectors and named arrays
-    # ------------------------------------------------------------------------------------------
-
-    def _vector(self, arrays: Arrays) -> NDArray[Any]:
-        return np.concatenate([arrays[name].ravel() for name in self._block])
-
-    def _block_arrays(self, vector: NDArray[Any]) -> Arrays:
-        """Cut a d-vector into the clustered arrays, with the model's own dtypes."""
-        arrays: Arrays = {}
-        start = 0
-        for name, shape in self._block.items():
-            stop = start + int(np.prod(shape))
-            arrays[name] = vector[start:stop].reshape(shape).astype(self._spec[name][1])
-            start = stop
-        return arrays
-
     def _model(self, vector: NDArray[Any]) -> Arrays:
         """Return a whole model: the clustered arrays from a d-vector, the others shared."""
-        block = self._block_arrays(vector)
+        block = self._block.arrays(vector)
         return {name: block.get(name, self.state.shared.get(name)) for name in self._spec}  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------
@@ -393,17 +352,16 @@ class FPFC(StatefulStrategy):
     # ------------------------------------------------------------------------------------------
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return omega, the pairs, phi and the clients' bookkeeping."""
+        """Return omega, the pairs, phi and n_i."""
         pairs = self.state.pairs.state_arrays()  # views of the store
         return {
             **{f"pairs/{key}": value.copy() for key, value in pairs.items()},
             **{f"shared/{name}": value for name, value in self.state.shared.items()},
             "num_examples": self.state.num_examples.copy(),
-            "accepted_in": self.state.accepted_in.copy(),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned. Clients are sent their omega_i anew."""
+        """Put back what `state_arrays` returned."""
         pairs = {k.removeprefix("pairs/"): v for k, v in arrays.items() if k.startswith("pairs/")}
         shape = self.state.pairs.omega.shape
         if pairs["omega"].shape != shape:
@@ -416,22 +374,9 @@ class FPFC(StatefulStrategy):
             pairs=PairwiseStore.from_state_arrays(pairs, self.penalty, self.rho),
             shared={name: arrays[f"shared/{name}"] for name in self.state.shared},
             num_examples=arrays["num_examples"].astype(np.float64),
-            accepted_in=arrays["accepted_in"].astype(np.int64),
         )
-        self._synced = set()
 
 
 def _check_epochs(value: object, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} is {value!r}, expected an integer >= 1.")
-
-
-def _compile(pattern: str | None) -> re.Pattern[str] | None:
-    if pattern is None:
-        return None
-    try:
-        return re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"clustered={pattern!r} is not a regular expression ({error}). Expected e.g. 'head'."
-        ) from error

@@ -92,6 +92,7 @@ class LegacyStrategy(Strategy):
         self.strategy.summary()
         self._find_clients(client_manager)
         self.strategy.begin(self.initial_arrays, self._proxy_of)
+        self.strategy.shake_hands(self._exchange, self.train_config)
         return ndarrays_to_parameters(list(self.initial_arrays.values()))
 
     def _find_clients(self, client_manager: ClientManager) -> None:
@@ -124,6 +125,27 @@ class LegacyStrategy(Strategy):
             self._proxy_of[client] = proxies[cid]
             self._client_of[cid] = client
 
+    def _exchange(self, orders: dict[int, Order], message_type: str) -> list[ClientReply]:
+        """Send training orders to their clients and return what came back."""
+        names = list(self.strategy.handshake_spec())
+
+        def ask(client: int) -> ClientReply:
+            ins = FitIns(*_payload(orders[client]))
+            try:
+                res = self._proxy_of[client].fit(ins, timeout=None, group_id=0)
+            except Exception as error:  # whatever the client raises
+                return client, RawReply(error=str(error))
+            return client, self._reply(res, names)
+
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(ask, orders))
+
+    def _reply(self, res: FitRes, names: list[str]) -> RawReply:
+        arrays, error = _read(res.parameters, names)
+        if error:
+            return RawReply(error=error)
+        return RawReply(arrays, {**res.metrics, self.strategy.weighted_by_key: res.num_examples})
+
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
@@ -141,13 +163,10 @@ class LegacyStrategy(Strategy):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check the replies, update the state, return the global model."""
         self._log_failures(server_round, failures)
-        names = list(self.initial_arrays)
-        replies: list[ClientReply] = []
-        for proxy, res in results:
-            arrays, error = _read(res.parameters, names)
-            metrics = {**res.metrics, self.strategy.weighted_by_key: res.num_examples}
-            reply = RawReply(error=error) if error else RawReply(arrays, metrics)
-            replies.append((self._client_of.get(proxy.cid), reply))
+        names = list(self.strategy.reply_spec())
+        replies: list[ClientReply] = [
+            (self._client_of.get(proxy.cid), self._reply(res, names)) for proxy, res in results
+        ]
         means = self.strategy.absorb_train(server_round, replies)
         if not means:
             return None, {}

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -27,12 +27,29 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import wire
+from .blocks import Spec, spec_of
 from .checks import check_count, check_fraction, check_positive, listing
 from .nodes import ClientDirectory
 from .wire import Arrays, ClientReply, Order, RawReply, Reply, Scalar
 
 Metrics = dict[str, float]
 StopRule = Callable[[int, Mapping[str, float]], bool]
+Exchange = Callable[[dict[int, Order], str], Iterable[ClientReply]]
+
+
+class Traffic(NamedTuple):
+    """Bytes of arrays that a round of training moved, summed over the clients.
+
+    Attributes
+    ----------
+    down : int
+        Sent to the clients.
+    up : int
+        Uploaded by them, in replies that were accepted.
+    """
+
+    down: int
+    up: int
 
 
 class StatefulStrategy(Strategy):
@@ -69,6 +86,11 @@ class StatefulStrategy(Strategy):
         The clients of the run, sorted. Empty before `start`.
     train_metrics, evaluate_metrics : dict of int to dict of int to dict of str to float
         Metrics of every client in every round: ``metrics[server_round][client_id][name]``.
+    traffic : dict of int to Traffic
+        Bytes of the training messages' arrays by round; round 0 is a hand-shake, where there was
+        one. Evaluation is not counted: it is not part of any algorithm.
+    accepted_in : dict of int to int
+        By client, the round of its last accepted upload; 0 before the first.
     """
 
     def __init__(
@@ -100,13 +122,17 @@ class StatefulStrategy(Strategy):
         self.seed = seed
 
         self.client_ids: list[int] = []
+        self.accepted_in: dict[int, int] = {}
+        self.traffic: dict[int, Traffic] = {}
         self.train_metrics: dict[int, dict[int, Metrics]] = {}
         self.evaluate_metrics: dict[int, dict[int, Metrics]] = {}
         self._round = 0  # the last round whose training was aggregated
         self._ever_usable = False
+        self._shaken = False  # whether a hand-shake is over, or was before the state was saved
         self._last_refusal = ""
         self._restored: dict[str, NDArray[Any]] | None = None
-        self._spec: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self._spec: Spec = {}
+        self._in_sync: set[int] = set()
         self._train_rng, self._evaluate_rng = np.random.default_rng(seed).spawn(2)
         self._directory = ClientDirectory({})
         self._asked: dict[int, Order] = {}
@@ -161,6 +187,28 @@ class StatefulStrategy(Strategy):
     def hyperparameters(self) -> dict[str, Any]:
         """Return the algorithm's settings for the log, in the order of the constructor."""
 
+    # What most algorithms leave as it is
+
+    def reply_spec(self) -> Spec:
+        """Return the names, shapes and dtypes of an upload: those of the initial arrays."""
+        return self._spec
+
+    def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
+        """Return what to ask every client before round 1; by default nothing.
+
+        For what the server must know of all clients at the start: their numbers of examples, the
+        curvature of their losses. It is a training message of round 0 with ``handshake`` set, so
+        that it works under both of Flower's APIs.
+        """
+        return {}
+
+    def handshake_spec(self) -> Spec:
+        """Return the names, shapes and dtypes of the arrays in a hand-shake's replies."""
+        return {}
+
+    def handshake(self, replies: Mapping[int, Reply]) -> None:
+        """Change the state by the checked replies of all clients to the hand-shake."""
+
     # ------------------------------------------------------------------------------------------
     # Results
     # ------------------------------------------------------------------------------------------
@@ -191,6 +239,7 @@ class StatefulStrategy(Strategy):
         state = {
             "base/round": np.array(self._round, dtype=np.int64),
             "base/client_ids": np.array(self.client_ids, dtype=np.uint64),
+            "base/accepted_in": np.array(list(self.accepted_in.values()), dtype=np.int64),
             "base/train_rng": _generator_to_array(self._train_rng),
             "base/evaluate_rng": _generator_to_array(self._evaluate_rng),
         }
@@ -207,11 +256,8 @@ class StatefulStrategy(Strategy):
         ValueError
             If the state lacks an entry.
         """
-        missing = [
-            key
-            for key in ("base/round", "base/client_ids", "base/train_rng", "base/evaluate_rng")
-            if key not in state
-        ]
+        needed = ("round", "client_ids", "accepted_in", "train_rng", "evaluate_rng")
+        missing = [f"base/{name}" for name in needed if f"base/{name}" not in state]
         if missing:
             raise ValueError(
                 f"This is not a state of {type(self).__name__}.state_dict(): it lacks {missing}."
@@ -267,7 +313,8 @@ class StatefulStrategy(Strategy):
         TimeoutError
             If too few clients connected within `node_timeout`.
         RuntimeError
-            If not a single reply of the whole run was usable.
+            If a client did not take part in the hand-shake of an algorithm that needs one, or not
+            a single reply of the whole run was usable.
         """
         check_count("num_rounds", num_rounds, least=1)
         check_count("evaluate_every", evaluate_every, least=1)
@@ -279,13 +326,10 @@ class StatefulStrategy(Strategy):
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         result = Result(arrays=initial_arrays)
+        exchange = self._exchange(grid, timeout)
+        self.shake_hands(exchange, train_config)
         if evaluate_fn and (central := evaluate_fn(self._round, self.global_arrays)) is not None:
             result.evaluate_metrics_serverapp[self._round] = central
-
-        def exchange(orders: dict[int, Order], message_type: str) -> Iterable[ClientReply]:
-            messages = self._directory.messages(orders, message_type)
-            replies = grid.send_and_receive(messages, timeout=timeout)
-            return self._directory.replies(replies, orders)
 
         def evaluate(server_round: int) -> Metrics:
             orders = self.plan_evaluate(server_round, evaluate_config)
@@ -362,6 +406,7 @@ class StatefulStrategy(Strategy):
         """Return one message a node with the orders of its sampled clients."""
         if not self._spec:
             self.begin(named_arrays(arrays), self._connect(grid))
+            self.shake_hands(self._exchange(grid, timeout=3600), config)
         return self._directory.messages(self.plan_train(server_round, config), MessageType.TRAIN)
 
     def aggregate_train(
@@ -409,9 +454,11 @@ class StatefulStrategy(Strategy):
         """
         _check_initial_arrays(arrays)
         self.client_ids = sorted(client_ids)
-        self._spec = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-        self.train_metrics, self.evaluate_metrics = {}, {}
+        self._spec = spec_of(arrays)
+        self.accepted_in, self._in_sync = dict.fromkeys(self.client_ids, 0), set()
+        self.train_metrics, self.evaluate_metrics, self.traffic = {}, {}, {}
         self._round, self._ever_usable, self._last_refusal = 0, False, "nobody was asked"
+        self._shaken = False
         self._train_rng, self._evaluate_rng = np.random.default_rng(self.seed).spawn(2)
         self.init_state({name: np.array(array) for name, array in arrays.items()})
         if self._restored is not None:
@@ -435,26 +482,77 @@ class StatefulStrategy(Strategy):
                 "by another algorithm or with other settings."
             )
         self.load_state_arrays(own)
-        self._round = int(state["base/round"])
+        rounds = state["base/accepted_in"].tolist()
+        self.accepted_in = dict(zip(self.client_ids, rounds, strict=True))
+        self._round, self._shaken = int(state["base/round"]), True
         self._train_rng = _generator_from_array(state["base/train_rng"])
         self._evaluate_rng = _generator_from_array(state["base/evaluate_rng"])
         self._ever_usable = True
+
+    def _exchange(self, grid: Grid, timeout: float) -> Exchange:
+        """Return what sends orders to their clients and returns what came back."""
+
+        def exchange(orders: dict[int, Order], message_type: str) -> Iterable[ClientReply]:
+            messages = self._directory.messages(orders, message_type)
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            return self._directory.replies(replies, orders)
+
+        return exchange
+
+    def shake_hands(self, exchange: Exchange, config: Mapping[str, Any]) -> None:
+        """Ask all clients what the algorithm must know before round 1, unless it knows already.
+
+        Raises
+        ------
+        RuntimeError
+            If a client does not answer, or not usably.
+        """
+        if self._shaken:
+            return
+        self._shaken = True
+        if not (orders := self.handshake_orders(self.client_ids)):
+            return
+        spec = self.handshake_spec()
+        asked = self._complete(0, {**config, "handshake": True}, orders, spec)
+        accepted = self._accept(0, exchange(asked, MessageType.TRAIN), spec=spec)
+        if missing := sorted(asked.keys() - accepted.keys()):
+            raise RuntimeError(
+                f"The hand-shake before round 1 failed for clients {listing(missing)}; "
+                f"{type(self).__name__} needs every client's answer. {self._last_refusal}"
+            )
+        self.handshake(accepted)
+        self.traffic[0] = Traffic(_bytes_down(asked), _bytes_up(accepted))
+
+    def in_sync(self, client_id: int) -> bool:
+        """Return whether a client surely holds what the server knows of it.
+
+        Not before its first accepted upload, nor after one that was lost or refused, nor after a
+        restart: then the server sends along what the client needs.
+        """
+        return client_id in self._in_sync
 
     def plan_train(self, server_round: int, config: Mapping[str, Any]) -> dict[int, Order]:
         """Draw the clients of a round and return what each gets."""
         sampled = self._sample(self._train_rng, self.fraction_train, self.min_train_nodes)
         log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), self._total)
-        return self._complete(server_round, config, self.train_orders(server_round, sampled))
+        orders = self.train_orders(server_round, sampled)
+        asked = self._complete(server_round, config, orders, self.reply_spec())
+        self._in_sync.difference_update(asked)
+        self.traffic[server_round] = Traffic(_bytes_down(asked), 0)
+        return asked
 
     def absorb_train(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of a round, then let them change the state; return the mean metrics."""
-        accepted = self._accept(server_round, replies, with_arrays=True)
+        accepted = self._accept(server_round, replies, spec=self.reply_spec())
         self._round = server_round
         if not accepted:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             return {}
         self._ever_usable = True
         self.update(server_round, accepted)
+        self.accepted_in |= dict.fromkeys(accepted, server_round)
+        self._in_sync.update(accepted)
+        self.traffic[server_round] = Traffic(self.traffic[server_round].down, _bytes_up(accepted))
         self.train_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
         return _weighted_means(accepted)
 
@@ -463,12 +561,15 @@ class StatefulStrategy(Strategy):
         if self.fraction_evaluate == 0:
             return {}
         sampled = self._sample(self._evaluate_rng, self.fraction_evaluate, self.min_evaluate_nodes)
-        return self._complete(server_round, config, self.evaluate_orders(server_round, sampled))
+        orders = self.evaluate_orders(server_round, sampled)
+        return self._complete(server_round, config, orders, spec=None)
 
     def absorb_evaluate(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of an evaluation and return the mean metrics."""
         anybody = bool(self._asked)
-        accepted = self._accept(server_round, replies, with_arrays=False)
+        accepted = self._accept(server_round, replies, spec=None)
+        # A client without test data says so with 0 examples; it has no say in the means.
+        accepted = {i: reply for i, reply in accepted.items() if reply.num_examples > 0}
         if not accepted:
             if anybody:
                 log(WARNING, "round %s: no usable evaluation", server_round)
@@ -493,17 +594,28 @@ class StatefulStrategy(Strategy):
         return [self.client_ids[index] for index in sorted(chosen)]
 
     def _complete(
-        self, server_round: int, config: Mapping[str, Any], orders: Mapping[int, Order]
+        self,
+        server_round: int,
+        config: Mapping[str, Any],
+        orders: Mapping[int, Order],
+        spec: Spec | None,
     ) -> dict[int, Order]:
-        """Add the user's settings, the round and the client's own seed to the orders."""
-        common: dict[str, Scalar] = {**config, "server-round": server_round}
-        self._asked = {
-            client: Order(
-                order.groups,
-                {**common, "seed": _client_seed(self.seed, client, server_round), **order.config},
-            )
-            for client, order in sorted(orders.items())
-        }
+        """Add to the orders what every client is told, whatever the algorithm.
+
+        The user's settings, the round, the client's own seed, which of its states the server takes
+        it to be in, and the names of the arrays to upload where they are not those it received.
+        """
+        self._asked = {}
+        for client, order in sorted(orders.items()):
+            own: dict[str, Scalar] = {
+                **config,
+                "server-round": server_round,
+                "seed": _client_seed(self.seed, client, server_round),
+                "version": self.accepted_in[client],
+            }
+            if spec is not None and list(spec) != list(next(iter(order.groups.values()))):
+                own["reply"] = ",".join(spec)
+            self._asked[client] = Order(order.groups, own | order.config)
         return self._asked
 
     # ------------------------------------------------------------------------------------------
@@ -515,9 +627,11 @@ class StatefulStrategy(Strategy):
         server_round: int,
         replies: Iterable[ClientReply],
         *,
-        with_arrays: bool,
+        spec: Spec | None,
     ) -> dict[int, Reply]:
         """Return the usable replies by client id; one log line for every other client.
+
+        `spec` says which arrays they must hold; None: those of an evaluation hold none.
 
         Two replies of one client are both refused: which came first is chance, and the result of a
         round must not depend on chance.
@@ -538,7 +652,7 @@ class StatefulStrategy(Strategy):
                 continue
             answered.add(client)
             try:
-                accepted[client] = self._check_reply(raw, with_arrays=with_arrays)
+                accepted[client] = self._check_reply(raw, spec)
             except ValueError as error:
                 refused[client] = str(error)
         for client in self._asked:
@@ -550,7 +664,7 @@ class StatefulStrategy(Strategy):
         self._asked = {}
         return dict(sorted(accepted.items()))
 
-    def _check_reply(self, raw: RawReply, *, with_arrays: bool) -> Reply:
+    def _check_reply(self, raw: RawReply, spec: Spec | None) -> Reply:
         if raw.error is not None:
             raise ValueError(f"it failed: {raw.error}")
         metrics: Metrics = {
@@ -561,16 +675,18 @@ class StatefulStrategy(Strategy):
         num_examples = metrics.get(self.weighted_by_key)
         if num_examples is None:
             raise ValueError(f"its metrics lack the number '{self.weighted_by_key}'")
+        if spec is None and num_examples == 0:
+            return Reply({}, 0.0, {})
         if not (math.isfinite(num_examples) and num_examples > 0):
             raise ValueError(f"'{self.weighted_by_key}' is {num_examples}, expected more than 0")
-        if not with_arrays:
+        if spec is None:
             return Reply({}, float(num_examples), metrics)
         arrays = raw.arrays or {}
-        if arrays.keys() != self._spec.keys():
+        if arrays.keys() != spec.keys():
             raise ValueError(
-                f"its arrays are {listing(list(arrays))}, expected {listing(list(self._spec))}"
+                f"its arrays are {listing(list(arrays))}, expected {listing(list(spec))}"
             )
-        for name, (shape, dtype) in self._spec.items():
+        for name, (shape, dtype) in spec.items():
             array = arrays[name]
             if array.shape != shape:
                 raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
@@ -578,7 +694,7 @@ class StatefulStrategy(Strategy):
                 raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
             if not np.isfinite(array).all():
                 raise ValueError(f"'{name}' holds NaN or infinity")
-        return Reply({name: arrays[name] for name in self._spec}, float(num_examples), metrics)
+        return Reply({name: arrays[name] for name in spec}, float(num_examples), metrics)
 
 
 def named_arrays(record: ArrayRecord) -> Arrays:
@@ -599,6 +715,14 @@ def _check_initial_arrays(arrays: Arrays) -> None:
             raise ValueError(f"Array '{name}' has dtype {array.dtype}, expected real numbers.")
         if not np.isfinite(array).all():
             raise ValueError(f"Array '{name}' of the initial model holds NaN or infinity.")
+
+
+def _bytes_down(orders: Mapping[int, Order]) -> int:
+    return sum(array.nbytes for order in orders.values() for array in order.flat())
+
+
+def _bytes_up(replies: Mapping[int, Reply]) -> int:
+    return sum(array.nbytes for reply in replies.values() for array in reply.arrays.values())
 
 
 def _weighted_means(replies: Mapping[int, Reply]) -> Metrics:

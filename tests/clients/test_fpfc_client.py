@@ -32,7 +32,7 @@ def fit_config(**changes: Any) -> dict[str, Any]:
         "lr": 0.1,
         "local-epochs": 1,
         "clustered": ",".join(NAMES),
-        "warm-start": 0,
+        "version": 0,
         "server-round": 1,
         "seed": 5,
         "groups": "anchor:4,start:4",
@@ -101,22 +101,24 @@ def test_it_starts_from_its_own_last_iterate_when_the_server_sends_none() -> Non
     # From w = 1.65 (above, T = 1), zeta = 1.65, b = 0.35: residual -2, so w = 1.85 and b = 0.55.
     context = new_context()
     line_client(context).fit(column(3.0, 0.5, 1.0), line_config())
-    config = line_config(groups="anchor:2", **{"warm-start": 1, "server-round": 4})
+    config = line_config(groups="anchor:2", **{"version": 1, "server-round": 4})
     arrays, _, _ = line_client(context).fit(column(1.65, 0.35), config)
     assert_allclose(np.concatenate(arrays), [1.85, 0.55], rtol=1e-14)
     # Now it holds the iterate of round 4.
-    config = line_config(groups="anchor:2", **{"warm-start": 4, "server-round": 5})
+    config = line_config(groups="anchor:2", **{"version": 4, "server-round": 5})
     arrays, _, _ = line_client(context).fit(column(1.85, 2.15), config)
     assert_allclose(np.concatenate(arrays), [1.85, 2.15], rtol=1e-14)
 
 
 def test_a_client_without_its_iterate_refuses() -> None:
-    config = line_config(groups="anchor:2", **{"warm-start": 3})
-    with pytest.raises(ValueError, match=r"holds its iterate of round None.*expects .*round 3"):
+    config = line_config(groups="anchor:2", **{"version": 3})
+    with pytest.raises(
+        ValueError, match=r"variables of round 3, but it holds those of rounds \[\]"
+    ):
         line_client().fit(column(3.0, 0.5), config)
     context = new_context()
     line_client(context).fit(column(3.0, 0.5, 1.0), line_config(**{"server-round": 2}))
-    with pytest.raises(ValueError, match=r"iterate of round 2.*round 3.*sends its copy next time"):
+    with pytest.raises(ValueError, match=r"of round 3, .*of rounds \[2\]"):
         line_client(context).fit(column(3.0, 0.5), config)
 
 

@@ -237,7 +237,7 @@ def test_a_client_that_lost_its_state_refuses_once_and_is_sent_omega(
     assert groups_sent(grid, 1) == {1: BOTH, 2: ANCHOR, 3: ANCHOR, 4: BOTH}
     (line,) = warnings_in(caplog.records)
     assert "round 3: client 1 refused" in line
-    assert "iterate of round None, the server expects that of round 2" in line
+    assert "expects this client's variables of round 2, but it holds those of rounds []" in line
     expected = sampling(fpfc(seed=1), {3: [0, 2, 3]})
     expected.start(grid_of(), initial_arrays(), 4)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
@@ -469,7 +469,7 @@ def test_the_constructor_refuses(argument: dict[str, Any], error: type, text: st
         ({"local_epochs": lambda k, i: i}, ValueError, r"local_epochs\(1, 0\) is 0, expected an i"),
         ({"local_epochs": lambda k, i: k / 2}, ValueError, r"local_epochs\(1, 0\) is 0.5"),
         ({"clustered": "neck"}, ValueError, r"'neck' matches none .*: body.weight, .*'head'"),
-        ({"clustered": "."}, ValueError, r"'.' matches all .*Leave `clustered` out"),
+        ({"clustered": "."}, ValueError, r"'.' matches all .*leave `clustered` out"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

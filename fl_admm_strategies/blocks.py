@@ -1,0 +1,99 @@
+"""A block of a model's arrays, as named arrays and as one flat vector."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .wire import Arrays
+
+Spec = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shape and dtype of named arrays, in the order of the model."""
+
+
+def spec_of(arrays: Arrays) -> Spec:
+    """Return the shapes and dtypes of named arrays."""
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+
+class Block:
+    """The arrays that an algorithm treats as one vector in R^d.
+
+    Parameters
+    ----------
+    spec : Spec
+        Shape and dtype of every array of the block.
+
+    Attributes
+    ----------
+    size : int
+        d.
+    dtype : dtype
+        Of the vector: that of the arrays, float32 at least.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.size = sum(int(np.prod(shape)) for shape, _ in spec.values())
+        self.dtype = np.result_type(np.float32, *(dtype for _, dtype in spec.values()))
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays' names."""
+        return list(self.spec)
+
+    def vector(self, arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """Return the block's arrays, out of a model or alone, as a new vector of shape (d,)."""
+        return np.concatenate([arrays[name].ravel() for name in self.spec], dtype=self.dtype)
+
+    def arrays(self, vector: NDArray[Any]) -> Arrays:
+        """Cut a vector of shape (d,) into the block's arrays, with their own dtypes."""
+        arrays: Arrays = {}
+        start = 0
+        for name, (shape, dtype) in self.spec.items():
+            stop = start + int(np.prod(shape))
+            arrays[name] = vector[start:stop].reshape(shape).astype(dtype)
+            start = stop
+        return arrays
+
+
+def compile_pattern(setting: str, pattern: str | None) -> re.Pattern[str] | None:
+    """Compile a user's regular expression; `setting` is the parameter it was given for.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    if pattern is None:
+        return None
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"{setting}={pattern!r} is not a regular expression ({error}). Expected e.g. 'head'."
+        ) from error
+
+
+def matching(setting: str, pattern: re.Pattern[str], arrays: Arrays) -> list[str]:
+    """Return the names of the floating point arrays in which a pattern is found.
+
+    Raises
+    ------
+    ValueError
+        If it is found in none of them, or in all: then it separates nothing.
+    """
+    floating = [name for name, array in arrays.items() if array.dtype.kind == "f"]
+    found = [name for name in floating if pattern.search(name)]
+    if found and len(found) < len(floating):
+        return found
+    how_many = "all" if found else "none"
+    raise ValueError(
+        f"{setting}={pattern.pattern!r} matches {how_many} of the model's arrays: "
+        f"{', '.join(arrays)}. Give a pattern that names a part of them, e.g. 'head' or '^fc2[.]'"
+        + (f", or leave `{setting}` out." if found else ".")
+    )

@@ -1,0 +1,132 @@
+"""The consensus rule that FedADMM, FedAPM, FedMC-ADMM and Lp-Proj share.
+
+    minimise  sum_i alpha_i f_i(u_i) + g(w)   subject to   u_i = w
+
+A client that takes part moves its own copy u_i and its dual variable pi_i; the shared w is the
+minimiser of the augmented Lagrangian over ALL clients, those that sat out included:
+
+    pi_i <- pi_i + rho (u_i - w),    z_i = u_i + pi_i/rho,    w <- prox_{g/(m rho)}(mean_i z_i)
+
+(FedAPM (12), (13), (8); FedMC-ADMM (13), (16); FLAME (13), (14).) What the client needs of w and
+pi_i is one vector, the anchor: <pi_i, u - w> + rho/2 |u - w|^2 is rho/2 |u - (w - pi_i/rho)|^2 up
+to a constant in u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Prox = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+class Consensus:
+    """w, and u_i and pi_i of every client, or their sum alone.
+
+    Parameters
+    ----------
+    first : ndarray of shape (d,)
+        u_i^0 = w^0, which every client starts from; its dtype is kept.
+    num_clients : int
+        m.
+    rho : float
+        rho > 0, one for all clients: with it the mean of the z_i is the exact minimiser whatever
+        the alpha_i are (FedAPM specs 6.1, 5).
+    prox : callable, optional
+        prox_{g/(m rho)}: (d,) to (d,). Without it g = 0.
+    on_clients : bool (default: False)
+        Clients keep u_i and pi_i themselves and upload the change of their z_i. Then `iterates` and
+        `duals` do not exist and the memory is O(d) instead of O(m d).
+
+    Attributes
+    ----------
+    w : ndarray of shape (d,)
+    iterates, duals : ndarray of shape (m, d)
+        u_i, pi_i.
+    total : ndarray of shape (d,), float64
+        sum_i z_i, kept up to date by the changes, so that a round costs O(d) for each participant.
+    """
+
+    def __init__(
+        self,
+        first: NDArray[Any],
+        num_clients: int,
+        rho: float,
+        *,
+        prox: Prox | None = None,
+        on_clients: bool = False,
+    ) -> None:
+        self.rho = rho
+        self.prox = prox
+        self.num_clients = num_clients
+        self.on_clients = on_clients
+        self.w = first.copy()
+        self.total = first.astype(np.float64) * num_clients
+        rows = 0 if on_clients else num_clients
+        self.iterates = np.tile(first, (rows, 1))
+        self.duals = np.zeros_like(self.iterates)
+
+    def anchor(self, index: int) -> NDArray[Any]:
+        """Return w - pi_i/rho of one client, shape (d,)."""
+        anchor: NDArray[Any] = self.w - self.duals[index] / self._scalar(self.rho)
+        return anchor
+
+    def set_dual(self, index: int, dual: NDArray[Any]) -> None:
+        """Start a client's pi_i at another value than 0; w follows with `aggregate`."""
+        self.total += (dual - self.duals[index]) / self.rho
+        self.duals[index] = dual
+
+    def update(self, index: int, iterate: NDArray[Any]) -> None:
+        """Take in one client's new u_i, shape (d,): its pi_i and z_i follow; w does not yet."""
+        w, before = self.w, self.iterates[index]
+        step = iterate - w
+        # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho, where the last is u_new - w.
+        self.total += (iterate - before) + step
+        step *= self._scalar(self.rho)
+        self.duals[index] += step
+        self.iterates[index] = iterate
+
+    def update_message(self, change: NDArray[Any]) -> None:
+        """Take in the change of one client's z_i, shape (d,), where clients keep their duals."""
+        self.total += change
+
+    def aggregate(self) -> None:
+        """Set w to the minimiser over all clients, once the replies of a round are in."""
+        mean = (self.total / self.num_clients).astype(self.w.dtype)
+        self.w = mean if self.prox is None else self.prox(mean)
+
+    def _scalar(self, value: float) -> Any:
+        return self.w.dtype.type(value)  # keeps float32 arithmetic in float32
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return copies of all variables."""
+        arrays = {"w": self.w.copy(), "total": self.total.copy()}
+        if not self.on_clients:
+            arrays |= {"iterates": self.iterates.copy(), "duals": self.duals.copy()}
+        return arrays
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned.
+
+        Raises
+        ------
+        ValueError
+            If the shapes differ from this run's.
+        """
+        for name, own in self.state_arrays().items():
+            if arrays[name].shape != own.shape:
+                raise ValueError(
+                    f"The saved '{name}' has shape {arrays[name].shape}, this run's {own.shape}. "
+                    "Continue with the model and the settings that the state was saved with."
+                )
+            setattr(self, name, arrays[name].astype(own.dtype))
+
+
+def size_weights(num_examples: Sequence[float]) -> NDArray[np.float64]:
+    """Return alpha_i = n_i / n, shape (m,)."""
+    sizes = np.asarray(num_examples, dtype=np.float64)
+    weights: NDArray[np.float64] = sizes / sizes.sum()
+    return weights
