@@ -1,11 +1,16 @@
-"""The models of the experiments, by name, and their reproducible initial weights."""
+"""The models of the experiments, by name, their losses and reproducible initial weights.
+
+Names of layers are what ``clustered`` and ``personal`` patterns refer to.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
+from clients.personalization import SplitInput
 from simulations.data import FederatedData
 from simulations.data.registry import unknown
 
@@ -25,13 +30,36 @@ def _num_classes(model: str, data: FederatedData) -> int:
     return data.num_classes
 
 
+# Shapes of input that the convolutional models take; the fully connected ones flatten any.
+_SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "cnn": ((1, 28, 28),),
+    "cnn-cifar": ((3, 32, 32),),
+    "cnn-medical": ((1, 64, 64), (3, 64, 64)),
+    "cnn-femnist": ((1, 28, 28),),
+    "har": ((9, 128), (6, 128)),
+}
+
+
+def _does_not_fit(model: str, wanted: str, data: FederatedData) -> ValueError:
+    shape = data.input_shape
+    fitting = [name for name, shapes in _SHAPES.items() if shape in shapes]
+    fitting += [*(["softmax"] if len(shape) == 1 else []), "mlr", "mlp", "svm"]
+    return ValueError(
+        f"model {model!r} takes {wanted}, inputs of {data.name} have shape {shape}: "
+        f"use {' or '.join(map(repr, fitting))}"
+    )
+
+
 def _num_features(model: str, data: FederatedData) -> int:
     if len(data.input_shape) != 1:
-        raise ValueError(
-            f"model {model!r} takes vectors, inputs of {data.name} have shape {data.input_shape}: "
-            "use 'cnn'"
-        )
+        raise _does_not_fit(model, "vectors", data)
     return data.input_shape[0]
+
+
+def _check_shape(model: str, data: FederatedData, what: str = "images") -> None:
+    if data.input_shape not in _SHAPES[model]:
+        shapes = " or ".join(map(str, _SHAPES[model]))
+        raise _does_not_fit(model, f"{what} of shape {shapes}", data)
 
 
 def _softmax(data: FederatedData) -> nn.Module:
@@ -54,11 +82,7 @@ def _cnn(data: FederatedData) -> nn.Module:
     FPFC clusters.
     """
     classes = _num_classes("cnn", data)
-    if data.input_shape != (1, 28, 28):
-        raise ValueError(
-            f"model 'cnn' takes images of shape (1, 28, 28), inputs of {data.name} have shape "
-            f"{data.input_shape}: use 'softmax'"
-        )
+    _check_shape("cnn", data)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(1, 6, kernel_size=5, padding=2),
         relu1=nn.ReLU(),
@@ -72,11 +96,212 @@ def _cnn(data: FederatedData) -> nn.Module:
     return nn.Sequential(layers)
 
 
+def _flat_linear(model: str) -> Callable[[FederatedData], nn.Module]:
+    def linear(data: FederatedData) -> nn.Module:
+        classes = _num_classes(model, data)
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            flatten=nn.Flatten(), fc=nn.Linear(prod(data.input_shape), classes)
+        )
+        return nn.Sequential(layers)
+
+    return linear
+
+
+def _mlp(data: FederatedData) -> nn.Module:
+    """Hidden layers of 128 and 64 units, as in the FLAME authors' code (spec 4.1): 109,386.
+
+    FLAME's Table II prints 7,850 parameters for MNIST, which is 'mlr' (spec 6 #31).
+    """
+    classes = _num_classes("mlp", data)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(prod(data.input_shape), 128),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(128, 64),
+        relu2=nn.ReLU(),
+        fc3=nn.Linear(64, classes),
+    )
+    return nn.Sequential(layers)
+
+
+def _cnn_cifar(data: FederatedData) -> nn.Module:
+    """FedAPM's (B.2) and FLAME's CNN for CIFAR-10: conv 5,088 parameters, fc 263,562.
+
+    FedAPM shares conv1 and conv2; ``personal = "^fc"``. Its text puts a ReLU on fc2 too; these are
+    logits (FedAPM spec 6.3 #28).
+    """
+    classes = _num_classes("cnn-cifar", data)
+    _check_shape("cnn-cifar", data)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(3, 16, kernel_size=3, padding=1),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(32 * 8 * 8, 128),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(128, classes),
+    )
+    return nn.Sequential(layers)
+
+
+class _ThreeChannels(nn.Module):
+    """Repeat a grey image in three channels; an image of three stays as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(-1, 3, -1, -1)
+
+
+def _cnn_medical(data: FederatedData) -> nn.Module:
+    """FLAME's CNN1 for Medical MNIST (spec 4.1): 206,678 parameters with 6 classes.
+
+    The images are grey, but the authors' code reads them as RGB: hence three equal channels.
+    """
+    classes = _num_classes("cnn-medical", data)
+    _check_shape("cnn-medical", data)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        channels=_ThreeChannels(),
+        conv1=nn.Conv2d(3, 32, kernel_size=3),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(32, 16, kernel_size=3),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        # In front of the hidden layer, where the code has it, not of the output (spec 4.1).
+        dropout=nn.Dropout(0.2),
+        fc1=nn.Linear(16 * 14 * 14, 64),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(64, classes),
+    )
+    return nn.Sequential(layers)
+
+
+def _cnn_femnist(data: FederatedData) -> nn.Module:
+    """FLAME's CNN2 for FEMNIST (spec 4.1): 51,466 parameters with 10 classes.
+
+    The paper's 214,590 are those of 62 outputs, of which its data, the digits, use 10 (spec 6 #32).
+    """
+    classes = _num_classes("cnn-femnist", data)
+    _check_shape("cnn-femnist", data)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(1, 32, kernel_size=7, padding=3),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(32, 64, kernel_size=3, padding=1),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(64 * 7 * 7, classes),
+    )
+    return nn.Sequential(layers)
+
+
+def _accelerometer_and_gyroscope(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the three channels of each sensor.
+
+    Of UCI HAR's nine channels (body acceleration, gyroscope, total acceleration) the accelerometer
+    is the total acceleration, which is what the sensor measured: body acceleration was filtered out
+    of it. Of six channels the accelerometer is the first three, as in KU-HAR.
+    """
+    accelerometer = x[:, 6:9] if x.shape[1] == 9 else x[:, 0:3]
+    return accelerometer, x[:, 3:6]
+
+
+def _sensor_convolutions() -> nn.Module:
+    """Three convolutions over time, (n, 3, t) to (n, 128, t / 8): 51,904 parameters."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (inputs, outputs) in enumerate([(3, 32), (32, 64), (64, 128)], start=1):
+        layers[f"conv{number}"] = nn.Conv1d(inputs, outputs, kernel_size=5, padding=2)
+        layers[f"relu{number}"] = nn.ReLU()
+        layers[f"pool{number}"] = nn.MaxPool1d(2)
+        layers[f"dropout{number}"] = nn.Dropout(0.1)
+    return nn.Sequential(layers)
+
+
+class _HARUpperLayers(nn.Module):
+    """A GRU for each sensor, attention over the time steps of both, and the classifier."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.gru_accelerometer = nn.GRU(128, 128, batch_first=True)
+        self.gru_gyroscope = nn.GRU(128, 128, batch_first=True)
+        self.attention = nn.Sequential(nn.Linear(128, 512), nn.Tanh(), nn.Linear(512, 6))
+        self.classifier = nn.Sequential(
+            nn.Linear(6 * 128, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, classes)
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        accelerometer, gyroscope = features.transpose(1, 2).chunk(2, dim=2)  # (n, t, 128) each
+        steps = torch.cat(
+            [self.gru_accelerometer(accelerometer)[0], self.gru_gyroscope(gyroscope)[0]], dim=1
+        )
+        weights = self.attention(steps).softmax(dim=1)  # (n, 2 t, 6): six heads, each over time
+        pooled = weights.transpose(1, 2) @ steps  # (n, 6, 128)
+        logits: Tensor = self.classifier(pooled.flatten(1))
+        return logits
+
+
+def _har(data: FederatedData) -> nn.Module:
+    """FedAPM's HARClassifier (B.2, with what FedMultimodal's has beyond it; FedAPM spec 4.4).
+
+    420,814 parameters with 8 classes. The accelerometer's convolutions are personal, 51,904:
+    ``personal = "^personal[.]"``. The authors' code makes the gyroscope's personal as well:
+    ``"^(personal|shared)[.]"``, 103,808.
+    """
+    classes = _num_classes("har", data)
+    _check_shape("har", data, "windows")
+    return SplitInput(
+        personal=_sensor_convolutions(),
+        shared=_sensor_convolutions(),
+        upper=_HARUpperLayers(classes),
+        split=_accelerometer_and_gyroscope,
+    )
+
+
 MODELS: dict[str, Callable[[FederatedData], nn.Module]] = {
     "softmax": _softmax,
     "linear": _linear,
     "cnn": _cnn,
+    "svm": _flat_linear("svm"),
+    "mlr": _flat_linear("mlr"),
+    "mlp": _mlp,
+    "cnn-cifar": _cnn_cifar,
+    "cnn-medical": _cnn_medical,
+    "cnn-femnist": _cnn_femnist,
+    "har": _har,
 }
+
+
+def _half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return (1/2) mean (y - x'w)^2, whose gradient FPFC's appendix D uses.
+
+    The appendix prints f without the half (FPFC spec 6.1 E7); the choice scales lambda by 2.
+    """
+    return 0.5 * nn.functional.mse_loss(outputs, targets)
+
+
+def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss that a model is trained with: the mean over a batch.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS`. 'linear' has half the squared error; 'svm' the multi-class hinge loss
+        (1/C) sum_{c != y} max(0, 1 - s_y + s_c) of the scores s; all others cross-entropy.
+
+    Raises
+    ------
+    ValueError
+        If there is no such model.
+    """
+    if name not in MODELS:
+        raise unknown("model", name, list(MODELS))
+    if name == "linear":
+        return _half_squared_error
+    return nn.MultiMarginLoss() if name == "svm" else nn.CrossEntropyLoss()
 
 
 def build(name: str, data: FederatedData) -> nn.Module:
@@ -87,8 +312,15 @@ def build(name: str, data: FederatedData) -> nn.Module:
 
     Parameters
     ----------
-    name : {'softmax', 'linear', 'cnn'}
-        Softmax regression (logits), linear regression, or the CNN, whose last layer is ``head``.
+    name : str
+        A key of `MODELS`:
+
+        - 'softmax', 'mlr': softmax regression (logits) of vectors, and of inputs of any shape;
+        - 'linear': linear regression of vectors;
+        - 'svm': linear support vector machine (scores) of inputs of any shape;
+        - 'mlp': two hidden layers, inputs of any shape;
+        - 'cnn', 'cnn-cifar', 'cnn-medical', 'cnn-femnist': images; FPFC clusters ``head`` of 'cnn';
+        - 'har': windows of an accelerometer and a gyroscope.
     data : FederatedData
         Gives the shapes.
 

@@ -1,12 +1,14 @@
 """Models: parameter counts of the spec, shapes, initial weights."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import conv2d, max_pool2d
+from torch.nn.functional import conv1d, conv2d, linear, max_pool1d, max_pool2d
 
 from simulations.data import ClientData, FederatedData, load
-from simulations.models import build, initialise
+from simulations.models import MODELS, build, initialise, loss_of
 
 
 def data(shape: tuple[int, ...], classes: int | None = 10) -> FederatedData:
@@ -17,6 +19,20 @@ def data(shape: tuple[int, ...], classes: int | None = 10) -> FederatedData:
 
 
 IMAGES, VECTORS, REGRESSION = data((1, 28, 28)), data((60,)), data((14,), None)
+CIFAR, MEDICAL, HAR = data((3, 32, 32)), data((1, 64, 64), 6), data((9, 128), 6)
+# A data set that fits, for every model.
+FITTING = {
+    "softmax": VECTORS,
+    "linear": REGRESSION,
+    "cnn": IMAGES,
+    "svm": IMAGES,
+    "mlr": IMAGES,
+    "mlp": IMAGES,
+    "cnn-cifar": CIFAR,
+    "cnn-medical": MEDICAL,
+    "cnn-femnist": IMAGES,
+    "har": HAR,
+}
 
 
 def sizes(model: torch.nn.Module) -> dict[str, int]:
@@ -32,6 +48,44 @@ def test_parameter_counts_are_those_of_the_paper() -> None:
     assert cnn["head.weight"] + cnn["head.bias"] == 4010
     shared = [n for name, n in cnn.items() if not name.startswith("head.")]
     assert shared == [150, 6, 2400, 16]
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "count"),
+    [
+        ("mlr", IMAGES, 7_850),
+        ("svm", IMAGES, 7_850),
+        ("svm", VECTORS, 610),
+        ("mlp", IMAGES, 109_386),
+        ("cnn-medical", MEDICAL, 206_678),
+        ("cnn-medical", data((3, 64, 64), 6), 206_678),
+        ("cnn-femnist", data((1, 28, 28), 62), 214_590),
+        ("cnn-femnist", IMAGES, 51_466),
+    ],
+)
+def test_parameter_counts_are_those_of_flame(name: str, like: FederatedData, count: int) -> None:
+    """FLAME spec 4.1."""
+    assert sum(sizes(build(name, like)).values()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "personal", "d_v", "d_u"),
+    [
+        ("cnn-cifar", CIFAR, "^fc", 263_562, 5_088),
+        ("har", data((6, 128), 8), "^personal[.]", 51_904, 368_910),
+        ("har", data((9, 128), 8), "^personal[.]", 51_904, 368_910),
+        ("har", data((9, 128), 8), "^(personal|shared)[.]", 103_808, 317_006),
+        # Two classes fewer: 2 (64 + 1) parameters of the last layer.
+        ("har", HAR, "^personal[.]", 51_904, 368_910 - 130),
+    ],
+)
+def test_parameter_counts_are_those_of_fedapm(
+    name: str, like: FederatedData, personal: str, d_v: int, d_u: int
+) -> None:
+    """FedAPM spec 4.4, with the pattern that the models' docstrings give."""
+    counts = sizes(build(name, like))
+    own = sum(n for parameter, n in counts.items() if re.search(personal, parameter))
+    assert (own, sum(counts.values()) - own) == (d_v, d_u)
 
 
 def test_softmax_gives_logits() -> None:
@@ -56,8 +110,148 @@ def test_cnn_is_the_one_of_the_spec() -> None:
     torch.testing.assert_close(model(x), h.flatten(1) @ p["head.weight"].T + p["head.bias"])
 
 
+@pytest.mark.parametrize("name", ["mlr", "svm"])
+def test_mlr_and_svm_are_linear_in_the_pixels(name: str) -> None:
+    model, x = build(name, IMAGES), torch.randn(3, 1, 28, 28)
+    torch.testing.assert_close(model(x), x.flatten(1) @ model.fc.weight.T + model.fc.bias)
+
+
+def test_mlp_is_the_one_of_the_spec() -> None:
+    """FLAME spec 4.1: 784-128-64-10, ReLU between."""
+    model, x = build("mlp", IMAGES), torch.randn(3, 1, 28, 28)
+    p = dict(model.named_parameters())
+    h = linear(x.flatten(1), p["fc1.weight"], p["fc1.bias"]).relu()
+    assert h.shape == (3, 128)
+    h = linear(h, p["fc2.weight"], p["fc2.bias"]).relu()
+    assert h.shape == (3, 64)
+    torch.testing.assert_close(model(x), linear(h, p["fc3.weight"], p["fc3.bias"]))
+
+
+def test_cnn_cifar_is_the_one_of_the_spec() -> None:
+    """FedAPM spec 4.4, FLAME spec 4.1; no ReLU on the logits (FedAPM spec 6.3 #28)."""
+    model, x = build("cnn-cifar", CIFAR), torch.randn(3, 3, 32, 32)
+    p = dict(model.named_parameters())
+    h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=1).relu(), 2)
+    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"], padding=1).relu(), 2)
+    assert h.shape == (3, 32, 8, 8)
+    h = linear(h.flatten(1), p["fc1.weight"], p["fc1.bias"]).relu()
+    torch.testing.assert_close(model(x), linear(h, p["fc2.weight"], p["fc2.bias"]))
+
+
+def test_cnn_medical_is_the_one_of_the_spec() -> None:
+    """FLAME spec 4.1; a grey image gives what its three equal channels give."""
+    model, x = build("cnn-medical", MEDICAL).eval(), torch.randn(3, 1, 64, 64)
+    p = dict(model.named_parameters())
+    colour = torch.cat([x, x, x], dim=1)
+    h = max_pool2d(conv2d(colour, p["conv1.weight"], p["conv1.bias"]).relu(), 2)
+    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"]).relu(), 2).flatten(1)
+    assert h.shape == (3, 3136)
+    hidden = linear(h, p["fc1.weight"], p["fc1.bias"]).relu()
+    expected = linear(hidden, p["fc2.weight"], p["fc2.bias"])
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(model(colour), expected)
+    # Dropout of 0.2 in front of fc1: what is left is scaled by 1 / 0.8.
+    (dropout,) = (m for m in model.modules() if isinstance(m, torch.nn.Dropout))
+    dropped = dropout.train()(h)
+    assert set(dropped[h > 0].div(h[h > 0]).mul(8).round().tolist()) == {0.0, 10.0}
+    names = [name for name, _ in model.named_children()]
+    assert names.index("dropout") == names.index("fc1") - 1
+
+
+def test_cnn_femnist_is_the_one_of_the_spec() -> None:
+    """FLAME spec 4.1."""
+    model, x = build("cnn-femnist", IMAGES), torch.randn(3, 1, 28, 28)
+    p = dict(model.named_parameters())
+    h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=3).relu(), 2)
+    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"], padding=1).relu(), 2)
+    assert h.shape == (3, 64, 7, 7)
+    torch.testing.assert_close(model(x), linear(h.flatten(1), p["fc.weight"], p["fc.bias"]))
+
+
+def test_har_is_the_one_of_the_spec() -> None:
+    """FedAPM spec 4.4: conv x3, a GRU a sensor, softmax over time of W2 tanh(W1 x), classifier."""
+    model, x = build("har", data((6, 128), 8)).eval(), torch.randn(3, 6, 128)
+    p = dict(model.named_parameters())
+    sequences = []
+    for part, sensor, channels in (
+        ("personal", "accelerometer", x[:, :3]),
+        ("shared", "gyroscope", x[:, 3:]),
+    ):
+        h = channels
+        for layer in ("conv1", "conv2", "conv3"):
+            weight, bias = p[f"{part}.{layer}.weight"], p[f"{part}.{layer}.bias"]
+            h = max_pool1d(conv1d(h, weight, bias, padding=2).relu(), 2)
+        assert h.shape == (3, 128, 16)
+        sequences.append(_gru(p, f"upper.gru_{sensor}", h))
+    steps = torch.cat(sequences, dim=1)
+    hidden = linear(steps, p["upper.attention.0.weight"], p["upper.attention.0.bias"]).tanh()
+    scores = linear(hidden, p["upper.attention.2.weight"], p["upper.attention.2.bias"])
+    assert scores.shape == (3, 32, 6)
+    weights = scores.exp() / scores.exp().sum(dim=1, keepdim=True)
+    pooled = torch.einsum("nth,ntd->nhd", weights, steps).reshape(3, 6 * 128)
+    h = linear(pooled, p["upper.classifier.0.weight"], p["upper.classifier.0.bias"]).relu()
+    expected = linear(h, p["upper.classifier.3.weight"], p["upper.classifier.3.bias"])
+    torch.testing.assert_close(model(x), expected)
+    # Dropout of 0.1 after each convolution and in the classifier.
+    dropouts = [m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    assert dropouts == [0.1] * 7
+
+
+def _gru(p: dict[str, torch.Tensor], name: str, h: torch.Tensor) -> torch.Tensor:
+    """The GRU's equations as PyTorch documents them: (n, features, t) to (n, t, 128)."""
+    state, states = torch.zeros(len(h), 128), []
+    for step in h.unbind(dim=2):
+        r_x, z_x, n_x = linear(step, p[f"{name}.weight_ih_l0"], p[f"{name}.bias_ih_l0"]).chunk(3, 1)
+        r_h, z_h, n_h = linear(state, p[f"{name}.weight_hh_l0"], p[f"{name}.bias_hh_l0"]).chunk(
+            3, 1
+        )
+        r, z = (r_x + r_h).sigmoid(), (z_x + z_h).sigmoid()
+        state = (1 - z) * (n_x + r * n_h).tanh() + z * state
+        states.append(state)
+    return torch.stack(states, dim=1)
+
+
+def test_har_takes_total_acceleration_and_gyroscope_of_uci_har() -> None:
+    """UCI HAR's channels: body acceleration, gyroscope, total acceleration, x y z of each."""
+    nine = torch.randn(2, 9, 128)
+    model = build("har", HAR).eval()
+    six = build("har", data((6, 128), 6)).eval()
+    six.load_state_dict(model.state_dict())
+    both = torch.cat([nine[:, 6:9], nine[:, 3:6]], dim=1)
+    torch.testing.assert_close(model(nine), six(both))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_trains_all_its_parameters_with_its_loss(name: str) -> None:
+    like = FITTING[name]
+    model = initialise(build(name, like), 0)
+    inputs = torch.randn(4, *like.input_shape, generator=torch.Generator().manual_seed(0))
+    targets = torch.randn(4) if like.num_classes is None else torch.arange(4)
+    loss = loss_of(name)(model(inputs), targets)
+    assert loss.shape == ()
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_losses() -> None:
+    """By hand: scores (2, 1.5, 0) of class 0 have margins 1 - .5 and 0, so .5 / 3 classes; scores
+    (0, 1, 0) of class 2 have 1 and 2, so 3 / 3. Cross-entropy of equal scores is log 3; half the
+    squares of (1, 3) have the mean 2.5.
+    """
+    scores = torch.tensor([[2.0, 1.5, 0.0], [0.0, 1.0, 0.0]])
+    hinge = loss_of("svm")(scores, torch.tensor([0, 2]))
+    assert hinge.item() == pytest.approx((0.5 / 3 + 3 / 3) / 2)
+    for name in MODELS.keys() - {"svm", "linear"}:
+        assert loss_of(name)(torch.zeros(2, 3), torch.tensor([0, 1])).item() == pytest.approx(
+            np.log(3)
+        )
+    assert loss_of("linear")(torch.tensor([1.0, 3.0]), torch.zeros(2)).item() == 2.5
+    with pytest.raises(ValueError, match=r"unknown model 'swm'. Did you mean 'svm'"):
+        loss_of("swm")
+
+
 @pytest.mark.parametrize("scheme", ["pytorch", "normal"])
-@pytest.mark.parametrize(("name", "like"), [("cnn", IMAGES), ("softmax", VECTORS)])
+@pytest.mark.parametrize(("name", "like"), FITTING.items())
 def test_initial_weights_follow_the_seed_alone(scheme: str, name: str, like: FederatedData) -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.seed()  # whatever came before does not matter
@@ -66,8 +260,8 @@ def test_initial_weights_follow_the_seed_alone(scheme: str, name: str, like: Fed
         )
 
     assert torch.equal(weights(1), weights(1))
-    # No single weight or bias is left as it was.
-    assert (weights(1) != weights(2)).all()
+    # But for a pair of the hundred thousands of numbers that may agree by chance.
+    assert (weights(1) != weights(2)).float().mean() > 0.999
 
 
 def test_global_random_numbers_are_left_alone() -> None:
@@ -95,10 +289,20 @@ def test_schemes() -> None:
     [
         ("softmx", VECTORS, "unknown model 'softmx'. Did you mean 'softmax'.*softmax, linear, cnn"),
         ("softmax", REGRESSION, "use 'linear'"),
-        ("softmax", IMAGES, r"shape \(1, 28, 28\): use 'cnn'"),
+        ("softmax", IMAGES, r"shape \(1, 28, 28\): use 'cnn' or 'cnn-femnist' or 'mlr'"),
+        ("softmax", CIFAR, "use 'cnn-cifar' or 'mlr' or 'mlp' or 'svm'"),
         ("linear", VECTORS, "use 'softmax' or 'cnn'"),
         ("cnn", VECTORS, r"shape \(60,\): use 'softmax'"),
         ("cnn", REGRESSION, "use 'linear'"),
+        ("cnn", CIFAR, r"images of shape \(1, 28, 28\), .* \(3, 32, 32\): use 'cnn-cifar'"),
+        ("cnn-cifar", IMAGES, r"images of shape \(3, 32, 32\), .* \(1, 28, 28\): use 'cnn'"),
+        ("cnn-medical", CIFAR, r"of shape \(1, 64, 64\) or \(3, 64, 64\), .*: use 'cnn-cifar'"),
+        ("cnn-femnist", VECTORS, r"images of shape \(1, 28, 28\), .*: use 'softmax' or 'mlr'"),
+        ("har", data((128, 9)), r"windows of shape \(9, 128\) or \(6, 128\), .*: use 'mlr'"),
+    ]
+    + [
+        (name, REGRESSION, f"model '{name}' classifies, .*: use 'linear'")
+        for name in ("svm", "mlr", "mlp", "cnn-cifar", "cnn-medical", "cnn-femnist", "har")
     ],
 )
 def test_models_that_do_not_exist_or_do_not_fit(
