@@ -17,7 +17,7 @@ from fl_admm_strategies.wire import split_groups
 
 from .memory import Memory
 from .solvers import ProximalTerm, gradient_descent
-from .torch_client import Scalars, TorchClient, to_tensors
+from .torch_client import Scalars, TorchClient, to_numpy, to_tensors
 
 
 class FPFCClient(TorchClient):
@@ -55,18 +55,12 @@ class FPFCClient(TorchClient):
             If there is nothing to train on, the message does not fit the model, or the client does
             not hold the iterate that the server takes for its own.
         """
-        num_examples = self.train_problem.num_examples()
-        if num_examples == 0:
-            raise ValueError("The client's train_loader is empty.")
+        num_examples = self.train_size()
         groups = split_groups(parameters, config)
         self.load(groups["anchor"])
         names = self._clustered(config)
-        anchor = {
-            name: parameter.detach().clone()
-            for name, parameter in self.model.named_parameters()
-            if name in names
-        }
-        self._load_block(self._start(names, groups.get("start"), config))
+        anchor = self.block(names)
+        self.load_block(self._start(names, groups.get("start"), config))
         with self.seeded(config):
             loss = gradient_descent(
                 self.train_problem,
@@ -76,7 +70,7 @@ class FPFCClient(TorchClient):
                 full_batch=self.full_batch,
                 optimizer_fn=self.optimizer_fn,
             )
-        self._keep(names, config)
+        Memory(self.context).keep(config, to_numpy(self.block(names)))
         return self.get_parameters({}), num_examples, {"loss": loss}
 
     def evaluate(
@@ -107,15 +101,7 @@ class FPFCClient(TorchClient):
 
     def _clustered(self, config: Scalars) -> list[str]:
         """Return the names of the clustered block; it must be made of trainable parameters."""
-        names = str(config["clustered"]).split(",")
-        trainable = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        if strangers := [name for name in names if name not in trainable]:
-            raise ValueError(
-                f"The clustered block holds {', '.join(strangers)}, which the client's model does "
-                "not train (a buffer, such as a batch norm's running mean, or a frozen parameter). "
-                "Give FPFC(clustered=...) a pattern that leaves it out."
-            )
-        return names
+        return self.trainable(str(config["clustered"]).split(","), setting="FPFC(clustered=...)")
 
     def _start(
         self, names: list[str], received: list[NDArray[Any]] | None, config: Scalars
@@ -127,17 +113,6 @@ class FPFCClient(TorchClient):
         if (own := memory.recall(config)) is None:
             raise memory.lost(config)
         return to_tensors(names, [own[name] for name in names], self.device)
-
-    def _load_block(self, block: dict[str, Tensor]) -> None:
-        parameters = dict(self.model.named_parameters())
-        with torch.no_grad():
-            for name, tensor in block.items():
-                parameters[name].copy_(tensor)
-
-    def _keep(self, names: list[str], config: Scalars) -> None:
-        state = self.model.state_dict()
-        own = {name: state[name].cpu().numpy() for name in names}
-        Memory(self.context).keep(config, own)
 
     def _gradient(self, model: list[NDArray[Any]], names: list[str]) -> Tensor:
         """Return grad f_i over the clustered block at a model, flat, on the training data."""

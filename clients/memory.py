@@ -56,12 +56,27 @@ class Memory:
             del self._state[key]
         self._state[f"{_PREFIX}{int(config['server-round'])}"] = to_array_record(arrays)
 
+    def latest(self) -> Arrays:
+        """Return what the client kept last, whether or not the server accepted that round.
+
+        Raises
+        ------
+        RuntimeError
+            If it has kept nothing yet.
+        """
+        if not (rounds := self._rounds()):
+            raise RuntimeError(
+                "This client has not been trained yet, so it has nothing of its own."
+            )
+        return from_array_record(self._state.array_records[f"{_PREFIX}{rounds[-1]}"])
+
+    def _rounds(self) -> list[int]:
+        keys = [key for key in self._state if key.startswith(_PREFIX)]
+        return sorted(int(key.removeprefix(_PREFIX)) for key in keys)
+
     def lost(self, config: Mapping[str, Any]) -> ValueError:
         """Return the error for a client whose arrays of a known round are gone."""
-        held = sorted(
-            int(key.removeprefix(_PREFIX)) for key in self._state if key.startswith(_PREFIX)
-        )
         return ValueError(
             f"The server expects this client's variables of round {config['version']}, but it "
-            f"holds those of rounds {held}: its state was lost, or belongs to another run."
+            f"holds those of rounds {self._rounds()}: its state was lost, or is of another run."
         )

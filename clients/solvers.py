@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,59 @@ class LocalProblem:
         return value / seen
 
 
+@dataclass(frozen=True)
+class Descent:
+    """What `descend_until` reached.
+
+    Attributes
+    ----------
+    loss : float
+        f at the result.
+    residual : float
+        Squared norm of the gradient of the whole objective there.
+    steps : int
+        Steps taken.
+    """
+
+    loss: float
+    residual: float
+    steps: int
+
+
+@contextmanager
+def _moving(model: nn.Module, names: Collection[str] | None) -> Iterator[dict[str, nn.Parameter]]:
+    """Freeze all parameters but the named; yield those that move."""
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    moving = {name: p for name, p in own.items() if names is None or name in names}
+    frozen = [p for name, p in own.items() if name not in moving]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+        yield moving
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def _complete_gradient(
+    moving: Mapping[str, nn.Parameter], terms: Sequence[ProximalTerm], loss_weight: float
+) -> None:
+    """Turn grad f, in the parameters' ``.grad``, into that of the whole objective."""
+    with torch.no_grad():
+        if loss_weight != 1.0:
+            for parameter in moving.values():
+                if parameter.grad is not None:
+                    parameter.grad *= loss_weight
+        for term in terms:
+            for name, anchor in term.anchor.items():
+                if (parameter := moving.get(name)) is None:  # type: ignore[assignment]
+                    continue
+                if parameter.grad is None:  # a parameter the loss does not reach
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.add_(parameter - anchor, alpha=term.weight)
+
+
 def gradient_descent(
     problem: LocalProblem,
     terms: Sequence[ProximalTerm],
@@ -102,8 +156,10 @@ def gradient_descent(
     epochs: int,
     full_batch: bool,
     optimizer_fn: OptimizerFn = torch.optim.SGD,
+    loss_weight: float = 1.0,
+    moving: Collection[str] | None = None,
 ) -> float:
-    """Take descent steps on f(u) + sum_k (c_k/2) ||u - a_k||^2 from the model's present parameters.
+    """Take descent steps on alpha f(u) + sum_k (c_k/2) ||u - a_k||^2 from the model's parameters.
 
     The gradient of the proximal terms, c_k (u - a_k), is added in every step: to the full gradient
     (GD, one step an epoch) or to that of every mini-batch (SGD, one step a batch).
@@ -122,43 +178,74 @@ def gradient_descent(
         GD or SGD.
     optimizer_fn : callable (default: torch.optim.SGD)
         ``optimizer_fn(parameters, lr=lr)``; the plain SGD step is the papers'.
+    loss_weight : float (default: 1.0)
+        alpha, the client's weight in the sum over clients.
+    moving : collection of str, optional
+        The parameters that u consists of; the others are held fixed. By default all.
 
     Returns
     -------
     float
         GD: f before the last step. SGD: the mean of the batch losses of the last epoch.
     """
-    parameters = dict(problem.model.named_parameters())
-    optimizer = optimizer_fn([p for p in parameters.values() if p.requires_grad], lr=lr)
-    pulls = [
-        (parameters[name], term.weight, anchor)
-        for term in terms
-        for name, anchor in term.anchor.items()
-    ]
-
-    def step() -> None:
-        with torch.no_grad():
-            for parameter, weight, anchor in pulls:
-                if parameter.grad is None:  # a parameter the loss does not reach
-                    parameter.grad = torch.zeros_like(parameter)
-                parameter.grad.add_(parameter - anchor, alpha=weight)
-        optimizer.step()
-        optimizer.zero_grad()
-
     value = float("nan")
     problem.model.train()
-    optimizer.zero_grad()
-    for _ in range(epochs):
-        if full_batch:
-            value = problem.set_gradient()
-            step()
-        else:
+    with _moving(problem.model, moving) as parameters:
+        optimizer = optimizer_fn(list(parameters.values()), lr=lr)
+        optimizer.zero_grad()
+        for _ in range(epochs):
+            if full_batch:
+                value = problem.set_gradient()
+                _complete_gradient(parameters, terms, loss_weight)
+                optimizer.step()
+                optimizer.zero_grad()
+                continue
             value, seen = 0.0, 0
             for inputs, targets in problem.batches():
                 loss = problem.loss_fn(problem.model(inputs), targets)
                 loss.backward()  # type: ignore[no-untyped-call]
-                step()
+                _complete_gradient(parameters, terms, loss_weight)
+                optimizer.step()
+                optimizer.zero_grad()
                 value += loss.item() * len(targets)
                 seen += len(targets)
             value /= seen
     return value
+
+
+def descend_until(
+    problem: LocalProblem,
+    terms: Sequence[ProximalTerm],
+    *,
+    tolerance: float,
+    lr: float,
+    max_steps: int,
+    loss_weight: float = 1.0,
+    moving: Collection[str] | None = None,
+) -> Descent:
+    """Take full-gradient steps until ||alpha grad f(u) + sum_k c_k (u - a_k)||^2 <= tolerance.
+
+    The accuracy test of the inexact ADMM methods (FedAPM (16), FLAME (17)).
+
+    Parameters
+    ----------
+    problem, terms, lr, loss_weight, moving
+        As in `gradient_descent`.
+    tolerance : float
+        For the SQUARED norm.
+    max_steps : int
+        After so many steps the result is returned as it is; its residual says how far it came.
+    """
+    problem.model.train()
+    with _moving(problem.model, moving) as parameters:
+        optimizer = torch.optim.SGD(list(parameters.values()), lr=lr)
+        for steps in range(max_steps + 1):
+            loss = problem.set_gradient()
+            _complete_gradient(parameters, terms, loss_weight)
+            gradients = [p.grad for p in parameters.values() if p.grad is not None]
+            residual = sum(float((gradient.double() ** 2).sum()) for gradient in gradients)
+            if residual <= tolerance or steps == max_steps:
+                break
+            optimizer.step()
+        optimizer.zero_grad()
+    return Descent(loss, residual, steps)

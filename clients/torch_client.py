@@ -101,6 +101,23 @@ class TorchClient(NumPyClient):
         """Return the arrays of the model's ``state_dict``."""
         return [tensor.cpu().clone().numpy() for tensor in self.model.state_dict().values()]
 
+    def shake_hands(self) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Answer a hand-shake, which asks for the number of training examples only."""
+        return [], self.train_size(), {}
+
+    def train_size(self) -> int:
+        """Return n_i, the number of training examples.
+
+        Raises
+        ------
+        ValueError
+            If there are none.
+        """
+        num_examples = self.train_problem.num_examples()
+        if num_examples == 0:
+            raise ValueError("The client's train_loader is empty.")
+        return num_examples
+
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Scalars
     ) -> tuple[float, int, Scalars]:
@@ -171,6 +188,35 @@ class TorchClient(NumPyClient):
             {name: torch.from_numpy(array) for name, array in zip(state, arrays, strict=True)}
         )
 
+    def trainable(self, names: Sequence[str], *, setting: str) -> list[str]:
+        """Return the names of a block that the server optimises, once they are seen to be trained.
+
+        Raises
+        ------
+        ValueError
+            If the model does not train one of them; `setting` says where to leave it out.
+        """
+        trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        if strangers := [name for name in names if name not in trained]:
+            raise ValueError(
+                f"The server optimises {', '.join(strangers)}, which the client's model does not "
+                "train (a buffer, such as a batch norm's running mean, or a frozen parameter). "
+                f"Give {setting} a pattern that leaves it out."
+            )
+        return list(names)
+
+    def load_block(self, block: Mapping[str, Tensor]) -> None:
+        """Overwrite some of the model's parameters."""
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in block.items():
+                parameters[name].copy_(tensor)
+
+    def block(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return copies of some of the model's parameters."""
+        parameters = dict(self.model.named_parameters())
+        return {name: parameters[name].detach().clone() for name in names}
+
     @contextmanager
     def seeded(self, config: Scalars) -> Iterator[None]:
         """Make torch's randomness (batch order, dropout) that of this client in this round.
@@ -197,6 +243,11 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def rmse(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the root of the mean squared error, in the unit of the targets."""
     return ((outputs - targets) ** 2).mean().sqrt()
+
+
+def to_numpy(block: Mapping[str, Tensor], prefix: str = "") -> dict[str, NDArray[Any]]:
+    """Return named tensors as numpy arrays, with a prefix to their names."""
+    return {f"{prefix}{name}": tensor.cpu().numpy() for name, tensor in block.items()}
 
 
 def to_tensors(

@@ -1,5 +1,6 @@
 """ADMM methods for personalised and clustered federated learning, as Flower strategies."""
 
+from .fedadmm import FedADMM
 from .fpfc import FPFC
 from .inprocess import InProcessGrid, run_in_process
 from .legacy import LegacyStrategy
@@ -10,6 +11,7 @@ __all__ = [
     "FPFC",
     "L1",
     "MCP",
+    "FedADMM",
     "InProcessGrid",
     "LegacyStrategy",
     "SmoothedSCAD",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .wire import Arrays
+from .wire import Arrays, Reply
 
 Spec = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype of named arrays, in the order of the model."""
@@ -97,3 +97,21 @@ def matching(setting: str, pattern: re.Pattern[str], arrays: Arrays) -> list[str
         f"{', '.join(arrays)}. Give a pattern that names a part of them, e.g. 'head' or '^fc2[.]'"
         + (f", or leave `{setting}` out." if found else ".")
     )
+
+
+def weighted_average(arrays: Arrays, replies: Mapping[int, Reply]) -> Arrays:
+    """Return the means of the replies' arrays of these names, weighted by their examples.
+
+    For arrays that take no part in the optimisation. Integers are rounded.
+    """
+    weights = np.array([reply.num_examples for reply in replies.values()])
+    weights /= weights.sum()
+    averages: Arrays = {}
+    for name, before in arrays.items():
+        mean = sum(
+            weight * reply.arrays[name].astype(np.float64)
+            for weight, reply in zip(weights, replies.values(), strict=True)
+        )
+        rounded = np.asarray(mean if before.dtype.kind == "f" else np.rint(mean))
+        averages[name] = rounded.astype(before.dtype)
+    return averages

@@ -33,6 +33,12 @@ def check_fraction(name: str, value: object, *, zero: bool) -> None:
         raise ValueError(f"{name} is {value}, expected {allowed}.")
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise unless `value` is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(repr, choices))}.")
+
+
 def listing(items: Sequence[object], most: int = 6) -> str:
     """Return the first items and how many there are, for a message."""
     shown = ", ".join(repr(item) for item in items[:most])

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from . import wire
-from .blocks import Block, compile_pattern, matching, spec_of
+from .blocks import Block, compile_pattern, matching, spec_of, weighted_average
 from .checks import check_positive
 from .clustering import NormDistribution, cluster_models, clusters, fusion_bound, norm_quantiles
 from .pairwise import PairwiseStore
@@ -237,15 +237,8 @@ class FPFC(StatefulStrategy):
         active = [self._index[client] for client in replies]
         omega = np.stack([self._block.vector(reply.arrays) for reply in replies.values()])
         state.pairs.update(active, omega)  # (6), (A.3)
-        weights = np.array([reply.num_examples for reply in replies.values()])
-        for name, phi in state.shared.items():
-            mean = sum(
-                weight * reply.arrays[name].astype(np.float64)
-                for weight, reply in zip(weights / weights.sum(), replies.values(), strict=True)
-            )
-            rounded = np.asarray(mean if phi.dtype.kind == "f" else np.rint(mean))
-            state.shared[name] = rounded.astype(phi.dtype)
-        state.num_examples[active] = weights
+        state.shared = weighted_average(state.shared, replies)
+        state.num_examples[active] = [reply.num_examples for reply in replies.values()]
 
     # ------------------------------------------------------------------------------------------
     # Models

@@ -1,0 +1,104 @@
+"""The client's half of FedADMM.
+
+Zhou, Li, "Federated Learning via Inexact ADMM", TPAMI 2023, in the form of FedAPM's Algorithm 1
+without personal parameters. The server's half is `fl_admm_strategies.FedADMM`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_admm_strategies.wire import split_groups
+
+from .memory import Memory
+from .solvers import ProximalTerm, gradient_descent
+from .torch_client import Scalars, TorchClient, to_numpy, to_tensors
+
+
+class FedADMMClient(TorchClient):
+    """Client of `FedADMM`: E epochs on its loss, pulled towards the anchor, from its own copy u_i.
+
+    Parameters are those of `TorchClient`.
+    """
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Run u <- u - eta [alpha_i grad f_i(u) + rho (u - anchor)], E epochs.
+
+        With the anchor w - pi_i/rho the last term is FedAPM's pi_i + rho (u - w) of (11).
+
+        Returns
+        -------
+        parameters : list of ndarray
+            u_i, in the order of the model; with ``duals`` "client" the change of
+            z_i = u_i + pi_i/rho in its place.
+        num_examples : int
+            n_i.
+        metrics : dict
+            ``loss``: the training loss before the last step (GD) or over the last epoch (SGD).
+        """
+        if config.get("handshake"):
+            return self.shake_hands()
+        num_examples = self.train_size()
+        groups = split_groups(parameters, config)
+        self.load(groups["center"])
+        names = self.trainable(str(config["shared"]).split(","), setting="FedADMM(averaged=...)")
+        center = self.block(names)
+        u, dual = self._held(names, groups.get("start"), config)
+        rho = float(config["rho"])
+        anchor = {name: center[name] - dual[name] / rho for name in names} if dual else center
+        self.load_block(u)
+        with self.seeded(config):
+            loss = gradient_descent(
+                self.train_problem,
+                [ProximalTerm(rho, anchor)],
+                lr=float(config["lr"]),
+                epochs=int(config["local-epochs"]),
+                full_batch=self.full_batch,
+                optimizer_fn=self.optimizer_fn,
+                loss_weight=float(config["loss-weight"]),
+            )
+        new = self.block(names)
+        kept = to_numpy(new, "u/")
+        if dual:
+            dual = {name: dual[name] + rho * (new[name] - center[name]) for name in names}  # (12)
+            kept |= to_numpy(dual, "dual/")
+            # The model to upload becomes z_i - z_i of before = (u - u before) + (u - w).
+            self.load_block({n: (new[n] - u[n]) + (new[n] - center[n]) for n in names})
+        Memory(self.context).keep(config, kept)
+        return self.get_parameters({}), num_examples, {"loss": loss}
+
+    def _held(
+        self, names: list[str], start: list[NDArray[Any]] | None, config: Scalars
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return u_i and, where the client keeps it, pi_i."""
+        if start is not None:
+            u = to_tensors(names, start, self.device)
+            dual = {name: torch.zeros_like(u[name]) for name in names}
+        else:
+            memory = Memory(self.context)
+            if (own := memory.recall(config)) is None:
+                raise memory.lost(config)
+            u, dual = (
+                to_tensors(names, [own[f"{kind}/{name}"] for name in names], self.device)
+                if f"{kind}/{names[0]}" in own
+                else {}
+                for kind in ("u", "dual")
+            )
+        return u, dual if config["duals"] == "client" else {}
+
+    def personal_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return u_i, the client's own copy of the shared arrays after its last training.
+
+        Raises
+        ------
+        RuntimeError
+            If it has not been trained yet.
+        """
+        latest = Memory(self.context).latest()
+        return {k.removeprefix("u/"): v for k, v in latest.items() if k.startswith("u/")}

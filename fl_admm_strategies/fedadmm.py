@@ -1,0 +1,219 @@
+"""FedADMM: one global model by inexact consensus ADMM, the ancestor of FedAPM and FLAME.
+
+Every client moves its own copy of the model towards its data and towards an anchor that carries its
+dual variable, so that the copies agree in the end without the drift of plain local training.
+
+Zhou, Li, "Federated Learning via Inexact ADMM", TPAMI 2023, in the form of FedAPM's Algorithm 1
+without personal parameters (specs FedAPM 2.9; FLAME 2.5b). The client's half is
+`clients.FedADMMClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .blocks import Block, compile_pattern, spec_of, weighted_average
+from .checks import check_choice, check_count, check_positive
+from .consensus import Consensus, size_weights
+from .strategy import StatefulStrategy
+from .wire import Arrays, Order, Reply, Scalar
+
+BATCH_NORM = r"(running_mean|running_var|num_batches_tracked)$"
+"""The buffers of PyTorch's batch norm, which have no gradient and so no dual variable."""
+
+
+class FedADMM(StatefulStrategy):
+    """Federated learning by inexact ADMM (FedADMM).
+
+    Parameters
+    ----------
+    rho : float (default: 0.01)
+        rho, the ADMM penalty parameter. It stands beside the loss scaled by alpha_i: with
+        alpha_i = 1/m, `rho` and `lr` do what m rho and lr/m do for the plain loss (specs FedAPM
+        2.4).
+    lr : float (default: 0.1)
+        eta, the clients' step size, for the scaled loss as well.
+    local_epochs : int (default: 3)
+        E, local epochs: full-gradient steps with GD, passes over the data with SGD.
+    weights : {"uniform", "size"} (default: "uniform")
+        alpha_i: 1/m, or n_i/n, which a hand-shake asks for. It scales f_i only; the server's mean
+        is over all clients alike in any case, which is its exact minimiser (specs FedAPM 6.1, 5).
+    duals : {"strategy", "client"} (default: "strategy")
+        Where u_i and pi_i live. "strategy": the anchor w - pi_i/rho goes down, u_i comes up.
+        "client", the papers' own placement: w goes down, the change of z_i = u_i + pi_i/rho comes
+        up, and the server needs O(d) memory. The same trajectory up to rounding, the same bytes.
+    averaged : str (default: `BATCH_NORM`)
+        Regular expression searched in the arrays' names: arrays without a gradient, which are
+        averaged over the participants, weighted by their examples, as are all integers.
+    **base
+        The parameters of `StatefulStrategy`.
+
+    Examples
+    --------
+    >>> strategy = FedADMM(rho=0.01, lr=0.1, fraction_train=0.3)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    def __init__(
+        self,
+        *,
+        rho: float = 0.01,
+        lr: float = 0.1,
+        local_epochs: int = 3,
+        weights: Literal["uniform", "size"] = "uniform",
+        duals: Literal["strategy", "client"] = "strategy",
+        averaged: str = BATCH_NORM,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        check_positive("rho", rho)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        check_choice("weights", weights, ("uniform", "size"))
+        check_choice("duals", duals, ("strategy", "client"))
+        self.rho = rho
+        self.lr = lr
+        self.local_epochs = local_epochs
+        self.weights = weights
+        self.duals = duals
+        self.averaged = averaged
+        self._averaged = compile_pattern("averaged", averaged)
+        self._block = Block({})
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the settings for the log."""
+        return {
+            "rho": self.rho,
+            "Learning rate": self.lr,
+            "Local epochs": self.local_epochs,
+            "Weights": self.weights,
+            "Duals in the": self.duals,
+        }
+
+    # ------------------------------------------------------------------------------------------
+    # The algorithm
+    # ------------------------------------------------------------------------------------------
+
+    def init_state(self, arrays: Arrays) -> None:
+        """Start with u_i^0 = w^0, the initial model, and pi_i^0 = 0."""
+        shared = {name: array for name, array in arrays.items() if self._is_shared(name, array)}
+        if not shared:
+            raise ValueError("The model has no array of floating point numbers to optimise.")
+        self._block = Block(spec_of(shared))
+        self._first = self._block.vector(arrays)
+        num_clients = len(self.client_ids)
+        self.consensus = Consensus(
+            self._first, num_clients, self.rho, on_clients=self.duals == "client"
+        )
+        self.others = {name: array for name, array in arrays.items() if name not in shared}
+        self.alpha: NDArray[np.float64] = np.full(num_clients, 1 / num_clients)
+        self._index = {client: index for index, client in enumerate(self.client_ids)}
+
+    def _is_shared(self, name: str, array: NDArray[Any]) -> bool:
+        assert self._averaged is not None
+        return array.dtype.kind == "f" and not self._averaged.search(name)
+
+    def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
+        """Ask for n_i where the clients are weighted by it."""
+        if self.weights == "uniform":
+            return {}
+        return {client: Order({"nothing": {}}) for client in client_ids}
+
+    def handshake(self, replies: Mapping[int, Reply]) -> None:
+        """Set alpha_i = n_i/n."""
+        self.alpha = size_weights([reply.num_examples for reply in replies.values()])
+
+    def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        """Send the anchor w - pi_i/rho, or w where clients keep their duals.
+
+        u_i is sent along where the client may not hold it: before its first upload u_i^0 = w^0.
+        """
+        return {client: self._order(client) for client in client_ids}
+
+    def _order(self, client: int) -> Order:
+        index = self._index[client]
+        if self.duals == "strategy":
+            center = self.consensus.anchor(index)
+            start = None if self.in_sync(client) else self.consensus.iterates[index]
+        else:
+            center = self.consensus.w
+            start = None if self.accepted_in[client] else self._first
+        groups = {"center": self._model(center)}
+        if start is not None:
+            groups["start"] = self._block.arrays(start)
+        return Order(groups, self._settings(index))
+
+    def _settings(self, index: int) -> dict[str, Scalar]:
+        return {
+            "rho": float(self.rho),
+            "lr": float(self.lr),
+            "local-epochs": int(self.local_epochs),
+            "loss-weight": float(self.alpha[index]),
+            "duals": self.duals,
+            "shared": ",".join(self._block.names),
+        }
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Take in u_i, or the change of z_i, of the participants; w is the mean over everybody."""
+        for client, reply in replies.items():
+            vector = self._block.vector(reply.arrays)
+            if self.duals == "strategy":
+                self.consensus.update(self._index[client], vector)
+            else:
+                self.consensus.update_message(vector)
+        self.consensus.aggregate()
+        self.others = weighted_average(self.others, replies)
+
+    # ------------------------------------------------------------------------------------------
+    # Models
+    # ------------------------------------------------------------------------------------------
+
+    def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        """Send everybody the global model."""
+        model = self.global_model()
+        return {client: Order({"global": model}) for client in client_ids}
+
+    def global_model(self) -> Arrays:
+        """Return w."""
+        return self._model(self.consensus.w)
+
+    def personal_model(self, client_id: int) -> Arrays:
+        """Return u_i, the client's copy of the model as it uploaded it last."""
+        if self.duals == "client":
+            raise RuntimeError(
+                "With duals='client' the clients' own copies of the model stay with them: read "
+                "FedADMMClient(...).personal_arrays() there, or use duals='strategy'."
+            )
+        return self._model(self.consensus.iterates[self._index[client_id]])
+
+    def _model(self, vector: NDArray[Any]) -> Arrays:
+        """Return a whole model: the block from a d-vector, the averaged arrays as they are."""
+        block = self._block.arrays(vector)
+        return {name: block.get(name, self.others.get(name)) for name in self._spec}  # type: ignore[misc]
+
+    # ------------------------------------------------------------------------------------------
+    # Checkpoints
+    # ------------------------------------------------------------------------------------------
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the consensus variables, w^0, the averaged arrays and alpha_i."""
+        return {
+            **{f"consensus/{key}": value for key, value in self.consensus.state_arrays().items()},
+            **{f"others/{name}": value for name, value in self.others.items()},
+            "first": self._first,
+            "alpha": self.alpha,
+        }
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned."""
+        prefix = "consensus/"
+        self.consensus.load_state_arrays(
+            {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+        )
+        self.others = {name: arrays[f"others/{name}"] for name in self.others}
+        self._first = arrays["first"].astype(self._first.dtype)
+        self.alpha = arrays["alpha"].astype(np.float64)
