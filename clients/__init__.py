@@ -3,6 +3,18 @@
 from .app import client_app
 from .fedadmm import FedADMMClient
 from .fpfc import FPFCClient
+from .personalization import SplitInput, input_layers, output_layers, split_input
 from .torch_client import TorchClient, accuracy, rmse
 
-__all__ = ["FPFCClient", "FedADMMClient", "TorchClient", "accuracy", "client_app", "rmse"]
+__all__ = [
+    "FPFCClient",
+    "FedADMMClient",
+    "SplitInput",
+    "TorchClient",
+    "accuracy",
+    "client_app",
+    "input_layers",
+    "output_layers",
+    "rmse",
+    "split_input",
+]

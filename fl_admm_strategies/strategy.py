@@ -209,6 +209,14 @@ class StatefulStrategy(Strategy):
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Change the state by the checked replies of all clients to the hand-shake."""
 
+    def round_metrics(self) -> Metrics:
+        """Return what only the server can measure of the round that `update` has just taken in.
+
+        Added to the means of the clients' training metrics: a norm of a sum over all clients is no
+        mean of theirs.
+        """
+        return {}
+
     # ------------------------------------------------------------------------------------------
     # Results
     # ------------------------------------------------------------------------------------------
@@ -554,7 +562,7 @@ class StatefulStrategy(Strategy):
         self._in_sync.update(accepted)
         self.traffic[server_round] = Traffic(self.traffic[server_round].down, _bytes_up(accepted))
         self.train_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
-        return _weighted_means(accepted)
+        return _weighted_means(accepted) | self.round_metrics()
 
     def plan_evaluate(self, server_round: int, config: Mapping[str, Any]) -> dict[int, Order]:
         """Draw the clients that evaluate and return the models each gets."""
