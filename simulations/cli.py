@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fl_admm_strategies import run_in_process
 
@@ -38,15 +37,12 @@ class Engine(StrEnum):
 
 @cli.command("list")
 def list_experiments() -> None:
-    """Show every experiment with one line each."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("experiment", style="bold", no_wrap=True)
-    table.add_column("profiles", no_wrap=True)
-    table.add_column("what it does")
-    for name in experiment_names():
-        settings = load_settings(name)
-        table.add_row(name, ", ".join(settings.profiles), settings.title)
-    Console().print(table)
+    """Show every experiment with one line each: name, profiles, what it does."""
+    loaded = {name: load_settings(name) for name in experiment_names()}
+    profiles = {name: ", ".join(settings.profiles) for name, settings in loaded.items()}
+    wide = [max(map(len, column)) for column in (loaded, profiles.values())]
+    for name, settings in loaded.items():
+        typer.echo(f"{name:<{wide[0]}}  {profiles[name]:<{wide[1]}}  {settings.title}")
 
 
 @cli.command()

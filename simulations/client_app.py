@@ -13,13 +13,10 @@ import torch
 from flwr.app import Context
 from flwr.client import Client
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
 
-from clients import accuracy, client_app, rmse
+from clients import client_app
 
 from .config import RunConfig, read_run_config
-from .data import full_batch, minibatches
-from .models import build
 from .settings import load_experiment
 
 # A client is built for every message, so its settings are read once a process.
@@ -31,28 +28,7 @@ def _build_client(config: RunConfig, context: Context) -> Client:
     # share it, so this is also what makes all engines agree.
     torch.set_num_threads(1)
     settings, data = _experiment(config)
-    own = data.clients[int(context.node_config["partition-id"])]
-    batch_size = settings.training.batch_size
-    regression = data.task == "regression"
-    return settings.algorithm.client(
-        context,
-        build(settings.model.name, data),
-        train_loader=full_batch(*own.train)
-        if batch_size is None
-        else minibatches(*own.train, batch_size),
-        loss_fn=_half_squared_error if regression else nn.CrossEntropyLoss(),
-        test_loader=full_batch(*own.test),
-        metrics={"rmse": rmse} if regression else {"accuracy": accuracy},
-        full_batch=batch_size is None,
-    ).to_client()
-
-
-def _half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return (1/2) mean (y - x'w)^2, whose gradient FPFC's appendix D uses.
-
-    The appendix prints f without the half (specs 6.1 E7); the choice scales lambda by 2.
-    """
-    return 0.5 * nn.functional.mse_loss(outputs, targets)
+    return settings.algorithm.client(context, settings, data).to_client()
 
 
 def _num_clients(config: RunConfig) -> int:

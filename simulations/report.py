@@ -1,7 +1,7 @@
-"""What a run says about itself: its files, its table beside the published numbers, its diagnostics.
+"""What every run says about itself: its files, and its table beside the published numbers.
 
-Num, ARI and the communication cost are those of FPFC (Yu et al., arXiv:2211.04218, section 6 and
-table 1). Everything here takes plain numbers and arrays, so that any algorithm can be reported.
+Everything here takes plain numbers and knows no algorithm by name; what is particular to one comes
+as a `Report`.
 """
 
 import dataclasses
@@ -9,21 +9,103 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from rich import box
-from rich.console import Group
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
-from sklearn.metrics import adjusted_rand_score
 
-from fl_admm_strategies.clustering import clusters, fusion_bound
+from fl_admm_strategies.strategy import Traffic
 
-_NONE = "–"
-# More clusters than this scroll the part that matters off the screen.
-_MOST_CLUSTER_ROWS = 12
+NONE = "–"
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """What heads the results: a number per client and model, or one of the whole federation.
+
+    Attributes
+    ----------
+    key : str
+        Its name in the clients' metrics, ``KIND-KEY``, and in ``result.json``.
+    published : str
+        Its column in the published rows.
+    header : str
+        Of the table's column.
+    measure : str
+        What it is, in the middle of a sentence, e.g. "test accuracy".
+    legend : str
+        What the header stands for, under the table.
+    axis : str
+        Name and unit at the plot's axis.
+    percent : bool
+        A share of 1 that is shown in percent; published values are in percent then.
+    higher_is_better : bool
+        Which end is the best.
+    digits : int
+        Decimals in the table.
+    """
+
+    key: str
+    published: str
+    header: str
+    measure: str
+    legend: str
+    axis: str
+    percent: bool = False
+    higher_is_better: bool = False
+    digits: int = 2
+
+    @property
+    def scale(self) -> int:
+        """The factor between a value and what is shown."""
+        return 100 if self.percent else 1
+
+    def text(self, value: float, *, unit: bool = False) -> str:
+        """Write a value as the table and the sentences have it."""
+        if not math.isfinite(value):
+            return "NaN"
+        if self.percent:
+            return f"{100 * value:.{self.digits}f}{' %' if unit else ''}"
+        return f"{value:.3g}" if abs(value) >= 1000 else f"{value:.{self.digits}f}"
+
+
+METRICS = {
+    metric.key: metric
+    for metric in (
+        Metric(
+            key="accuracy",
+            published="acc",
+            header="Acc %",
+            measure="test accuracy",
+            legend="Acc: test accuracy, mean over clients.",
+            axis="mean test accuracy of the clients (%)",
+            percent=True,
+            higher_is_better=True,
+        ),
+        Metric(
+            key="rmse",
+            published="rmse",
+            header="RMSE",
+            measure="test error (RMSE)",
+            legend="RMSE: test error in the target's unit, mean over clients.",
+            axis="mean test RMSE",
+        ),
+        Metric(
+            key="objective",
+            published="objective",
+            header="Objective",
+            measure="objective",
+            legend="Objective: the function that is minimised, on the training data.",
+            axis="objective",
+            digits=4,
+        ),
+    )
+}
+"""The metrics there are; `dataclasses.replace` makes a variant, e.g. with more digits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,63 +115,70 @@ class Score:
     Attributes
     ----------
     mean : float
-        Unweighted mean over the clients, as FPFC's tables have it.
-    std : float
+        Unweighted mean over the clients, as FPFC's tables have it; or the one value of a metric
+        that belongs to the whole federation.
+    std : float or None
         Standard deviation over the clients (of this run; published ± are over random seeds).
-    worst : float
+    worst : float or None
         Mean over the worst tenth of the clients, rounded up to whole clients.
-    best : float
+    best : float or None
         Mean over the best tenth of the clients, rounded up to whole clients.
     """
 
     mean: float
-    std: float
-    worst: float
-    best: float
+    std: float | None = None
+    worst: float | None = None
+    best: float | None = None
+
+
+class Column(NamedTuple):
+    """A column of the results table beside the metric."""
+
+    header: str
+    digits: int | None
+    """Decimals; None writes a count in full, from a million on as 7.33e7."""
+
+
+# In the order of the table. Shares are in percent, as in the published rows.
+COLUMNS = {
+    "num": Column("Num", 2),
+    "ari": Column("ARI", 2),
+    "f1": Column("F1 %", 2),
+    "auc": Column("AUC %", 2),
+    "cr": Column("CR", 1),
+    "time": Column("Time s", 2),
+    "cost": Column("Cost", None),
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusteringRow:
-    """The clusters found at one threshold.
+class Report:
+    """What an algorithm adds to the report of its run. All of it may be empty.
 
     Attributes
     ----------
-    nu : float
-        Threshold ν: two clients belong together where ‖θ_ij‖ <= ν.
-    num : int
-        Number of clusters found, the papers' Num.
-    ari : float or None
-        Adjusted Rand index against the true clusters; None where these are not known.
+    cells : mapping of str to mapping of str to (float or None)
+        Further cells of the results table by row and column (a key of `COLUMNS`). A row with the
+        title of a model is that model's, any other is added below; None shows as unknown.
+    note : str
+        Ends the line with the number of rounds under the table.
+    legend : sequence of str
+        Lines under the table that explain the cells.
+    body : sequence of renderables
+        Shown under the table with a blank line between them: tables of the algorithm's own, and as
+        the last the sentences that say what came out to somebody who has not read the paper.
+    files : mapping of str to str
+        The files that the algorithm wrote into the run's folder, and what each shows.
+    extra : mapping of str to Any
+        Further fields of ``result.json``; see `plain` for what the values may be.
     """
 
-    nu: float
-    num: int
-    ari: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ClusterCondition:
-    """Whether λ is large enough to hold a found cluster at one common model.
-
-    Attributes
-    ----------
-    size : int
-        Number of clients |G_l|.
-    largest_gradient : float
-        max_i ‖∇f_i(α_l)‖ over the clients of the cluster, α_l being the cluster's model.
-    allowed : float
-        λ(|G_l| - 1)/m, the most that the other members can hold against.
-    lam_needed : float
-        The smallest λ that would do at these gradients; NaN for a client alone.
-    holds : bool
-        Whether ``largest_gradient <= allowed``. A client alone has nothing to hold: True.
-    """
-
-    size: int
-    largest_gradient: float
-    allowed: float
-    lam_needed: float
-    holds: bool
+    cells: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    legend: Sequence[str] = ()
+    body: Sequence[RenderableType] = ()
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +191,12 @@ class Result:
         Name of the experiment.
     algorithm : str
         Name of the algorithm, spelled as in ``published``.
-    metric : {"accuracy", "rmse"}
-        What ``models`` measures: accuracy as a fraction of 1, or the root mean squared error in
-        the unit of the target.
-    models : Mapping[str, Score]
-        For each kind of model ("personal model", "cluster model", "one global model") its score.
-    clustering : Sequence[ClusteringRow]
-        Clusters found at several thresholds; empty where the algorithm finds none.
-    cost : int
-        Number of parameters sent, both directions together (`communication_cost`).
+    metric : Metric
+        What ``models`` measures.
+    models : mapping of str to Score
+        For each kind of model, such as "personal model", its score.
+    traffic : mapping of int to Traffic
+        Bytes of arrays that each round moved; round 0 is the hand-shake.
     seconds : float
         Duration of the run.
     rounds : int
@@ -119,43 +205,48 @@ class Result:
         What ran the clients: "ray", "inprocess" or "deployment".
     seed : int
         Seed of the run.
-    published : Mapping[str, Mapping[str, float]]
-        For each published method some of "acc" (percent) or "rmse", their "acc_std" or "rmse_std"
-        over the paper's seeds (of accuracies in percentage points), "num", "ari", "cost".
-    shared_dim : int
-        Size of a block that all clients share and that ``cost`` counts too; 0 where there is none.
+    published : mapping of str to mapping of str to float
+        For each published method its row: some of the metric's column, `COLUMNS`, and their
+        deviations over the paper's seeds, as ``NAME_std``. Shares are in percent.
+    baselines : mapping of str to Score
+        The methods that were run here on the same data for comparison.
+    cells, note, legend, extra
+        As in `Report`.
     """
 
     experiment: str
     algorithm: str
-    metric: Literal["accuracy", "rmse"]
+    metric: Metric
     models: Mapping[str, Score]
-    clustering: Sequence[ClusteringRow]
-    cost: int
+    traffic: Mapping[int, Traffic]
     seconds: float
     rounds: int
     engine: str
     seed: int
     published: Mapping[str, Mapping[str, float]]
-    shared_dim: int = 0
+    baselines: Mapping[str, Score] = dataclasses.field(default_factory=dict)
+    cells: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
+    note: str = ""
+    legend: Sequence[str] = ()
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.metric not in ("accuracy", "rmse"):
-            raise ValueError(f"metric is {self.metric!r}; use 'accuracy' or 'rmse'.")
-        name = _PUBLISHED_METRIC[self.metric]
-        known = {name, f"{name}_std", "num", "ari", "cost"}
+        known = {self.metric.published, *COLUMNS}
+        known |= {f"{name}_std" for name in known}
         for method, row in self.published.items():
             if unknown := set(row) - known:
                 raise ValueError(
                     f"the published row {method!r} has {sorted(unknown)}; for the metric "
-                    f"{self.metric!r} it may have {sorted(known)}."
+                    f"{self.metric.key!r} it may have {sorted(known)}."
+                )
+        for name, cells in self.cells.items():
+            if unknown := set(cells) - set(COLUMNS):
+                raise ValueError(
+                    f"row {name!r} has {sorted(unknown)}; the table's columns are {list(COLUMNS)}."
                 )
 
 
-_PUBLISHED_METRIC = {"accuracy": "acc", "rmse": "rmse"}
-
-
-def score(values: ArrayLike, metric: Literal["accuracy", "rmse"]) -> Score:
+def score(values: ArrayLike, metric: Metric) -> Score:
     """Summarise one value per client.
 
     Parameters
@@ -163,7 +254,7 @@ def score(values: ArrayLike, metric: Literal["accuracy", "rmse"]) -> Score:
     values : array_like of shape (m,)
         The metric of each client. A value that is not finite counts as a worst one, and makes the
         mean not finite.
-    metric : {"accuracy", "rmse"}
+    metric : Metric
         Says which end is the worst: low accuracy, high error.
 
     Returns
@@ -179,7 +270,7 @@ def score(values: ArrayLike, metric: Literal["accuracy", "rmse"]) -> Score:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"values has shape {array.shape}; give one value per client, shape (m,).")
-    sign = -1.0 if metric == "accuracy" else 1.0
+    sign = -1.0 if metric.higher_is_better else 1.0
     # An infinite accuracy is no good news: everything that is not finite sorts last, as NaN does.
     finite = np.where(np.isfinite(array), array, np.nan)
     from_best = sign * np.sort(sign * finite)
@@ -190,143 +281,6 @@ def score(values: ArrayLike, metric: Literal["accuracy", "rmse"]) -> Score:
         worst=float(from_best[-tenth:].mean()),
         best=float(from_best[:tenth].mean()),
     )
-
-
-def clustering_scores(
-    theta_norms: ArrayLike,
-    true_clusters: ArrayLike | None,
-    nus: Sequence[float] = (0.01, 0.1, 0.5),
-) -> list[ClusteringRow]:
-    """Count the clusters at several thresholds and compare them with the true ones.
-
-    Parameters
-    ----------
-    theta_norms : array_like of shape (m, m)
-        Norms ‖θ_ij‖ of the pairwise differences.
-    true_clusters : array_like of int, shape (m,), or None
-        True cluster of each client, where it is known.
-    nus : Sequence[float]
-        Thresholds ν. The result is not always insensitive to ν, so report several.
-
-    Returns
-    -------
-    list of ClusteringRow
-        One row per threshold, in the order of ``nus``.
-
-    Raises
-    ------
-    ValueError
-        If ``true_clusters`` does not have one label per client.
-    """
-    norms = np.asarray(theta_norms, dtype=np.float64)
-    truth = None if true_clusters is None else np.asarray(true_clusters)
-    if truth is not None and truth.shape != norms.shape[:1]:
-        raise ValueError(
-            f"true_clusters has shape {truth.shape}; theta_norms has {norms.shape[0]} clients, so "
-            f"give shape ({norms.shape[0]},)."
-        )
-    rows = []
-    for nu in nus:
-        found = clusters(norms, nu)
-        ari = None if truth is None else float(adjusted_rand_score(truth, found))
-        rows.append(ClusteringRow(nu=float(nu), num=len(np.unique(found)), ari=ari))
-    return rows
-
-
-def communication_cost(
-    num_clients: int, dim: int, active_per_round: Sequence[int], shared_dim: int = 0
-) -> int:
-    """Count the parameters sent in a run, as FPFC's table 1 does.
-
-    The initial model goes to every client once, then in every round one vector goes down to and
-    one comes up from each active client: m d + 2 d Σ_k |A_k|.
-
-    Parameters
-    ----------
-    num_clients : int
-        Number of clients m.
-    dim : int
-        Size d of the vector that each client has for itself.
-    active_per_round : Sequence[int]
-        Number of active clients |A_k| of every round.
-    shared_dim : int
-        Size of a block φ that all clients share and that travels with the vector (the lower layers
-        of the image experiments). The paper does not say whether it counts; here it does.
-
-    Returns
-    -------
-    int
-        Number of parameters.
-
-    Raises
-    ------
-    ValueError
-        If a size is negative, there is no client, or a round has more active clients than there
-        are.
-    """
-    if num_clients < 1 or dim < 1 or shared_dim < 0:
-        raise ValueError(
-            f"num_clients is {num_clients}, dim {dim} and shared_dim {shared_dim}; the first two "
-            "must be at least 1, the last at least 0."
-        )
-    for k, active in enumerate(active_per_round):
-        if not 0 <= active <= num_clients:
-            raise ValueError(
-                f"round {k + 1} has {active} active clients; expected 0 to {num_clients}."
-            )
-    sent = dim + shared_dim
-    return int(num_clients) * sent + 2 * sum(int(active) for active in active_per_round) * sent
-
-
-def cluster_conditions(
-    labels: ArrayLike, gradient_norms: ArrayLike, lam: float
-) -> list[ClusterCondition]:
-    """Check, for every found cluster, whether λ can hold it together.
-
-    A cluster G_l that is fused at α_l, with all other clusters beyond aλ, is a stationary point
-    only if ‖∇f_i(α_l)‖ <= λ(|G_l| - 1)/m for all its clients (`fusion_bound`).
-
-    Parameters
-    ----------
-    labels : array_like of int, shape (m,)
-        Found cluster of each client, 0..L-1.
-    gradient_norms : array_like of shape (m,)
-        ‖∇f_i(α_l)‖ of each client at the model of its found cluster.
-    lam : float
-        Regularisation λ of the run.
-
-    Returns
-    -------
-    list of ClusterCondition
-        Largest cluster first, ties in the order of the labels.
-
-    Raises
-    ------
-    ValueError
-        If the two arrays do not have the same length, `labels` are not 0..L-1 or `lam` is negative.
-    """
-    bounds = fusion_bound(labels, lam)
-    found, norms = np.asarray(labels), np.asarray(gradient_norms, dtype=np.float64)
-    if norms.shape != found.shape:
-        raise ValueError(
-            f"gradient_norms has shape {norms.shape}; labels has {len(found)} clients, so give "
-            f"shape ({len(found)},)."
-        )
-    checks = []
-    for label, allowed in enumerate(bounds):
-        members = norms[found == label]
-        others, largest = len(members) - 1, float(members.max())
-        checks.append(
-            ClusterCondition(
-                size=len(members),
-                largest_gradient=largest,
-                allowed=float(allowed),
-                lam_needed=largest * len(found) / others if others else math.nan,
-                holds=largest <= float(allowed) if others else True,
-            )
-        )
-    # Stable, and `clusters` labels by first client: the pictures number the clusters alike.
-    return sorted(checks, key=lambda check: -check.size)
 
 
 def plain(value: Any) -> Any:
@@ -377,9 +331,28 @@ def write_metrics_line(file: TextIO, record: Mapping[str, Any]) -> None:
 
 
 def write_result(path: str | Path, result: Result) -> None:
-    """Write a result as strict JSON, two spaces deep."""
-    text = json.dumps(plain(result), allow_nan=False, indent=2, ensure_ascii=False)
+    """Write a result as strict JSON, two spaces deep.
+
+    The fields are those of `Result`, but the metric is its key, the traffic is summed up, and the
+    fields of ``extra`` stand beside the others.
+    """
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    extra = fields.pop("extra")
+    del fields["note"], fields["legend"]
+    fields |= {"metric": result.metric.key, "traffic": _traffic(result.traffic)}
+    text = json.dumps(plain(fields | extra), allow_nan=False, indent=2, ensure_ascii=False)
     Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _traffic(traffic: Mapping[int, Traffic]) -> dict[str, float]:
+    """Sum up bytes of arrays: in all, and per round of training (without the hand-shake)."""
+    rounds = [moved for server_round, moved in traffic.items() if server_round > 0]
+    return {
+        "down": sum(moved.down for moved in traffic.values()),
+        "up": sum(moved.up for moved in traffic.values()),
+        "down_per_round": sum(moved.down for moved in rounds) / max(len(rounds), 1),
+        "up_per_round": sum(moved.up for moved in rounds) / max(len(rounds), 1),
+    }
 
 
 def results_table(result: Result) -> Table:
@@ -395,8 +368,7 @@ def results_table(result: Result) -> Table:
     rich.table.Table
         Fits a terminal of 80 columns.
     """
-    percent = result.metric == "accuracy"
-    name = "Acc %" if percent else "RMSE"
+    metric = result.metric
     table = Table(
         # Text, not str: rich would read a bracket in a name as its own markup and drop it.
         title=Text(f"{result.algorithm} on {result.experiment}", style="bold"),
@@ -407,240 +379,100 @@ def results_table(result: Result) -> Table:
         padding=0,
         pad_edge=False,
     )
+    shown = {**result.models, **result.baselines}.values()
+    spread = ["Std", "Worst\n10 %", "Best\n10 %"] if any(s.std is not None for s in shown) else []
+    rows = (*result.cells.values(), *result.published.values())
+    columns = {key: column for key, column in COLUMNS.items() if any(key in row for row in rows)}
     table.add_column("", min_width=16, overflow="fold")
-    for header in (name, "Std", "Worst\n10 %", "Best\n10 %", "Num", "ARI", "Cost"):
+    for header in (metric.header, *spread, *(column.header for column in columns.values())):
         table.add_column(header, justify="right", no_wrap=True)
 
+    def numbers(values: Score) -> list[str]:
+        some = (values.mean, values.std, values.worst, values.best)[: 1 + len(spread)]
+        return ["" if number is None else metric.text(number) for number in some]
+
+    def cells(row: Mapping[str, float | None], absent: str) -> list[str]:
+        return [
+            _cell(row[key], row.get(f"{key}_std"), column.digits) if key in row else absent
+            for key, column in columns.items()
+        ]
+
     table.add_row(Text("This run", style="bold"))
-    for model, values in result.models.items():
-        numbers = (values.mean, values.std, values.worst, values.best)
-        cells = [_metric(number, percent) for number in numbers]
-        table.add_row(Text(f"  {model}"), *cells, "", "", _count(result.cost), style="bold cyan")
-    for row in result.clustering:
-        ari = _NONE if row.ari is None else f"{row.ari:.2f}"
-        label = f"  clusters at ν={row.nu:g}"
-        table.add_row(label, "", "", "", "", str(row.num), ari, "", style="cyan")
+    for title, values in result.models.items():
+        own = cells(result.cells.get(title, {}), "")
+        table.add_row(Text(f"  {title}"), *numbers(values), *own, style="bold cyan")
+    for title, row in result.cells.items():
+        if title not in result.models:
+            empty = [""] * (1 + len(spread))
+            table.add_row(Text(f"  {title}"), *empty, *cells(row, ""), style="cyan")
+
+    if result.baselines:
+        table.add_section()
+        table.add_row(Text("Run here for comparison", style="bold"))
+        for title, values in result.baselines.items():
+            table.add_row(Text(f"  {title}"), *numbers(values), *cells({}, ""))
 
     if result.published:
         table.add_section()
         table.add_row(Text("Published", style="bold italic"))
-        key = _PUBLISHED_METRIC[result.metric]
+        key = metric.published
         for method, published in result.published.items():
+            # A count is a whole number here, but there a mean over seeds.
+            row = {column: float(value) for column, value in published.items()}
             same = method.casefold() == result.algorithm.casefold()
             table.add_row(
                 Text(f"{'▸' if same else ' '} {method}"),
-                _published_metric(published.get(key), published.get(f"{key}_std")),
-                "",
-                "",
-                "",
-                _number(published.get("num")),
-                _number(published.get("ari")),
-                _count(published.get("cost")),
+                _cell(row.get(key), row.get(f"{key}_std"), metric.digits),
+                *[""] * len(spread),
+                *cells(row, NONE),
                 style="italic" if same else "dim italic",
             )
     return table
 
 
-def diagnostics_table(
-    labels: ArrayLike,
-    theta_norms: ArrayLike,
-    gradient_norms: ArrayLike,
-    *,
-    lam: float,
-    stationarity: float,
-    consensus: float,
-    clustering: Sequence[ClusteringRow],
-) -> Group:
-    """Lay out whether the clusters of an FPFC run can be trusted, and say it in plain sentences.
-
-    Parameters
-    ----------
-    labels : array_like of int, shape (m,)
-        Found cluster of each client, 0..L-1.
-    theta_norms : array_like of shape (m, m)
-        Norms ‖θ_ij‖ of the pairwise differences.
-    gradient_norms : array_like of shape (m,)
-        ‖∇f_i(α_l)‖ of each client at the model of its found cluster.
-    lam : float
-        Regularisation λ of the run.
-    stationarity : float
-        KKT residual max_i ‖∇f_i(ω_i) + (1/m) Σ_j v_ij‖.
-    consensus : float
-        KKT residual max_ij ‖ω_i - ω_j - θ_ij‖.
-    clustering : Sequence[ClusteringRow]
-        Clusters found at several thresholds.
-
-    Returns
-    -------
-    rich.console.Group
-        Two tables and the sentences; fits a terminal of 80 columns.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit.
-    """
-    found = np.asarray(labels)
-    checks = cluster_conditions(found, gradient_norms, lam)
-    norms = np.asarray(theta_norms, dtype=np.float64)
-    if norms.shape != (len(found), len(found)):
-        raise ValueError(
-            f"theta_norms has shape {norms.shape}; labels has {len(found)} clients, so give shape "
-            f"({len(found)}, {len(found)})."
-        )
-    return Group(
-        _conditions_table(checks),
-        _pairs_table(found, norms),
-        Text("\n".join(_sentences(checks, lam, stationarity, consensus, clustering))),
-    )
-
-
-def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
-    table = _small_table("Is λ large enough for each found cluster?")
-    table.add_column("Cluster")
-    for header in ("Clients", "Pull, max\n‖∇f_i(α)‖", "Hold\nλ(|G|-1)/m", "λ\nneeded"):
-        table.add_column(header, justify="right")
-    table.add_column("Verdict")
-    groups = [check for check in checks if check.size > 1]
-    for k, check in enumerate(groups[:_MOST_CLUSTER_ROWS]):
-        verdict = (
-            Text("holds", style="green")
-            if check.holds
-            else Text("λ too small for this cluster", style="yellow")
-        )
-        table.add_row(
-            str(k + 1),
-            str(check.size),
-            f"{check.largest_gradient:.3g}",
-            f"{check.allowed:.3g}",
-            f"{check.lam_needed:.3g}",
-            verdict,
-        )
-    if rest := groups[_MOST_CLUSTER_ROWS:]:
-        failing = sum(not check.holds for check in rest)
-        verdict = Text(f"λ too small for {failing} of them" if failing else "holds for all")
-        clients = sum(check.size for check in rest)
-        table.add_row(f"{len(rest)} more", str(clients), "", "", "", verdict)
-    if alone := len(checks) - len(groups):
-        table.add_row("alone", str(alone), "", "", "", Text("nothing to hold", style="dim"))
-    return table
-
-
-def _pairs_table(found: NDArray[Any], norms: NDArray[np.float64]) -> Table:
-    table = _small_table("How far apart are two clients? ‖θ_ij‖ over the pairs")
-    table.add_column("Pairs")
-    for header in ("Number", "Smallest", "25 %", "Median", "75 %", "Largest"):
-        table.add_column(header, justify="right")
-    upper = np.triu_indices(len(found), k=1)
-    values, same = norms[upper], (found[:, None] == found[None, :])[upper]
-    kinds = {"in one cluster": same, "in two clusters": ~same}
-    for kind, which in kinds.items():
-        chosen = values[which]
-        quantiles = np.quantile(chosen, (0, 0.25, 0.5, 0.75, 1)) if chosen.size else ()
-        table.add_row(kind, f"{chosen.size:,}", *(f"{value:.3g}" for value in quantiles))
-    return table
-
-
-def _sentences(
-    checks: Sequence[ClusterCondition],
-    lam: float,
-    stationarity: float,
-    consensus: float,
-    clustering: Sequence[ClusteringRow],
-) -> list[str]:
-    counts = sorted({row.num for row in clustering})
-    tested = ", ".join(f"{row.num} at ν={row.nu:g}" for row in clustering)
-    failing = [check for check in checks if not check.holds]
-    sentences = []
-    if len(counts) == 1:
-        sentences.append(f"• The number of clusters does not depend on the threshold: {tested}.")
-    elif counts:
-        sentences.append(
-            f"• The number of clusters depends on the threshold ({tested}): the groups are not "
-            "clearly apart, or not yet together. Train longer or try another λ."
-        )
-    if failing:
-        needed = max(check.lam_needed for check in failing)
-        sentences.append(
-            f"• λ={lam:g} is too small for {len(failing)} of the found clusters: a client there "
-            "pulls away from the common model harder than the others can hold. At these models "
-            f"it takes λ of {needed:.3g} or more (a necessary condition, for clusters far apart)."
-        )
-    elif any(check.size > 1 for check in checks):
-        sentences.append(
-            f"• λ={lam:g} is large enough to hold every found cluster at one common model."
-        )
-    else:
-        sentences.append(
-            f"• Every client is alone: at λ={lam:g} no two models were fused. Try a larger λ."
-        )
-    sentences.append(
-        f"• Distance from an exact solution: {stationarity:.2g} (each client's gradient against "
-        f"its duals) and {consensus:.2g} (differences against θ). Both go to 0 in a run that has "
-        "converged; while they are large the clusters may still change."
-    )
-    return sentences
-
-
-def _small_table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-
-
 def _results_caption(result: Result) -> str:
-    shared = f", shared block of {result.shared_dim:,} included" if result.shared_dim else ""
+    moved = _traffic(result.traffic)
+    ending = f"; {result.note}." if result.note else "."
+    spread = any(values.std is not None for values in result.models.values())
     lines = [
         f"{result.rounds:,} rounds in {_duration(result.seconds)}, engine {result.engine}, "
-        f"seed {result.seed}; {result.cost:,} parameters sent{shared}.",
-        (
-            "Acc: test accuracy, mean over clients."
-            if result.metric == "accuracy"
-            else "RMSE: test error in the target's unit, mean over clients."
-        )
-        + " Std, worst, best: over the clients of this run.",
+        f"seed {result.seed}{ending}",
+        f"Arrays sent: {_bytes(moved['down'])} down, {_bytes(moved['up'])} up; a round "
+        f"{_bytes(moved['down_per_round'])} down, {_bytes(moved['up_per_round'])} up.",
+        result.metric.legend
+        + (" Std, worst, best: over the clients of this run." if spread else ""),
+        *result.legend,
     ]
-    if result.clustering:
-        lines.append(
-            "Num: clusters found, two clients together where ‖θ_ij‖ ≤ ν. "
-            "ARI: 1 = the true clusters, 0 = chance"
-            + (f" ({_NONE}: truth unknown)." if result.clustering[0].ari is None else ".")
-        )
-    lines.append("Cost: parameters sent, both ways.")
+    if result.baselines:
+        lines.append("Run here for comparison: same data, start, rounds and local work.")
     if result.published:
         lines[-1] += " Published: the paper's own numbers; ± over its seeds."
     return "\n".join(lines)
 
 
-def _metric(value: float, percent: bool) -> str:
-    if not math.isfinite(value):
-        return "NaN"
-    return f"{100 * value:.2f}" if percent else f"{value:.3g}" if value >= 1000 else f"{value:.2f}"
-
-
-def _published_metric(value: float | None, std: float | None) -> str:
+def _cell(value: float | None, std: float | None, digits: int | None) -> str:
     if value is None:
-        return _NONE
-    return f"{value:.2f}" if std is None else f"{value:.2f} ±{std:.2g}"
+        return NONE
+    if digits is None:
+        return _count(value)
+    text = f"{value}" if isinstance(value, int) else f"{value:.{digits}f}"
+    return text if std is None else f"{text} ±{std:.2g}"
 
 
-def _number(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.2f}"
-
-
-def _count(value: float | None) -> str:
+def _count(value: float) -> str:
     """Write a number of parameters as the papers do: in full, from a million on as 7.33e7."""
-    if value is None:
-        return _NONE
     if value < 1_000_000:
         return f"{value:,.0f}"
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:,.3g} GB" if number < 1000 else f"{number:,.0f} GB"
 
 
 def _duration(seconds: float) -> str:

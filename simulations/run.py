@@ -1,73 +1,41 @@
-"""One run of an experiment: train, write down every round, report."""
+"""One run of an experiment: train, write down every round, compare, report."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
-from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from rich.console import Console
-from rich.text import Text
 from safetensors.numpy import save_file
-from torch import nn
-
-from fl_admm_strategies import FPFC
-from fl_admm_strategies.fpfc import FPFCDiagnostics
 
 from . import plots
+from .algorithms import Experiment
+from .baselines import Baseline, run_baselines
 from .config import RunConfig
-from .data import FederatedData
-from .models import build, initialise
-from .report import (
-    Result,
-    clustering_scores,
-    communication_cost,
-    diagnostics_table,
-    results_table,
-    score,
-    write_metrics_line,
-    write_result,
-)
-from .settings import Settings, load_experiment, published_rows
-
-_KINDS = {
-    "personal": "personal model",
-    "cluster": "cluster model",
-    "global": "one global model",
-}
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """An experiment that is ready to run."""
-
-    settings: Settings
-    data: FederatedData
-    strategy: FPFC
-    model: nn.Module
+from .report import Report, Result, Score, results_table, write_metrics_line, write_result
+from .settings import load_experiment, published_rows
 
 
 def prepare(config: RunConfig) -> Experiment:
-    """Load an experiment's settings and data, and build its strategy and its initial model.
+    """Load an experiment's settings and data, and build its strategy and what it starts from.
 
     Raises
     ------
     ValueError, FileNotFoundError
-        If settings or data are not usable.
+        If settings or data are not usable, or do not go together.
     """
     settings, data = load_experiment(config)
     strategy = settings.algorithm.strategy(
+        settings,
+        data,
         fraction_train=settings.training.fraction_train,
         min_available_nodes=len(data.clients),
         seed=settings.seed,
     )
-    model = initialise(build(settings.model.name, data), settings.seed, settings.model.init)
-    return Experiment(settings, data, strategy, model)
+    return Experiment(settings, data, strategy, settings.algorithm.initial_arrays(settings, data))
 
 
 def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Console) -> Result:
@@ -97,7 +65,7 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
         If not one reply, or not one evaluation, of the whole run was usable.
     """
     experiment = prepare(config)
-    settings, data, strategy = experiment.settings, experiment.data, experiment.strategy
+    settings, strategy = experiment.settings, experiment.strategy
     name = Path(config.experiment).stem
     out = _new_folder(config.out, name)
     (out / "experiment.toml").write_text(settings.to_toml(), encoding="utf-8")
@@ -111,6 +79,7 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
                 {
                     "round": server_round,
                     "seconds": time.monotonic() - began,
+                    "bytes": strategy.traffic[server_round]._asdict(),
                     "metrics": metrics,
                     "clients": {
                         "train": strategy.train_metrics.get(server_round, {}),
@@ -121,9 +90,10 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
 
         strategy.start(
             grid,
-            ArrayRecord(experiment.model.state_dict()),
+            experiment.arrays,
             num_rounds=settings.training.num_rounds,
             evaluate_every=settings.training.evaluate_every,
+            stop=settings.algorithm.stop_rule(experiment),
             on_round=on_round,
         )
     seconds = time.monotonic() - began
@@ -133,17 +103,37 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
             f"no client could evaluate a model, so there is nothing to report. The models are in "
             f"{out}; the warnings above say why."
         )
-    found = strategy.diagnostics()
-    result = _result(name, settings, data, strategy, found, engine, seconds)
+    baselines = run_baselines(experiment, console)
+    curves = {
+        server_round: settings.algorithm.scores(experiment.data, clients)
+        for server_round, clients in strategy.evaluate_metrics.items()
+    }
+    report = settings.algorithm.report(experiment, out)
+    result = Result(
+        experiment=name,
+        algorithm=settings.algorithm.title,
+        metric=settings.algorithm.metric(experiment.data),
+        models=curves[max(curves)],
+        traffic=strategy.traffic,
+        seconds=seconds,
+        rounds=len(strategy.train_metrics),
+        engine=engine,
+        seed=settings.seed,
+        published=published_rows(settings),
+        baselines={baseline.title: baseline.score for baseline in baselines},
+        cells=report.cells,
+        note=report.note,
+        legend=report.legend,
+        extra=report.extra,
+    )
     write_result(out / "result.json", result)
-    _draw(out, settings, data, strategy, found, result)
+    _draw_metric(out, settings.title, curves, baselines, result)
     console.print(results_table(result))
     console.print()
-    _print_diagnostics(console, settings, found, result)
-    console.print()
-    _print_summary(console, settings, data, found, result)
-    console.print()
-    _print_files(console, out)
+    for part in report.body:
+        console.print(part)
+        console.print()
+    _print_files(console, out, report)
     return result
 
 
@@ -165,146 +155,41 @@ def _new_folder(wanted: Path | None, name: str) -> Path:
     raise FileExistsError(f"runs/{stamp} and its numbered neighbours exist already")
 
 
-def _metric(data: FederatedData) -> str:
-    return "accuracy" if data.task == "classification" else "rmse"
-
-
-def _result(
-    name: str,
-    settings: Settings,
-    data: FederatedData,
-    strategy: FPFC,
-    found: FPFCDiagnostics,
-    engine: str,
-    seconds: float,
-) -> Result:
-    metric = _metric(data)
-    last = strategy.evaluate_metrics[max(strategy.evaluate_metrics)]
-    sizes = {key: array.size for key, array in strategy.global_model().items()}
-    shared = sum(strategy.state.shared[key].size for key in strategy.state.shared)
-    return Result(
-        experiment=name,
-        algorithm=settings.algorithm.title,
-        metric=metric,  # type: ignore[arg-type]
-        models={
-            title: score([metrics[f"{kind}-{metric}"] for metrics in last.values()], metric)  # type: ignore[arg-type]
-            for kind, title in _KINDS.items()
-        },
-        clustering=clustering_scores(found.theta_norms, data.true_clusters),
-        cost=communication_cost(
-            len(data.clients),
-            sum(sizes.values()) - shared,
-            [len(replies) for replies in strategy.train_metrics.values()],
-            shared,
-        ),
-        seconds=seconds,
-        rounds=len(strategy.train_metrics),
-        engine=engine,
-        seed=settings.seed,
-        published=published_rows(settings),
-        shared_dim=shared,
-    )
-
-
-def _draw(
+def _draw_metric(
     out: Path,
-    settings: Settings,
-    data: FederatedData,
-    strategy: FPFC,
-    found: FPFCDiagnostics,
+    title: str,
+    curves: Mapping[int, Mapping[str, Score]],
+    baselines: list[Baseline],
     result: Result,
 ) -> None:
-    metric = _metric(data)
-    percent = metric == "accuracy"
-    series: dict[str, list[tuple[int, float]]] = {title: [] for title in _KINDS.values()}
-    for server_round, clients in strategy.evaluate_metrics.items():
-        for kind, title in _KINDS.items():
-            mean = float(np.mean([metrics[f"{kind}-{metric}"] for metrics in clients.values()]))
-            series[title].append((server_round, 100 * mean if percent else mean))
-    key = "acc" if percent else "rmse"
+    metric = result.metric
+    # The kinds of model of any round: a kind may appear late, where nobody had it at first.
+    series: dict[str, list[tuple[int, float]]] = {
+        kind: [
+            (server_round, metric.scale * scores[kind].mean)
+            for server_round, scores in curves.items()
+            if kind in scores
+        ]
+        for kind in dict.fromkeys(kind for scores in curves.values() for kind in scores)
+    }
+    for baseline in baselines:
+        series[f"{baseline.title}, run here"] = [
+            (server_round, metric.scale * score.mean) for server_round, score in baseline.curve
+        ]
     published = {
-        f"{method}, published": row[key]
+        f"{method}, published": row[metric.published]
         for method, row in result.published.items()
-        if method == result.algorithm and key in row
+        if method == result.algorithm and metric.published in row
     }
     plots.metric_over_rounds(
-        series,
-        ylabel="mean test accuracy of the clients (%)" if percent else "mean test RMSE",
-        title=settings.title,
-        path=out / "metric.png",
-        published=published,
-    )
-    omega = strategy.state.pairs.omega
-    plots.distance_heat_map(
-        omega, found.labels, path=out / "distances.png", title="Distances between the client models"
-    )
-    plots.embedding(
-        omega,
-        found.labels,
-        data.true_clusters,
-        path=out / "embedding.png",
-        title="The client models in two dimensions",
-        seed=settings.seed,
+        series, ylabel=metric.axis, title=title, path=out / "metric.png", published=published
     )
 
 
-def _print_diagnostics(
-    console: Console, settings: Settings, found: FPFCDiagnostics, result: Result
-) -> None:
-    console.print(
-        diagnostics_table(
-            found.labels,
-            found.theta_norms,
-            found.gradient_norms,
-            lam=settings.algorithm.lam,
-            stationarity=found.stationarity,
-            consensus=found.primal_residual,
-            clustering=result.clustering,
-        )
-    )
-
-
-def _print_summary(
-    console: Console,
-    settings: Settings,
-    data: FederatedData,
-    found: FPFCDiagnostics,
-    result: Result,
-) -> None:
-    """Say in two sentences what came out, for somebody who has not read the paper."""
-    nus = (settings.algorithm.nu,)
-    (row,) = clustering_scores(found.theta_norms, data.true_clusters, nus)
-    groups = f"{row.num} group{'' if row.num == 1 else 's'}"
-    truth = ""
-    if row.ari == 1:
-        truth = ", exactly the true ones"
-    elif row.ari is not None:
-        assert data.true_clusters is not None  # it has a score
-        num_true = len(np.unique(data.true_clusters))
-        truth = f"; there are {num_true} true ones (ARI {row.ari:.2f}; 1 is a perfect match)"
-    unit, scale = (" %", 100) if result.metric == "accuracy" else ("", 1)
-    own, one = (
-        f"{scale * result.models[_KINDS[kind]].mean:.2f}{unit}" for kind in ("personal", "global")
-    )
-    measure = "test accuracy" if result.metric == "accuracy" else "test error (RMSE)"
-    console.print(
-        Text.assemble(
-            (f"{result.algorithm} found {groups} among {len(data.clients)} clients", "bold green"),
-            f"{truth}. It was not told how many there are.\n",
-            f"Mean {measure}: ",
-            (own, "bold"),
-            " with the clients' own models, ",
-            (one, "bold"),
-            " with one model for all (their mean).",
-        )
-    )
-
-
-def _print_files(console: Console, out: Path) -> None:
+def _print_files(console: Console, out: Path, report: Report) -> None:
     files = {
         "metric.png": "the metric over the rounds",
-        "distances.png": "how far apart the client models are",
-        "embedding.png": "the client models in two dimensions",
+        **report.files,
         "result.json": "the numbers above",
         "metrics.jsonl": "every round, with the metrics of every client",
         "experiment.toml": "the settings: run this file for the same numbers",

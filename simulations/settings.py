@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, create_model
 
-from .algorithms import AlgorithmSettings
+from .algorithms import ALGORITHMS, Algorithm
+from .baselines import BaselineSettings
 from .config import RunConfig
-from .data import FederatedData, load
+from .data import load
 from .data.registry import unknown
 from .section import Section
 
@@ -45,15 +47,25 @@ class TrainingSettings(Section):
 
 
 class PublishedRow(Section):
-    """A row of a published table; accuracies in percent, deviations over the paper's seeds."""
+    """A row of a published table; shares in percent, deviations over the paper's seeds."""
 
     acc: float | None = None
     acc_std: float | None = None
     rmse: float | None = None
     rmse_std: float | None = None
+    objective: float | None = None
     num: float | None = None
     ari: float | None = None
+    f1: float | None = None
+    f1_std: float | None = None
+    auc: float | None = None
+    auc_std: float | None = None
+    cr: float | None = None
+    """Rounds of communication."""
+    time: float | None = None
+    """Seconds, on the authors' machine."""
     cost: float | None = None
+    """Parameters sent, both ways."""
 
 
 class Settings(Section):
@@ -63,9 +75,12 @@ class Settings(Section):
     """One line for `python -m simulations list`."""
     seed: int = Field(default=0, ge=0)
     data: DataSettings
-    model: ModelSettings
+    model: ModelSettings | None = None
+    """Left out where the algorithm has no PyTorch model."""
     training: TrainingSettings
-    algorithm: AlgorithmSettings
+    algorithm: Algorithm
+    baselines: BaselineSettings | None = None
+    """What to run on the same data for comparison."""
     published: dict[str, PublishedRow] = Field(default_factory=dict)
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Named sets of changes, e.g. a short `quick` run: dotted key = value."""
@@ -118,13 +133,30 @@ def load_settings(
     if seed is not None:
         raw["seed"] = seed
     try:
-        return Settings.model_validate(raw)
+        return _settings_type(raw).model_validate(raw)
     except ValidationError as error:
         raise ValueError(_explain(experiment, error)) from None
 
 
-def load_experiment(config: RunConfig) -> tuple[Settings, FederatedData]:
-    """Read the settings of a run and load its data.
+def _settings_type(raw: dict[str, Any]) -> type[Settings]:
+    """Return `Settings` with the algorithm that the file names in place of any."""
+    table = raw.get("algorithm")
+    if not isinstance(table, dict):
+        return Settings  # whose validation says what is wrong
+    if "name" not in table:
+        raise ValueError(f"algorithm.name: is missing. Known: {', '.join(ALGORITHMS)}.")
+    if table["name"] not in ALGORITHMS:
+        raise unknown("algorithm", str(table["name"]), list(ALGORITHMS))
+    return _with_algorithm(ALGORITHMS[table["name"]])
+
+
+@lru_cache
+def _with_algorithm(algorithm: type[Algorithm]) -> type[Settings]:
+    return create_model("Settings", __base__=Settings, algorithm=(algorithm, ...))
+
+
+def load_experiment(config: RunConfig) -> tuple[Settings, Any]:
+    """Read the settings of a run, load its data and see that they go together.
 
     Raises
     ------
@@ -135,6 +167,7 @@ def load_experiment(config: RunConfig) -> tuple[Settings, FederatedData]:
         config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
     )
     data = load(settings.data.name, settings.seed, config.data_root, **dict(settings.data.options))
+    settings.algorithm.check(settings, data)
     return settings, data
 
 

@@ -47,11 +47,15 @@ def start(
     )
 
 
-def test_list_names_every_experiment() -> None:
+def test_list_has_one_line_for_every_experiment() -> None:
     code, output = invoke("list")
     assert code == 0
-    for name in experiment_names():
-        assert name in output
+    lines = output.splitlines()
+    assert [line.split()[0] for line in lines] == experiment_names()
+    for name, line in zip(experiment_names(), lines, strict=True):
+        settings = load_settings(name)
+        assert line.endswith(settings.title)  # one line, however long
+        assert ", ".join(settings.profiles) in line
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_list_names_every_experiment() -> None:
         (["digits-fpfc", "--set", "data.name=digit"], "unknown data set 'digit'. Did you mean"),
         (["digits-fpfc", "--set", "data.options.clinets=3"], "Did you mean 'clients'?"),
         (["digits-fpfc", "--set", "data.options.clients=many"], "option clients of data set"),
-        (["digits-fpfc", "--set", "model.name=mlp"], "unknown model 'mlp'"),
+        (["digits-fpfc", "--set", "model.name=softmx"], "unknown model 'softmx'"),
         (["digits-fpfc", "--set", "algorithm.lam=-1"], "SmoothedSCAD needs lam to be"),
         (["digits-fpfc", "--set", "algorithm.nu=0"], "nu is 0.0, expected a finite number > 0"),
     ],

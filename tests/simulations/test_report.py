@@ -9,48 +9,33 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fl_admm_strategies.strategy import Traffic
 from simulations.report import (
-    ClusterCondition,
-    ClusteringRow,
+    METRICS,
     Result,
     Score,
-    cluster_conditions,
-    clustering_scores,
-    communication_cost,
-    diagnostics_table,
     plain,
     results_table,
     score,
     write_metrics_line,
     write_result,
 )
+from tests.simulations.screen import row, shown
 
-
-def shown(renderable, width: int = 80) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None, legacy_windows=False)
-    console.print(renderable)
-    return console.file.getvalue()
-
-
-def row(text: str, label: str) -> list[str]:
-    """Return the words of the line that starts with this label, without the label."""
-    lines = [line.strip().removeprefix("▸ ") for line in text.splitlines()]
-    # The first line is the title, which begins with the algorithm's name.
-    (line,) = [line for line in lines[1:] if line == label or line.startswith(f"{label} ")]
-    return line[len(label) :].split()
+ACCURACY, RMSE, OBJECTIVE = METRICS["accuracy"], METRICS["rmse"], METRICS["objective"]
 
 
 def make_result(**changes) -> Result:
+    """Return what an FPFC run of the first synthetic scenario could have given."""
     fields = {
         "experiment": "synthetic-s1",
         "algorithm": "FPFC",
-        "metric": "accuracy",
+        "metric": ACCURACY,
         "models": {
             "personal model": Score(mean=0.9012, std=0.0345, worst=0.8123, best=0.9876),
             "one global model": Score(mean=0.3, std=0.1, worst=0.1, best=0.5),
         },
-        "clustering": [ClusteringRow(0.01, 28, 0.82), ClusteringRow(0.5, 4, 1.0)],
-        "cost": 73_261_000,
+        "traffic": {0: Traffic(100, 8), 1: Traffic(3000, 2000), 2: Traffic(1000, 2000)},
         "seconds": 492.3,
         "rounds": 2000,
         "engine": "inprocess",
@@ -59,6 +44,14 @@ def make_result(**changes) -> Result:
             "LOCAL": {"acc": 84.97, "cost": 0},
             "FPFC": {"acc": 89.46, "acc_std": 4, "num": 4, "ari": 1, "cost": 7.33e7},
         },
+        "cells": {
+            "personal model": {"cost": 73_261_000},
+            "clusters at ν=0.01": {"num": 28, "ari": 0.82},
+            "clusters at ν=0.5": {"num": 4, "ari": 1.0},
+        },
+        "note": "73,261,000 parameters sent",
+        "legend": ("Num: clusters found.", "Cost: parameters sent, both ways."),
+        "extra": {"cost": 73_261_000, "clustering": [{"nu": 0.5, "num": 4}]},
     }
     return Result(**(fields | changes))
 
@@ -70,7 +63,7 @@ def test_score_of_accuracies():
     # 0.01, 0.02, ..., 0.20: twenty clients, so the worst tenth are .01, .02, the best .19, .20;
     # the variance of 1..n is (n^2 - 1)/12.
     values = np.random.default_rng(0).permutation(np.arange(1, 21) / 100)
-    got = score(values, "accuracy")
+    got = score(values, ACCURACY)
     assert got.mean == pytest.approx(0.105)
     assert got.std == pytest.approx(math.sqrt(399 / 12) / 100)
     assert got.worst == pytest.approx(0.015)
@@ -79,11 +72,11 @@ def test_score_of_accuracies():
 
 def test_score_of_errors_has_the_worst_at_the_high_end():
     # Eleven clients: a tenth is rounded up to two.
-    got = score(np.arange(11.0), "rmse")
+    got = score(np.arange(11.0), RMSE)
     assert (got.worst, got.best) == (9.5, 0.5)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "rmse"])
+@pytest.mark.parametrize("metric", [ACCURACY, RMSE])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_is_a_worst_one(metric, bad):
     got = score([0.5, bad, 0.5], metric)
@@ -94,171 +87,7 @@ def test_a_value_that_is_not_finite_is_a_worst_one(metric, bad):
 
 def test_score_needs_clients():
     with pytest.raises(ValueError, match=r"shape \(0,\)"):
-        score([], "accuracy")
-
-
-# --- clusters -------------------------------------------------------------------------------------
-
-
-def norms(pairs: dict[tuple[int, int], float], m: int, far: float) -> np.ndarray:
-    matrix = np.full((m, m), far)
-    np.fill_diagonal(matrix, 0)
-    for (i, j), value in pairs.items():
-        matrix[i, j] = matrix[j, i] = value
-    return matrix
-
-
-def test_clustering_scores_by_hand():
-    # Four clients, truth {0,1},{2,3}. ν=0.01: all alone; ν=0.1: {0,1},{2},{3}; ν=0.5: {0,1,2},{3},
-    # joined through 1-2 alone (the θ-graph need not be transitive).
-    theta = norms({(0, 1): 0.05, (1, 2): 0.3}, 4, far=5.0)
-    rows = clustering_scores(theta, [0, 0, 1, 1])
-    assert [(r.nu, r.num) for r in rows] == [(0.01, 4), (0.1, 3), (0.5, 2)]
-    # ARI = (S - E)/((A + B)/2 - E), S = pairs together in both, A and B pairs together in either,
-    # E = A B/6; here A = 2 of the 6 pairs.
-    # ν=0.01: S=0, B=0, E=0             -> 0
-    # ν=0.1:  S=1, B=1, E=1/3           -> (2/3)/(3/2 - 1/3) = 4/7
-    # ν=0.5:  S=1, B=3, E=1             -> 0
-    assert [r.ari for r in rows] == pytest.approx([0, 4 / 7, 0])
-
-
-def test_clustering_scores_of_the_true_clusters():
-    theta = norms({(0, 2): 0.0, (1, 3): 0.0}, 4, far=1.0)
-    (got,) = clustering_scores(theta, [9, 3, 9, 3], nus=[0.1])
-    assert got == ClusteringRow(nu=0.1, num=2, ari=1.0)
-
-
-def test_clustering_scores_without_truth():
-    rows = clustering_scores(np.zeros((3, 3)), None, nus=(0.1,))
-    assert rows == [ClusteringRow(nu=0.1, num=1, ari=None)]
-
-
-def test_clustering_scores_needs_one_truth_per_client():
-    with pytest.raises(ValueError, match=r"true_clusters has shape \(2,\).*3 clients"):
-        clustering_scores(np.zeros((3, 3)), [0, 1])
-
-
-# --- cost -----------------------------------------------------------------------------------------
-
-
-def test_cost_of_the_published_experiments():
-    # FPFC table 1: S1 100*610 + 2*30*610*2000, H&BF 8*15 + 2*4*15*100.
-    assert communication_cost(100, 610, [30] * 2000) == 73_261_000
-    assert communication_cost(8, 15, [4] * 100) == 12_120
-
-
-def test_cost_counts_each_round_and_the_shared_block():
-    # 5 clients; (2 + 3) travels as one vector of 5: 5*5 + 2*(1 + 0 + 4)*5.
-    assert communication_cost(5, 2, [1, 0, 4], shared_dim=3) == 75
-    assert communication_cost(5, 2, []) == 10
-    cost = communication_cost(5, 2, list(np.array([1, 2])))
-    assert type(cost) is int
-
-
-@pytest.mark.parametrize("active", [-1, 6])
-def test_cost_refuses_impossible_rounds(active):
-    with pytest.raises(ValueError, match=f"round 2 has {active} active clients; expected 0 to 5"):
-        communication_cost(5, 2, [5, active])
-
-
-@pytest.mark.parametrize("sizes", [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
-def test_cost_refuses_impossible_sizes(sizes):
-    with pytest.raises(ValueError, match="at least 1"):
-        communication_cost(sizes[0], sizes[1], [], shared_dim=sizes[2])
-
-
-# --- diagnostics ----------------------------------------------------------------------------------
-
-
-def test_cluster_conditions_by_hand():
-    # m=6, λ=0.75: a cluster of 3 holds 0.75*2/6 = 0.25, one of 2 holds 0.125, one alone nothing.
-    checks = cluster_conditions([0, 1, 1, 1, 2, 2], [0.3, 0.1, 0.25, 0.15, 0.05, 0.13], 0.75)
-    three, two, one = checks
-    assert (three.size, three.largest_gradient, three.holds) == (3, 0.25, True)
-    assert three.allowed == pytest.approx(0.25)
-    assert (two.size, two.largest_gradient, two.holds) == (2, 0.13, False)
-    assert two.allowed == pytest.approx(0.125)
-    # λ(2-1)/6 = 0.13 at λ = 0.78.
-    assert two.lam_needed == pytest.approx(0.78)
-    assert (one.size, one.allowed, one.holds) == (1, 0.0, True)
-    assert math.isnan(one.lam_needed)
-
-
-def test_a_cluster_whose_gradient_is_not_finite_does_not_hold():
-    (check,) = cluster_conditions([0, 0], [0.1, np.nan], 1.0)
-    assert isinstance(check, ClusterCondition)
-    assert not check.holds
-
-
-def test_cluster_conditions_needs_one_gradient_per_client():
-    with pytest.raises(ValueError, match=r"gradient_norms has shape \(3,\); labels has 2"):
-        cluster_conditions([0, 0], [1.0, 2.0, 3.0], 1.0)
-
-
-def diagnose(labels, gradients, *, clustering, lam=0.6, width=80) -> str:
-    labels = np.asarray(labels)
-    theta = np.where(labels[:, None] == labels[None, :], 0.001, 4.0)
-    np.fill_diagonal(theta, 0)
-    return shown(
-        diagnostics_table(
-            labels,
-            theta,
-            gradients,
-            lam=lam,
-            stationarity=3.2e-4,
-            consensus=1.5e-5,
-            clustering=clustering,
-        ),
-        width,
-    )
-
-
-def test_diagnostics_say_which_cluster_fails_and_what_it_takes():
-    text = diagnose(
-        [0, 1, 1, 1, 2, 2],
-        [0.3, 0.1, 0.25, 0.15, 0.05, 0.13],
-        lam=0.75,
-        clustering=[ClusteringRow(0.01, 3, None), ClusteringRow(0.5, 3, None)],
-    )
-    assert row(text, "1") == ["3", "0.25", "0.25", "0.75", "holds"]
-    assert " ".join(row(text, "2")) == "2 0.13 0.125 0.78 λ too small for this cluster"
-    assert row(text, "alone") == ["1", "nothing", "to", "hold"]
-    # Pairs in one cluster: 3 + 1, in two: 15 - 4.
-    assert row(text, "in one cluster") == ["4"] + ["0.001"] * 5
-    assert row(text, "in two clusters") == ["11"] + ["4"] * 5
-    flat = " ".join(text.split())
-    assert "does not depend on the threshold: 3 at ν=0.01, 3 at ν=0.5" in flat
-    assert "λ=0.75 is too small for 1 of the found clusters" in flat
-    assert "it takes λ of 0.78 or more" in flat
-    assert "0.00032" in flat
-    assert "1.5e-05" in flat
-
-
-def test_diagnostics_say_that_all_is_well_or_that_nothing_fused():
-    rows = [ClusteringRow(0.01, 3, None), ClusteringRow(0.5, 1, None)]
-    well = " ".join(diagnose([0, 0, 0], [0.1, 0.1, 0.1], clustering=rows).split())
-    assert "large enough to hold every found cluster" in well
-    assert "depends on the threshold (3 at ν=0.01, 1 at ν=0.5)" in well
-    alone = " ".join(diagnose([0, 1, 2], [0.1, 0.1, 0.1], clustering=[]).split())
-    assert "Every client is alone: at λ=0.6" in alone
-    assert "threshold" not in alone
-
-
-def test_diagnostics_of_many_clusters_stay_short():
-    labels = np.concatenate([np.repeat(np.arange(20), 2), np.arange(20, 120)])
-    text = diagnose(labels, np.full(140, 0.5), clustering=[])
-    # Twelve of the twenty pairs are listed, then 8 more of 2 clients each, then the 100 alone.
-    assert row(text, "12")[0] == "2"
-    assert " ".join(row(text, "8 more")) == "16 λ too small for 8 of them"
-    assert row(text, "alone")[0] == "100"
-    assert len(text.splitlines()) < 50
-
-
-def test_diagnostics_need_a_norm_for_every_pair():
-    with pytest.raises(ValueError, match=r"theta_norms has shape \(3, 3\); labels has 2"):
-        diagnostics_table(
-            [0, 1], np.zeros((3, 3)), [1, 1], lam=1, stationarity=0, consensus=0, clustering=[]
-        )
+        score([], ACCURACY)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -301,9 +130,18 @@ def test_result_is_strict_json(tmp_path):
     write_result(tmp_path / "result.json", make_result(models=models, seed=np.int64(7)))
     got = strict((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert got["models"]["personal model"] == {"mean": None, "std": 0.1, "worst": 0.2, "best": 0.3}
-    assert got["clustering"][1] == {"nu": 0.5, "num": 4, "ari": 1.0}
+    assert got["clustering"] == [{"nu": 0.5, "num": 4}]  # of the algorithm's own fields
+    assert got["cells"]["clusters at ν=0.5"] == {"num": 4, "ari": 1.0}
     assert got["published"]["FPFC"]["acc"] == 89.46
-    assert (got["cost"], got["seed"], got["shared_dim"]) == (73_261_000, 7, 0)
+    assert (got["metric"], got["cost"], got["seed"]) == ("accuracy", 73_261_000, 7)
+    # The hand-shake counts in the sums but is no round: (3000 + 1000)/2 down, (2000 + 2000)/2 up.
+    assert got["traffic"] == {
+        "down": 4100,
+        "up": 4008,
+        "down_per_round": 2000,
+        "up_per_round": 2000,
+    }
+    assert not {"extra", "legend", "note"} & set(got)
 
 
 def test_plain_keeps_kinds_apart():
@@ -336,13 +174,11 @@ def test_results_table_holds_the_numbers(width):
 
 def test_results_table_of_errors():
     result = make_result(
-        metric="rmse",
+        metric=RMSE,
         models={"cluster model": Score(mean=4.094, std=0.5, worst=np.nan, best=3.0)},
-        clustering=[ClusteringRow(0.1, 2, None)],
-        cost=12_120,
+        cells={"cluster model": {"cost": 12_120}, "clusters at ν=0.1": {"num": 2, "ari": None}},
         seconds=4.21,
         published={"CFL": {"rmse": 4.68, "rmse_std": 0.41, "num": 1.33, "ari": 0.15}},
-        shared_dim=2572,
     )
     text = shown(results_table(result))
     assert row(text, "cluster model") == ["4.09", "0.50", "NaN", "3.00", "12,120"]
@@ -350,17 +186,67 @@ def test_results_table_of_errors():
     assert row(text, "CFL") == ["4.68", "±0.41", "1.33", "0.15", "–"]
     flat = " ".join(text.split())
     assert "in 4.2 s" in flat
-    assert "truth unknown" in flat
-    assert "shared block of 2,572 included" in flat
     assert "RMSE" in flat
     assert "Acc" not in flat
 
 
-def test_results_table_without_clusters_or_published_numbers():
-    text = shown(results_table(make_result(clustering=[], published={}, seconds=7265)))
-    assert "Published" not in text
-    assert "ν" not in text
-    assert "2 h 1 min" in text
+def test_results_table_of_one_number_for_the_whole_federation():
+    # FedGiA, Table III: an objective, rounds of communication and seconds; nothing per client.
+    result = make_result(
+        algorithm="FedGiA_D",
+        metric=OBJECTIVE,
+        models={"x": Score(mean=0.24125)},
+        cells={"x": {"cr": 25, "time": 0.512}},
+        published={
+            "FedGiA_D": {"objective": 0.236, "cr": 19.9, "time": 0.44},
+            "FedAvg": {"objective": 0.26, "cr": 1000},
+        },
+        legend=(),
+    )
+    text = shown(results_table(result))
+    assert row(text, "x") == ["0.2412", "25", "0.51"]
+    assert row(text, "FedGiA_D") == ["0.2360", "19.9", "0.44"]
+    assert row(text, "FedAvg") == ["0.2600", "1000.0", "–"]
+    for absent in ("Std", "Worst", "Num", "ARI", "Cost", "over the clients"):
+        assert absent not in text
+
+
+def test_baselines_stand_between_the_run_and_the_published_numbers():
+    baselines = {"FedAvg (global model)": Score(0.5, 0.1, 0.2, 0.8)}
+    text = shown(results_table(make_result(baselines=baselines)))
+    assert row(text, "FedAvg (global model)") == ["50.00", "10.00", "20.00", "80.00"]
+    places = [text.index(w) for w in ("This run", "Run here", "FedAvg (g", "Published", "LOCAL")]
+    assert places == sorted(places)
+    assert "same data, start, rounds and local work" in " ".join(text.split())
+
+
+def test_a_table_of_three_shares_fits_the_terminal():
+    # FedAPM, Table 3: accuracy, F1 and AUC, each with a deviation.
+    result = make_result(
+        models={"personal model": Score(0.7, 0.1, 0.5, 0.9)},
+        cells={"personal model": {"f1": 68.123, "auc": 87.1}},
+        published={
+            "FedAPM": {"acc": 73.8, "acc_std": 0.5, "f1": 72.5, "f1_std": 0.5, "auc": 87.3},
+        },
+    )
+    text = shown(results_table(result))
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert row(text, "personal model") == ["70.00", "10.00", "50.00", "90.00", "68.12", "87.10"]
+    assert row(text, "FedAPM") == ["73.80", "±0.5", "72.50", "±0.5", "87.30"]
+
+
+def test_bytes_are_shown_in_all_and_by_round():
+    flat = " ".join(shown(results_table(make_result())).split())
+    assert "Arrays sent: 4.1 kB down, 4.01 kB up; a round 2 kB down, 2 kB up." in flat
+
+
+def test_results_table_without_rows_of_its_own_or_published_numbers():
+    text = shown(
+        results_table(make_result(cells={}, published={}, note="", legend=(), seconds=7265))
+    )
+    for absent in ("Published", "ν", "Num", "Cost", "Run here"):
+        assert absent not in text
+    assert "2 h 1 min, engine inprocess, seed 7." in " ".join(text.split())
 
 
 def test_brackets_in_a_name_are_shown():
@@ -383,9 +269,9 @@ def test_published_numbers_are_never_styled_as_ours():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"metric": "loss"}, "metric is 'loss'; use 'accuracy' or 'rmse'"),
+        ({"cells": {"x": {"f2": 1.0}}}, r"row 'x' has \['f2'\]; the table's columns are"),
         ({"published": {"FPFC": {"accuracy": 0.9}}}, r"'FPFC' has \['accuracy'\].*'acc'"),
-        ({"metric": "rmse"}, r"'LOCAL' has \['acc'\].*'rmse'"),
+        ({"metric": RMSE}, r"'LOCAL' has \['acc'\].*'rmse'"),
     ],
 )
 def test_result_refuses_what_it_cannot_show(changes, message):

@@ -1,0 +1,356 @@
+"""How the clusters that a run found are judged: Num, ARI, the cost, and whether λ holds them.
+
+These are the figures of FPFC (Yu et al., arXiv:2211.04218, section 6 and table 1). Everything here
+takes plain numbers and arrays.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from sklearn.metrics import adjusted_rand_score
+
+from fl_admm_strategies.clustering import clusters, fusion_bound
+
+# More clusters than this scroll the part that matters off the screen.
+_MOST_CLUSTER_ROWS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusteringRow:
+    """The clusters found at one threshold.
+
+    Attributes
+    ----------
+    nu : float
+        Threshold ν: two clients belong together where ‖θ_ij‖ <= ν.
+    num : int
+        Number of clusters found, the papers' Num.
+    ari : float or None
+        Adjusted Rand index against the true clusters; None where these are not known.
+    """
+
+    nu: float
+    num: int
+    ari: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterCondition:
+    """Whether λ is large enough to hold a found cluster at one common model.
+
+    Attributes
+    ----------
+    size : int
+        Number of clients |G_l|.
+    largest_gradient : float
+        max_i ‖∇f_i(α_l)‖ over the clients of the cluster, α_l being the cluster's model.
+    allowed : float
+        λ(|G_l| - 1)/m, the most that the other members can hold against.
+    lam_needed : float
+        The smallest λ that would do at these gradients; NaN for a client alone.
+    holds : bool
+        Whether ``largest_gradient <= allowed``. A client alone has nothing to hold: True.
+    """
+
+    size: int
+    largest_gradient: float
+    allowed: float
+    lam_needed: float
+    holds: bool
+
+
+def clustering_scores(
+    theta_norms: ArrayLike,
+    true_clusters: ArrayLike | None,
+    nus: Sequence[float] = (0.01, 0.1, 0.5),
+) -> list[ClusteringRow]:
+    """Count the clusters at several thresholds and compare them with the true ones.
+
+    Parameters
+    ----------
+    theta_norms : array_like of shape (m, m)
+        Norms ‖θ_ij‖ of the pairwise differences.
+    true_clusters : array_like of int, shape (m,), or None
+        True cluster of each client, where it is known.
+    nus : Sequence[float]
+        Thresholds ν. The result is not always insensitive to ν, so report several.
+
+    Returns
+    -------
+    list of ClusteringRow
+        One row per threshold, in the order of ``nus``.
+
+    Raises
+    ------
+    ValueError
+        If ``true_clusters`` does not have one label per client.
+    """
+    norms = np.asarray(theta_norms, dtype=np.float64)
+    truth = None if true_clusters is None else np.asarray(true_clusters)
+    if truth is not None and truth.shape != norms.shape[:1]:
+        raise ValueError(
+            f"true_clusters has shape {truth.shape}; theta_norms has {norms.shape[0]} clients, so "
+            f"give shape ({norms.shape[0]},)."
+        )
+    rows = []
+    for nu in nus:
+        found = clusters(norms, nu)
+        ari = None if truth is None else float(adjusted_rand_score(truth, found))
+        rows.append(ClusteringRow(nu=float(nu), num=len(np.unique(found)), ari=ari))
+    return rows
+
+
+def communication_cost(
+    num_clients: int, dim: int, active_per_round: Sequence[int], shared_dim: int = 0
+) -> int:
+    """Count the parameters sent in a run, as FPFC's table 1 does.
+
+    The initial model goes to every client once, then in every round one vector goes down to and
+    one comes up from each active client: m d + 2 d Σ_k |A_k|.
+
+    Parameters
+    ----------
+    num_clients : int
+        Number of clients m.
+    dim : int
+        Size d of the vector that each client has for itself.
+    active_per_round : Sequence[int]
+        Number of active clients |A_k| of every round.
+    shared_dim : int
+        Size of a block φ that all clients share and that travels with the vector (the lower layers
+        of the image experiments). The paper does not say whether it counts; here it does.
+
+    Returns
+    -------
+    int
+        Number of parameters.
+
+    Raises
+    ------
+    ValueError
+        If a size is negative, there is no client, or a round has more active clients than there
+        are.
+    """
+    if num_clients < 1 or dim < 1 or shared_dim < 0:
+        raise ValueError(
+            f"num_clients is {num_clients}, dim {dim} and shared_dim {shared_dim}; the first two "
+            "must be at least 1, the last at least 0."
+        )
+    for k, active in enumerate(active_per_round):
+        if not 0 <= active <= num_clients:
+            raise ValueError(
+                f"round {k + 1} has {active} active clients; expected 0 to {num_clients}."
+            )
+    sent = dim + shared_dim
+    return int(num_clients) * sent + 2 * sum(int(active) for active in active_per_round) * sent
+
+
+def cluster_conditions(
+    labels: ArrayLike, gradient_norms: ArrayLike, lam: float
+) -> list[ClusterCondition]:
+    """Check, for every found cluster, whether λ can hold it together.
+
+    A cluster G_l that is fused at α_l, with all other clusters beyond aλ, is a stationary point
+    only if ‖∇f_i(α_l)‖ <= λ(|G_l| - 1)/m for all its clients (`fusion_bound`).
+
+    Parameters
+    ----------
+    labels : array_like of int, shape (m,)
+        Found cluster of each client, 0..L-1.
+    gradient_norms : array_like of shape (m,)
+        ‖∇f_i(α_l)‖ of each client at the model of its found cluster.
+    lam : float
+        Regularisation λ of the run.
+
+    Returns
+    -------
+    list of ClusterCondition
+        Largest cluster first, ties in the order of the labels.
+
+    Raises
+    ------
+    ValueError
+        If the two arrays do not have the same length, `labels` are not 0..L-1 or `lam` is negative.
+    """
+    bounds = fusion_bound(labels, lam)
+    found, norms = np.asarray(labels), np.asarray(gradient_norms, dtype=np.float64)
+    if norms.shape != found.shape:
+        raise ValueError(
+            f"gradient_norms has shape {norms.shape}; labels has {len(found)} clients, so give "
+            f"shape ({len(found)},)."
+        )
+    checks = []
+    for label, allowed in enumerate(bounds):
+        members = norms[found == label]
+        others, largest = len(members) - 1, float(members.max())
+        checks.append(
+            ClusterCondition(
+                size=len(members),
+                largest_gradient=largest,
+                allowed=float(allowed),
+                lam_needed=largest * len(found) / others if others else math.nan,
+                holds=largest <= float(allowed) if others else True,
+            )
+        )
+    # Stable, and `clusters` labels by first client: the pictures number the clusters alike.
+    return sorted(checks, key=lambda check: -check.size)
+
+
+def diagnostics_table(
+    labels: ArrayLike,
+    theta_norms: ArrayLike,
+    gradient_norms: ArrayLike,
+    *,
+    lam: float,
+    stationarity: float,
+    consensus: float,
+    clustering: Sequence[ClusteringRow],
+) -> Group:
+    """Lay out whether the clusters of an FPFC run can be trusted, and say it in plain sentences.
+
+    Parameters
+    ----------
+    labels : array_like of int, shape (m,)
+        Found cluster of each client, 0..L-1.
+    theta_norms : array_like of shape (m, m)
+        Norms ‖θ_ij‖ of the pairwise differences.
+    gradient_norms : array_like of shape (m,)
+        ‖∇f_i(α_l)‖ of each client at the model of its found cluster.
+    lam : float
+        Regularisation λ of the run.
+    stationarity : float
+        KKT residual max_i ‖∇f_i(ω_i) + (1/m) Σ_j v_ij‖.
+    consensus : float
+        KKT residual max_ij ‖ω_i - ω_j - θ_ij‖.
+    clustering : Sequence[ClusteringRow]
+        Clusters found at several thresholds.
+
+    Returns
+    -------
+    rich.console.Group
+        Two tables and the sentences; fits a terminal of 80 columns.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit.
+    """
+    found = np.asarray(labels)
+    checks = cluster_conditions(found, gradient_norms, lam)
+    norms = np.asarray(theta_norms, dtype=np.float64)
+    if norms.shape != (len(found), len(found)):
+        raise ValueError(
+            f"theta_norms has shape {norms.shape}; labels has {len(found)} clients, so give shape "
+            f"({len(found)}, {len(found)})."
+        )
+    return Group(
+        _conditions_table(checks),
+        _pairs_table(found, norms),
+        Text("\n".join(_sentences(checks, lam, stationarity, consensus, clustering))),
+    )
+
+
+def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
+    table = _small_table("Is λ large enough for each found cluster?")
+    table.add_column("Cluster")
+    for header in ("Clients", "Pull, max\n‖∇f_i(α)‖", "Hold\nλ(|G|-1)/m", "λ\nneeded"):
+        table.add_column(header, justify="right")
+    table.add_column("Verdict")
+    groups = [check for check in checks if check.size > 1]
+    for k, check in enumerate(groups[:_MOST_CLUSTER_ROWS]):
+        verdict = (
+            Text("holds", style="green")
+            if check.holds
+            else Text("λ too small for this cluster", style="yellow")
+        )
+        table.add_row(
+            str(k + 1),
+            str(check.size),
+            f"{check.largest_gradient:.3g}",
+            f"{check.allowed:.3g}",
+            f"{check.lam_needed:.3g}",
+            verdict,
+        )
+    if rest := groups[_MOST_CLUSTER_ROWS:]:
+        failing = sum(not check.holds for check in rest)
+        verdict = Text(f"λ too small for {failing} of them" if failing else "holds for all")
+        clients = sum(check.size for check in rest)
+        table.add_row(f"{len(rest)} more", str(clients), "", "", "", verdict)
+    if alone := len(checks) - len(groups):
+        table.add_row("alone", str(alone), "", "", "", Text("nothing to hold", style="dim"))
+    return table
+
+
+def _pairs_table(found: NDArray[Any], norms: NDArray[np.float64]) -> Table:
+    table = _small_table("How far apart are two clients? ‖θ_ij‖ over the pairs")
+    table.add_column("Pairs")
+    for header in ("Number", "Smallest", "25 %", "Median", "75 %", "Largest"):
+        table.add_column(header, justify="right")
+    upper = np.triu_indices(len(found), k=1)
+    values, same = norms[upper], (found[:, None] == found[None, :])[upper]
+    kinds = {"in one cluster": same, "in two clusters": ~same}
+    for kind, which in kinds.items():
+        chosen = values[which]
+        quantiles = np.quantile(chosen, (0, 0.25, 0.5, 0.75, 1)) if chosen.size else ()
+        table.add_row(kind, f"{chosen.size:,}", *(f"{value:.3g}" for value in quantiles))
+    return table
+
+
+def _sentences(
+    checks: Sequence[ClusterCondition],
+    lam: float,
+    stationarity: float,
+    consensus: float,
+    clustering: Sequence[ClusteringRow],
+) -> list[str]:
+    counts = sorted({row.num for row in clustering})
+    tested = ", ".join(f"{row.num} at ν={row.nu:g}" for row in clustering)
+    failing = [check for check in checks if not check.holds]
+    sentences = []
+    if len(counts) == 1:
+        sentences.append(f"• The number of clusters does not depend on the threshold: {tested}.")
+    elif counts:
+        sentences.append(
+            f"• The number of clusters depends on the threshold ({tested}): the groups are not "
+            "clearly apart, or not yet together. Train longer or try another λ."
+        )
+    if failing:
+        needed = max(check.lam_needed for check in failing)
+        sentences.append(
+            f"• λ={lam:g} is too small for {len(failing)} of the found clusters: a client there "
+            "pulls away from the common model harder than the others can hold. At these models "
+            f"it takes λ of {needed:.3g} or more (a necessary condition, for clusters far apart)."
+        )
+    elif any(check.size > 1 for check in checks):
+        sentences.append(
+            f"• λ={lam:g} is large enough to hold every found cluster at one common model."
+        )
+    else:
+        sentences.append(
+            f"• Every client is alone: at λ={lam:g} no two models were fused. Try a larger λ."
+        )
+    sentences.append(
+        f"• Distance from an exact solution: {stationarity:.2g} (each client's gradient against "
+        f"its duals) and {consensus:.2g} (differences against θ). Both go to 0 in a run that has "
+        "converged; while they are large the clusters may still change."
+    )
+    return sentences
+
+
+def _small_table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )

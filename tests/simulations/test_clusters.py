@@ -1,0 +1,179 @@
+"""Num, ARI, cost and the conditions on λ against hand-derived figures, and what the tables show."""
+
+import math
+
+import numpy as np
+import pytest
+
+from simulations.clusters import (
+    ClusterCondition,
+    ClusteringRow,
+    cluster_conditions,
+    clustering_scores,
+    communication_cost,
+    diagnostics_table,
+)
+from tests.simulations.screen import row, shown
+
+# --- clusters -------------------------------------------------------------------------------------
+
+
+def norms(pairs: dict[tuple[int, int], float], m: int, far: float) -> np.ndarray:
+    matrix = np.full((m, m), far)
+    np.fill_diagonal(matrix, 0)
+    for (i, j), value in pairs.items():
+        matrix[i, j] = matrix[j, i] = value
+    return matrix
+
+
+def test_clustering_scores_by_hand():
+    # Four clients, truth {0,1},{2,3}. ν=0.01: all alone; ν=0.1: {0,1},{2},{3}; ν=0.5: {0,1,2},{3},
+    # joined through 1-2 alone (the θ-graph need not be transitive).
+    theta = norms({(0, 1): 0.05, (1, 2): 0.3}, 4, far=5.0)
+    rows = clustering_scores(theta, [0, 0, 1, 1])
+    assert [(r.nu, r.num) for r in rows] == [(0.01, 4), (0.1, 3), (0.5, 2)]
+    # ARI = (S - E)/((A + B)/2 - E), S = pairs together in both, A and B pairs together in either,
+    # E = A B/6; here A = 2 of the 6 pairs.
+    # ν=0.01: S=0, B=0, E=0             -> 0
+    # ν=0.1:  S=1, B=1, E=1/3           -> (2/3)/(3/2 - 1/3) = 4/7
+    # ν=0.5:  S=1, B=3, E=1             -> 0
+    assert [r.ari for r in rows] == pytest.approx([0, 4 / 7, 0])
+
+
+def test_clustering_scores_of_the_true_clusters():
+    theta = norms({(0, 2): 0.0, (1, 3): 0.0}, 4, far=1.0)
+    (got,) = clustering_scores(theta, [9, 3, 9, 3], nus=[0.1])
+    assert got == ClusteringRow(nu=0.1, num=2, ari=1.0)
+
+
+def test_clustering_scores_without_truth():
+    rows = clustering_scores(np.zeros((3, 3)), None, nus=(0.1,))
+    assert rows == [ClusteringRow(nu=0.1, num=1, ari=None)]
+
+
+def test_clustering_scores_needs_one_truth_per_client():
+    with pytest.raises(ValueError, match=r"true_clusters has shape \(2,\).*3 clients"):
+        clustering_scores(np.zeros((3, 3)), [0, 1])
+
+
+# --- cost -----------------------------------------------------------------------------------------
+
+
+def test_cost_of_the_published_experiments():
+    # FPFC table 1: S1 100*610 + 2*30*610*2000, H&BF 8*15 + 2*4*15*100.
+    assert communication_cost(100, 610, [30] * 2000) == 73_261_000
+    assert communication_cost(8, 15, [4] * 100) == 12_120
+
+
+def test_cost_counts_each_round_and_the_shared_block():
+    # 5 clients; (2 + 3) travels as one vector of 5: 5*5 + 2*(1 + 0 + 4)*5.
+    assert communication_cost(5, 2, [1, 0, 4], shared_dim=3) == 75
+    assert communication_cost(5, 2, []) == 10
+    cost = communication_cost(5, 2, list(np.array([1, 2])))
+    assert type(cost) is int
+
+
+@pytest.mark.parametrize("active", [-1, 6])
+def test_cost_refuses_impossible_rounds(active):
+    with pytest.raises(ValueError, match=f"round 2 has {active} active clients; expected 0 to 5"):
+        communication_cost(5, 2, [5, active])
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
+def test_cost_refuses_impossible_sizes(sizes):
+    with pytest.raises(ValueError, match="at least 1"):
+        communication_cost(sizes[0], sizes[1], [], shared_dim=sizes[2])
+
+
+# --- diagnostics ----------------------------------------------------------------------------------
+
+
+def test_cluster_conditions_by_hand():
+    # m=6, λ=0.75: a cluster of 3 holds 0.75*2/6 = 0.25, one of 2 holds 0.125, one alone nothing.
+    checks = cluster_conditions([0, 1, 1, 1, 2, 2], [0.3, 0.1, 0.25, 0.15, 0.05, 0.13], 0.75)
+    three, two, one = checks
+    assert (three.size, three.largest_gradient, three.holds) == (3, 0.25, True)
+    assert three.allowed == pytest.approx(0.25)
+    assert (two.size, two.largest_gradient, two.holds) == (2, 0.13, False)
+    assert two.allowed == pytest.approx(0.125)
+    # λ(2-1)/6 = 0.13 at λ = 0.78.
+    assert two.lam_needed == pytest.approx(0.78)
+    assert (one.size, one.allowed, one.holds) == (1, 0.0, True)
+    assert math.isnan(one.lam_needed)
+
+
+def test_a_cluster_whose_gradient_is_not_finite_does_not_hold():
+    (check,) = cluster_conditions([0, 0], [0.1, np.nan], 1.0)
+    assert isinstance(check, ClusterCondition)
+    assert not check.holds
+
+
+def test_cluster_conditions_needs_one_gradient_per_client():
+    with pytest.raises(ValueError, match=r"gradient_norms has shape \(3,\); labels has 2"):
+        cluster_conditions([0, 0], [1.0, 2.0, 3.0], 1.0)
+
+
+def diagnose(labels, gradients, *, clustering, lam=0.6, width=80) -> str:
+    labels = np.asarray(labels)
+    theta = np.where(labels[:, None] == labels[None, :], 0.001, 4.0)
+    np.fill_diagonal(theta, 0)
+    return shown(
+        diagnostics_table(
+            labels,
+            theta,
+            gradients,
+            lam=lam,
+            stationarity=3.2e-4,
+            consensus=1.5e-5,
+            clustering=clustering,
+        ),
+        width,
+    )
+
+
+def test_diagnostics_say_which_cluster_fails_and_what_it_takes():
+    text = diagnose(
+        [0, 1, 1, 1, 2, 2],
+        [0.3, 0.1, 0.25, 0.15, 0.05, 0.13],
+        lam=0.75,
+        clustering=[ClusteringRow(0.01, 3, None), ClusteringRow(0.5, 3, None)],
+    )
+    assert row(text, "1") == ["3", "0.25", "0.25", "0.75", "holds"]
+    assert " ".join(row(text, "2")) == "2 0.13 0.125 0.78 λ too small for this cluster"
+    assert row(text, "alone") == ["1", "nothing", "to", "hold"]
+    # Pairs in one cluster: 3 + 1, in two: 15 - 4.
+    assert row(text, "in one cluster") == ["4"] + ["0.001"] * 5
+    assert row(text, "in two clusters") == ["11"] + ["4"] * 5
+    flat = " ".join(text.split())
+    assert "does not depend on the threshold: 3 at ν=0.01, 3 at ν=0.5" in flat
+    assert "λ=0.75 is too small for 1 of the found clusters" in flat
+    assert "it takes λ of 0.78 or more" in flat
+    assert "0.00032" in flat
+    assert "1.5e-05" in flat
+
+
+def test_diagnostics_say_that_all_is_well_or_that_nothing_fused():
+    rows = [ClusteringRow(0.01, 3, None), ClusteringRow(0.5, 1, None)]
+    well = " ".join(diagnose([0, 0, 0], [0.1, 0.1, 0.1], clustering=rows).split())
+    assert "large enough to hold every found cluster" in well
+    assert "depends on the threshold (3 at ν=0.01, 1 at ν=0.5)" in well
+    alone = " ".join(diagnose([0, 1, 2], [0.1, 0.1, 0.1], clustering=[]).split())
+    assert "Every client is alone: at λ=0.6" in alone
+    assert "threshold" not in alone
+
+
+def test_diagnostics_of_many_clusters_stay_short():
+    labels = np.concatenate([np.repeat(np.arange(20), 2), np.arange(20, 120)])
+    text = diagnose(labels, np.full(140, 0.5), clustering=[])
+    # Twelve of the twenty pairs are listed, then 8 more of 2 clients each, then the 100 alone.
+    assert row(text, "12")[0] == "2"
+    assert " ".join(row(text, "8 more")) == "16 λ too small for 8 of them"
+    assert row(text, "alone")[0] == "100"
+    assert len(text.splitlines()) < 50
+
+
+def test_diagnostics_need_a_norm_for_every_pair():
+    with pytest.raises(ValueError, match=r"theta_norms has shape \(3, 3\); labels has 2"):
+        diagnostics_table(
+            [0, 1], np.zeros((3, 3)), [1, 1], lam=1, stationarity=0, consensus=0, clustering=[]
+        )
