@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from clients import accuracy, rmse
 from fl_admm_strategies.strategy import Metrics, StatefulStrategy, StopRule
 from simulations.data import ClientData, FederatedData, full_batch, minibatches
-from simulations.models import build, initialise
+from simulations.models import build, initialise, loss_of
 from simulations.report import METRICS, Metric, Report, Score, score
 from simulations.section import Section
 
@@ -180,15 +180,15 @@ class TorchAlgorithm(Algorithm):
 
 def local_problem(settings: Settings, data: FederatedData, client_id: int) -> dict[str, Any]:
     """Return a client's data, loss and metrics as the parameters of `TorchClient`."""
+    assert settings.model is not None  # `check` has seen to it
     own, batch_size = data.clients[client_id], settings.training.batch_size
-    regression = data.task == "regression"
     return {
         "train_loader": full_batch(*own.train)
         if batch_size is None
         else minibatches(*own.train, batch_size),
-        "loss_fn": _half_squared_error if regression else nn.CrossEntropyLoss(),
+        "loss_fn": loss_of(settings.model.name),
         "test_loader": full_batch(*own.test),
-        "metrics": {"rmse": rmse} if regression else {"accuracy": accuracy},
+        "metrics": {"accuracy": accuracy} if data.task == "classification" else {"rmse": rmse},
         "full_batch": batch_size is None,
     }
 
@@ -196,11 +196,3 @@ def local_problem(settings: Settings, data: FederatedData, client_id: int) -> di
 def _model(settings: Settings, data: FederatedData) -> nn.Module:
     assert settings.model is not None  # `check` has seen to it
     return build(settings.model.name, data)
-
-
-def _half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return (1/2) mean (y - x'w)^2, whose gradient FPFC's appendix D uses.
-
-    The appendix prints f without the half (specs 6.1 E7); the choice scales lambda by 2.
-    """
-    return 0.5 * nn.functional.mse_loss(outputs, targets)
