@@ -108,6 +108,15 @@ def client_app(
     return app
 
 
+def identity(context: Context) -> dict[str, Any]:
+    """Return who a client is, for strategies of the older API: what `get_properties` answers."""
+    partition = context.node_config.get("partition-id")
+    if partition is None:
+        return {}
+    total = context.node_config.get("num-partitions", 0)
+    return {wire.CLIENT_ID: int(partition), wire.NUM_CLIENTS: int(total)}
+
+
 def _fit(client: NumPyClient, order: Order) -> RawReply:
     arrays, num_examples, metrics = client.fit(order.flat(), dict(order.config))
     reply = order.config.get("reply")  # given where it is not the first group's names

@@ -13,8 +13,9 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_admm_strategies.wire import CLIENT_ID, NUM_CLIENTS, split_groups
+from fl_admm_strategies.wire import split_groups
 
+from .app import identity
 from .solvers import Batch, Loader, LocalProblem, LossFn, OptimizerFn, SplitBatch
 
 MetricFn = Callable[[Tensor, Tensor], float | Tensor]
@@ -91,11 +92,7 @@ class TorchClient(NumPyClient):
 
     def get_properties(self, config: Scalars) -> Scalars:
         """Return who the client is, for strategies of the older API."""
-        partition = self.context.node_config.get("partition-id")
-        if partition is None:
-            return {}
-        total = self.context.node_config.get("num-partitions", 0)
-        return {CLIENT_ID: int(partition), NUM_CLIENTS: int(total)}
+        return identity(self.context)
 
     def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
         """Return the arrays of the model's ``state_dict``."""
