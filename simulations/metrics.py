@@ -1,0 +1,75 @@
+"""Test metrics of FedAPM's tables beside accuracy: weighted F1 and AUC, as scikit-learn has them.
+
+The paper does not say how it averages over classes. Here is what its tables' numbers are averages
+of (FedAPM spec 4.1): F1 weighted by class, AUC the unweighted mean of one class against the rest.
+"""
+
+import math
+
+import numpy as np
+from sklearn.metrics import f1_score, roc_auc_score
+from torch import Tensor
+
+
+def weighted_f1(outputs: Tensor, targets: Tensor) -> float:
+    """Return the F1 score of each class, averaged with the class's share of the samples as weight.
+
+    A class that the samples lack has no weight, whether the model predicts it or not; one that the
+    model never predicts scores 0.
+
+    Parameters
+    ----------
+    outputs : Tensor, shape (n, C)
+        Logits or scores; the largest is the prediction.
+    targets : Tensor of int64, shape (n,)
+        Classes.
+
+    Raises
+    ------
+    ValueError
+        If the outputs are not of two or more classes.
+    """
+    _check(outputs)
+    predicted = outputs.argmax(dim=1)
+    return float(f1_score(targets.cpu(), predicted.cpu(), average="weighted"))
+
+
+def auc(outputs: Tensor, targets: Tensor) -> float:
+    """Return the area under the ROC curve of one class against the rest, averaged over classes.
+
+    The average is over the classes that the samples have: for others there is no curve. If all
+    samples are of one class there is no curve at all, and the value is 0.5, that of guessing, so
+    that such a client moves a mean over clients neither up nor down by its labels. (The code behind
+    the paper's tables takes 0 there.) Outputs that are not finite give NaN: the model has diverged.
+
+    Parameters
+    ----------
+    outputs : Tensor, shape (n, C)
+        Logits; samples are ranked by the softmax probability of the class.
+    targets : Tensor of int64, shape (n,)
+        Classes.
+
+    Raises
+    ------
+    ValueError
+        If the outputs are not of two or more classes.
+    """
+    _check(outputs)
+    if not outputs.isfinite().all():
+        return math.nan
+    classes = targets.cpu().numpy()
+    present = np.unique(classes)
+    if len(present) < 2:
+        return 0.5
+    # In double precision, in which fewer probabilities are rounded to ties at 0 and 1.
+    scores = outputs.double().softmax(dim=1).cpu().numpy()[:, present]
+    return float(roc_auc_score(classes[:, None] == present, scores, average="macro"))
+
+
+def _check(outputs: Tensor) -> None:
+    if outputs.ndim != 2 or outputs.shape[1] < 2:
+        raise ValueError(
+            f"The model's outputs have shape {tuple(outputs.shape)}, expected (samples, classes) "
+            "with two classes or more. For a single logit z give two, torch.stack([0 * z, z], 1); "
+            "for regression use another metric."
+        )
