@@ -37,7 +37,7 @@ class FederatedData:
     Attributes
     ----------
     name : str
-        Registry name.
+        Registry name, and in parentheses what the samples stand in for, if anything.
     clients : list of ClientData
         One entry per client; the position is the partition id.
     true_clusters : ndarray of int64, shape (m,), or None

@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,30 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
+def torchvision_datasets(dataset: str, folder: Path, source: str) -> Any:
+    """Return the module ``torchvision.datasets``, imported only here: few data sets need it.
+
+    Parameters
+    ----------
+    dataset, folder, source : str, Path, str
+        What is to be read or downloaded, its place, and where a person gets it: for the error.
+
+    Raises
+    ------
+    ImportError
+        If torchvision is missing or does not fit the installed torch.
+    """
+    try:
+        from torchvision import datasets
+    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
+        raise ImportError(
+            f"torchvision, which downloads {dataset}, is missing or does not fit torch ({error}): "
+            f"install the torchvision made for your torch (pip install 'fl-admm-strategies[sim]'), "
+            f"or put the files into {folder} ({source})"
+        ) from error
+    return datasets
+
+
 def download(dataset: str, root: Path) -> None:
     """Fetch the idx files of `dataset` into ``root/<dataset>/raw`` through torchvision.
 
@@ -46,14 +70,7 @@ def download(dataset: str, root: Path) -> None:
     folder = root / dataset / "raw"
     first = next((name for name in FILES if _find(folder, name) is None), FILES[0])
     missing = missing_file(folder / f"{first}.gz", SOURCES[dataset])
-    try:
-        from torchvision import datasets  # here: only image data sets need it (and it is slow)
-    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
-        raise ImportError(
-            f"torchvision, which downloads {dataset}, is missing or does not fit torch ({error}): "
-            f"install the torchvision made for your torch (pip install 'fl-admm-strategies[sim]'), "
-            f"or put the files into {folder} ({SOURCES[dataset]})"
-        ) from error
+    datasets = torchvision_datasets(dataset, folder, SOURCES[dataset])
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as temporary:

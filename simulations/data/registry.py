@@ -8,11 +8,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
+from simulations.data import sources
 from simulations.data.digits import digits_swap
 from simulations.data.federated import FederatedData
 from simulations.data.files import data_root as resolve_root
+from simulations.data.har import uci_har
 from simulations.data.housing_bodyfat import housing_bodyfat
 from simulations.data.images import images_swap
+from simulations.data.partitioned import partitioned
 from simulations.data.synthetic import SCENARIOS, synthetic
 
 Loader = Callable[..., FederatedData]
@@ -24,6 +27,17 @@ DATASETS: dict[str, Loader] = {
     "housing-bodyfat": housing_bodyfat,
     "mnist-swap": partial(images_swap, "MNIST", "mnist-swap"),
     "fashion-mnist-swap": partial(images_swap, "FashionMNIST", "fashion-mnist-swap"),
+    "digits": partial(partitioned, sources.digits, "digits"),
+    "mnist": partial(partitioned, partial(sources.mnist_family, "MNIST"), "mnist"),
+    "fashion-mnist": partial(
+        partitioned, partial(sources.mnist_family, "FashionMNIST"), "fashion-mnist"
+    ),
+    "mnist-writers": partial(
+        partitioned, sources.mnist_writers, "mnist-writers", partition="writer"
+    ),
+    "cifar10": partial(partitioned, sources.cifar10, "cifar10"),
+    "medical-mnist": partial(partitioned, sources.medical_mnist, "medical-mnist"),
+    "uci-har": uci_har,
 }
 
 

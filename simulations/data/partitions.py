@@ -1,0 +1,261 @@
+"""The six ways in which FLAME's experiments deal samples to clients (FLAME, §VI; spec §4.2).
+
+A scheme takes the labels (or the writers) of all samples and returns the sample indices of each
+client: disjoint, without order. Quality skew deals `evenly` and adds noise of `noise_std`.
+"""
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
+
+Index = npt.NDArray[np.int64]
+
+# A client with less than this can neither be trained nor scored.
+MIN_LABEL_SKEW = 10
+# Dirichlet quantity skew gives every client at least this many where there are enough (spec §4.2).
+MIN_QUANTITY_SKEW = 100
+
+
+def label_count(
+    labels: Index, clients: int, labels_per_client: int, rng: np.random.Generator
+) -> list[Index]:
+    """Label skew by number of labels, ``#label=k`` (scheme 1).
+
+    Each of the C classes is cut into ⌈k m / C⌉ near-equal shards, and each client draws k shards
+    out of all, without replacement: it holds at most k labels (two shards may be of one). Shards
+    beyond k m stay unused, so every sample is dealt where C divides k m.
+
+    flwr-datasets' `ShardPartitioner` is not used because its shards, cut out of the samples sorted
+    by label, cross from one class into the next (a client then holds up to 2k labels), and its
+    `PathologicalPartitioner` because it deals labels, not shards.
+
+    Parameters
+    ----------
+    labels : ndarray, shape (n,)
+        Class of each sample.
+    clients : int
+        Number of clients, m.
+    labels_per_client : int
+        Shards a client draws, k.
+    rng : Generator
+        Decides which samples make a shard, and who gets which.
+
+    Raises
+    ------
+    ValueError
+        If k is not between 1 and the number of classes, or a class has fewer samples than shards.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    if not 1 <= labels_per_client <= len(classes):
+        raise ValueError(
+            f"labels_per_client={labels_per_client}: expected 1 to {len(classes)}, the number of "
+            "classes in the data"
+        )
+    pieces = math.ceil(labels_per_client * clients / len(classes))
+    if counts.min() < pieces:
+        raise ValueError(
+            f"clients={clients}, labels_per_client={labels_per_client}: each class is cut into "
+            f"{pieces} shards, and class {classes[counts.argmin()]} has {counts.min()} sample(s): "
+            "use fewer clients or more samples"
+        )
+    shards = [
+        shard
+        for c in classes
+        for shard in np.array_split(rng.permutation(np.flatnonzero(labels == c)), pieces)
+    ]
+    drawn = rng.permutation(len(shards))[: labels_per_client * clients]
+    return [np.concatenate([shards[s] for s in own]) for own in drawn.reshape(clients, -1)]
+
+
+def _load(partitioner: "Partitioner", clients: int, **columns: Index) -> list[Index]:
+    """Let a partitioner of flwr-datasets deal a table that also has the sample indices."""
+    from datasets import Dataset  # type: ignore[import-untyped]  # here: takes seconds
+
+    n = len(next(iter(columns.values())))
+    columns.setdefault("index", np.arange(n))
+    partitioner.dataset = Dataset.from_dict(columns)
+    return [np.asarray(partitioner.load_partition(i)["index"]) for i in range(clients)]
+
+
+def dirichlet_label(
+    labels: Index, clients: int, beta: float, rng: np.random.Generator
+) -> list[Index]:
+    """Label skew by distribution, ``Dir(β)`` (scheme 2), by flwr-datasets' `DirichletPartitioner`.
+
+    Class c goes to the clients in the shares p_c ~ Dirichlet(β, ..., β). The shares are drawn
+    again, up to 10 times, until every client has 10 samples.
+
+    Parameters
+    ----------
+    labels : ndarray, shape (n,)
+        Class of each sample.
+    clients : int
+        Number of clients, m.
+    beta : float
+        Concentration β, above 0; the smaller, the fewer labels a client has.
+    rng : Generator
+        Decides the shares, and who gets which samples.
+
+    Raises
+    ------
+    ValueError
+        If a client stays below 10 samples.
+    """
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    _check_beta(beta)
+    # The partitioner cuts a class in the order in which its samples come.
+    order = rng.permutation(len(labels))
+    partitioner = DirichletPartitioner(
+        clients,
+        "label",
+        beta,
+        min_partition_size=MIN_LABEL_SKEW,
+        shuffle=False,
+        seed=int(rng.integers(2**32)),
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The specified min_partition_size")
+            return _load(partitioner, clients, label=labels[order], index=order)
+    except ValueError as error:
+        raise ValueError(
+            f"clients={clients}, beta={beta}: no draw of the label shares of {len(labels)} samples "
+            f"gave every client {MIN_LABEL_SKEW}: use fewer clients, more samples or a larger beta"
+        ) from error
+
+
+def by_writer(writers: Index, clients: int) -> list[Index]:
+    """Feature skew (scheme 3): consecutive writers, ⌊W / m⌋ a client, whole.
+
+    The remaining W mod m writers are left out, as in the paper's ``#writers=338`` of 3383 for
+    10 clients. By flwr-datasets' `GroupedNaturalIdPartitioner`.
+
+    Parameters
+    ----------
+    writers : ndarray, shape (n,)
+        Writer of each sample.
+    clients : int
+        Number of clients, m.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer writers than clients.
+    """
+    from flwr_datasets.partitioner import GroupedNaturalIdPartitioner
+
+    known = len(np.unique(writers))
+    if known < clients:
+        raise ValueError(f"clients={clients}: the data have {known} writers, one or more a client")
+    partitioner = GroupedNaturalIdPartitioner(
+        "writer", known // clients, mode="drop-reminder", sort_unique_ids=True
+    )
+    return _load(partitioner, clients, writer=writers)
+
+
+def evenly(n: int, clients: int, rng: np.random.Generator) -> list[Index]:
+    """Equal random parts of n samples, the split under quality skew (scheme 4)."""
+    return np.array_split(rng.permutation(n), clients)
+
+
+def noise_std(sigma: float, client: int, clients: int) -> float:
+    """Return the standard deviation √(σ i / m) of the noise of client i = 1, ..., m (scheme 4).
+
+    Parameters
+    ----------
+    sigma : float
+        Variance of the last client's noise, σ.
+    client : int
+        Partition id, 0 to m - 1; the paper's i less 1.
+    clients : int
+        Number of clients, m.
+    """
+    return math.sqrt(sigma * (client + 1) / clients)
+
+
+def dirichlet_quantity(n: int, clients: int, beta: float, rng: np.random.Generator) -> list[Index]:
+    """Quantity skew ``Dir(β)`` (scheme 5): client i gets a share p_i of all samples, at random.
+
+    p ~ Dirichlet(β, ..., β). A client whose share is below 100 samples (below n / m where there are
+    not 100 a client) gets 100, and the others share the rest in proportion to p.
+
+    Not in flwr-datasets: `SizePartitioner` deals given sizes, which is one line here.
+
+    Parameters
+    ----------
+    n : int
+        Number of samples.
+    clients : int
+        Number of clients, m.
+    beta : float
+        Concentration β, above 0; the smaller, the more unequal the sizes.
+    rng : Generator
+        Decides the shares, and who gets which samples.
+    """
+    _check_beta(beta)
+    p = rng.dirichlet(np.full(clients, beta))
+    minimum = min(MIN_QUANTITY_SKEW, n // clients)
+    raised = np.zeros(clients, bool)
+    share = p * n
+    while (share < minimum - 1e-6).any():  # raising some lowers the others: at most m times
+        raised |= share < minimum - 1e-6
+        rest = n - minimum * raised.sum()
+        share = np.where(raised, minimum, p * (rest / p[~raised].sum()))
+    # Cutting what is above the minimum to whole samples leaves the minimum whole.
+    above = np.floor(np.cumsum(np.maximum(share - minimum, 0))).astype(np.int64)
+    cuts = above + minimum * np.arange(1, clients + 1)
+    return np.split(rng.permutation(n), cuts[:-1])
+
+
+def hybrid(
+    labels: Index, clients: int, labels_per_client: int, beta: float, rng: np.random.Generator
+) -> list[Index]:
+    """Hybrid skew (scheme 6): two random halves of the samples, dealt by schemes 1 and 5.
+
+    The first ⌈m / 2⌉ clients get one half by `label_count`, the others the other half by
+    `dirichlet_quantity`. In the authors' code both groups deal the whole data, so that clients
+    share samples; here they do not.
+
+    Parameters
+    ----------
+    labels : ndarray, shape (n,)
+        Class of each sample.
+    clients : int
+        Number of clients, m, 2 or more.
+    labels_per_client, beta, rng
+        See the two schemes.
+
+    Raises
+    ------
+    ValueError
+        If there is one client only, or one of the schemes says so.
+    """
+    if clients < 2:
+        raise ValueError(f"clients={clients}: hybrid skew needs two groups of clients, 2 or more")
+    first, second = np.array_split(rng.permutation(len(labels)), 2)
+    few_labels = (clients + 1) // 2
+    return [first[i] for i in label_count(labels[first], few_labels, labels_per_client, rng)] + [
+        second[i] for i in dirichlet_quantity(len(second), clients - few_labels, beta, rng)
+    ]
+
+
+def _check_beta(beta: float) -> None:
+    if not 0 < beta < math.inf:
+        raise ValueError(f"beta={beta}: expected a positive number, e.g. 0.5")
+
+
+def stratified(labels: npt.NDArray[Any], samples: int, rng: np.random.Generator) -> Index:
+    """Draw `samples` indices, each class in its share of the whole (off by less than one sample).
+
+    Every n / samples-th sample of all, put in random order within their class.
+    """
+    order = rng.permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    return by_class[np.arange(samples) * len(labels) // samples]

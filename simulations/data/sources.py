@@ -1,0 +1,266 @@
+"""Where the samples of FLAME's image data sets come from, before they are dealt to clients.
+
+A source pools the official training and test parts (spec §4.1) and reads inputs by index, so that
+images nobody gets are never decoded and at most one client's are in memory twice.
+"""
+
+import io
+import math
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.nn import functional
+
+from simulations.data.federated import generator
+from simulations.data.files import missing_file
+from simulations.data.images import read_images, torchvision_datasets
+
+Index = npt.NDArray[np.int64]
+
+CIFAR10_SOURCE = "CIFAR-10 python version: https://www.cs.toronto.edu/~kriz/cifar.html"
+CIFAR10_FOLDER = "cifar-10-batches-py"
+MEDICAL_SOURCE = (
+    "2,000 JPEGs of each class of https://www.kaggle.com/datasets/andrewmvd/medical-mnist, packed "
+    "as in the docstring of simulations.data.sources.read_packed"
+)
+WRITERS = 700
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All samples of a data set.
+
+    Attributes
+    ----------
+    labels : ndarray of int64, shape (n,)
+        Class of each sample, 0 to num_classes - 1.
+    num_classes : int
+        Number of classes.
+    read : callable
+        From indices, shape (k,), to normalised inputs, float32, shape (k, *input_shape). The
+        result may be a view with repeated elements: not to be written into.
+    writers : ndarray of int64, shape (n,), or None
+        Who made each sample, where that is known.
+    stand_in : str
+        What the samples lack of those that the data set's name promises, if anything.
+    """
+
+    labels: Index
+    num_classes: int
+    read: Callable[[Index], Tensor]
+    writers: Index | None = None
+    stand_in: str = ""
+
+
+def _normalised(pixels: npt.NDArray[Any], mean: float, std: float) -> Tensor:
+    """Bytes to (pixels / 255 - mean) / std, computed in the one copy."""
+    x = torch.from_numpy(pixels.astype(np.float32))
+    return x.div_(255).sub_(mean).div_(std)
+
+
+def digits(seed: int, root: Path) -> Pool:
+    """Scikit-learn's 1,797 digits, 64 pixels in [0, 1], 10 classes. Needs no file."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.from_numpy((images / 16).astype(np.float32))
+    return Pool(labels.astype(np.int64), 10, lambda index: x[index])
+
+
+def mnist_family(dataset: str, seed: int, root: Path) -> Pool:
+    """MNIST or FashionMNIST: 70,000 images of shape (1, 28, 28), mean 0.1307, std 0.3081.
+
+    Raises
+    ------
+    FileNotFoundError, ImportError, ValueError
+        See `read_images`.
+    """
+    parts = read_images(dataset, root).values()
+    images = np.concatenate([images for images, _ in parts])[:, None]
+    labels = np.concatenate([labels for _, labels in parts]).astype(np.int64)
+    return Pool(labels, 10, lambda index: _normalised(images[index], 0.1307, 0.3081))
+
+
+def mnist_writers(seed: int, root: Path) -> Pool:
+    """MNIST redrawn by 700 made-up writers: a synthetic stand-in for FEMNIST by writer.
+
+    FEMNIST's writers cannot be had. Here image j belongs to writer j mod 700 (100 images each;
+    FEMNIST's digits have 113), who draws with a style of their own: rotated by U(-20°, 20°),
+    slanted by U(-0.4, 0.4), of U(0.8, 1.2) times the size, and with strokes made bolder or finer by
+    the power 2^U(-1, 1) of the ink. Inputs are the ink in [0, 1], shape (1, 28, 28), like FEMNIST's
+    not normalised.
+
+    Raises
+    ------
+    FileNotFoundError, ImportError, ValueError
+        See `read_images`.
+    """
+    parts = read_images("MNIST", root).values()
+    images = np.concatenate([images for images, _ in parts])[:, None]
+    labels = np.concatenate([labels for _, labels in parts]).astype(np.int64)
+    writers = np.arange(len(labels)) % WRITERS
+
+    rng = generator(seed, "mnist-writers", "styles")
+    turn, slant, size, power = rng.uniform(
+        (-math.pi / 9, -0.4, 0.8, -1), (math.pi / 9, 0.4, 1.2, 1), size=(WRITERS, 4)
+    ).T
+    # Row by row, the 2x3 matrix that takes a place in the new image to one in the old.
+    zero = np.zeros(WRITERS)
+    matrices = np.stack(
+        [
+            np.stack([np.cos(turn), -np.sin(turn) + slant, zero], axis=1),
+            np.stack([np.sin(turn), np.cos(turn), zero], axis=1),
+        ],
+        axis=1,
+    )
+    matrices /= size[:, None, None]
+
+    def read(index: Index) -> Tensor:
+        own = writers[index]
+        ink = _normalised(images[index], 0, 1)
+        matrix = torch.from_numpy(matrices[own].astype(np.float32))
+        grid = functional.affine_grid(matrix, list(ink.shape), align_corners=False)
+        ink = functional.grid_sample(ink, grid, align_corners=False)
+        gamma = torch.from_numpy((2 ** power[own]).astype(np.float32))
+        return ink.clamp_(0, 1).pow_(gamma[:, None, None, None])
+
+    return Pool(labels, 10, read, writers, "synthetic stand-in for FEMNIST")
+
+
+Images = tuple[Index, int, Callable[[Index], npt.NDArray[np.uint8]]]
+
+
+def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
+    """Open a file of packed JPEGs: labels, number of classes, and a function that decodes.
+
+    The ``.npz`` holds ``data`` (uint8), ``offset`` (n + 1 positions), ``label`` (n) and
+    ``classes`` (names); image i is the JPEG ``data[offset[i]:offset[i + 1]]``.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    source : str
+        Where a person gets it, for the error.
+    shape : tuple of int
+        Shape of one image, (height, width) or (height, width, 3).
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is missing.
+    ValueError
+        If it is damaged; an image in it, when it is decoded.
+    """
+    if not path.is_file():
+        raise missing_file(path, source)
+    try:
+        with np.load(path) as content:
+            data, offset, label, classes = (
+                content[key] for key in ("data", "offset", "label", "classes")
+            )
+        n = len(label)
+        if len(offset) != n + 1 or offset[0] != 0 or (np.diff(offset) < 0).any():
+            raise ValueError(f"offset does not cut data into {n} images")
+        if offset[-1] != len(data):
+            raise ValueError(f"data has {len(data)} bytes, offset ends at {offset[-1]}")
+        if label.max(initial=0) >= len(classes):
+            raise ValueError(f"label {label.max()} of {len(classes)} classes")
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: damaged file ({error}); get it anew ({source})") from error
+
+    def decode(index: Index) -> npt.NDArray[np.uint8]:
+        images = np.empty((len(index), *shape), np.uint8)
+        for image, i in zip(images, index, strict=True):
+            try:
+                jpeg = io.BytesIO(data[offset[i] : offset[i + 1]])
+                image[...] = np.asarray(Image.open(jpeg, formats=["JPEG"]))
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"{path}: image {i} is no JPEG of shape {shape} ({error}); "
+                    f"get the file anew ({source})"
+                ) from error
+        return images
+
+    return label.astype(np.int64), len(classes), decode
+
+
+def cifar10(seed: int, root: Path) -> Pool:
+    """CIFAR-10: 60,000 images of shape (3, 32, 32), mean and std 0.5.
+
+    Reads the official files in ``root/cifar-10-batches-py``. Where they are not, but
+    ``root/cifar10/cifar10_jpeg_q75.npz`` is, reads that: a **lossy stand-in for development** (the
+    images stored as JPEG of quality 75), as the data set's full name says. Where there are neither,
+    the official files are downloaded through torchvision.
+
+    Raises
+    ------
+    FileNotFoundError, ImportError, ValueError
+        If the files are missing and cannot be downloaded, or are damaged.
+    """
+    folder = root / CIFAR10_FOLDER
+    packed = root / "cifar10" / "cifar10_jpeg_q75.npz"
+    if folder.is_dir() or not packed.is_file():
+        stand_in = ""
+        labels, num_classes, decode = _official_cifar10(folder)
+    else:
+        stand_in = "lossy stand-in: JPEG of quality 75"
+        labels, num_classes, decode = read_packed(packed, CIFAR10_SOURCE, (32, 32, 3))
+
+    def read(index: Index) -> Tensor:
+        return _normalised(np.ascontiguousarray(decode(index).transpose(0, 3, 1, 2)), 0.5, 0.5)
+
+    return Pool(labels, num_classes, read, stand_in=stand_in)
+
+
+def _official_cifar10(folder: Path) -> Images:
+    datasets = torchvision_datasets("CIFAR10", folder, CIFAR10_SOURCE)
+    if not folder.is_dir():
+        # Downloaded beside its place and moved when complete, so that no worker reads half of it.
+        missing = missing_file(folder / "data_batch_1", CIFAR10_SOURCE)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+                datasets.CIFAR10(temporary, download=True)
+                if not folder.is_dir():
+                    (Path(temporary) / CIFAR10_FOLDER).replace(folder)
+        except (OSError, RuntimeError) as error:
+            raise FileNotFoundError(f"{missing} (Downloading it failed: {error})") from error
+    try:
+        parts = [datasets.CIFAR10(folder.parent, train=train) for train in (True, False)]
+    except RuntimeError as error:
+        raise ValueError(
+            f"{folder}: damaged or incomplete CIFAR-10 files ({error}); delete the folder and get "
+            f"it anew ({CIFAR10_SOURCE})"
+        ) from error
+    pixels = np.concatenate([part.data for part in parts])
+    labels = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
+    return labels, 10, lambda index: pixels[index]
+
+
+def medical_mnist(seed: int, root: Path) -> Pool:
+    """2,000 images of each of Medical MNIST's 6 classes, a subset of the 58,954, mean and std 0.3.
+
+    Reads ``root/medical-mnist/medical_mnist_12k_jpeg.npz``. The grey images are read as RGB, as by
+    the authors: shape (3, 64, 64), the three channels being one in memory.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        See `read_packed`.
+    """
+    path = root / "medical-mnist" / "medical_mnist_12k_jpeg.npz"
+    labels, num_classes, decode = read_packed(path, MEDICAL_SOURCE, (64, 64))
+
+    def read(index: Index) -> Tensor:
+        return _normalised(decode(index)[:, None], 0.3, 0.3).expand(-1, 3, -1, -1)
+
+    return Pool(labels, num_classes, read, stand_in="12,000 of the 58,954 images")

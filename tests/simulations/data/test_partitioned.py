@@ -1,0 +1,451 @@
+"""FLAME's image data sets: sources, splits, noise, subsets and files."""
+
+import io
+import os
+import struct
+import sys
+import types
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from simulations.data import ClientData, FederatedData, class_counts, load, sources
+from simulations.data.partitioned import Scheme
+from simulations.data.registry import _load
+
+ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
+SCHEMES = [scheme for scheme in get_args(Scheme) if scheme != "writer"]
+
+
+def parts(client: ClientData) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [p for p in (client.train, client.validation, client.test) if p is not None]
+
+
+def inputs(data: FederatedData) -> torch.Tensor:
+    return torch.cat([x for client in data.clients for x, _ in parts(client)])
+
+
+def size(client: ClientData) -> int:
+    return sum(len(y) for _, y in parts(client))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_every_scheme_gives(scheme: str) -> None:
+    data = load("digits", 1, partition=scheme)
+    assert (data.name, data.num_classes, data.input_shape) == ("digits", 10, (64,))
+    assert (len(data.clients), data.task, data.true_clusters) == (10, "classification", None)
+    # 8 of the 10 classes have a number of samples that 2 or 1 shard(s) a client do not divide:
+    # sizes vary, the sum does not.
+    assert sum(map(size, data.clients)) == 1797
+    for client in data.clients:
+        assert client.validation is None
+        assert len(client.test[1]) == round(size(client) / 5)
+        for x, y in parts(client):
+            assert (x.dtype, y.dtype, x.shape) == (torch.float32, torch.int64, (len(y), 64))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_seed_decides_everything(scheme: str) -> None:
+    first = load("digits", 3, partition=scheme)
+    _load.cache_clear()  # stands for another worker process
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002  global numbers must not matter
+    again, other = (load("digits", seed, partition=scheme) for seed in (3, 4))
+    assert first is not again
+    assert torch.equal(inputs(first), inputs(again))
+    assert not torch.equal(inputs(first)[:50], inputs(other)[:50])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_validation_is_a_fifth_of_the_training_part_and_leaves_the_test_part(scheme: str) -> None:
+    without, with_ = (load("digits", 0, partition=scheme, validation=v) for v in (False, True))
+    for a, b in zip(without.clients, with_.clients, strict=True):
+        assert b.validation is not None
+        assert len(b.validation[1]) == round(len(a.train[1]) / 5)
+        assert torch.equal(torch.cat([b.train[0], b.validation[0]]), a.train[0])
+        assert torch.equal(torch.cat([b.train[1], b.validation[1]]), a.train[1])
+        assert torch.equal(a.test[0], b.test[0])
+
+
+def test_training_and_test_parts_share_a_client_s_labels() -> None:
+    """A client has 180 samples in two shards; the split is at random within it, not by shard."""
+    for client in load("digits", 0).clients:
+        train, test = (set(y.tolist()) for _, y in (client.train, client.test))
+        assert train == test
+
+
+def test_options_reach_the_schemes() -> None:
+    def labels(**options: object) -> np.ndarray:
+        return np.count_nonzero(class_counts(load("digits", 0, clients=8, **options)), axis=1)
+
+    def sizes(beta: float) -> np.ndarray:
+        data = load("digits", 0, clients=8, partition="dirichlet-quantity", beta=beta)
+        return np.array(list(map(size, data.clients)))
+
+    assert labels(labels_per_client=1).tolist() == [1] * 8
+    assert 3 < labels(labels_per_client=5).mean() <= 5
+    assert sizes(1000.0).std() < 20 < sizes(0.1).std()
+    few = class_counts(load("digits", 0, clients=8, partition="dirichlet-label", beta=0.2))
+    many = class_counts(load("digits", 0, clients=8, partition="dirichlet-label", beta=100.0))
+    assert few.std(axis=0).mean() > 5 * many.std(axis=0).mean()
+
+
+def test_noise_has_variance_sigma_i_over_m_in_training_and_test() -> None:
+    """Against the same data without noise. σ = 0.4, m = 4: variances 0.1, 0.2, 0.3, 0.4.
+
+    A part has at least 72 samples (a fifth of the 359 training samples) of 64 pixels: the sample
+    variance has a relative s.d. of at most sqrt(2 / 4600) = 2.1 %, the mean one of 0.0094.
+    """
+    clean, noisy = (
+        load("digits", 0, clients=4, partition="noise", sigma=s, validation=True)
+        for s in (0.0, 0.4)
+    )
+    seen = []
+    for i, (a, b) in enumerate(zip(clean.clients, noisy.clients, strict=True)):
+        for (x, y), (noisy_x, noisy_y) in zip(parts(a), parts(b), strict=True):
+            noise = noisy_x - x
+            seen.append(noise[0])
+            assert torch.equal(y, noisy_y)
+            assert noise.var().item() == pytest.approx(0.1 * (i + 1), rel=0.1)
+            assert noise.mean().item() == pytest.approx(0, abs=0.05)
+    # Its own for every sample and client. Scaled to variance 1, two samples of 64 pixels that share
+    # their noise would be equal.
+    scaled = torch.stack([n / n.std() for n in seen])
+    assert torch.pdist(scaled).min() > 5  # about sqrt(2 * 64) = 11
+
+
+def test_samples_takes_a_subset_with_the_class_shares_of_the_whole() -> None:
+    """Digits has 174 to 183 of a class: 500 of 1797 are 48.4 to 50.9."""
+    data = load("digits", 0, partition="noise", sigma=0.0, samples=500)
+    labels = torch.cat([y for client in data.clients for _, y in parts(client)])
+    assert set(torch.bincount(labels).tolist()) <= {48, 49, 50, 51}
+    assert len(labels) == 500
+    assert sum(map(size, load("digits", 0, samples=5000).clients)) == 1797
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 0}, r"clients=0: expected 1 or more"),
+        ({"clients": 10, "samples": 9}, r"samples=9: too few for 10 clients"),
+        ({"sigma": -0.1}, r"sigma=-0.1: expected a finite variance"),
+        ({"sigma": float("nan")}, r"sigma=nan: expected a finite variance"),
+        ({"partition": "dirichlet-label", "beta": 0}, r"beta=0: expected a positive number"),
+        ({"partition": "writer"}, r"digits does not know who wrote .* 'mnist-writers'"),
+        ({"partition": "iid"}, r"option partition of data set digits: expected one of 'label-c"),
+        ({"partition": "noise", "clients": 1000}, r"a client has 1 sample\(s\).*use fewer clients"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load("digits", 0, **options)
+
+
+# MNIST
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    header = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.tobytes())
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    """1,400 + 700 images: a bar in the middle whose brightness is 100 + label, a dot in (0, 0)."""
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for part, n in (("train", 1400), ("t10k", 700)):
+        labels = (np.arange(n) % 10).astype(np.uint8)
+        images = np.zeros((n, 28, 28), np.uint8)
+        images[:, 6:22, 13:15] = 100 + labels[:, None, None]
+        images[:, 0, 0] = 255 if part == "train" else 0
+        write_idx(folder / f"{part}-images-idx3-ubyte", images)
+        write_idx(folder / f"{part}-labels-idx1-ubyte", labels)
+    return tmp_path
+
+
+def test_mnist_pools_training_and_test_images_and_normalises_them(mnist: Path) -> None:
+    data = load("mnist", 0, mnist, clients=3, partition="noise", sigma=0.0)
+    assert (data.name, data.input_shape) == ("mnist", (1, 28, 28))
+    x = inputs(data)
+    y = torch.cat([y for client in data.clients for _, y in parts(client)])
+    assert x.shape == (2100, 1, 28, 28)
+    pixels = 255 * (x * 0.3081 + 0.1307)  # spec §4.1
+    assert torch.allclose(pixels[:, 0, 10, 13], 100.0 + y, atol=1e-2)
+    assert (pixels[:, 0, 0, 0] > 128).sum() == 1400
+
+
+def test_fashion_mnist_reads_its_own_folder(mnist: Path) -> None:
+    (mnist / "MNIST").rename(mnist / "FashionMNIST")
+    assert load("fashion-mnist", 0, mnist, clients=3).name == "fashion-mnist"
+
+
+def test_a_writer_has_one_style_and_writers_differ(mnist: Path) -> None:
+    pool = sources.mnist_writers(0, mnist)
+    assert pool.writers is not None
+    assert (np.bincount(pool.writers) == 3).all()
+    # Images 0 and 1400 are the same bar of writer 0 (the dot moves out or fades in the corner);
+    # 10, 20, ... are the same of other writers.
+    x = pool.read(np.array([0, 1400, 10, 20, 30, 40]))[:, 0, 4:24, 4:24]
+    assert ((x >= 0) & (x <= 1)).all()
+    assert torch.equal(x[0], x[1])
+    assert (torch.pdist(x[1:].flatten(1)) > 0.1).all()
+    ink = x.sum(dim=(1, 2))
+    assert ink[1:].max() > 1.2 * ink[1:].min()  # bolder and finer strokes
+    assert not torch.equal(x, sources.mnist_writers(1, mnist).read(np.arange(6))[:, 0, 4:24, 4:24])
+
+
+def test_styles_are_rotations_slants_and_sizes_within_their_ranges(mnist: Path) -> None:
+    """How far an upright bar leans, and how high it stands.
+
+    The point (0, y) of the old image is drawn at (u, v), where [cos t, s - sin t; sin t, cos t]
+    (u, v) = size (0, y). So u / v = (sin t - s) / cos t, at most 0.364 + 0.4 / 0.94 = 0.79, and
+    v / y = size cos t / (1 - s sin t), from 0.8 * 0.94 / 1.137 = 0.66 to 1.2 * 0.94 / 0.863 = 1.31.
+    Edges of pixels, and the power that fades them, take or add a few percent.
+    """
+    pool = sources.mnist_writers(0, mnist)
+    x = pool.read(np.arange(700))[:, 0].clone()
+    x[:, :3] = 0  # the dot in the corner
+    x[:, :, :3] = 0
+    grid = torch.arange(28.0) - 13.5
+    mass = x.sum(dim=(1, 2))
+    vertical = (x.sum(dim=2) * grid**2).sum(dim=1) / mass
+    both = (x * grid[:, None] * grid[None, :]).sum(dim=(1, 2)) / mass
+    lean = both / vertical
+    assert lean.abs().max() < 0.85
+    assert lean.abs().max() > 0.5
+    assert lean.mean().abs() < 0.06  # s.d. of a lean about 0.32, of the mean of 700 0.012
+    height = (vertical / 21.25).sqrt()  # 16 rows: (16² - 1) / 12
+    assert 0.62 < height.min() < 0.8
+    assert 1.2 < height.max() < 1.4
+
+
+def test_writers_are_dealt_whole(mnist: Path) -> None:
+    data = load("mnist-writers", 0, mnist, clients=4)
+    assert data.name == "mnist-writers (synthetic stand-in for FEMNIST)"
+    assert [size(client) for client in data.clients] == [175 * 3] * 4
+    assert load("mnist-writers", 0, mnist, clients=4, partition="hybrid").num_classes == 10
+
+
+# CIFAR-10 and Medical MNIST
+
+
+def write_packed(path: Path, images: np.ndarray, labels: np.ndarray, classes: int) -> None:
+    jpegs = []
+    for image in images:
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, "JPEG", quality=95)
+        jpegs.append(np.frombuffer(buffer.getvalue(), np.uint8))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(
+        path,
+        data=np.concatenate(jpegs),
+        offset=np.cumsum([0, *map(len, jpegs)]),
+        label=labels.astype(np.uint8),
+        classes=np.array([str(c) for c in range(classes)]),
+    )
+
+
+def colours(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images of one colour: red = 20 label, green = 200, blue = 60."""
+    labels = np.arange(n) % 10
+    images = np.full((n, 32, 32, 3), (0, 200, 60), np.uint8)
+    images[..., 0] = 20 * labels[:, None, None]
+    return images, labels
+
+
+def assert_colours(data: FederatedData, n: int, atol: float) -> None:
+    x = inputs(data)
+    y = torch.cat([y for client in data.clients for _, y in parts(client)])
+    assert x.shape == (n, 3, 32, 32)
+    assert x.is_contiguous()
+    rgb = 255 * (x * 0.5 + 0.5)  # spec §4.1
+    assert torch.allclose(rgb[:, 0], 20.0 * y[:, None, None].expand(-1, 32, 32), atol=atol)
+    assert torch.allclose(rgb[:, 1], torch.tensor(200.0), atol=atol)
+    assert torch.allclose(rgb[:, 2], torch.tensor(60.0), atol=atol)
+
+
+def fake_torchvision(monkeypatch: pytest.MonkeyPatch, cifar10: object) -> None:
+    module = types.ModuleType("torchvision")
+    module.datasets = types.SimpleNamespace(CIFAR10=cifar10)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", module)
+
+
+class FakeCifar10:
+    """As torchvision's: `data` and `targets` of what lies in ``root/cifar-10-batches-py``."""
+
+    def __init__(self, root: Path | str, train: bool = True, download: bool = False) -> None:
+        folder = Path(root) / "cifar-10-batches-py"
+        if download:
+            folder.mkdir()
+            (folder / "batches.meta").write_text("complete")
+        if not (folder / "batches.meta").is_file():
+            raise RuntimeError("Dataset not found or corrupted.")
+        images, labels = colours(60)
+        part = slice(0, 50) if train else slice(50, 60)
+        self.data, self.targets = images[part], labels[part].tolist()
+
+
+def test_packed_cifar10_is_read_and_says_that_it_is_lossy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # not needed
+    write_packed(tmp_path / "cifar10" / "cifar10_jpeg_q75.npz", *colours(60), 10)
+    data = load("cifar10", 0, tmp_path, clients=2, partition="noise", sigma=0.0)
+    assert data.name == "cifar10 (lossy stand-in: JPEG of quality 75)"
+    assert_colours(data, 60, atol=4)  # JPEG moves a colour by a few levels
+
+
+def test_official_cifar10_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_packed(tmp_path / "cifar10" / "cifar10_jpeg_q75.npz", *colours(30), 10)
+    FakeCifar10(tmp_path, download=True)
+    fake_torchvision(monkeypatch, FakeCifar10)
+    data = load("cifar10", 0, tmp_path, clients=2, partition="noise", sigma=0.0)
+    assert data.name == "cifar10"
+    assert_colours(data, 60, atol=1e-2)
+
+
+def test_cifar10_is_downloaded_where_there_is_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_torchvision(monkeypatch, FakeCifar10)
+    root = tmp_path / "not" / "yet" / "there"
+    assert load("cifar10", 0, root, clients=2, partition="noise").name == "cifar10"
+    assert [path.name for path in root.iterdir()] == ["cifar-10-batches-py"]
+
+
+def test_cifar10_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def offline(root: str, download: bool) -> None:
+        raise RuntimeError("Error downloading cifar-10")
+
+    fake_torchvision(monkeypatch, offline)
+    with pytest.raises(FileNotFoundError, match=r"https://.*--data-root.*Error downloading"):
+        load("cifar10", 0, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_official_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    fake_torchvision(monkeypatch, FakeCifar10)
+    with pytest.raises(ValueError, match=r"cifar-10-batches-py: damaged or incomplete.*delete"):
+        load("cifar10", 0, tmp_path)
+
+
+def write_medical(root: Path, n: int = 60, shape: tuple[int, int] = (64, 64)) -> Path:
+    path = root / "medical-mnist" / "medical_mnist_12k_jpeg.npz"
+    images = np.full((n, *shape), 51, np.uint8)  # 51 / 255 = 0.2
+    write_packed(path, images, np.arange(n) % 6, 6)
+    return path
+
+
+def test_medical_mnist_is_grey_read_as_rgb(tmp_path: Path) -> None:
+    write_medical(tmp_path)
+    data = load("medical-mnist", 0, tmp_path, clients=3)
+    assert data.name == "medical-mnist (12,000 of the 58,954 images)"
+    assert (data.input_shape, data.num_classes) == ((3, 64, 64), 6)
+    x, _ = data.clients[0].train
+    assert torch.allclose(x, torch.tensor((0.2 - 0.3) / 0.3), atol=0.02)
+    # The three channels share memory; what slices batches and convolves does not mind.
+    assert x.stride(1) == 0
+    assert torch.nn.Conv2d(3, 2, 3)(x[torch.tensor([2, 0])]).shape == (2, 2, 62, 62)
+    noisy = load("medical-mnist", 0, tmp_path, clients=3, partition="noise").clients[0].train[0]
+    assert not torch.allclose(noisy[:, 0], noisy[:, 1], atol=0.01)
+
+
+def test_only_images_of_the_subset_are_decoded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_medical(tmp_path)
+    opened = []
+    real = Image.open
+
+    def count(*args: object, **options: object) -> object:
+        opened.append(1)
+        return real(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sources.Image, "open", count)
+    load("medical-mnist", 7, tmp_path, clients=3, partition="noise", samples=12)
+    assert len(opened) == 12
+
+
+def test_missing_medical_mnist(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"medical_mnist_12k_jpeg\.npz.*--data-root"):
+        load("medical-mnist", 0, tmp_path)
+
+
+def test_damaged_packed_file(tmp_path: Path) -> None:
+    path = write_medical(tmp_path, shape=(32, 32))
+    with pytest.raises(ValueError, match=r"image \d+ is no JPEG of shape \(64, 64\)"):
+        load("medical-mnist", 0, tmp_path, clients=3)
+
+    content = dict(np.load(path))
+    for key, value, message in (
+        ("offset", content["offset"][:-1], "offset does not cut data into 60 images"),
+        ("offset", content["offset"][::-1], "offset does not cut data into 60 images"),
+        ("data", content["data"][:-5], "data has .* bytes, offset ends at"),
+        ("label", np.full(60, 6, np.uint8), "label 6 of 6 classes"),
+    ):
+        np.savez(path, **(content | {key: value}))
+        with pytest.raises(ValueError, match=f"damaged file .{message}"):
+            load("medical-mnist", 0, tmp_path, clients=3)
+    np.savez(path, data=content["data"])
+    with pytest.raises(ValueError, match=r"damaged file .*offset"):
+        load("medical-mnist", 0, tmp_path, clients=3)
+    path.write_bytes(b"<html>not found</html>")
+    with pytest.raises(ValueError, match=r"jpeg\.npz: damaged file"):
+        load("medical-mnist", 0, tmp_path, clients=3)
+
+
+# The real files
+
+
+def needs(path: str) -> Path:
+    if not (ROOT / path).exists():
+        pytest.skip(f"needs {path} under $FL_ADMM_DATA")
+    return ROOT
+
+
+def test_real_mnist() -> None:
+    """MNIST's published class counts, 60,000 and 10,000 together: 6903 zeros, 6958 nines."""
+    data = load("mnist", 0, needs("MNIST/raw"), partition="dirichlet-quantity")
+    assert sum(map(size, data.clients)) == 70_000
+    labels = torch.cat([y for client in data.clients for _, y in parts(client)])
+    assert torch.bincount(labels)[[0, 9]].tolist() == [6903, 6958]
+    # The constants of the normalisation are those of the training images.
+    x = inputs(data)
+    assert x.mean().item() == pytest.approx(0, abs=0.01)
+    assert x.std().item() == pytest.approx(1, abs=0.01)
+
+
+def test_real_fashion_mnist_by_label_count() -> None:
+    """7,000 of each class at 10 clients with 2 shards of 3,500."""
+    root = needs("FashionMNIST/raw")
+    data = load("fashion-mnist", 0, root)
+    assert list(map(size, data.clients)) == [7000] * 10
+    assert np.count_nonzero(class_counts(data), axis=1).max() == 2
+
+
+def test_real_cifar10() -> None:
+    root = needs("cifar10/cifar10_jpeg_q75.npz")
+    pool = sources.cifar10(0, root)
+    assert np.bincount(pool.labels).tolist() == [6000] * 10
+    data = load("cifar10", 0, root, samples=1000)
+    assert list(map(size, data.clients)) == [100] * 10
+    x = inputs(data)
+    assert x.shape == (1000, 3, 32, 32)
+    # Published means of the channels, 0.491, 0.482 and 0.447, s.d. 0.25; an image's mean has a
+    # s.d. of about 0.15, so the mean of 1000 images one of 0.005.
+    means = (x * 0.5 + 0.5).mean(dim=(0, 2, 3))
+    assert means.tolist() == pytest.approx([0.491, 0.482, 0.447], abs=0.02)
+
+
+def test_real_medical_mnist() -> None:
+    root = needs("medical-mnist/medical_mnist_12k_jpeg.npz")
+    pool = sources.medical_mnist(0, root)
+    assert np.bincount(pool.labels).tolist() == [2000] * 6
+    data = load("medical-mnist", 0, root, samples=600, partition="noise", clients=4)
+    assert inputs(data).shape == (600, 3, 64, 64)

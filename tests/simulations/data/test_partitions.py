@@ -1,0 +1,239 @@
+"""The six partition schemes on bare labels: what defines each, and what it says of bad options."""
+
+import numpy as np
+import pytest
+
+from simulations.data import partitions
+from simulations.data.partitions import (
+    by_writer,
+    dirichlet_label,
+    dirichlet_quantity,
+    evenly,
+    hybrid,
+    label_count,
+    noise_std,
+    stratified,
+)
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 300))
+
+SCHEMES = {
+    "label_count": lambda rng: label_count(LABELS, 10, 2, rng),
+    "dirichlet_label": lambda rng: dirichlet_label(LABELS, 10, 0.5, rng),
+    "evenly": lambda rng: evenly(len(LABELS), 7, rng),
+    "dirichlet_quantity": lambda rng: dirichlet_quantity(len(LABELS), 10, 0.5, rng),
+    "hybrid": lambda rng: hybrid(LABELS, 10, 2, 0.5, rng),
+}
+
+
+def generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+class Fixed:
+    """Stands for a generator that draws the given shares and leaves every order as it is."""
+
+    def __init__(self, shares: list[float]) -> None:
+        self.shares = np.array(shares)
+
+    def dirichlet(self, alpha: np.ndarray) -> np.ndarray:
+        assert len(alpha) == len(self.shares)
+        return self.shares
+
+    def permutation(self, n: int) -> np.ndarray:
+        return np.arange(n)
+
+
+@pytest.mark.parametrize("deal", SCHEMES.values(), ids=SCHEMES)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_sample_goes_to_one_client(deal, seed: int) -> None:
+    dealt = deal(generator(seed))
+    assert sorted(np.concatenate(dealt)) == list(range(3000))
+
+
+@pytest.mark.parametrize("deal", SCHEMES.values(), ids=SCHEMES)
+def test_the_generator_decides_everything(deal) -> None:
+    one, again, other = (deal(generator(seed)) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 6])
+def test_a_client_holds_k_shards_each_of_one_label(k: int) -> None:
+    """With 10 classes and 10 clients a class is cut into k shards of 300 / k samples."""
+    for own in label_count(LABELS, 10, k, generator(k)):
+        counts = np.bincount(LABELS[own], minlength=10)
+        assert counts.sum() == 300
+        assert (counts % (300 // k) == 0).all()
+        assert 1 <= np.count_nonzero(counts) <= k
+
+
+def test_shards_beyond_k_m_stay_unused() -> None:
+    """6 classes, 10 clients, k = 2: ceil(20 / 6) = 4 shards a class, of 30; 20 of 24 are drawn."""
+    labels = np.repeat(np.arange(6), 120)
+    dealt = label_count(labels, 10, 2, generator(0))
+    assert [len(own) for own in dealt] == [60] * 10
+    assert len(np.unique(np.concatenate(dealt))) == 600
+
+
+def test_which_samples_make_a_shard_is_random() -> None:
+    labels = np.repeat(np.arange(10), 300)  # sorted: shards in file order would be runs
+    own = np.sort(label_count(labels, 10, 2, generator(0))[0])
+    assert np.count_nonzero(np.diff(own) == 1) < 200  # 298 of two runs; about half by chance
+
+
+@pytest.mark.parametrize("k", [0, 11])
+def test_label_count_outside_the_classes(k: int) -> None:
+    with pytest.raises(ValueError, match=f"labels_per_client={k}: expected 1 to 10"):
+        label_count(LABELS, 10, k, generator(0))
+
+
+def test_more_shards_than_samples() -> None:
+    labels = np.array([0, 0, 0, 1])
+    with pytest.raises(ValueError, match=r"cut into 2 shards, and class 1 has 1 sample"):
+        label_count(labels, 2, 2, generator(0))
+
+
+@pytest.mark.parametrize("beta", [0.5, 5.0])
+def test_label_shares_are_dirichlet(beta: float) -> None:
+    """A share of Dir(β) over m = 10 is Beta(β, 9β): mean 0.1, variance 0.09 / (10 β + 1).
+
+    300 classes give 300 independent draws of 10 shares. The shares' sample variance has a relative
+    s.d. below sqrt((κ - 1) / 3000) with a kurtosis κ < 9: 5 %; cutting at whole samples (of 80)
+    changes it by about 1 %. β = 0.25 or 1 would give a variance off by 50 %.
+    """
+    labels = np.tile(np.arange(300), 80)
+    dealt = dirichlet_label(labels, 10, beta, generator(0))
+    shares = np.stack([np.bincount(labels[own], minlength=300) for own in dealt]) / 80
+    assert shares.sum(axis=0) == pytest.approx(np.ones(300))
+    assert shares.var() == pytest.approx(0.09 / (10 * beta + 1), rel=0.2)
+
+
+def test_who_gets_which_samples_of_a_class_is_random() -> None:
+    labels = np.repeat(np.arange(10), 300)
+    own = max(dirichlet_label(labels, 4, 5.0, generator(0)), key=len)
+    assert np.count_nonzero(np.diff(np.sort(own)) == 1) < 0.8 * len(own)
+
+
+def test_label_shares_are_drawn_again_until_every_client_has_ten_samples() -> None:
+    """Of 1000 samples at 20 clients, β = 0.5, one draw in two leaves a client below 10."""
+    labels = np.tile(np.arange(10), 100)
+    sizes = [[len(own) for own in dirichlet_label(labels, 20, 0.5, generator(s))] for s in range(9)]
+    assert np.min(sizes) >= 10
+
+
+def test_label_shares_that_no_draw_satisfies() -> None:
+    with pytest.raises(ValueError, match=r"clients=50, beta=0.1: no draw .* of 3000 samples"):
+        dirichlet_label(LABELS, 50, 0.1, generator(0))
+    with pytest.raises(ValueError, match=r"clients=50, beta=0\.5"):  # more clients than samples
+        dirichlet_label(LABELS[:40], 50, 0.5, generator(0))
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.0, float("nan"), float("inf")])
+def test_beta_is_positive(beta: float) -> None:
+    for deal in (
+        lambda: dirichlet_label(LABELS, 10, beta, generator(0)),
+        lambda: dirichlet_quantity(3000, 10, beta, generator(0)),
+    ):
+        with pytest.raises(ValueError, match="expected a positive number"):
+            deal()
+
+
+def test_a_client_holds_consecutive_writers_whole() -> None:
+    """11 writers, 3 clients: 3 writers each; writers 9 and 10 are left out."""
+    writers = generator(0).permutation(np.repeat(np.arange(11), 4))
+    dealt = by_writer(writers, 3)
+    assert [sorted(set(writers[own])) for own in dealt] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert [len(set(own)) for own in dealt] == [12, 12, 12]
+
+
+def test_more_groups_of_writers_than_clients() -> None:
+    """5 writers, 3 clients: 1 writer each, although there are 5 groups of 1."""
+    assert [list(own) for own in by_writer(np.arange(5), 3)] == [[0], [1], [2]]
+
+
+def test_too_few_writers() -> None:
+    with pytest.raises(ValueError, match=r"clients=6: the data have 5 writers"):
+        by_writer(np.arange(5), 6)
+
+
+def test_even_parts_differ_by_one_sample_at_most() -> None:
+    assert [len(own) for own in evenly(11, 3, generator(0))] == [4, 4, 3]
+
+
+def test_noise_variance_is_sigma_i_over_m() -> None:
+    """σ = 0.1, m = 10: 0.01, 0.02, ..., 0.1 for i = 1, ..., 10."""
+    variances = [noise_std(0.1, client, 10) ** 2 for client in range(10)]
+    assert variances == pytest.approx([0.01 * i for i in range(1, 11)])
+
+
+@pytest.mark.parametrize(
+    ("shares", "sizes"),
+    [
+        ([0.1, 0.2, 0.3, 0.4], [100, 200, 300, 400]),
+        # 50 becomes 100; the others share 900 by 0.15 : 0.3 : 0.5, 142.1, 284.2 and 473.7.
+        ([0.05, 0.15, 0.3, 0.5], [100, 142, 284, 474]),
+        # That takes the second from 102 to 96.6, so it is raised as well; 800 by 0.348 : 0.5.
+        ([0.05, 0.102, 0.348, 0.5], [100, 100, 328, 472]),
+        ([0.0, 0.0, 1.0, 0.0], [100, 100, 700, 100]),
+    ],
+)
+def test_quantity_shares_and_their_minimum(shares: list[float], sizes: list[int]) -> None:
+    dealt = dirichlet_quantity(1000, 4, 0.5, Fixed(shares))  # type: ignore[arg-type]
+    assert [len(own) for own in dealt] == sizes
+
+
+def test_minimum_where_there_are_not_100_samples_a_client() -> None:
+    dealt = dirichlet_quantity(35, 4, 0.5, Fixed([0, 0, 0, 1]))  # type: ignore[arg-type]
+    assert [len(own) for own in dealt] == [8, 8, 8, 11]
+    for n in (40, 41):  # nothing, and one sample, above the minimum
+        sizes = sorted(len(own) for own in dirichlet_quantity(n, 4, 0.001, generator(0)))
+        assert sizes == [10, 10, 10, n - 30]
+
+
+@pytest.mark.parametrize("beta", [0.5, 5.0])
+def test_quantity_shares_are_dirichlet(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the label shares; 300 draws. Without the minimum, which would cut the small ones."""
+    monkeypatch.setattr(partitions, "MIN_QUANTITY_SKEW", 0)
+    rng = generator(0)
+    sizes = [[len(own) for own in dirichlet_quantity(200, 10, beta, rng)] for _ in range(300)]
+    assert np.var(np.array(sizes) / 200) == pytest.approx(0.09 / (10 * beta + 1), rel=0.2)
+
+
+def test_quantity_skew_leaves_the_labels_even() -> None:
+    """A client of s samples has s / 10 of a class, ± 5 s.d. of a binomial."""
+    for own in dirichlet_quantity(len(LABELS), 5, 0.5, generator(0)):
+        counts = np.bincount(LABELS[own], minlength=10)
+        assert np.abs(counts - len(own) / 10).max() < 5 * np.sqrt(0.09 * len(own))
+
+
+@pytest.mark.parametrize("clients", [10, 7])
+def test_hybrid_has_few_labels_in_the_first_half_and_unequal_sizes_in_the_other(
+    clients: int,
+) -> None:
+    few = -(-clients // 2)
+    dealt = hybrid(LABELS, clients, 2, 0.5, generator(1))
+    labels = [len(set(LABELS[own])) for own in dealt]
+    sizes = [len(own) for own in dealt]
+    assert max(labels[:few]) <= 2
+    assert set(labels[few:]) == {10}
+    assert min(sizes[few:]) >= 100
+    assert np.std(sizes[few:]) > 2 * np.std(sizes[:few])
+    assert sum(sizes[few:]) == 1500
+    # 4 clients x 2 shards of 10 classes: ceil(0.8) = 1 shard a class, 2 of the 10 unused.
+    assert sum(sizes[:few]) == (1500 if clients == 10 else pytest.approx(1200, abs=100))
+
+
+def test_hybrid_needs_two_clients() -> None:
+    with pytest.raises(ValueError, match="clients=1: hybrid skew needs two groups"):
+        hybrid(LABELS, 1, 2, 0.5, generator(0))
+
+
+def test_a_stratified_subset_keeps_the_class_shares() -> None:
+    labels = generator(0).permutation(np.repeat([0, 1, 2], [600, 300, 100]))
+    for samples in (1, 10, 333, 1000):
+        index = stratified(labels, samples, generator(1))
+        assert len(set(index)) == samples
+        counts = np.bincount(labels[index], minlength=3)
+        assert np.abs(counts - samples * np.array([0.6, 0.3, 0.1])).max() < 1
+    assert max(stratified(labels, 10, generator(1))) > 500  # not the first ones
