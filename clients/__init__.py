@@ -1,7 +1,9 @@
 """The client half of every algorithm: one `NumPyClient` each, over the solvers they share."""
 
 from .app import client_app
+from .curvature import LeastSquares, Logistic
 from .fedadmm import FedADMMClient
+from .fedgia import FedGiAClient, FedGiALinearClient
 from .fpfc import FPFCClient
 from .personalization import SplitInput, input_layers, output_layers, split_input
 from .torch_client import TorchClient, accuracy, rmse
@@ -9,6 +11,10 @@ from .torch_client import TorchClient, accuracy, rmse
 __all__ = [
     "FPFCClient",
     "FedADMMClient",
+    "FedGiAClient",
+    "FedGiALinearClient",
+    "LeastSquares",
+    "Logistic",
     "SplitInput",
     "TorchClient",
     "accuracy",

@@ -1,6 +1,7 @@
 """ADMM methods for personalised and clustered federated learning, as Flower strategies."""
 
 from .fedadmm import FedADMM
+from .fedgia import FedGiA
 from .fpfc import FPFC
 from .inprocess import InProcessGrid, run_in_process
 from .legacy import LegacyStrategy
@@ -12,6 +13,7 @@ __all__ = [
     "L1",
     "MCP",
     "FedADMM",
+    "FedGiA",
     "InProcessGrid",
     "LegacyStrategy",
     "SmoothedSCAD",

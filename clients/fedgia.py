@@ -1,0 +1,328 @@
+"""The client's half of FedGiA.
+
+Zhou, Li, "Efficient and Convergent Federated Learning", arXiv:2205.01438 (FedGiA): Algorithm 1,
+equations (13) to (18). The server's half is `fl_admm_strategies.FedGiA`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from fl_admm_strategies.blocks import Block, spec_of
+from fl_admm_strategies.wire import CLIENT_ID, NUM_CLIENTS, split_groups
+
+from .curvature import Curvature, DataLoss, ScaledIdentity, Vector, power_iteration
+from .memory import Memory
+from .torch_client import Scalars, TorchClient
+
+
+def admm_steps(
+    x: Vector,
+    gradient: Vector,
+    dual: Vector,
+    hessian: Curvature,
+    *,
+    num_clients: int,
+    sigma: float,
+    steps: int,
+) -> tuple[Vector, Vector]:
+    """Take k0 steps of the inexact ADMM group, (13) and (14), at the cost of one.
+
+    The steps keep x and the gradient, so only e = gradient + pi changes: with M = (H_i/m)
+    (H_i/m + sigma I)^-1, a step is e <- M e, and k0 of them are a function of H_i (specs 2.1).
+
+    Parameters
+    ----------
+    x : ndarray of shape (n,)
+        x^tau, the point that the server sent.
+    gradient : ndarray of shape (n,)
+        grad f_i(x)/m.
+    dual : ndarray of shape (n,)
+        pi_i at the start of the round.
+    hessian : Curvature
+        H_i.
+    num_clients : int
+        m.
+    sigma : float
+    steps : int
+        k0.
+
+    Returns
+    -------
+    iterate, dual : ndarray of shape (n,)
+        x_i and pi_i after the steps.
+    """
+    pull = num_clients * sigma
+
+    def left(h: Vector) -> Vector:  # the eigenvalues of M^k0
+        return np.asarray((h / (h + pull)) ** steps)
+
+    def step(h: Vector) -> Vector:  # those of (H_i/m + sigma I)^-1 M^(k0 - 1)
+        return np.asarray((h / (h + pull)) ** (steps - 1) * (num_clients / (h + pull)))
+
+    moved, rest = hessian.apply(gradient + dual, (step, left))
+    return x - moved, rest - gradient
+
+
+class FedGiASteps(NumPyClient):
+    """What the two clients share: the round, over a gradient and a curvature that they give."""
+
+    context: Context
+
+    @abstractmethod
+    def train_size(self) -> int:
+        """Return d_i, the number of training samples; refuse a client without any."""
+
+    @abstractmethod
+    def loss_and_gradient(
+        self, model: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, list[NDArray[Any]]]:
+        """Return f_i and its gradient, an array for every floating point array of the model."""
+
+    @abstractmethod
+    def measure(self, model: list[NDArray[Any]], config: Scalars) -> Scalars:
+        """Answer the hand-shake: ``curvature``, r_i, and what else the server may log."""
+
+    @abstractmethod
+    def gram(self) -> Curvature:
+        """Return the Gram matrix H_i, or refuse."""
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Take part in a round (Algorithm 1): one gradient, then (13)-(15) k0 times or (16)-(18).
+
+        Returns
+        -------
+        parameters : list of ndarray
+            z_i, in the arrays of the model; then pi_i, unless the client keeps it; then
+            grad f_i(x)/m, where the server asks for it.
+        num_examples : int
+            d_i.
+        metrics : dict
+            ``loss``: f_i(x), at the point that the server sent. In the hand-shake ``curvature``:
+            r_i.
+
+        Raises
+        ------
+        ValueError
+            If there is nothing to train on, the message does not fit the model, the server wants a
+            Gram matrix and the loss has none, or the client does not hold its pi_i.
+        """
+        groups = split_groups(parameters, config)
+        model = groups["global"]
+        gram = self.gram() if config["hessian"] == "gram" else None
+        if config.get("handshake"):
+            return [], self.train_size(), self.measure(model, config)
+        num_examples = self.train_size()
+        num_clients, sigma = int(config["num-clients"]), float(config["sigma"])
+        received = _named(model)
+        block = Block(spec_of(_floating(received)))
+        x = block.vector(received).astype(np.float64)
+        loss, slopes = self.loss_and_gradient(model, config)
+        gradient = np.concatenate([slope.ravel() for slope in slopes], dtype=np.float64)
+        gradient /= num_clients
+        if config["admm"]:
+            before = self._dual(groups.get("dual"), config, x)
+            iterate, dual = admm_steps(
+                x,
+                gradient,
+                before,
+                gram or ScaledIdentity(float(config["curvature"])),
+                num_clients=num_clients,
+                sigma=sigma,
+                steps=int(config["local-steps"]),
+            )  # (13), (14)
+        else:
+            iterate, dual = x, -gradient  # (16), (17)
+        message = iterate + dual / sigma  # (15), (18)
+        reply = list((received | block.arrays(message)).values())
+        if config["keep-dual"]:
+            Memory(self.context).keep(config, {"dual": dual})
+        else:
+            reply += block.arrays(dual).values()
+        if config["report-gradient"]:
+            reply += block.arrays(gradient).values()
+        return reply, num_examples, {"loss": loss}
+
+    def _dual(
+        self, sent: list[NDArray[Any]] | None, config: Scalars, x: Vector
+    ) -> NDArray[np.float64]:
+        """Return pi_i: what the server sent, else what the client kept, else pi_i^0 = 0."""
+        if sent is not None:
+            return np.concatenate([array.ravel() for array in sent], dtype=np.float64)
+        memory = Memory(self.context)
+        if (kept := memory.recall(config)) is not None:
+            return kept["dual"]
+        if config["version"] == 0:
+            return np.zeros_like(x)
+        raise memory.lost(config)
+
+
+def _named(model: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {str(position): array for position, array in enumerate(model)}
+
+
+def _floating(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+
+
+class FedGiAClient(TorchClient, FedGiASteps):
+    """Client of `FedGiA` with any PyTorch model: H_i = r_i I (FedGiA_D).
+
+    r_i is estimated by `power_iteration` at the initial model, unless the strategy is given
+    ``curvature=``; the method behind it must be differentiable twice. f_i is the loss of the model
+    in evaluation mode, over all samples: FedGiA's rounds need one function, so dropout is off, and
+    buffers (a batch norm's running mean) and frozen parameters stay as they start. Parameters are
+    those of `TorchClient`; `full_batch` and `optimizer_fn` have no use here.
+
+    Examples
+    --------
+    >>> def client_fn(context: Context):
+    ...     train, test = load_data(context.node_config["partition-id"])
+    ...     return FedGiAClient(context, Net(), train, nn.CrossEntropyLoss(),
+    ...                         test_loader=test, metrics={"accuracy": accuracy}).to_client()
+    """
+
+    def loss_and_gradient(
+        self, model: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, list[NDArray[Any]]]:
+        """Return f_i and its gradient; zero for what the model does not train."""
+        self.load(model)
+        self.model.eval()
+        with self.seeded(config):
+            loss = self.train_problem.set_gradient()
+        slopes = {
+            name: parameter.grad.cpu().numpy()
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if parameter.grad is not None
+        }
+        return loss, [
+            slopes[name] if name in slopes else np.zeros(array.shape, array.dtype)
+            for name, array in zip(self.model.state_dict(), model, strict=True)
+            if array.dtype.kind == "f"
+        ]
+
+    def measure(self, model: list[NDArray[Any]], config: Scalars) -> Scalars:
+        """Return the estimate of r_i."""
+        self.load(model)
+        with self.seeded(config):
+            return {"curvature": power_iteration(self.train_problem, int(config["seed"]))}
+
+    def gram(self) -> Curvature:
+        """Refuse: the Gram matrix is that of a linear model."""
+        raise ValueError(
+            "hessian='gram' needs a data matrix; a PyTorch model has none. Use "
+            "FedGiA(hessian='diagonal'), or FedGiALinearClient with LeastSquares or Logistic."
+        )
+
+
+class FedGiALinearClient(FedGiASteps):
+    """Client of `FedGiA` with a linear model over a data matrix, in float64 and closed form.
+
+    Serves both choices of H_i in Table II. The strategy's initial arrays are one array of n
+    numbers: ``ArrayRecord({"x": Array(np.zeros(n))})``.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context.
+    problem : LeastSquares or Logistic
+        f_i. Make it once a process and keep it, where you can: the factorised Gram matrix stays
+        with it.
+    test_problem : LeastSquares or Logistic, optional
+        What `evaluate` reports on; without it the client refuses to evaluate.
+
+    Examples
+    --------
+    >>> @lru_cache
+    ... def problem(client_id: int) -> LeastSquares:
+    ...     return LeastSquares(*load_data(client_id))
+    >>> def client_fn(context: Context):
+    ...     return FedGiALinearClient(
+    ...         context, problem(context.node_config["partition-id"])
+    ...     ).to_client()
+    """
+
+    def __init__(
+        self, context: Context, problem: DataLoss, test_problem: DataLoss | None = None
+    ) -> None:
+        self.context = context
+        self.problem = problem
+        self.test_problem = test_problem
+
+    def get_properties(self, config: Scalars) -> Scalars:
+        """Return who the client is, for strategies of the older API."""
+        partition = self.context.node_config.get("partition-id")
+        if partition is None:
+            return {}
+        total = self.context.node_config.get("num-partitions", 0)
+        return {CLIENT_ID: int(partition), NUM_CLIENTS: int(total)}
+
+    def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
+        """Return x = 0, where the paper starts."""
+        return [np.zeros(self.problem.size)]
+
+    def train_size(self) -> int:
+        """Return d_i."""
+        return self.problem.num_examples
+
+    def loss_and_gradient(
+        self, model: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, list[NDArray[Any]]]:
+        """Return f_i and its gradient."""
+        loss, gradient = self.problem.value_and_gradient(self._vector(model))
+        return loss, [gradient]
+
+    def measure(self, model: list[NDArray[Any]], config: Scalars) -> Scalars:
+        """Return r_i, and how many columns of the data are all zero or constant."""
+        self._vector(model)
+        return {
+            "curvature": self.problem.largest_curvature(),
+            "zero-columns": len(self.problem.zero_columns),
+            "constant-columns": len(self.problem.constant_columns),
+        }
+
+    def gram(self) -> Curvature:
+        """Return the Gram matrix H_i."""
+        return self.problem.gram
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate the model on the test data.
+
+        Returns
+        -------
+        loss : float
+        num_examples : int
+        metrics : dict
+            ``global-loss``, and ``global-rmse`` or ``global-accuracy``.
+        """
+        if self.test_problem is None:
+            raise ValueError(
+                "This client has no test_problem, so it cannot evaluate. Give it one, or switch "
+                "federated evaluation off with fraction_evaluate=0."
+            )
+        x = self._vector(split_groups(parameters, config)["global"])
+        loss, _ = self.test_problem.value_and_gradient(x)
+        report = {"loss": loss} | self.test_problem.metrics(x)
+        metrics = {f"global-{name}": value for name, value in report.items()}
+        return loss, self.test_problem.num_examples, metrics
+
+    def _vector(self, model: list[NDArray[Any]]) -> Vector:
+        """Return x as float64, shape (n,)."""
+        if [array.size for array in model] != [self.problem.size]:
+            raise ValueError(
+                f"The server sent arrays of shapes {[array.shape for array in model]}, expected "
+                f"one of {self.problem.size} numbers, one for each column of the data matrix. "
+                'Start with ArrayRecord({"x": Array(np.zeros(n))}).'
+            )
+        return np.asarray(model[0].ravel(), dtype=np.float64)

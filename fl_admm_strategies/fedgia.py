@@ -1,0 +1,453 @@
+"""FedGiA: federated learning by gradient descent and inexact ADMM.
+
+In every round all clients compute one gradient at the server's point x. A random group then takes
+k0 steps of inexact ADMM with it, the others one gradient step; the server averages what they send.
+
+Zhou, Li, "Efficient and Convergent Federated Learning", arXiv:2205.01438 (published as "FedGiA: An
+Efficient Hybrid Algorithm for Federated Learning", IEEE TSP 71, 2023): Algorithm 1, equations (12)
+to (18), the choices of H_i and sigma of Table II. tau_k is the ceiling of k/k0 (its brackets are
+printed as a floor's, specs 6.1), so x stays for k0 steps. The client's half is
+`clients.FedGiAClient` and `clients.FedGiALinearClient`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO
+from typing import Any, Literal
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+
+from .blocks import Block, Spec, spec_of
+from .checks import check_choice, check_count, check_fraction, check_positive, listing
+from .strategy import Metrics, StatefulStrategy, StopRule
+from .wire import Arrays, Order, Reply
+
+_DUAL = "dual/"
+_GRADIENT = "gradient/"
+
+
+@dataclass
+class FedGiAState:
+    """The server's variables, for m clients and n parameters.
+
+    Attributes
+    ----------
+    messages : ndarray of shape (m, n)
+        z_i, every client's last message.
+    duals : ndarray of shape (m, n)
+        pi_i; (0, n) where the clients keep them.
+    curvatures : ndarray of shape (m,)
+        r_i; NaN before the hand-shake.
+    seed : int
+        Draws the group of every round.
+    point : ndarray of shape (n,)
+        x of the last round that changed the state: where the clients computed their gradients.
+    objective, squared_gradient : float
+        f(x) and ||grad f(x)||^2 there; NaN where not every client reported.
+    """
+
+    messages: NDArray[Any]
+    duals: NDArray[Any]
+    curvatures: NDArray[np.float64]
+    seed: int
+    point: NDArray[Any]
+    objective: float = math.nan
+    squared_gradient: float = math.nan
+
+
+@dataclass(frozen=True)
+class FedGiADiagnostics:
+    """What Table III reports of a run; see `FedGiA.diagnostics`.
+
+    Attributes
+    ----------
+    arrays : Arrays
+        x, the point of the last round: the one that the other numbers belong to. The global model
+        is one aggregation further.
+    objective : float
+        f(x) = (1/m) sum_i f_i(x); NaN where a client's reply was missing.
+    squared_gradient : float
+        ||grad f(x)||^2; NaN where it is not known.
+    communication_rounds : int
+        CR: the rounds of local work that led to x (specs 6.6).
+    """
+
+    arrays: Arrays
+    objective: float
+    squared_gradient: float
+    communication_rounds: int
+
+
+class FedGiA(StatefulStrategy):
+    """Federated gradient descent and inexact ADMM (FedGiA).
+
+    Minimises f(x) = (1/m) sum_i f_i(x), all clients counting equally. Every client takes part in
+    every round, so there is no `fraction_train`; a client whose reply is missing counts with its
+    last z_i.
+
+    Parameters
+    ----------
+    t : float (default: 0.15)
+        sigma = t r/m with r = max_i r_i, the penalty parameter. The default is Table II's for
+        linear regression; for logistic regression it has max(0.1, 8 ln(d)/n). Larger is slower and
+        safer: the theory wants t > 6, and the limit of large k0, gradient descent with step
+        1/(t r), needs t > L/(2r) with L the curvature of f itself (specs 6.2).
+    hessian : {'diagonal', 'gram'} (default: 'diagonal')
+        H_i: r_i I (FedGiA_D, for any loss) or the Gram matrix of the client's data (FedGiA_G, for
+        `clients.FedGiALinearClient`).
+    local_steps : int (default: 5)
+        k0, the inexact ADMM steps of a round. They cost no gradient, and as much as one step.
+    fraction_admm : float (default: 0.5)
+        s, the share of clients in the inexact ADMM group, ceil(s m) of them, drawn anew every
+        round; the others take the gradient step.
+    curvature : float or mapping of int to float, optional
+        r_i, of all clients or by client id. By default every client reports its own in a hand-shake
+        before round 1.
+    duals : {'strategy', 'client'} (default: 'strategy')
+        Where pi_i lives. 'strategy': it travels both ways (down 2n numbers for the ADMM group and n
+        for the others, up 2n) and clients keep nothing. 'client': the paper's wire, n down and n
+        up; the same trajectory up to rounding. A client that has lost its pi_i fails until it is
+        drawn into the gradient group, which needs none.
+    report_gradient : bool (default: False)
+        Let every client send its gradient along (n more numbers up, counted in `traffic`), so that
+        ||grad f(x)||^2 is known. With hessian='diagonal' and duals='strategy' it is known in any
+        case, by (34), and nothing more is sent.
+    **base
+        The parameters of `StatefulStrategy` but `fraction_train`.
+
+    Notes
+    -----
+    ||grad f||^2 belongs to the point x that a round started from: the gradients come with the
+    round's replies. `gradient_tolerance` makes a stop rule of it.
+
+    The first step may increase the augmented Lagrangian, whatever t is: with pi_i^0 = 0 equation
+    (34), on which the descent lemma rests, holds only from the second on (specs 3).
+
+    Examples
+    --------
+    >>> strategy = FedGiA(t=0.15, local_steps=10)
+    >>> stop = strategy.gradient_tolerance(1e-9)
+    >>> result = strategy.start(grid, ArrayRecord({"x": Array(np.zeros(100))}), 1000, stop=stop)
+    >>> strategy.diagnostics().communication_rounds
+    7
+    """
+
+    def __init__(
+        self,
+        *,
+        t: float = 0.15,
+        hessian: Literal["diagonal", "gram"] = "diagonal",
+        local_steps: int = 5,
+        fraction_admm: float = 0.5,
+        curvature: float | Mapping[int, float] | None = None,
+        duals: Literal["strategy", "client"] = "strategy",
+        report_gradient: bool = False,
+        **base: Any,
+    ) -> None:
+        if "fraction_train" in base:
+            raise TypeError(
+                "FedGiA takes no fraction_train: all clients train in every round, since (12) is "
+                "a mean over all. fraction_admm is the share of them in the inexact ADMM group."
+            )
+        super().__init__(**base)
+        check_positive("t", t)
+        check_count("local_steps", local_steps, least=1)
+        check_fraction("fraction_admm", fraction_admm, zero=False)
+        check_choice("hessian", hessian, ("diagonal", "gram"))
+        check_choice("duals", duals, ("strategy", "client"))
+        if isinstance(curvature, Mapping):
+            for client, value in curvature.items():
+                check_positive(f"curvature of client {client}", value)
+        elif curvature is not None:
+            check_positive("curvature", curvature)
+        self.t = t
+        self.hessian = hessian
+        self.local_steps = local_steps
+        self.fraction_admm = fraction_admm
+        self.curvature = curvature
+        self.duals = duals
+        self.report_gradient = report_gradient
+        self._recovers_gradient = hessian == "diagonal" and duals == "strategy"
+        self._sends_gradient = report_gradient and not self._recovers_gradient
+        self._block = Block({})
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the settings for the log."""
+        return {
+            "t": self.t,
+            "H_i": self.hessian,
+            "Local steps": self.local_steps,
+            "Fraction in the ADMM group": self.fraction_admm,
+            "Curvature": "from the clients" if self.curvature is None else self.curvature,
+            "Duals": self.duals,
+        }
+
+    # ------------------------------------------------------------------------------------------
+    # The algorithm
+    # ------------------------------------------------------------------------------------------
+
+    def init_state(self, arrays: Arrays) -> None:
+        """Start with z_i = x^0 and pi_i = 0 for every client."""
+        floating = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+        if not floating:
+            raise ValueError("The model has no array of floating point numbers to train.")
+        self._block = Block(spec_of(floating))
+        self._fixed = {name: array for name, array in arrays.items() if name not in floating}
+        first = self._block.vector(arrays)
+        m = len(self.client_ids)
+        if self._group_size(m) < 1:
+            raise ValueError(
+                f"fraction_admm={self.fraction_admm} of {m} clients is nobody; give at least "
+                f"{1 / m:.2g}."
+            )
+        self.state = FedGiAState(
+            messages=np.tile(first, (m, 1)),
+            duals=np.zeros((m if self.duals == "strategy" else 0, first.size), first.dtype),
+            curvatures=self._given_curvatures(),
+            seed=self.seed,
+            point=first,
+        )
+        self._index = {client: index for index, client in enumerate(self.client_ids)}
+        if self.t <= 6:
+            log(INFO, "FedGiA: t = %s; the convergence theory assumes t > 6", self.t)
+
+    def _given_curvatures(self) -> NDArray[np.float64]:
+        if not isinstance(self.curvature, Mapping):
+            value = math.nan if self.curvature is None else float(self.curvature)
+            return np.full(len(self.client_ids), value)
+        if missing := [client for client in self.client_ids if client not in self.curvature]:
+            raise ValueError(f"curvature has no value for the clients {listing(missing)}.")
+        return np.array([self.curvature[client] for client in self.client_ids], dtype=np.float64)
+
+    def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
+        """Ask every client for its r_i, at the initial model."""
+        if self.curvature is not None:
+            return {}
+        order = Order({"global": self.global_model()}, {"hessian": self.hessian})
+        return dict.fromkeys(client_ids, order)
+
+    def handshake(self, replies: Mapping[int, Reply]) -> None:
+        """Take in every r_i; say what the clients found in their data."""
+        for client, reply in replies.items():
+            curvature = reply.metrics.get("curvature", math.nan)
+            check_positive(f"The curvature that client {client} reported", curvature)
+            self.state.curvatures[self._index[client]] = curvature
+        for kind in ("zero", "constant"):
+            counts = [reply.metrics.get(f"{kind}-columns", 0) for reply in replies.values()]
+            if any(counts):
+                log(
+                    INFO,
+                    "FedGiA: %s of %s clients have %s data columns, up to %d; H_i/m + sigma I is "
+                    "invertible all the same",
+                    np.count_nonzero(counts),
+                    len(counts),
+                    "all-zero" if kind == "zero" else kind,
+                    max(counts),
+                )
+
+    @property
+    def sigma(self) -> float:
+        """The penalty parameter, t r/m with r = max_i r_i; NaN before the hand-shake."""
+        self._need_state()
+        return self.t * float(self.state.curvatures.max()) / len(self.client_ids)
+
+    def admm_group(self, server_round: int) -> NDArray[np.bool_]:
+        """Return which clients are in the inexact ADMM group C of a round, shape (m,).
+
+        Uniform without replacement; a function of the seed and the round alone, so that a run which
+        was continued from a saved state draws the same.
+        """
+        m = len(self.client_ids)
+        rng = np.random.default_rng([self.state.seed, server_round, *b"FedGiA"])
+        group = np.zeros(m, dtype=np.bool_)
+        group[rng.choice(m, size=self._group_size(m), replace=False)] = True
+        return group
+
+    def _group_size(self, num_clients: int) -> int:
+        # ceil(s m), as the authors round it (specs 6.9), less roundings such as 0.07 * 100 > 7.
+        return math.ceil(self.fraction_admm * num_clients - 1e-9)
+
+    def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        """Send x (and pi_i) to every client, and which group it is in."""
+        everybody = self.global_model()  # (12)
+        in_admm = self.admm_group(server_round)
+        sigma = self.sigma
+        orders = {}
+        for client in client_ids:
+            index = self._index[client]
+            groups = {"global": everybody}
+            if self.duals == "strategy" and in_admm[index]:  # the others need none
+                groups["dual"] = self._block.arrays(self.state.duals[index])
+            orders[client] = Order(
+                groups,
+                {
+                    "admm": bool(in_admm[index]),
+                    "hessian": self.hessian,
+                    "curvature": float(self.state.curvatures[index]),
+                    "sigma": sigma,
+                    "num-clients": len(self.client_ids),
+                    "local-steps": int(self.local_steps),
+                    "keep-dual": self.duals == "client",
+                    "report-gradient": self._sends_gradient,
+                },
+            )
+        return orders
+
+    def reply_spec(self) -> Spec:
+        """Return the model's arrays for z_i, and further sets for pi_i and the gradient."""
+        spec = dict(self._spec)
+        for prefix in self._prefixes():
+            spec |= {prefix + name: entry for name, entry in self._block.spec.items()}
+        return spec
+
+    def _prefixes(self) -> list[str]:
+        return [_DUAL] * (self.duals == "strategy") + [_GRADIENT] * self._sends_gradient
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Take in every z_i and pi_i, then what they say about f at the point that was sent."""
+        state = self.state
+        active = [self._index[client] for client in replies]
+        state.point = self._mean()
+        state.messages[active] = self._stack(replies)
+        if self.duals == "strategy":
+            state.duals[active] = self._stack(replies, _DUAL)
+        state.objective = state.squared_gradient = math.nan
+        if len(replies) < len(self.client_ids):
+            return
+        losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
+        state.objective = float(np.mean(losses))
+        if self._sends_gradient:
+            gradient = self._stack(replies, _GRADIENT).sum(axis=0, dtype=np.float64)
+            state.squared_gradient = float(gradient @ gradient)
+        elif self._recovers_gradient:
+            gradient = self._gradient_at(state.point)
+            state.squared_gradient = float(gradient @ gradient)
+
+    def _stack(self, replies: Mapping[int, Reply], prefix: str = "") -> NDArray[Any]:
+        """Return one set of every reply's arrays as rows."""
+        return np.stack(
+            [
+                self._block.vector({name: reply.arrays[prefix + name] for name in self._block.spec})
+                for reply in replies.values()
+            ]
+        )
+
+    def _gradient_at(self, point: NDArray[Any]) -> NDArray[np.float64]:
+        """Return grad f(x) = sum_i grad f_i(x)/m from z_i and pi_i, by (34) with H_i = r_i I."""
+        state = self.state
+        duals = state.duals.astype(np.float64)
+        moved = state.messages - duals / self.sigma - point  # x_i - x, by (15)
+        weights = state.curvatures / len(self.client_ids)
+        gradient: NDArray[np.float64] = -duals.sum(axis=0) - weights @ moved
+        return gradient
+
+    def _mean(self) -> NDArray[Any]:
+        """Return x, the mean of all z_i (12), shape (n,)."""
+        mean: NDArray[Any] = self.state.messages.mean(axis=0, dtype=np.float64)
+        return mean.astype(self.state.messages.dtype)
+
+    # ------------------------------------------------------------------------------------------
+    # Results
+    # ------------------------------------------------------------------------------------------
+
+    def round_metrics(self) -> Metrics:
+        """Return f(x) and ||grad f(x)||^2 at the point of the last round, where they are known."""
+        known = {
+            "objective": self.state.objective,
+            "squared-gradient": self.state.squared_gradient,
+        }
+        return {name: value for name, value in known.items() if not math.isnan(value)}
+
+    def diagnostics(self) -> FedGiADiagnostics:
+        """Return what Table III reports: f(x), ||grad f(x)||^2 and CR at the last round's x."""
+        self._need_state()
+        return FedGiADiagnostics(
+            arrays=self._model(self.state.point),
+            objective=self.state.objective,
+            squared_gradient=self.state.squared_gradient,
+            communication_rounds=max(self._round - 1, 0),
+        )
+
+    def gradient_tolerance(self, per_parameter: float = 1e-9) -> StopRule:
+        """Return a rule for ``start(stop=...)``: stop at ||grad f(x)||^2 <= n per_parameter (30).
+
+        A round in which a client's reply is missing does not stop the run: the gradient is unknown.
+
+        Parameters
+        ----------
+        per_parameter : float (default: 1e-9)
+            The tolerance for each of the n parameters.
+
+        Raises
+        ------
+        ValueError
+            If the gradient is not known to the server with these settings.
+        """
+        check_positive("per_parameter", per_parameter)
+        if not (self._recovers_gradient or self._sends_gradient):
+            raise ValueError(
+                f"With hessian={self.hessian!r} and duals={self.duals!r} the server does not know "
+                "grad f(x). Give FedGiA(report_gradient=True); it costs n more numbers up."
+            )
+        return lambda server_round, metrics: (
+            self.state.squared_gradient <= self._block.size * per_parameter
+        )
+
+    def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        """Send the global model to each client."""
+        return dict.fromkeys(client_ids, Order({"global": self.global_model()}))
+
+    def global_model(self) -> Arrays:
+        """Return x, the mean of all z_i."""
+        return self._model(self._mean())
+
+    def personal_model(self, client_id: int) -> Arrays:
+        """Return the global model: the clients share one, their x_i are only steps towards it."""
+        return self.global_model()
+
+    def _model(self, vector: NDArray[Any]) -> Arrays:
+        arrays = self._fixed | self._block.arrays(vector)
+        return {name: arrays[name] for name in self._spec}
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return copies of the variables."""
+        state = self.state
+        return {
+            "messages": state.messages.copy(),
+            "duals": state.duals.copy(),
+            "curvatures": state.curvatures.copy(),
+            "seed": np.array(state.seed, dtype=np.uint64),
+            "point": state.point.copy(),
+            "measures": np.array([state.objective, state.squared_gradient]),
+        }
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned.
+
+        Raises
+        ------
+        ValueError
+            If the shapes are those of another model, or of the other place for the duals.
+        """
+        for name, own in self.state_arrays().items():
+            if arrays[name].shape != own.shape:
+                raise ValueError(
+                    f"The saved '{name}' has shape {arrays[name].shape}, this run's {own.shape}. "
+                    "Continue with the model and the settings that the state was saved with."
+                )
+        dtype = self._block.dtype
+        objective, squared_gradient = (float(value) for value in arrays["measures"])
+        self.state = FedGiAState(
+            messages=arrays["messages"].astype(dtype),
+            duals=arrays["duals"].astype(dtype),
+            curvatures=arrays["curvatures"].astype(np.float64),
+            seed=int(arrays["seed"]),
+            point=arrays["point"].astype(dtype),
+            objective=objective,
+            squared_gradient=squared_gradient,
+        )
