@@ -63,8 +63,8 @@ class Ratings:
     array([3.5, 4. ])
     """
 
-    users: NDArray[np.int32]
-    items: NDArray[np.int32]
+    users: NDArray[np.integer[Any]]
+    items: NDArray[np.integer[Any]]
     values: NDArray[np.float64]
     num_users: int
     num_items: int

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from simulations.data import sources
 from simulations.data.digits import digits_swap
@@ -16,9 +16,12 @@ from simulations.data.har import uci_har
 from simulations.data.housing_bodyfat import housing_bodyfat
 from simulations.data.images import images_swap
 from simulations.data.partitioned import partitioned
+from simulations.data.ratings import MOVIELENS, RatingsData, movielens, synthetic_ratings
 from simulations.data.synthetic import SCENARIOS, synthetic
+from simulations.data.tabular import TabularData, qsar, synthetic_v1
 
-Loader = Callable[..., FederatedData]
+Data: TypeAlias = FederatedData | RatingsData | TabularData
+Loader = Callable[..., Data]
 
 # A loader takes (seed, root); its keyword-only parameters are its options.
 DATASETS: dict[str, Loader] = {
@@ -38,6 +41,10 @@ DATASETS: dict[str, Loader] = {
     "cifar10": partial(partitioned, sources.cifar10, "cifar10"),
     "medical-mnist": partial(partitioned, sources.medical_mnist, "medical-mnist"),
     "uci-har": uci_har,
+    **{name: partial(movielens, name) for name in MOVIELENS},
+    "synthetic-ratings": synthetic_ratings,
+    "synthetic-v1": synthetic_v1,
+    "qsar": qsar,
 }
 
 
@@ -82,13 +89,11 @@ def _checked(name: str, loader: Loader, options: dict[str, Any]) -> tuple[tuple[
 
 
 @lru_cache(maxsize=2)  # images take 0.2 GB
-def _load(name: str, seed: int, root: Path, options: tuple[tuple[str, Any], ...]) -> FederatedData:
+def _load(name: str, seed: int, root: Path, options: tuple[tuple[str, Any], ...]) -> Data:
     return DATASETS[name](seed, root, **dict(options))
 
 
-def load(
-    name: str, seed: int, data_root: Path | str | None = None, **options: Any
-) -> FederatedData:
+def load(name: str, seed: int, data_root: Path | str | None = None, **options: Any) -> Data:
     """Load a federated data set; a process does so once and shares the copy.
 
     The result is a function of the arguments (and of the files) alone, so that every worker
@@ -107,8 +112,8 @@ def load(
 
     Returns
     -------
-    FederatedData
-        Shared: not to be written into.
+    FederatedData, RatingsData or TabularData
+        Samples, ratings or local losses, as the data set has it. Shared: not to be written into.
 
     Raises
     ------

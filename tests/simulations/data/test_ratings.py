@@ -1,0 +1,280 @@
+"""Ratings: dealt by users, split by client, standardised by training statistics, files checked."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulations.data import RatingsData, load
+from simulations.data.ratings import MOVIELENS, MovieLens, deal
+from simulations.data.registry import _load
+
+ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
+
+Rating = tuple[int, int, float]
+
+
+def needs(file: str) -> pytest.MarkDecorator:
+    missing = not (ROOT / file).is_file()
+    return pytest.mark.skipif(missing, reason=f"needs {file} under $FL_ADMM_DATA")
+
+
+def made_up(users: int = 23, items: int = 17, k: int = 200) -> list[Rating]:
+    """Ratings with ids that leave gaps, in no order."""
+    rng = np.random.default_rng(0)
+    cells = rng.choice(users * items, k, replace=False)
+    stars = rng.integers(1, 6, size=k)
+    pairs = zip(cells.tolist(), stars.tolist(), strict=True)
+    return [(7 * (c // items) + 3, 100 - c % items, float(s)) for c, s in pairs]
+
+
+def columns(ratings: list[Rating]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    users, items, stars = (np.array(column) for column in zip(*ratings, strict=True))
+    return users, items, stars
+
+
+def dealt(data: RatingsData, part: str) -> list[Rating]:
+    """Ratings of all clients, as the file has them."""
+    found = []
+    for client in data.clients:
+        ratings = getattr(client, part)
+        stars = data.std * ratings.values + data.mean
+        found += zip(
+            client.user_ids[ratings.users].tolist(),
+            data.item_ids[ratings.items].tolist(),
+            stars.round(12).tolist(),
+            strict=True,
+        )
+    return found
+
+
+@pytest.mark.parametrize("transform", ["none", "zscore"])
+def test_every_rating_is_with_one_client_once_and_in_its_place(transform: str) -> None:
+    ratings = made_up()
+    data = deal("made-up", 1, columns(ratings), 5, 0.2, transform)
+    assert sorted(dealt(data, "train") + dealt(data, "test")) == sorted(ratings)
+    assert (data.num_users, data.num_items) == (23, 17)
+    assert data.item_ids.tolist() == list(range(84, 101))
+
+
+def test_users_are_dealt_evenly_and_at_random_each_to_one_client() -> None:
+    table = columns(made_up())
+    data, other = (deal("made-up", seed, table, 5, 0.2, "none") for seed in (1, 2))
+    ids = [client.user_ids for client in data.clients]
+    assert sorted(map(len, ids)) == [4, 4, 5, 5, 5]  # 23 = 5 * 4 + 3
+    assert sorted(np.concatenate(ids).tolist()) == sorted(set(table[0].tolist()))
+    assert ids[0].tolist() != sorted(ids[0].tolist())
+    assert set(ids[0].tolist()) != set(other.clients[0].user_ids.tolist())
+    for client in data.clients:
+        for part in (client.train, client.test):
+            assert (part.num_users, part.num_items) == (len(client.user_ids), 17)
+
+
+def test_each_client_holds_a_fifth_of_its_own_ratings_out() -> None:
+    for client in deal("made-up", 1, columns(made_up()), 5, 0.2, "none").clients:
+        k = len(client.train) + len(client.test)
+        assert len(client.test) == round(k / 5)
+
+
+def test_zscore_uses_the_training_ratings_of_all_clients_only() -> None:
+    table = columns(made_up())
+    raw = deal("made-up", 1, table, 5, 0.2, "none")
+    z = deal("made-up", 1, table, 5, 0.2, "zscore")
+    assert (raw.mean, raw.std, raw.transform, z.transform) == (0, 1, "none", "zscore")
+    stars = np.concatenate([c.train.values for c in raw.clients])
+    assert z.mean == pytest.approx(stars.mean(), rel=1e-12)
+    assert z.std == pytest.approx(stars.std(), rel=1e-12)
+    values = np.concatenate([c.train.values for c in z.clients])
+    assert values.mean() == pytest.approx(0, abs=1e-12)
+    assert values.std() == pytest.approx(1, rel=1e-12)
+    assert z.scale == raw.scale == (1, 5)
+
+
+def test_what_cannot_be_dealt_is_refused() -> None:
+    table = columns(made_up())
+    for clients in (0, 24):
+        with pytest.raises(
+            ValueError, match=rf"clients={clients}: made-up has 23 users, .* 1 to 2"
+        ):
+            deal("made-up", 0, table, clients, 0.2, "none")
+    with pytest.raises(ValueError, match="made-up, client 0 of 5: test_fraction is 1"):
+        deal("made-up", 0, table, 5, 1.0, "none")
+    lonely = columns([(1, 1, 3.0), (2, 1, 3.0), (2, 2, 3.0)])
+    with pytest.raises(ValueError, match=r"client . of 2: One rating cannot be split"):
+        deal("made-up", 0, lonely, 2, 0.5, "none")
+    with pytest.raises(
+        ValueError, match=r"all training ratings are 3\.0, use rating_transform='none'"
+    ):
+        deal("made-up", 0, lonely, 1, 0.5, "zscore")
+
+
+@pytest.fixture(params=["ml-100k", "ml-1m"])
+def movielens(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, Path, list[str]]:
+    """Name, file and lines of a made-up set of 200 ratings in the published form."""
+    name = request.param
+    kind = MOVIELENS[name]
+    monkeypatch.setitem(MOVIELENS, name, MovieLens(kind.file, kind.separator, 200))
+    lines = [kind.separator.join(map(str, (u, i, int(s), 9))) for u, i, s in made_up()]
+    path = tmp_path / name / kind.file
+    path.parent.mkdir()
+    path.write_text("\n".join(lines) + "\n")
+    return name, path, lines
+
+
+def loaded(name: str, path: Path) -> RatingsData:
+    _load.cache_clear()
+    data = load(name, 0, path.parents[1], clients=5)
+    assert isinstance(data, RatingsData)
+    return data
+
+
+def test_a_movielens_file_is_read(movielens: tuple[str, Path, list[str]]) -> None:
+    name, path, lines = movielens
+    for text in ("\n".join(lines) + "\n", "\n".join(lines), "\r\n".join(lines) + "\r\n"):
+        path.write_bytes(text.encode())
+        data = loaded(name, path)
+        assert data.name == name
+        assert sorted(dealt(data, "train") + dealt(data, "test")) == sorted(made_up())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *["", "1|2|3|4", "1|2|3", "1|2|3|4|5", "1|2|0|4", "1|2|6|4", "1|2|3.5|4", "1|2|nan|4"],
+        *["|2|3|4", "-1|2|3|4", "x|2|3|4", " 1|2|3|4", "1|2|3|4 ", "9999999999|2|3|4", "\x00", "é"],
+    ],
+)
+@pytest.mark.parametrize("line", [1, 77, 200])
+def test_a_damaged_line_is_named(
+    movielens: tuple[str, Path, list[str]], line: int, bad: str
+) -> None:
+    name, path, lines = movielens
+    separator = MOVIELENS[name].separator
+    if bad != "1|2|3|4":  # with | it is damaged, too
+        bad = bad.replace("|", separator)
+    lines[line - 1] = bad
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="rating from 1 to 5") as error:
+        loaded(name, path)
+    for word in (f"{path}, line {line}:", f"user{separator}item{separator}", "https://grouplens"):
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("left", [0, 199])
+def test_a_file_with_fewer_lines_is_refused(
+    movielens: tuple[str, Path, list[str]], left: int
+) -> None:
+    name, path, lines = movielens
+    path.write_text("".join(line + "\n" for line in lines[:left]))
+    with pytest.raises(ValueError, match=rf"{path.name}: expected 200 ratings, found {left}; get"):
+        loaded(name, path)
+
+
+def test_a_rating_that_is_twice_there_is_refused(movielens: tuple[str, Path, list[str]]) -> None:
+    name, path, lines = movielens
+    lines[150] = lines[30]
+    path.write_text("\n".join(lines))
+    user, item, _ = made_up()[30]
+    with pytest.raises(ValueError, match=rf"lines 31 and 151: both .* item {item} by user {user};"):
+        loaded(name, path)
+
+
+def test_a_missing_file(movielens: tuple[str, Path, list[str]]) -> None:
+    name, path, _ = movielens
+    path.unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        loaded(name, path)
+    for word in (path.name, str(path.parent), f"{name}.zip", "https://grouplens", "FL_ADMM_DATA"):
+        assert word in str(error.value)
+
+
+def test_options_reach_the_loader(movielens: tuple[str, Path, list[str]]) -> None:
+    name, path, _ = movielens
+    _load.cache_clear()
+    options = {"clients": 3, "test_fraction": 0.5, "rating_transform": "zscore"}
+    data = load(name, 0, path.parents[1], **options)
+    assert len(data.clients) == 3
+    assert len(dealt(data, "test")) == pytest.approx(100, abs=2)
+    assert data.transform == "zscore"
+    with pytest.raises(ValueError, match="expected one of 'none', 'zscore', got 'z'"):
+        load(name, 0, path.parents[1], rating_transform="z")
+
+
+@pytest.mark.parametrize(
+    ("name", "ratings", "users", "items", "sizes"),
+    [
+        pytest.param("ml-100k", 100_000, 943, 1682, {9, 10}, marks=needs("ml-100k/u.data")),
+        pytest.param("ml-1m", 1_000_209, 6040, 3706, {60, 61}, marks=needs("ml-1m/ratings.dat")),
+    ],
+)
+def test_real_files(name: str, ratings: int, users: int, items: int, sizes: set[int]) -> None:
+    data = load(name, 0, ROOT)
+    assert isinstance(data, RatingsData)
+    assert (data.num_users, data.num_items, len(data.clients)) == (users, items, 100)
+    assert {len(c.user_ids) for c in data.clients} == sizes  # 943 = 100 * 9 + 43
+    train, test = (sum(len(getattr(c, p)) for c in data.clients) for p in ("train", "test"))
+    assert train + test == ratings
+    assert test == pytest.approx(ratings / 5, abs=50)  # each client rounds by 1/2 at most
+    for client in data.clients:
+        assert set(np.unique(client.train.values)) == {1, 2, 3, 4, 5}
+    _load.cache_clear()  # large
+
+
+def test_synthetic_ratings_are_of_low_rank_and_in_the_scale() -> None:
+    data = load("synthetic-ratings", 0, users=40, items=30, rank=3, density=1, noise=0, clients=4)
+    assert isinstance(data, RatingsData)
+    matrix = np.zeros((40, 30))
+    for row, c in zip(np.split(np.arange(40), 4), data.clients, strict=True):
+        for part in (c.train, c.test):
+            matrix[row[part.users], part.items] = part.values
+    assert np.linalg.matrix_rank(matrix, tol=1e-9) == 3
+    assert 1 <= matrix.min() < matrix.max() <= 5
+
+
+def test_synthetic_ratings_are_as_dense_and_noisy_as_asked() -> None:
+    data = load("synthetic-ratings", 0, rank=1, noise=0.2)
+    assert isinstance(data, RatingsData)
+    assert (data.num_users, data.num_items, len(data.clients)) == (400, 200, 20)
+    ratings = dealt(data, "train") + dealt(data, "test")
+    # Binomial(80000, 1/4): deviation sqrt(80000 * 3/16) = 122.
+    assert len(ratings) == pytest.approx(20_000, abs=4 * 122)
+    # Of rank 1, one kind of people: all ratings of an item differ by the noise only. Items away
+    # from the ends of the scale, where nothing is cut; relative deviation of a variance sqrt(2/n).
+    _, items, stars = columns(ratings)
+    mean = np.bincount(items, stars) / np.bincount(items)
+    inner = (mean[items] > 2) & (mean[items] < 4)
+    n = inner.sum() - len(np.unique(items[inner]))
+    variance = ((stars - mean[items])[inner] ** 2).sum() / n
+    assert variance == pytest.approx(0.04, rel=4 * np.sqrt(2 / n))
+    assert 1 <= stars.min() < stars.max() <= 5
+
+
+def test_synthetic_ratings_follow_the_seed() -> None:
+    small = {"users": 30, "items": 20, "clients": 3}
+    first = load("synthetic-ratings", 0, **small)
+    _load.cache_clear()
+    second, other = (load("synthetic-ratings", seed, **small) for seed in (0, 1))
+    assert first is not second
+    for part in ("train", "test"):
+        assert dealt(first, part) == dealt(second, part) != dealt(other, part)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"users": 0}, "users=0: expected an integer, 1 or more"),
+        ({"items": -1}, "items=-1"),
+        ({"rank": 0}, "rank=0"),
+        ({"density": 0}, "density=0: expected a probability"),
+        ({"density": 1.1}, "density=1.1"),
+        ({"noise": -0.1}, r"noise=-0.1: expected a standard deviation"),
+        ({"clients": 401}, "clients=401: synthetic-ratings has 400 users"),
+        ({"users": 2, "items": 3, "density": 1e-9, "clients": 1}, "has 0 users"),
+    ],
+)
+def test_wrong_options_of_synthetic_ratings(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load("synthetic-ratings", 0, **options)

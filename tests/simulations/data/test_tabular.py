@@ -1,0 +1,247 @@
+"""Examples V.1 and V.2 of FedGiA: distributions, sizes, normalisation, files checked."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+from scipy.sparse import csc_matrix
+
+from simulations.data import TabularData, load, tabular
+from simulations.data.registry import _load
+from simulations.data.tabular import random_sizes
+
+ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
+
+
+def loaded(name: str, seed: int, root: Path | None = None, **options: object) -> TabularData:
+    _load.cache_clear()
+    data = load(name, seed, root, **options)
+    assert isinstance(data, TabularData)
+    return data
+
+
+def pooled(data: TabularData) -> tuple[np.ndarray, np.ndarray]:
+    a, b = zip(*data.clients, strict=True)
+    return np.concatenate(a), np.concatenate(b)
+
+
+def sizes(data: TabularData) -> np.ndarray:
+    for a, b in data.clients:
+        assert a.shape == (len(b), data.num_features)
+        assert (a.dtype, b.dtype, a.ndim, b.ndim) == (np.float64, np.float64, 2, 1)
+    return np.array([len(b) for _, b in data.clients])
+
+
+@pytest.mark.parametrize("clients", [3, 64, 256])
+def test_v1_has_50_to_150_samples_a_client_of_100_features(clients: int) -> None:
+    data = loaded("synthetic-v1", 0, clients=clients)
+    d = sizes(data)
+    assert len(d) == clients
+    assert 50 <= d.min() <= d.max() <= 150
+    # Uniform on 101 integers: mean 100, deviation sqrt((101^2 - 1) / 12) = 29.2.
+    assert abs(d.mean() - 100) < 4 * 29.2 / np.sqrt(clients)
+    assert (data.name, data.loss, data.num_features) == ("synthetic-v1", "least-squares", 100)
+
+
+def test_v1_reaches_both_ends_of_the_sizes() -> None:
+    d = np.concatenate([sizes(loaded("synthetic-v1", seed, clients=256)) for seed in range(8)])
+    assert (d.min(), d.max()) == (50, 150)  # missed with (100/101)^2048 = 1e-9 each
+
+
+def test_v1_has_a_third_of_its_clients_samples_of_each_distribution() -> None:
+    data = loaded("synthetic-v1", 0)
+    d, (a, b) = sizes(data), pooled(data)
+    # The median of |x| is 0.67 for N(0, 1), 0.73 for t and 2.5 for U[-5, 5].
+    uniform = np.median(np.abs(a), axis=1) > 1.5
+    assert uniform.sum() == sum(d[-21:])  # 64 = 22 + 21 + 21
+    assert np.abs(a[uniform]).max() <= 5
+    # Variance of U[-5, 5]: 25/3. Fourth moment 5^4/5: relative deviation sqrt((9/5 - 1) / n).
+    for part in (a[uniform], b[uniform]):
+        assert part.var() == pytest.approx(25 / 3, rel=4 * np.sqrt(0.8 / part.size))
+    # Of the others the share d_t / (d_n + d_t) is t, with P(|t| > 4) = 2 (1 - F_5(4)) = 0.010324,
+    # and for N(0, 1) it is 0.000063. b has too few to tell: it is drawn with its row.
+    tail = np.count_nonzero(np.abs(a[~uniform]) > 4)
+    n, t = 100 * sum(d[:22]), 100 * sum(d[22:43])
+    expected = 0.000063 * n + 0.010324 * t
+    assert abs(tail - expected) < 4 * np.sqrt(expected)
+    # E|b| of the mixture is between that of N(0, 1), 0.798, and that of t, 0.949.
+    assert 0.798 - 0.08 < np.abs(b[~uniform]).mean() < 0.949 + 0.08
+
+
+def test_v1_shuffles_the_samples_of_all_clients() -> None:
+    for a, _ in loaded("synthetic-v1", 0).clients:
+        share = (np.median(np.abs(a), axis=1) > 1.5).mean()
+        # A third, deviation sqrt(2/9 / 50) = 0.067 in the smallest part; unshuffled 0 or 1.
+        assert 0.02 < share < 0.65
+
+
+def test_v1_needs_a_client_for_each_distribution() -> None:
+    with pytest.raises(ValueError, match="clients=2: synthetic-v1 needs 3 or more"):
+        load("synthetic-v1", 0, clients=2)
+
+
+def test_v1_follows_the_seed() -> None:
+    one, again, other = (loaded("synthetic-v1", seed, clients=4) for seed in (0, 0, 1))
+    assert one is not again
+    for x, y in zip(pooled(one), pooled(again), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert not np.array_equal(pooled(one)[0][:50], pooled(other)[0][:50])
+
+
+@pytest.mark.parametrize(
+    ("d", "clients"),
+    [(8992, 64), (8992, 256), (1000, 1000), (7, 1), (12, 5), (400, 10), (399, 10), (200_000, 512)],
+)
+def test_random_sizes_are_above_the_bound_and_sum_to_d(d: int, clients: int) -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        part = random_sizes(d, clients, draw)
+        assert part.shape == (clients,)
+        assert part.sum() == d
+        assert (40 * clients * part > d).all()  # part > 0.025 d/m, in integers
+
+
+def test_random_sizes_are_those_of_cut_points_drawn_until_no_part_is_too_small() -> None:
+    # 130 samples in 2 parts of more than 0.025 * 65 = 1.6, hence 2 or more: the first part has 2 to
+    # 128 samples, 127 sizes of the same probability.
+    draw = np.random.default_rng(0)
+    first = Counter(int(random_sizes(130, 2, draw)[0]) for _ in range(12700))
+    assert sorted(first) == list(range(2, 129))
+    assert max(abs(n - 100) for n in first.values()) < 5 * 10  # Poisson(100)
+    # 3 parts of 6: (5 choose 2) = 10 ways.
+    ways = Counter(tuple(random_sizes(6, 3, draw).tolist()) for _ in range(1000))
+    assert len(ways) == 10
+    assert max(abs(n - 100) for n in ways.values()) < 5 * 10
+
+
+@pytest.mark.parametrize("clients", [0, 61])
+def test_more_clients_than_samples_are_refused(toxicity: Path, clients: int) -> None:
+    with pytest.raises(ValueError, match=rf"clients={clients}: expected 1 to 60, the number of"):
+        loaded("qsar", 0, toxicity, clients=clients)
+
+
+SHAPE = (60, 8)
+
+
+@pytest.fixture
+def toxicity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A made-up table in the form of the files: rows differ, column 3 is empty."""
+    monkeypatch.setattr(tabular, "QSAR_SHAPE", SHAPE)
+    folder = tmp_path / "qsar-oral-toxicity"
+    folder.mkdir()
+    write(folder, **made_up())
+    return tmp_path
+
+
+def made_up() -> dict[str, np.ndarray]:
+    bits = np.array([[(row >> j) & 1 for j in range(7)] for row in range(1, 61)], dtype=float)
+    x = np.insert(bits, 3, 0, axis=1)  # rows are the numbers 1 to 60, in bits
+    y = np.where(np.arange(1, 61) % 5 == 0, 1, -1)[:, None].astype(np.int16)
+    return {"x": x, "y": y}
+
+
+def write(folder: Path, x: np.ndarray, y: np.ndarray) -> None:
+    savemat(folder / "toxicity.mat", {"X": csc_matrix(x)})
+    savemat(folder / "toxicityclass.mat", {"y": y})
+
+
+def test_qsar_deals_every_sample_once_with_its_label(toxicity: Path) -> None:
+    data = loaded("qsar", 0, toxicity, clients=5)
+    assert (data.name, data.loss, data.num_features) == ("qsar", "logistic", 8)
+    assert len(sizes(data)) == 5
+    a, b = pooled(data)
+    numbers = (np.delete(a, 3, axis=1) > 0) @ (1 << np.arange(7))
+    assert sorted(numbers) == list(range(1, 61))
+    assert numbers.tolist() != sorted(numbers)
+    np.testing.assert_array_equal(b, numbers % 5 == 0)
+
+
+def test_qsar_columns_have_norm_1_and_an_empty_one_stays_empty(toxicity: Path) -> None:
+    a, _ = pooled(loaded("qsar", 0, toxicity, clients=5))
+    # Bits 0 to 5 occur among 1 to 60, bit 6 (64) does not.
+    np.testing.assert_allclose(np.linalg.norm(a, axis=0), [1, 1, 1, 0, 1, 1, 1, 0], rtol=1e-12)
+
+
+def test_qsar_files_may_be_dense(toxicity: Path) -> None:
+    sparse = pooled(loaded("qsar", 0, toxicity, clients=5))
+    savemat(toxicity / "qsar-oral-toxicity" / "toxicity.mat", {"X": made_up()["x"]})
+    for x, y in zip(sparse, pooled(loaded("qsar", 0, toxicity, clients=5)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_qsar_follows_the_seed(toxicity: Path) -> None:
+    one, again, other = (pooled(loaded("qsar", s, toxicity, clients=5))[0] for s in (0, 0, 1))
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["toxicity.mat", "toxicityclass.mat"])
+def test_a_missing_file(toxicity: Path, name: str) -> None:
+    (toxicity / "qsar-oral-toxicity" / name).unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        loaded("qsar", 0, toxicity)
+    for word in (name, "qsar-oral-toxicity", "https://archive.ics.uci.edu", "FL_ADMM_DATA"):
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["toxicity.mat", "toxicityclass.mat"])
+@pytest.mark.parametrize("left", [0, 50, 128, 140, -1])
+def test_a_file_cut_short_is_refused(toxicity: Path, name: str, left: int) -> None:
+    path = toxicity / "qsar-oral-toxicity" / name
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(ValueError, match=rf"{name}: (damaged MATLAB file|expected a variable)"):
+        loaded("qsar", 0, toxicity)
+
+
+def changed(name: str, row: int, column: int, value: float) -> dict[str, np.ndarray]:
+    tables = made_up()
+    tables[name] = tables[name].astype(float)
+    tables[name][row, column] = value
+    return tables
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            changed("x", 4, 1, np.nan),
+            r"toxicity\.mat: X\(5, 2\) is nan, expected 0 or 1; 1 entries",
+        ),
+        (changed("x", 0, 0, 0.5), r"X\(1, 1\) is 0\.5"),
+        (changed("y", 7, 0, 0), r"toxicityclass\.mat: y\(8, 1\) is 0\.0, expected -1 or 1"),
+        (changed("y", 7, 0, np.nan), r"y\(8, 1\) is nan"),
+        (made_up() | {"x": np.zeros((59, 8))}, r"X of shape \(60, 8\), found \(59, 8\)"),
+        (made_up() | {"y": np.ones((1, 60))}, r"y of shape \(60, 1\), found \(1, 60\)"),
+    ],
+)
+def test_damaged_tables_are_refused(
+    toxicity: Path, tables: dict[str, np.ndarray], message: str
+) -> None:
+    write(toxicity / "qsar-oral-toxicity", **tables)
+    with pytest.raises(ValueError, match=message):
+        loaded("qsar", 0, toxicity)
+
+
+def test_a_file_without_the_variable_is_refused(toxicity: Path) -> None:
+    savemat(toxicity / "qsar-oral-toxicity" / "toxicity.mat", {"A": made_up()["x"]})
+    with pytest.raises(ValueError, match=r"toxicity\.mat: expected a variable 'X', found none"):
+        loaded("qsar", 0, toxicity)
+
+
+@pytest.mark.skipif(
+    not (ROOT / "qsar-oral-toxicity" / "toxicity.mat").is_file(),
+    reason="needs qsar-oral-toxicity/toxicity.mat and toxicityclass.mat under $FL_ADMM_DATA",
+)
+def test_real_files() -> None:
+    data = loaded("qsar", 0, ROOT)
+    d, (a, b) = sizes(data), pooled(data)
+    assert len(d) == 64
+    assert (40 * 64 * d > 8992).all()
+    assert a.shape == (8992, 1024)
+    assert np.count_nonzero(b == 1) == 741
+    assert np.count_nonzero(b == 0) == 8251
+    np.testing.assert_allclose(np.linalg.norm(a, axis=0), 1, rtol=1e-12)
+    _load.cache_clear()  # large
