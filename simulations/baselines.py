@@ -8,12 +8,11 @@ itself, whatever engine that ran on, so that their numbers are the same on all.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -29,7 +28,7 @@ from fl_admm_strategies import InProcessGrid
 from .algorithms import Experiment, TorchAlgorithm, local_problem
 from .data.federated import generator
 from .models import build
-from .report import Metric, Score, score
+from .report import Metric, Score, column_means, score
 from .section import Section
 
 
@@ -53,10 +52,13 @@ class Baseline:
         As the table has it.
     curve : list of (int, Score)
         The metric over the clients after the rounds that were evaluated; the last is the result.
+    cells : mapping of str to float
+        Further columns of the table.
     """
 
     title: str
     curve: list[tuple[int, Score]]
+    cells: Mapping[str, float]
 
     @property
     def score(self) -> Score:
@@ -165,6 +167,7 @@ class _FedAvg(FedAvg):
     def __init__(self, evaluated: set[int], metric: Metric, **options: Any) -> None:
         super().__init__(**options, evaluate_metrics_aggr_fn=self._collect)
         self.curve: list[tuple[int, Score]] = []
+        self.cells: dict[str, float] = {}
         self._evaluated = evaluated
         self._metric = metric
         self._now = 0
@@ -178,9 +181,12 @@ class _FedAvg(FedAvg):
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def _collect(self, replies: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-        key = f"arrays-{self._metric.key}"
-        values = [record[key] for reply in replies for record in reply.metric_records.values()]
-        self.curve.append((self._now, score(np.array(values), self._metric)))
+        clients: list[dict[str, Any]] = [
+            dict(record) for reply in replies for record in reply.metric_records.values()
+        ]
+        values = [metrics[f"arrays-{self._metric.key}"] for metrics in clients]
+        self.curve.append((self._now, score(values, self._metric)))
+        self.cells = column_means(clients, "arrays")
         return MetricRecord({self._metric.key: self.curve[-1][1].mean})
 
 
@@ -206,7 +212,7 @@ def _fedavg(experiment: Experiment) -> Baseline:
         )
     if not strategy.curve or strategy.curve[-1][0] != rounds:
         raise RuntimeError("no client could evaluate FedAvg's model; the errors above say why.")
-    return Baseline("FedAvg (global model)", strategy.curve)
+    return Baseline("FedAvg (global model)", strategy.curve, strategy.cells)
 
 
 def _local(experiment: Experiment) -> Baseline:
@@ -220,7 +226,7 @@ def _local(experiment: Experiment) -> Baseline:
     }
     start = [array.numpy() for array in experiment.arrays.values()]
     metric = settings.algorithm.metric(experiment.data)
-    values = []
+    clients = []
     for client_id in range(total):
         context = Context(
             run_id=0,
@@ -232,8 +238,9 @@ def _local(experiment: Experiment) -> Baseline:
         client = _client(experiment, context)
         trained, _, _ = client.fit(start, config)
         _, _, metrics = client.evaluate_models({"local": trained})
-        values.append(metrics[f"local-{metric.key}"])
-    return Baseline("local training", [(rounds, score(values, metric))])
+        clients.append(metrics)
+    found = score([metrics[f"local-{metric.key}"] for metrics in clients], metric)
+    return Baseline("local training", [(rounds, found)], column_means(clients, "local"))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ as a `Report`.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -137,14 +137,16 @@ class Column(NamedTuple):
     header: str
     digits: int | None
     """Decimals; None writes a count in full, from a million on as 7.33e7."""
+    percent: bool = False
+    """A share of 1 that is shown in percent; published values are in percent then."""
 
 
-# In the order of the table. Shares are in percent, as in the published rows.
+# In the order of the table.
 COLUMNS = {
     "num": Column("Num", 2),
     "ari": Column("ARI", 2),
-    "f1": Column("F1 %", 2),
-    "auc": Column("AUC %", 2),
+    "f1": Column("F1 %", 2, percent=True),
+    "auc": Column("AUC %", 2, percent=True),
     "cr": Column("CR", 1),
     "time": Column("Time s", 2),
     "cost": Column("Cost", None),
@@ -158,8 +160,10 @@ class Report:
     Attributes
     ----------
     cells : mapping of str to mapping of str to (float or None)
-        Further cells of the results table by row and column (a key of `COLUMNS`). A row with the
-        title of a model is that model's, any other is added below; None shows as unknown.
+        Further cells of the results table by row and column (a key of `COLUMNS`), as they are to be
+        shown: shares in percent. A row with the title of a model is that model's, any other is
+        added below; None shows as unknown. Metrics of the clients with the name of a column need
+        not be given: their means are there (`column_means`).
     note : str
         Ends the line with the number of rounds under the table.
     legend : sequence of str
@@ -211,7 +215,7 @@ class Result:
     baselines : mapping of str to Score
         The methods that were run here on the same data for comparison.
     cells, note, legend, extra
-        As in `Report`.
+        As in `Report`; the cells are also those of the baselines.
     """
 
     experiment: str
@@ -330,6 +334,25 @@ def write_metrics_line(file: TextIO, record: Mapping[str, Any]) -> None:
     file.flush()
 
 
+def column_means(clients: Iterable[Mapping[str, float]], kind: str) -> dict[str, float]:
+    """Return the mean over the clients of every metric ``KIND-COLUMN``, as the table shows it.
+
+    Parameters
+    ----------
+    clients : iterable of mapping of str to float
+        What every client reported; a metric counts where all of them have it.
+    kind : str
+        The kind of model.
+    """
+    everybody = list(clients)
+    return {
+        key: float(np.mean([own[f"{kind}-{key}"] for own in everybody]))
+        * (100 if column.percent else 1)
+        for key, column in COLUMNS.items()
+        if everybody and all(f"{kind}-{key}" in own for own in everybody)
+    }
+
+
 def write_result(path: str | Path, result: Result) -> None:
     """Write a result as strict JSON, two spaces deep.
 
@@ -402,7 +425,7 @@ def results_table(result: Result) -> Table:
         own = cells(result.cells.get(title, {}), "")
         table.add_row(Text(f"  {title}"), *numbers(values), *own, style="bold cyan")
     for title, row in result.cells.items():
-        if title not in result.models:
+        if title not in result.models and title not in result.baselines:
             empty = [""] * (1 + len(spread))
             table.add_row(Text(f"  {title}"), *empty, *cells(row, ""), style="cyan")
 
@@ -410,7 +433,8 @@ def results_table(result: Result) -> Table:
         table.add_section()
         table.add_row(Text("Run here for comparison", style="bold"))
         for title, values in result.baselines.items():
-            table.add_row(Text(f"  {title}"), *numbers(values), *cells({}, ""))
+            own = cells(result.cells.get(title, {}), "")
+            table.add_row(Text(f"  {title}"), *numbers(values), *own)
 
     if result.published:
         table.add_section()

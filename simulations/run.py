@@ -104,11 +104,18 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
             f"{out}; the warnings above say why."
         )
     baselines = run_baselines(experiment, console)
+    evaluated = strategy.evaluate_metrics
     curves = {
         server_round: settings.algorithm.scores(experiment.data, clients)
-        for server_round, clients in strategy.evaluate_metrics.items()
+        for server_round, clients in evaluated.items()
+    }
+    cells: dict[str, Mapping[str, float | None]] = {
+        **settings.algorithm.cells(evaluated[max(evaluated)]),
+        **{baseline.title: baseline.cells for baseline in baselines},
     }
     report = settings.algorithm.report(experiment, out)
+    for row, more in report.cells.items():
+        cells[row] = {**cells.get(row, {}), **more}
     result = Result(
         experiment=name,
         algorithm=settings.algorithm.title,
@@ -121,7 +128,7 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
         seed=settings.seed,
         published=published_rows(settings),
         baselines={baseline.title: baseline.score for baseline in baselines},
-        cells=report.cells,
+        cells=cells,
         note=report.note,
         legend=report.legend,
         extra=report.extra,

@@ -40,7 +40,7 @@ class TrainingSettings(Section):
     """How the federation runs."""
 
     num_rounds: int = Field(ge=1)
-    fraction_train: float = Field(gt=0, le=1)
+    fraction_train: float = Field(default=1.0, gt=0, le=1)
     evaluate_every: int = Field(default=10, ge=1)
     batch_size: int | None = Field(default=None, ge=1)
     """Mini-batch size; left out, clients take full-gradient steps."""

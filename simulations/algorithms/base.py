@@ -19,10 +19,11 @@ from pydantic import Field
 from torch import nn
 
 from clients import accuracy, rmse
+from clients.torch_client import MetricFn
 from fl_admm_strategies.strategy import Metrics, StatefulStrategy, StopRule
 from simulations.data import ClientData, FederatedData, full_batch, minibatches
 from simulations.models import build, initialise, loss_of
-from simulations.report import METRICS, Metric, Report, Score, score
+from simulations.report import METRICS, Metric, Report, Score, column_means, score
 from simulations.section import Section
 
 if TYPE_CHECKING:
@@ -131,6 +132,11 @@ class Algorithm(Section):
         }
         return {title: score(values, metric) for title, values in found.items() if values}
 
+    def cells(self, clients: Mapping[int, Metrics]) -> dict[str, dict[str, float]]:
+        """Return the table's further columns that the clients of a round reported themselves."""
+        found = {title: column_means(clients.values(), k) for k, title in self.models.items()}
+        return {title: means for title, means in found.items() if means}
+
     def report(self, experiment: Experiment, out: Path) -> Report:
         """Say what the metric's table and curves do not; draw plots of one's own into `out`."""
         return Report()
@@ -164,6 +170,10 @@ class TorchAlgorithm(Algorithm):
         model = initialise(_model(settings, data), settings.seed, settings.model.init)
         return ArrayRecord(model.state_dict())
 
+    def test_metrics(self, data: FederatedData) -> dict[str, MetricFn]:
+        """Return what is measured on the test data; a name in `COLUMNS` becomes a column."""
+        return {"accuracy": accuracy} if data.task == "classification" else {"rmse": rmse}
+
     def metric(self, data: Any) -> Metric:
         """Return the accuracy of a classification, the RMSE of a regression."""
         return METRICS["accuracy" if data.task == "classification" else "rmse"]
@@ -180,6 +190,7 @@ class TorchAlgorithm(Algorithm):
 
 def local_problem(settings: Settings, data: FederatedData, client_id: int) -> dict[str, Any]:
     """Return a client's data, loss and metrics as the parameters of `TorchClient`."""
+    assert isinstance(settings.algorithm, TorchAlgorithm)
     assert settings.model is not None  # `check` has seen to it
     own, batch_size = data.clients[client_id], settings.training.batch_size
     return {
@@ -188,7 +199,7 @@ def local_problem(settings: Settings, data: FederatedData, client_id: int) -> di
         else minibatches(*own.train, batch_size),
         "loss_fn": loss_of(settings.model.name),
         "test_loader": full_batch(*own.test),
-        "metrics": {"accuracy": accuracy} if data.task == "classification" else {"rmse": rmse},
+        "metrics": settings.algorithm.test_metrics(data),
         "full_batch": batch_size is None,
     }
 
