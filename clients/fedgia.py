@@ -16,8 +16,9 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fl_admm_strategies.blocks import Block, spec_of
-from fl_admm_strategies.wire import CLIENT_ID, NUM_CLIENTS, split_groups
+from fl_admm_strategies.wire import split_groups
 
+from .app import identity
 from .curvature import Curvature, DataLoss, ScaledIdentity, Vector, power_iteration
 from .memory import Memory
 from .torch_client import Scalars, TorchClient
@@ -260,11 +261,7 @@ class FedGiALinearClient(FedGiASteps):
 
     def get_properties(self, config: Scalars) -> Scalars:
         """Return who the client is, for strategies of the older API."""
-        partition = self.context.node_config.get("partition-id")
-        if partition is None:
-            return {}
-        total = self.context.node_config.get("num-partitions", 0)
-        return {CLIENT_ID: int(partition), NUM_CLIENTS: int(total)}
+        return identity(self.context)
 
     def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
         """Return x = 0, where the paper starts."""

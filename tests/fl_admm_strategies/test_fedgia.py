@@ -1,0 +1,519 @@
+"""FedGiA against Algorithm 1 as it is printed, its identities, and what surrounds it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from clients import FedGiAClient, FedGiALinearClient, LeastSquares, Logistic, client_app
+from clients.curvature import DataLoss
+from fl_admm_strategies import FedGiA
+from tests.support import WatchedGrid, assert_same_bits, node_of, warnings_in
+
+M, N = 6, 4
+Vectors = NDArray[np.float64]
+
+
+def regression(num_clients: int = M, size: int = N) -> list[DataLoss]:
+    """Least squares of unequal sizes and curvatures; client 1 has fewer samples than features."""
+    losses: list[DataLoss] = []
+    for client in range(num_clients):
+        rng = np.random.default_rng(client)
+        rows = 3 if client == 1 else 8 + client
+        a = rng.normal(size=(rows, size)) * (1 + client / 3)
+        losses.append(LeastSquares(a, rng.normal(size=rows)))
+    return losses
+
+
+def classification() -> list[DataLoss]:
+    losses: list[DataLoss] = []
+    for client in range(M):
+        rng = np.random.default_rng(client)
+        rows = 10 + client
+        a = rng.normal(size=(rows, N))
+        losses.append(Logistic(a, rng.integers(0, 2, rows), mu=0.1))
+    return losses
+
+
+def zeros(size: int = N) -> ArrayRecord:
+    return ArrayRecord({"x": Array(np.zeros(size))})
+
+
+def grid_of(losses: list[DataLoss], **settings: Any) -> WatchedGrid:
+    def client_fn(context: Context) -> NumPyClient:
+        return FedGiALinearClient(context, losses[int(context.node_config["partition-id"])])
+
+    return WatchedGrid(client_app(client_fn), len(losses), **settings)
+
+
+def run(
+    losses: list[DataLoss],
+    num_rounds: int = 5,
+    strategy: FedGiA | None = None,
+    on_round: Callable[[FedGiA], None] | None = None,
+    grid: WatchedGrid | None = None,
+    **settings: Any,
+) -> FedGiA:
+    strategy = strategy or FedGiA(**{"fraction_evaluate": 0, "seed": 1} | settings)
+    strategy.start(
+        grid or grid_of(losses),
+        zeros(losses[0].size),
+        num_rounds,
+        on_round=on_round and (lambda server_round, metrics: on_round(strategy)),
+    )
+    return strategy
+
+
+def hessian(loss: DataLoss, kind: str) -> Vectors:
+    """Table II's H_i as an (n, n) array."""
+    gram = loss.bend * loss.matrix.T @ loss.matrix / loss.num_examples + loss.reg * np.eye(N)
+    return gram if kind == "gram" else float(np.linalg.norm(gram, 2)) * np.eye(N)
+
+
+def gradient(losses: list[DataLoss], x: Vectors) -> Vectors:
+    """grad f(x), f = (1/m) sum_i f_i."""
+    return np.mean([loss.value_and_gradient(x)[1] for loss in losses], axis=0)
+
+
+class Printed:
+    """Algorithm 1, line by line; the groups are the only thing taken from the strategy."""
+
+    def __init__(self, losses: list[DataLoss], kind: str, t: float, k0: int) -> None:
+        self.losses, self.k0 = losses, k0
+        m = len(losses)
+        self.h = [hessian(loss, kind) / m for loss in losses]
+        curvatures = [float(np.linalg.norm(hessian(loss, "gram"), 2)) for loss in losses]
+        self.sigma = t * max(curvatures) / m
+        self.iterates, self.duals, self.messages = np.zeros((3, m, N))
+
+    def round(self, group: NDArray[np.bool_]) -> None:
+        m, sigma = len(self.losses), self.sigma
+        x = self.messages.mean(axis=0)  # (12)
+        gradients = [loss.value_and_gradient(x)[1] / m for loss in self.losses]
+        for _ in range(self.k0):
+            for i in range(m):
+                if group[i]:
+                    step = np.linalg.inv(self.h[i] + sigma * np.eye(N))
+                    self.iterates[i] = x - step @ (gradients[i] + self.duals[i])  # (13)
+                    self.duals[i] += sigma * (self.iterates[i] - x)  # (14)
+                else:
+                    self.iterates[i], self.duals[i] = x, -gradients[i]  # (16), (17)
+                self.messages[i] = self.iterates[i] + self.duals[i] / sigma  # (15), (18)
+
+
+# --- The trajectory -----------------------------------------------------------------------------
+
+KINDS = pytest.mark.parametrize("kind", ["diagonal", "gram"])
+
+
+@KINDS
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+@pytest.mark.parametrize("losses", [regression(), classification()], ids=["squares", "logistic"])
+def test_the_trajectory_is_that_of_the_printed_algorithm(
+    losses: list[DataLoss], kind: str, duals: str
+) -> None:
+    printed = Printed(losses, kind, t=0.3, k0=3)
+    rounds = []
+
+    def compare(strategy: FedGiA) -> None:
+        rounds.append(1)
+        group = strategy.admm_group(len(rounds))
+        assert group.sum() == 3
+        printed.round(group)
+        assert strategy.sigma == pytest.approx(printed.sigma, rel=1e-12)
+        np.testing.assert_allclose(strategy.state.messages, printed.messages, atol=1e-12)
+        if duals == "strategy":
+            np.testing.assert_allclose(strategy.state.duals, printed.duals, atol=1e-12)
+        x = strategy.global_arrays["x"].numpy()
+        np.testing.assert_allclose(x, printed.messages.mean(axis=0), atol=1e-12)
+
+    run(losses, 8, on_round=compare, hessian=kind, duals=duals, t=0.3, local_steps=3)
+    assert len(rounds) == 8
+
+
+@KINDS
+def test_the_identities_hold_after_every_round(kind: str) -> None:
+    losses = regression()
+
+    def check(strategy: FedGiA) -> None:
+        state, sigma = strategy.state, strategy.sigma
+        moved = state.messages - state.duals / sigma - state.point  # x_i - x, by (36)
+        for loss, dual, step in zip(losses, state.duals, moved, strict=True):
+            own = loss.value_and_gradient(state.point)[1] / M
+            residual = own + dual + hessian(loss, kind) @ step / M
+            np.testing.assert_allclose(residual, 0, atol=1e-12)  # (34), both groups
+        iterates = moved + state.point
+        new = strategy.global_arrays["x"].numpy()
+        np.testing.assert_allclose(
+            (state.duals / sigma + iterates - new).sum(axis=0), 0, atol=1e-12
+        )
+
+    run(losses, 6, on_round=check, hessian=kind, local_steps=2)
+
+
+@KINDS
+def test_the_fixed_point_solves_the_normal_equations(kind: str) -> None:
+    losses = regression()
+    a = sum(loss.matrix.T @ loss.matrix / loss.num_examples for loss in losses)
+    b = sum(loss.matrix.T @ loss.targets / loss.num_examples for loss in losses)
+    strategy = run(losses, 150, hessian=kind, t=0.5)
+    np.testing.assert_allclose(
+        strategy.global_arrays["x"].numpy(), np.linalg.solve(a, b), atol=1e-10
+    )
+    # (10): pi_i* = -grad f_i(x*)/m, and they sum to zero
+    np.testing.assert_allclose(strategy.state.duals.sum(axis=0), 0, atol=1e-10)
+
+
+@KINDS
+@pytest.mark.parametrize("num_clients", [3, 6])
+def test_very_many_steps_are_gradient_descent(kind: str, num_clients: int) -> None:
+    # k0 -> infinity: x+ = x - grad f(x)/(t r), whoever is in which group and whatever m is
+    losses = regression(num_clients)
+    step = 1 / (0.7 * max(loss.largest_curvature() for loss in losses))
+    x = np.zeros(N)
+    strategy = run(losses, 4, hessian=kind, t=0.7, local_steps=100_000)
+    for _ in range(4):
+        x = x - step * gradient(losses, x)
+    # The Gram matrix of client 1 has an eigenvalue 0, where M is 0 from the first step on.
+    np.testing.assert_allclose(strategy.global_arrays["x"].numpy(), x, atol=1e-12)
+
+
+@KINDS
+def test_the_lagrangian_descends_in_the_regime_of_the_theory(kind: str) -> None:
+    """Lemma B.3: t = 7 > 6, and pi_i^0 = -grad f_i(0)/m, without which (34) fails at k = 0."""
+    losses = regression()
+    curvature = {i: loss.largest_curvature() for i, loss in enumerate(losses)}
+    settings: dict[str, Any] = {"hessian": kind, "t": 7, "local_steps": 1, "curvature": curvature}
+    first = FedGiA(seed=1, **settings)
+    first.begin({"x": np.zeros(N)}, range(M))
+    state = first.state_dict()
+    state["state/duals"] = -np.stack(
+        [loss.value_and_gradient(np.zeros(N))[1] / M for loss in losses]
+    )
+    state["state/messages"] = state["state/duals"] / first.sigma
+
+    def lagrangian(x: Vectors, iterates: Vectors, duals: Vectors, sigma: float) -> float:
+        values = [
+            loss.value_and_gradient(x_i)[0] / M for loss, x_i in zip(losses, iterates, strict=True)
+        ]
+        moved = iterates - x
+        return float(sum(values) + (moved * duals).sum() + sigma / 2 * (moved**2).sum())  # (8)
+
+    values = [lagrangian(np.zeros(N), np.zeros((M, N)), state["state/duals"], first.sigma)]
+
+    def record(strategy: FedGiA) -> None:
+        s = strategy.state
+        iterates = s.messages - s.duals / strategy.sigma
+        values.append(lagrangian(s.point, iterates, s.duals, strategy.sigma))
+
+    strategy = FedGiA(seed=1, fraction_evaluate=0, **settings)
+    strategy.load_state_dict(state)
+    run(losses, 60, strategy, record)
+    assert len(values) == 61
+    assert np.diff(values).max() <= 1e-14
+    assert values[0] - values[-1] > 0.01
+    best = np.mean([loss.value_and_gradient(strategy.state.point)[0] for loss in losses])
+    assert values[-1] >= best - 1e-12  # Lemma B.3: L^k >= f(x^tau_k)
+
+
+# --- Groups -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fraction", "size"), [(0.5, 3), (0.51, 4), (1.0, 6), (0.01, 1)])
+def test_the_admm_group_has_ceil_s_m_clients(fraction: float, size: int) -> None:
+    strategy = FedGiA(fraction_admm=fraction, curvature=1.0)
+    strategy.begin({"x": np.zeros(N)}, range(M))
+    groups = np.stack([strategy.admm_group(r) for r in range(1, 601)])
+    assert set(groups.sum(axis=1)) == {size}
+    # Every client is in with probability size/m; three standard deviations of 600 draws
+    share = size / M
+    assert np.abs(groups.mean(axis=0) - share).max() <= 3 * math.sqrt(share * (1 - share) / 600)
+
+
+def test_a_product_that_rounds_up_does_not_add_a_client() -> None:
+    strategy = FedGiA(fraction_admm=0.07, curvature=1.0)  # 0.07 * 100 = 7.000000000000001
+    strategy.begin({"x": np.zeros(N)}, range(100))
+    assert strategy.admm_group(1).sum() == 7
+
+
+def test_all_clients_train_in_every_round_and_know_their_group() -> None:
+    grid = grid_of(regression())
+    strategy = run(regression(), 3, grid=grid)
+    for server_round in (1, 2, 3):
+        messages = grid.phase("train", server_round)
+        flags = {m.metadata.dst_node_id: m.content["config"]["admm"] for m in messages}
+        expected = strategy.admm_group(server_round)
+        assert flags == {node_of(i): bool(expected[i]) for i in range(M)}
+
+
+# --- Curvature ----------------------------------------------------------------------------------
+
+
+def test_the_hand_shake_finds_the_largest_curvature(caplog: pytest.LogCaptureFixture) -> None:
+    losses = regression()
+    losses[2] = LeastSquares(losses[2].matrix * [1, 0, 1, 1], losses[2].targets)
+    with caplog.at_level(logging.INFO, "flwr"):
+        strategy = run(losses, 1, t=0.2)
+    expected = [np.linalg.norm(loss.matrix, 2) ** 2 / loss.num_examples for loss in losses]
+    np.testing.assert_allclose(strategy.state.curvatures, expected, rtol=1e-12)
+    assert strategy.sigma == pytest.approx(0.2 * max(expected) / M)
+    assert "1 of 6 clients have all-zero data columns, up to 1" in caplog.text
+    assert caplog.text.count("the convergence theory assumes t > 6") == 1
+    assert strategy.traffic[0].up == 0  # a number, no array
+
+
+def test_curvatures_that_are_given_need_no_hand_shake() -> None:
+    losses = regression()
+    curvature = {i: loss.largest_curvature() for i, loss in enumerate(losses)}
+    given, asked = run(losses, curvature=curvature), run(losses)
+    assert 0 not in given.traffic
+    assert_same_bits(given.state_dict(), asked.state_dict())
+    assert run(losses, curvature=5.0, t=0.3).sigma == pytest.approx(0.3 * 5 / M)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_a_curvature_that_is_no_positive_number_ends_the_run(value: float) -> None:
+    class Wrong(FedGiALinearClient):
+        def measure(self, model: Any, config: Any) -> Any:
+            return {"curvature": value}
+
+    app = client_app(lambda context: Wrong(context, regression()[0]))
+    with pytest.raises(ValueError, match="curvature that client 0 reported is"):
+        FedGiA().start(WatchedGrid(app, M), zeros(), 1)
+
+
+# --- The true gradient, the stop rule and the costs ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "duals", "report"),
+    [
+        ("diagonal", "strategy", False),
+        ("diagonal", "client", True),
+        ("gram", "strategy", True),
+        ("gram", "client", True),
+    ],
+)
+def test_objective_and_gradient_are_the_true_ones(kind: str, duals: str, report: bool) -> None:
+    losses = regression()
+
+    def check(strategy: FedGiA) -> None:
+        seen = strategy.diagnostics()
+        x = seen.arrays["x"]
+        expected = gradient(losses, x)
+        assert seen.squared_gradient == pytest.approx(expected @ expected, rel=1e-10)
+        mean = np.mean([loss.value_and_gradient(x)[0] for loss in losses])  # uniform weights (5)
+        assert seen.objective == pytest.approx(mean, rel=1e-12)
+        assert strategy.round_metrics() == {
+            "objective": seen.objective,
+            "squared-gradient": seen.squared_gradient,
+        }
+
+    run(losses, 4, on_round=check, hessian=kind, duals=duals, report_gradient=report)
+
+
+def test_without_the_gradients_nothing_is_said_about_their_sum() -> None:
+    strategy = run(regression(), 2, hessian="gram")
+    assert list(strategy.round_metrics()) == ["objective"]
+    with pytest.raises(ValueError, match="report_gradient=True"):
+        strategy.gradient_tolerance()
+
+
+@pytest.mark.parametrize(
+    ("settings", "down", "up"),
+    [
+        ({}, 6 + 3, 12),  # x to all and pi to the ADMM group; z and pi
+        ({"report_gradient": True}, 6 + 3, 12),  # recovered by (34)
+        ({"duals": "client"}, 6, 6),  # the paper's wire
+        ({"hessian": "gram", "duals": "client", "report_gradient": True}, 6, 12),
+        ({"hessian": "gram", "report_gradient": True}, 6 + 3, 18),
+    ],
+)
+def test_the_traffic_is_counted(settings: dict[str, Any], down: int, up: int) -> None:
+    strategy = run(regression(), 2, **settings)
+    assert strategy.traffic[2] == (down * N * 8, up * N * 8)
+
+
+@KINDS
+def test_the_run_stops_at_the_first_stationary_point(kind: str) -> None:
+    losses = regression()
+    strategy = FedGiA(hessian=kind, report_gradient=True, fraction_evaluate=0, seed=1)
+    squares = []
+
+    def record(server_round: int, metrics: Any) -> None:
+        squares.append(float(np.sum(gradient(losses, strategy.state.point) ** 2)))
+
+    rule = strategy.gradient_tolerance(1e-6)
+    strategy.start(grid_of(losses), zeros(), 200, stop=rule, on_round=record)
+    assert squares[-1] <= N * 1e-6 < min(squares[:-1])
+    # x^1 = 0 is the first aggregation and took no local work (specs 6.6)
+    assert strategy.diagnostics().communication_rounds == len(squares) - 1
+
+
+# --- Clients that fail --------------------------------------------------------------------------
+
+
+class Failing(FedGiALinearClient):
+    """Fails after its state has changed."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        result = super().fit(parameters, config)
+        if config["server-round"] in (2, 3) and self.context.node_config["partition-id"] == 4:
+            raise OSError("the disk is full")
+        return result
+
+
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+@pytest.mark.parametrize("how", ["raises", "is lost"])
+def test_a_missing_client_counts_with_its_last_message(duals: str, how: str) -> None:
+    losses = regression()
+    printed = Printed(losses, "diagonal", t=0.3, k0=2)
+    rounds: list[int] = []
+
+    def lose(replies: list[Message]) -> list[Message]:
+        return [r for r in replies if r.metadata.src_node_id != node_of(4)]
+
+    def client_fn(context: Context) -> NumPyClient:
+        kind = Failing if how == "raises" else FedGiALinearClient
+        return kind(context, losses[int(context.node_config["partition-id"])])
+
+    def compare(strategy: FedGiA) -> None:
+        rounds.append(1)
+        before = [a[4].copy() for a in (printed.iterates, printed.duals, printed.messages)]
+        printed.round(strategy.admm_group(len(rounds)))
+        failed = len(rounds) in (2, 3)
+        if failed:  # the round has not happened for client 4
+            printed.iterates[4], printed.duals[4], printed.messages[4] = before
+        np.testing.assert_allclose(strategy.state.messages, printed.messages, atol=1e-12)
+        assert math.isnan(strategy.state.squared_gradient) == (failed or duals == "client")
+        assert ("objective" in strategy.round_metrics()) == (not failed)
+
+    spoil = dict.fromkeys((2, 3), lose) if how == "is lost" else {}
+    grid = WatchedGrid(client_app(client_fn), M, spoil=spoil)
+    run(losses, 7, on_round=compare, grid=grid, duals=duals, t=0.3, local_steps=2)
+
+
+# --- Saved states -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+def test_a_restored_run_gives_the_same_bits(duals: str) -> None:
+    losses = regression()
+    saved: list[dict[str, Any]] = []
+    grid = grid_of(losses)
+    run(losses, 3, on_round=lambda s: saved.append(s.state_dict()), grid=grid, duals=duals)
+    restored = FedGiA(fraction_evaluate=0, seed=99, duals=duals)  # type: ignore[arg-type]
+    restored.load_state_dict(saved[-1])
+    assert_same_bits(
+        run(losses, 6, restored, grid=grid).state_dict(), run(losses, 6, duals=duals).state_dict()
+    )
+
+
+def test_a_state_with_the_duals_elsewhere_is_refused() -> None:
+    saved = run(regression(), 1, duals="client").state_dict()
+    strategy = FedGiA()
+    strategy.load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"'duals' has shape \(0, 4\), this run's \(6, 4\)"):
+        strategy.start(grid_of(regression()), zeros(), 2)
+
+
+# --- PyTorch models -----------------------------------------------------------------------------
+
+
+class Linear(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)[:, 0]
+
+
+def test_a_pytorch_model_gives_what_the_closed_form_gives() -> None:
+    losses = [Logistic(loss.matrix, loss.targets, mu=0.0) for loss in classification()]
+
+    def client_fn(context: Context) -> NumPyClient:
+        loss = losses[int(context.node_config["partition-id"])]
+        data = TensorDataset(torch.tensor(loss.matrix), torch.tensor(loss.targets))
+        model = Linear(N, 1, bias=False, dtype=torch.float64)
+        return FedGiAClient(context, model, DataLoader(data, 4), nn.BCEWithLogitsLoss())
+
+    curvature = {i: loss.largest_curvature() for i, loss in enumerate(losses)}
+    closed = run(losses, 8)
+    x = ArrayRecord({"weight": Array(np.zeros((1, N)))})
+    grid = WatchedGrid(client_app(client_fn), M)
+    for given, tolerance in ((curvature, 1e-12), (None, 1e-5)):  # None: power iteration, at x = 0
+        strategy = FedGiA(fraction_evaluate=0, seed=1, curvature=given)
+        strategy.start(grid, x, 8)
+        np.testing.assert_allclose(
+            strategy.state.messages, closed.state.messages, rtol=tolerance, atol=tolerance
+        )
+        assert strategy.state.objective == pytest.approx(closed.state.objective)
+        np.testing.assert_allclose(strategy.state.curvatures, list(curvature.values()), rtol=1e-4)
+
+
+# --- Settings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"t": 0}, "t is 0"),
+        ({"t": -1.0}, "t is -1.0"),
+        ({"local_steps": 0}, "local_steps is 0, expected an integer >= 1"),
+        ({"fraction_admm": 0}, "fraction_admm is 0"),
+        ({"fraction_admm": 1.5}, "fraction_admm is 1.5"),
+        ({"hessian": "exact"}, "hessian is 'exact', expected 'diagonal' or 'gram'"),
+        ({"duals": "both"}, "duals is 'both', expected 'strategy' or 'client'"),
+        ({"curvature": -2.0}, "curvature is -2.0"),
+        ({"curvature": {3: 0.0}}, "curvature of client 3 is 0.0"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedGiA(**settings)
+
+
+def test_partial_participation_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"no fraction_train: .*fraction_admm"):
+        FedGiA(fraction_train=0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fraction_admm": 1e-12}, "of 6 clients is nobody; give at least 0.17"),
+        ({"curvature": {0: 1.0, 1: 1.0}}, r"no value for the clients \[2, 3, 4, 5\]"),
+    ],
+)
+def test_settings_that_do_not_fit_the_clients(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedGiA(**settings).begin({"x": np.zeros(N)}, range(M))
+
+
+def test_a_model_without_floating_point_numbers_is_refused() -> None:
+    with pytest.raises(ValueError, match="no array of floating point numbers"):
+        FedGiA().begin({"x": np.zeros(N, dtype=np.int64)}, range(M))
+
+
+def test_a_client_that_cannot_serve_the_gram_matrix_ends_the_run() -> None:
+    data = TensorDataset(torch.randn(8, N), torch.randn(8, 1))
+
+    def client_fn(context: Context) -> NumPyClient:
+        return FedGiAClient(context, nn.Linear(N, 1), DataLoader(data), nn.MSELoss())
+
+    initial = ArrayRecord(nn.Linear(N, 1).state_dict())
+    with pytest.raises(RuntimeError, match=r"hand-shake .* failed .* needs a data matrix"):
+        FedGiA(hessian="gram").start(WatchedGrid(client_app(client_fn), M), initial, 1)
+
+
+def test_nothing_is_warned_about_in_a_good_run(caplog: pytest.LogCaptureFixture) -> None:
+    run(regression(), 3)
+    assert warnings_in(caplog.records) == []
