@@ -4,8 +4,10 @@ from .app import client_app
 from .curvature import LeastSquares, Logistic
 from .fedadmm import FedADMMClient
 from .fedgia import FedGiAClient, FedGiALinearClient
+from .fedmc_admm import FedMCADMMClient
 from .fpfc import FPFCClient
 from .personalization import SplitInput, input_layers, output_layers, split_input
+from .ratings import Ratings
 from .torch_client import TorchClient, accuracy, rmse
 
 __all__ = [
@@ -13,8 +15,10 @@ __all__ = [
     "FedADMMClient",
     "FedGiAClient",
     "FedGiALinearClient",
+    "FedMCADMMClient",
     "LeastSquares",
     "Logistic",
+    "Ratings",
     "SplitInput",
     "TorchClient",
     "accuracy",

@@ -2,10 +2,12 @@
 
 from .fedadmm import FedADMM
 from .fedgia import FedGiA
+from .fedmc_admm import FedMCADMM, initial_item_factors
 from .fpfc import FPFC
 from .inprocess import InProcessGrid, run_in_process
 from .legacy import LegacyStrategy
 from .penalties import L1, MCP, SmoothedSCAD
+from .regularizers import L1Norm, SquaredL2
 from .strategy import StatefulStrategy
 
 __all__ = [
@@ -14,9 +16,13 @@ __all__ = [
     "MCP",
     "FedADMM",
     "FedGiA",
+    "FedMCADMM",
     "InProcessGrid",
+    "L1Norm",
     "LegacyStrategy",
     "SmoothedSCAD",
+    "SquaredL2",
     "StatefulStrategy",
+    "initial_item_factors",
     "run_in_process",
 ]

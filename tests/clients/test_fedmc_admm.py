@@ -1,0 +1,341 @@
+"""The client's steps: optimality, descent, formulas; never a dense matrix; recommending.
+
+T1 to T4 are the numbers of specs/FedMC-ADMM.md, section 4.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from clients.fedmc_admm import FedMCADMMClient, Residual, item_steps, user_steps
+from clients.ratings import Ratings
+from fl_admm_strategies.regularizers import L1Norm, Regularizer, SquaredL2
+from tests.ratings_support import NUM_ITEMS, RANK, dense, initial, new_context, ratings
+
+P, BETA, LAM = 5, 0.8, 0.3
+KINDS: dict[str, Regularizer] = {"l2": SquaredL2(LAM), "l1": L1Norm(LAM)}
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+class Problem:
+    """A client's data and variables at random, with a dual that is no gradient."""
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.ratings = ratings(2, seed=seed)
+        self.values, self.mask = dense(self.ratings)
+        self.U = rng.normal(size=(self.ratings.num_users, RANK))
+        self.W, self.V, self.Y = rng.normal(size=(3, RANK, NUM_ITEMS))
+        self.residual = Residual(self.ratings, np.dtype(float))
+
+    def error(self, U: NDArray[Any], W: NDArray[Any]) -> NDArray[Any]:
+        return self.mask * (U @ W - self.values)
+
+    def users(self, steps: int, regularizer: Regularizer) -> NDArray[Any]:
+        return user_steps(self.residual, self.U, self.W.T.copy(), regularizer, steps)
+
+    def items(self, U: NDArray[Any], steps: int) -> NDArray[Any]:
+        anchor = (self.V - self.Y / BETA).T.copy()
+        items, _ = item_steps(self.residual, U, self.W.T.copy(), anchor, P * BETA, steps)
+        return items.T
+
+    def lagrangian(self, U: NDArray[Any], W: NDArray[Any], regularizer: Regularizer) -> float:
+        """Return this client's part of (5)."""
+        fit = 0.5 * (self.error(U, W) ** 2).sum() + regularizer.value(U)
+        gap = W - self.V
+        return float(fit / P + (self.Y * gap).sum() + BETA / 2 * (gap**2).sum())
+
+
+# --- The steps ----------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("seed", range(3))
+def test_a_user_step_minimises_the_linearised_problem(kind: str, seed: int) -> None:
+    """(14): 0 is in E W^T + L (U_new - U) + dR(U_new)."""
+    problem, regularizer = Problem(seed), KINDS[kind]
+    U = problem.users(1, regularizer)
+    L = np.linalg.norm(problem.W @ problem.W.T)
+    slope = -(problem.error(problem.U, problem.W) @ problem.W.T + L * (U - problem.U))
+    if kind == "l2":
+        np.testing.assert_allclose(slope, LAM * U, rtol=0, atol=1e-10)
+    else:
+        zero = U == 0
+        np.testing.assert_allclose(slope[~zero], LAM * np.sign(U[~zero]), atol=1e-10)
+        assert (np.abs(slope[zero]) <= LAM + 1e-10).all()
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_an_item_step_is_optimal_and_yields_the_dual(steps: int) -> None:
+    """T2 at the last step, and T1 (20): the new dual is a gradient whatever the old one was."""
+    problem = Problem()
+    U = problem.U
+    before = problem.items(U, steps - 1) if steps > 1 else problem.W
+    W = problem.items(U, steps)
+    L = np.linalg.norm(U.T @ U)
+    gradient = U.T @ problem.error(U, before)
+    optimality = gradient / P + problem.Y + L / P * (W - before) + BETA * (W - problem.V)  # T2
+    np.testing.assert_allclose(optimality, 0, atol=1e-10)
+    Y = problem.Y + BETA * (W - problem.V)  # (13)
+    np.testing.assert_allclose(Y, -(gradient + L * (W - before)) / P, rtol=0, atol=1e-10)  # T1
+
+
+@each_kind
+@pytest.mark.parametrize("seed", range(3))
+def test_both_blocks_descend(kind: str, seed: int) -> None:
+    """T3 (24) and T4 (27): the Lagrangian falls by the steps' squares at least."""
+    problem, regularizer, steps = Problem(seed), KINDS[kind], 4
+    path = [problem.U, *(problem.users(n, regularizer) for n in range(1, steps + 1))]
+    L = np.linalg.norm(problem.W @ problem.W.T)
+    fallen = L / (2 * P) * sum(((b - a) ** 2).sum() for a, b in pairwise(path))
+    start = problem.lagrangian(problem.U, problem.W, regularizer)
+    U = path[-1]
+    middle = problem.lagrangian(U, problem.W, regularizer)
+    assert middle + fallen <= start + 1e-10
+    path = [problem.W, *(problem.items(U, n) for n in range(1, steps + 1))]
+    L = np.linalg.norm(U.T @ U)
+    fallen = L / (2 * P) * sum(((b - a) ** 2).sum() for a, b in pairwise(path))
+    assert problem.lagrangian(U, path[-1], regularizer) + fallen <= middle + 1e-10
+
+
+def test_an_exact_completion_is_a_fixed_point() -> None:
+    """With M = U W observed, W = V, Y = 0 and no regularisation nothing moves."""
+    problem = Problem()
+    own = problem.ratings
+    stars = (problem.U @ problem.W)[own.users, own.items]
+    own = Ratings(own.users, own.items, stars, own.num_users, own.num_items)
+    residual, items = Residual(own, np.dtype(float)), problem.W.T.copy()
+    U = user_steps(residual, problem.U, items, SquaredL2(0), 10)
+    W, loss = item_steps(residual, U, items, items, P * BETA, 10)
+    np.testing.assert_allclose(U, problem.U, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(W, items, rtol=0, atol=1e-12)
+    assert loss == pytest.approx(0, abs=1e-24)
+
+
+def test_the_loss_is_that_before_the_last_step() -> None:
+    problem = Problem()
+    args = problem.U, problem.W.T.copy(), problem.V.T.copy(), P * BETA
+    _, loss = item_steps(problem.residual, *args, 3)
+    before, _ = item_steps(problem.residual, *args, 2)
+    expected = 0.5 * (problem.error(problem.U, before.T) ** 2).sum()
+    assert loss == pytest.approx(expected, rel=1e-12)
+
+
+def test_factors_that_vanished_stay_at_zero() -> None:
+    """A strong l1 norm makes L = 0 (specs 6.14)."""
+    problem = Problem()
+    nothing = np.zeros((NUM_ITEMS, RANK))
+    U = user_steps(problem.residual, problem.U, nothing, L1Norm(1.0), 3)
+    np.testing.assert_array_equal(U, 0)
+    W, _ = item_steps(problem.residual, U, nothing, nothing, P * BETA, 3)
+    np.testing.assert_array_equal(W, 0)
+
+
+# --- The client ---------------------------------------------------------------------------------
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    return {
+        "groups": "center:1,start:1",
+        "server-round": 1,
+        "version": 0,
+        "seed": 0,
+        "factor-seed": 7,
+        "factor-scale": 1.0,
+        "num-clients": P,
+        "beta": BETA,
+        "inner-steps": 3,
+        "y0": "zero",
+        "duals": "strategy",
+    } | changes
+
+
+def evaluation(**changes: Any) -> dict[str, Any]:
+    return config(**{"groups": "global:1"} | changes)
+
+
+def make(context: Context | None = None, **settings: Any) -> FedMCADMMClient:
+    return FedMCADMMClient(context or new_context(), ratings(2), SquaredL2(LAM), **settings)
+
+
+def first() -> NDArray[Any]:
+    return initial()["item-factors"]
+
+
+def test_no_array_of_users_by_items_is_ever_made() -> None:
+    """30,000 users x 20,000 items would be 4.8 GB; the factors are 0.8 MB, the ratings fewer."""
+    rng = np.random.default_rng(0)
+    users, items = np.arange(2000) * 15, rng.integers(0, 20_000, 2000)
+    own = Ratings(users, items, rng.integers(1, 6, 2000).astype(float), 30_000, 20_000)
+    V = rng.random((2, 20_000))
+    tracemalloc.start()
+    try:
+        client = FedMCADMMClient(new_context(), own, SquaredL2(LAM), test=own)
+        client.fit([V, V], config())
+        client.evaluate([V], evaluation(version=1))
+        client.top_items(15, 10)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 30e6
+
+
+def test_single_precision_stays_and_agrees() -> None:
+    V = first()
+    for duals in ("strategy", "client"):
+        double, single = (
+            make().fit([V.astype(dtype), V.astype(dtype)], config(duals=duals))[0][0]
+            for dtype in (np.float64, np.float32)
+        )
+        assert single.dtype == np.float32
+        np.testing.assert_allclose(single, double, atol=1e-5)
+
+
+def test_a_refused_upload_is_undone() -> None:
+    """The server accepted round 1 but not round 2: round 3 starts from what round 1 left."""
+    V = first()
+    spoilt, clean = new_context(), new_context()
+    for context, rounds in ((spoilt, (1, 2)), (clean, (1,))):
+        for k in rounds:
+            start = [V] if k == 1 else []
+            groups = "center:1,start:1" if start else "center:1"
+            client = make(context)
+            client.fit(
+                [V * k, *start], config(**{"groups": groups, "server-round": k, "version": k - 1})
+            )
+    third = config(**{"groups": "center:1", "server-round": 3, "version": 1})
+    results = [make(context).fit([2 * V], third)[0][0] for context in (spoilt, clean)]
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_client_that_lost_its_factors_says_so() -> None:
+    for call, own in (
+        (make().fit, config(groups="center:1", version=4)),
+        (make().evaluate, evaluation(version=4)),
+    ):
+        with pytest.raises(ValueError, match="its state was lost"):
+            call([first()], own)
+
+
+def test_ratings_of_other_items_are_refused() -> None:
+    V = np.ones((RANK, NUM_ITEMS + 1))
+    message = r"shape \(2, 8\), but this client's ratings are of 7 items, expected \(rank, 7\)"
+    with pytest.raises(ValueError, match=message):
+        make().fit([V, V], config())
+    with pytest.raises(ValueError, match=message):
+        make().evaluate([V], evaluation())
+
+
+def test_a_divergence_says_what_to_do() -> None:
+    V = np.full((RANK, NUM_ITEMS), 1e200)
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(ValueError, match=r"diverged.*Try a larger beta"),
+    ):
+        make().fit([V, V], config())
+
+
+def test_a_client_without_ratings_cannot_be_made() -> None:
+    empty: NDArray[np.int64] = np.array([], dtype=int)
+    with pytest.raises(ValueError, match="There is no rating"):
+        FedMCADMMClient(
+            new_context(), Ratings(empty, empty, empty.astype(float), 3, NUM_ITEMS), SquaredL2(LAM)
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"test": ratings(1)}, r"are of \(5, 7\) \(users, items\), the test ratings of \(4, 7\)"),
+        ({"std": 0.0}, "std is 0"),
+        ({"mean": float("nan")}, "mean is nan"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
+
+
+def test_a_regulariser_needs_a_prox() -> None:
+    regularizer: Any = "l2"
+    with pytest.raises(TypeError, match="expected an object with prox"):
+        FedMCADMMClient(new_context(), ratings(2), regularizer)
+
+
+def test_no_test_ratings_is_no_error() -> None:
+    loss, num_examples, metrics = make().evaluate([first()], evaluation())
+    assert loss > 0
+    assert num_examples == len(ratings(2))
+    assert metrics == {"test-ratings": 0, "squared-error": 0.0}
+
+
+# --- Recommending -------------------------------------------------------------------------------
+
+
+def recommender(**settings: Any) -> tuple[FedMCADMMClient, NDArray[Any]]:
+    """Return a client after an evaluation, and what it must predict."""
+    context = new_context()
+    make(context, **settings).fit([first(), first()], config())
+    V = 2 * first()
+    make(context, **settings).evaluate([V], evaluation(version=1))
+    client = make(context, **settings)  # as a user makes it anew, out of the context
+    return client, client.personal_arrays()["user-factors"] @ V
+
+
+def test_predictions_are_in_stars_and_not_clipped() -> None:
+    client, products = recommender(mean=3.5, std=20.0)
+    users, items = np.array([0, 3, 4]), np.array([1, 1, 6])
+    stars = client.predict(users, items)
+    np.testing.assert_allclose(stars, 3.5 + 20 * products[users, items], rtol=1e-12)
+    assert stars.max() > 5
+
+
+def test_top_items() -> None:
+    client, products = recommender()
+    own = client.train
+    rated = set(own.items[own.users == 3].tolist())
+    ranking = np.argsort(-products[3]).tolist()
+    assert rated
+    assert client.top_items(3, 4, exclude_rated=False).tolist() == ranking[:4]
+    fresh = [item for item in ranking if item not in rated]
+    assert client.top_items(3, 2).tolist() == fresh[:2]
+    assert client.top_items(3, 100).tolist() == fresh
+
+
+@pytest.mark.parametrize(("user", "item"), [(-1, 0), (5, 0), (0, -1), (0, NUM_ITEMS)])
+def test_predictions_for_strangers_are_refused(user: int, item: int) -> None:
+    client, _ = recommender()
+    with pytest.raises(ValueError, match=r"expected 0 to [46]"):
+        client.predict(np.array([user]), np.array([item]))
+
+
+def test_top_items_of_a_stranger_or_none_are_refused() -> None:
+    client, _ = recommender()
+    with pytest.raises(ValueError, match="users holds 5, expected 0 to 4"):
+        client.top_items(5, 3)
+    with pytest.raises(ValueError, match="n is 0"):
+        client.top_items(0, 0)
+
+
+def test_the_factors_are_the_last_ones() -> None:
+    context = new_context()
+    with pytest.raises(RuntimeError, match="not been trained yet"):
+        make(context).personal_arrays()
+    (uploaded,), _, _ = make(context).fit([first(), first()], config())
+    trained = make(context).personal_arrays()
+    np.testing.assert_array_equal(trained["item-factors"], uploaded)  # W_i: it knows no other
+    make(context).evaluate([2 * first()], evaluation(version=1))
+    evaluated = make(context).personal_arrays()
+    np.testing.assert_array_equal(evaluated["item-factors"], 2 * first())
+    np.testing.assert_array_equal(evaluated["user-factors"], trained["user-factors"])
+    second = config(**{"groups": "center:1", "server-round": 2, "version": 1})
+    (uploaded,), _, _ = make(context).fit([2 * first()], second)
+    np.testing.assert_array_equal(make(context).personal_arrays()["item-factors"], uploaded)

@@ -1,0 +1,463 @@
+"""FedMC-ADMM against a dense transcript of Algorithm 1, the identities of its theory, its edges.
+
+T1 to T7 are the numbers of specs/FedMC-ADMM.md, section 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import MessageType
+from numpy.typing import NDArray
+
+from clients import client_app
+from clients.fedmc_admm import FedMCADMMClient
+from fl_admm_strategies.fedmc_admm import FedMCADMM, initial_item_factors
+from fl_admm_strategies.regularizers import L1Norm, Regularizer, SquaredL2
+from fl_admm_strategies.strategy import Traffic
+from fl_admm_strategies.wire import RawReply
+from tests.ratings_support import (
+    NUM_CLIENTS,
+    NUM_ITEMS,
+    RANK,
+    Federation,
+    dense,
+    initial,
+    ratings,
+)
+from tests.support import WatchedGrid, assert_same_bits
+
+P = NUM_CLIENTS
+BETA, STEPS = 0.8, 3
+USERS, ITEMS = 0.3, 0.2  # lambda, gamma
+KINDS = {"l2": (SquaredL2(USERS), SquaredL2(ITEMS)), "l1": (L1Norm(USERS), L1Norm(ITEMS))}
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_place = pytest.mark.parametrize("duals", ["strategy", "client"])
+each_start = pytest.mark.parametrize("y0", ["zero", "handshake"])
+
+
+def federation(kind: str = "l2", **settings: Any) -> Federation:
+    of_users, of_items = KINDS[kind]
+    options = {"beta": BETA, "inner_steps": STEPS, "fraction_train": 0.4, "seed": 1} | settings
+    return Federation(FedMCADMM(of_items, **options), of_users)
+
+
+def soft(x: NDArray[Any], threshold: float) -> NDArray[Any]:
+    return np.sign(x) * np.maximum(np.abs(x) - threshold, 0)
+
+
+class Transcript:
+    """Algorithm 1, line by line, with dense matrices."""
+
+    def __init__(self, run: Federation, kind: str, y0: str) -> None:
+        self.kind = kind
+        self.data = {i: dense(run.train[i]) for i in range(P)}
+        self.V = run.first["item-factors"].copy()
+        self.U = {i: run.first_users(i) for i in range(P)}
+        self.W = {i: self.V.copy() for i in range(P)}
+        self.Y = {
+            i: -self.U[i].T @ self.error(i, self.U[i], self.V) / P
+            if y0 == "handshake"
+            else np.zeros_like(self.V)
+            for i in range(P)
+        }
+
+    def error(self, i: int, U: NDArray[Any], W: NDArray[Any]) -> NDArray[Any]:
+        values, mask = self.data[i]
+        return mask * (U @ W - values)
+
+    def round(self, sampled: list[int]) -> None:
+        V, l1 = self.V, self.kind == "l1"
+        for i in sampled:
+            U, W, Y = self.U[i], self.W[i], self.Y[i]
+            L = np.linalg.norm(W @ W.T)
+            for _ in range(STEPS):
+                gradient = self.error(i, U, W) @ W.T
+                of_l1 = soft(U - gradient / L, USERS / L)  # (71)
+                of_l2 = (L * U - gradient) / (L + USERS)  # (66)
+                U = of_l1 if l1 else of_l2
+            L = np.linalg.norm(U.T @ U)
+            for _ in range(STEPS):
+                gradient = U.T @ self.error(i, U, W)
+                W = (L / P * W + BETA * V - gradient / P - Y) / (L / P + BETA)  # (67)
+            self.U[i], self.W[i], self.Y[i] = U, W, Y + BETA * (W - V)  # (13), the old V
+        if l1:
+            mean = sum(self.W[i] + self.Y[i] / BETA for i in range(P)) / P
+            self.V = soft(mean, ITEMS / (P * BETA))  # (73)
+        else:
+            total = sum(BETA * self.W[i] + self.Y[i] for i in range(P))
+            self.V = total / (P * BETA + ITEMS)  # (68)
+
+
+# --- The algorithm ------------------------------------------------------------------------------
+
+
+@each_kind
+@each_start
+@each_place
+def test_the_trajectory_is_that_of_algorithm_1(kind: str, y0: str, duals: str) -> None:
+    run = federation(kind, y0=y0, duals=duals)
+    expected = Transcript(run, kind, y0)
+    seen: set[int] = set()
+    for k in range(1, 13):
+        sampled = run.round(k)
+        assert len(sampled) == 2
+        expected.round(sampled)
+        seen.update(sampled)
+        np.testing.assert_allclose(
+            run.strategy.global_model()["item-factors"], expected.V, rtol=0, atol=1e-10
+        )
+    assert seen == set(range(P))
+    for i in range(P):
+        held = run.held(i)
+        np.testing.assert_allclose(held["U"], expected.U[i], rtol=0, atol=1e-10)
+        np.testing.assert_allclose(held["W"], expected.W[i], rtol=0, atol=1e-10)
+        Y = held["Y"] if duals == "client" else dual(run, i)
+        np.testing.assert_allclose(Y, expected.Y[i], rtol=0, atol=1e-10)
+
+
+def dual(run: Federation, i: int) -> NDArray[Any]:
+    return run.strategy.consensus.duals[i].reshape(RANK, NUM_ITEMS)
+
+
+def copy_of_items(run: Federation, i: int) -> NDArray[Any]:
+    return run.strategy.consensus.iterates[i].reshape(RANK, NUM_ITEMS)
+
+
+def items(run: Federation) -> NDArray[Any]:
+    return run.strategy.global_model()["item-factors"].copy()
+
+
+def lagrangian(
+    run: Federation, U: dict[int, NDArray[Any]], W: Any, V: NDArray[Any], Y: Any
+) -> float:
+    """Return (4) with (5)."""
+    total = run.strategy.regularizer.value(V)
+    for i in range(P):
+        values, mask = dense(run.train[i])
+        fit = 0.5 * ((mask * (U[i] @ W[i] - values)) ** 2).sum() + run.regularizer.value(U[i])
+        gap = W[i] - V
+        total += fit / P + (Y[i] * gap).sum() + BETA / 2 * (gap**2).sum()
+    return float(total)
+
+
+@each_kind
+@each_start
+def test_the_identities_of_the_dual_and_the_v_step(kind: str, y0: str) -> None:
+    """T5, T6 and T7, at every round of partial participation."""
+    run = federation(kind, y0=y0)
+    U = {i: run.first_users(i) for i in range(P)}
+    for k in range(1, 9):
+        V, Y = items(run), {i: dual(run, i).copy() for i in range(P)}
+        sampled = run.round(k)
+        for i in sampled:
+            U[i] = run.held(i)["U"]
+        W = {i: copy_of_items(run, i) for i in range(P)}
+        new_V, new_Y = items(run), {i: dual(run, i) for i in range(P)}
+        before = lagrangian(run, U, W, V, Y)
+        between = lagrangian(run, U, W, V, new_Y)
+        after = lagrangian(run, U, W, new_V, new_Y)
+        raised = sum(((new_Y[i] - Y[i]) ** 2).sum() for i in sampled) / BETA
+        assert between - before == pytest.approx(raised, abs=1e-10)  # T5 (31)
+        lowered = P * BETA / 2 * ((new_V - V) ** 2).sum()
+        assert between - after >= lowered - 1e-10  # T6
+        # T7 (52): nu is a subgradient of R at V.
+        nu = sum(new_Y[i] + BETA * (W[i] - new_V) for i in range(P))
+        if kind == "l2":
+            np.testing.assert_allclose(nu, ITEMS * new_V, rtol=0, atol=1e-10)
+        else:
+            zero = new_V == 0
+            np.testing.assert_allclose(nu[~zero], ITEMS * np.sign(new_V[~zero]), atol=1e-10)
+            assert (np.abs(nu[zero]) <= ITEMS + 1e-10).all()
+
+
+def test_it_converges_to_a_stationary_point() -> None:
+    """Theorem 4.7: W_i = V, Y_i = -(1/p) grad_V f_i, and both gradients of Phi vanish."""
+    run = federation("l2", beta=0.5, fraction_train=0.8, inner_steps=20)
+    for k in range(1, 301):
+        run.round(k)
+    V = items(run)
+    in_v = ITEMS * V
+    for i in range(P):
+        values, mask = dense(run.train[i])
+        U = run.held(i)["U"]
+        E = mask * (U @ V - values)
+        np.testing.assert_allclose(copy_of_items(run, i), V, rtol=0, atol=1e-7)
+        np.testing.assert_allclose(dual(run, i), -U.T @ E / P, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(E @ V.T + USERS * U, 0, atol=1e-6)
+        in_v = in_v + U.T @ E / P
+    np.testing.assert_allclose(in_v, 0, atol=1e-6)
+
+
+def test_a_projection_serves_as_regulariser() -> None:
+    class NonNegative:
+        def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
+            assert x.shape == (RANK, NUM_ITEMS)
+            return np.maximum(x, 0)
+
+        def value(self, x: NDArray[Any]) -> float:
+            return 0.0
+
+    run = Federation(FedMCADMM(NonNegative(), beta=BETA, seed=1))
+    run.first["item-factors"][:, -1] = -1.0  # nobody rates item 6, so nothing else would raise it
+    run.strategy.begin(run.first, range(P))
+    run.round(1)
+    assert (items(run) >= 0).all()
+
+
+# --- Where the duals are ------------------------------------------------------------------------
+
+
+@each_kind
+@each_start
+def test_duals_on_the_clients_give_the_same_trajectory_and_less_memory(kind: str, y0: str) -> None:
+    here, there = (federation(kind, y0=y0, duals=duals) for duals in ("strategy", "client"))
+    for k in range(1, 13):
+        assert here.round(k) == there.round(k)
+        np.testing.assert_allclose(items(there), items(here), rtol=0, atol=1e-12)
+    of_v = RANK * NUM_ITEMS
+    assert sum(a.size for a in there.strategy.state_arrays().values()) == 3 * of_v
+    assert sum(a.size for a in here.strategy.state_arrays().values()) == (3 + 2 * P) * of_v
+    assert here.strategy.traffic == there.strategy.traffic
+
+
+@each_place
+def test_the_hand_shake_asks_everybody_for_the_first_dual(duals: str) -> None:
+    run = federation(y0="handshake", duals=duals)
+    expected = Transcript(run, "l2", "handshake").Y
+    if duals == "strategy":
+        for i in range(P):
+            np.testing.assert_allclose(dual(run, i), expected[i], rtol=0, atol=1e-12)
+    total = P * run.first["item-factors"] + sum(expected.values()) / BETA
+    np.testing.assert_allclose(
+        run.strategy.consensus.total, total.ravel(), rtol=0, atol=1e-12
+    )  # specs 2.6
+    np.testing.assert_array_equal(items(run), run.first["item-factors"])  # V^0 itself stays
+    of_v = 8 * RANK * NUM_ITEMS
+    assert run.strategy.traffic[0] == Traffic(P * of_v, P * of_v)
+
+
+# --- Messages -----------------------------------------------------------------------------------
+
+
+def client_fn(context: Any) -> Any:
+    i = int(context.node_config["partition-id"])
+    train, test = ratings(i), ratings(i, seed=1)
+    return FedMCADMMClient(context, train, SquaredL2(USERS), test=test).to_client()
+
+
+def start(strategy: FedMCADMM, grid: WatchedGrid, num_rounds: int = 3, seed: int = 3) -> FedMCADMM:
+    strategy.start(grid, initial_item_factors(RANK, NUM_ITEMS, seed=seed), num_rounds)
+    return strategy
+
+
+@each_place
+@each_start
+def test_the_users_factors_are_in_no_message(duals: Any, y0: Any) -> None:
+    grid = WatchedGrid(client_app(client_fn), P)
+    strategy = FedMCADMM(SquaredL2(ITEMS), fraction_train=0.4, y0=y0, duals=duals, seed=1)
+    start(strategy, grid)
+    kinds = {(kind, server_round) for kind, server_round, _ in grid.sent}
+    assert len(kinds) == 7 + (y0 == "handshake")
+    for kind, _, messages in grid.received:
+        for reply in messages:
+            if kind == MessageType.QUERY:  # who is there
+                continue
+            arrays = {n: a for r in reply.content.array_records.values() for n, a in r.items()}
+            if kind == MessageType.TRAIN:
+                # One r x n array and nothing else but numbers: no room for m_i x r.
+                assert {n: a.shape for n, a in arrays.items()} == {
+                    "item-factors": (RANK, NUM_ITEMS)
+                }
+            else:
+                assert arrays == {}
+            numbers = {k for r in reply.content.metric_records.values() for k in r}
+            allowed = {"loss", "num-examples", "test-ratings", "squared-error", "rmse"}
+            assert numbers <= allowed
+
+
+@each_place
+def test_bytes_are_counted(duals: Any) -> None:
+    grid = WatchedGrid(client_app(client_fn), P)
+    strategy = FedMCADMM(SquaredL2(ITEMS), duals=duals, seed=1)
+    start(strategy, grid, 2)
+    of_v = 8 * RANK * NUM_ITEMS
+    # V^0 goes along once: W_i^0 is the client's copy of it.
+    assert strategy.traffic == {1: Traffic(2 * P * of_v, P * of_v), 2: Traffic(P * of_v, P * of_v)}
+
+
+# --- Evaluation ---------------------------------------------------------------------------------
+
+
+def test_rmse_weighs_every_test_rating_alike_and_phi_is_the_objective() -> None:
+    run = federation()
+    run.test = {i: ratings(i, seed=1, density=0.1 + 0.2 * i) for i in range(P) if i != 2}
+    run.options = {"mean": 3.0, "std": 1.5}
+    for k in (1, 2):
+        run.round(k)
+    metrics = run.evaluate(2)
+    V, squares, count, phi = items(run), 0.0, 0, ITEMS / 2 * (items(run) ** 2).sum()
+    for i in range(P):
+        taken = run.strategy.accepted_in[i] > 0
+        U = run.held(i)["U"] if taken else run.first_users(i)
+        values, mask = dense(run.train[i])
+        phi += (0.5 * ((mask * (U @ V - values)) ** 2).sum() + USERS / 2 * (U**2).sum()) / P
+        if i in run.test:
+            values, mask = dense(run.test[i])
+            squares += ((mask * (U @ V - values)) ** 2).sum()
+            count += len(run.test[i])
+    assert metrics["loss"] == pytest.approx(phi, rel=1e-12)  # (17)
+    assert metrics["scaled-rmse"] == pytest.approx(np.sqrt(squares / count), rel=1e-12)
+    assert metrics["rmse"] == pytest.approx(1.5 * np.sqrt(squares / count), rel=1e-12)
+    assert set(metrics) == {"loss", "rmse", "scaled-rmse", "num-examples"}
+    own = run.strategy.evaluate_metrics[2]
+    assert own[2]["test-ratings"] == 0
+    assert "rmse" not in own[2]
+    # What would have come out of a mean over clients is another number.
+    mean = np.mean([m["rmse"] for m in own.values() if "rmse" in m])
+    assert abs(mean - metrics["rmse"]) > 1e-3
+
+
+def test_without_any_test_rating_there_is_an_objective_but_no_rmse() -> None:
+    run = federation()
+    run.round(1)
+    assert set(run.evaluate(1)) == {"loss", "num-examples"}
+    grid = WatchedGrid(client_app(client_fn), P)
+    strategy = start(FedMCADMM(SquaredL2(ITEMS), seed=1), grid, 1)
+    assert set(strategy.evaluate_metrics[1][0]) >= {"loss", "rmse"}
+
+
+def test_reports_of_strangers_are_averaged_as_they_are() -> None:
+    strategy = FedMCADMM(SquaredL2(ITEMS), seed=1)
+    strategy.begin(initial(), range(2))
+    strategy.plan_evaluate(1, {})
+    replies = [
+        (0, RawReply(None, {"loss": 1.0, "num-examples": 1})),
+        (1, RawReply(None, {"loss": 3.0, "num-examples": 3})),
+    ]
+    assert strategy.absorb_evaluate(1, replies)["loss"] == 2.5
+
+
+# --- Starting, stopping, going on ---------------------------------------------------------------
+
+
+def test_the_first_users_do_not_depend_on_when_a_client_is_first_asked() -> None:
+    run = federation(fraction_train=0.2)
+    late = next(i for i in range(P) if i not in run.round(1))
+    first = run.first_users(late)
+    run.evaluate(1)
+    evaluated = run.client(late).personal_arrays()["user-factors"]
+    np.testing.assert_array_equal(evaluated, first)
+    k = 2
+    while late not in run.round(k):
+        run.evaluate(k)
+        k += 1
+    # The reference of test_the_trajectory... starts late clients from the same U_i^0, too.
+    assert k > 2 or run.strategy.accepted_in[late] == 2
+    others = [run.first_users(i)[:3] for i in range(P)]
+    assert all(not np.array_equal(others[0], other) for other in others[1:])
+    assert (first >= 0).all()
+    assert (first < 1).all()
+
+
+def test_the_scale_of_the_first_factors() -> None:
+    assert federation(init_scale=2e-4).first_users(1).max() < 2e-4
+    first = initial_item_factors(3, 500, seed=0, scale=2e-4, dtype=np.float32)["item-factors"]
+    assert first.numpy().dtype == np.float32
+    assert first.numpy().shape == (3, 500)
+    assert 0 <= first.numpy().min() < 1e-5
+    assert 1.9e-4 < first.numpy().max() < 2e-4
+    again = initial_item_factors(3, 500, seed=1, scale=2e-4)["item-factors"].numpy()
+    assert not np.allclose(again, first.numpy())
+
+
+@each_place
+def test_a_saved_state_goes_on_to_the_same_bits(duals: Any) -> None:
+    settings: dict[str, Any] = {"fraction_train": 0.2, "y0": "handshake", "duals": duals, "seed": 1}
+
+    def new() -> FedMCADMM:
+        return FedMCADMM(SquaredL2(ITEMS), **settings)
+
+    whole = start(new(), WatchedGrid(client_app(client_fn), P), 6)
+    grid = WatchedGrid(client_app(client_fn), P)
+    state = start(new(), grid, 3).state_dict()
+    second = new()
+    second.load_state_dict(state)
+    # V^0 is part of the state: those that have yet to take part start from it, not from this one.
+    start(second, grid, 6, seed=4)
+    assert_same_bits(second.state_dict(), whole.state_dict())
+    assert {r: whole.evaluate_metrics[r] for r in (4, 5, 6)} == second.evaluate_metrics
+
+
+def test_clients_that_lost_their_users_factors_refuse(caplog: pytest.LogCaptureFixture) -> None:
+    state = start(FedMCADMM(SquaredL2(ITEMS), seed=1), WatchedGrid(client_app(client_fn), P), 1)
+    second = FedMCADMM(SquaredL2(ITEMS), seed=1)
+    second.load_state_dict(state.state_dict())
+    start(second, WatchedGrid(client_app(client_fn), P), 2)
+    assert "its state was lost" in caplog.text
+    assert second.train_metrics == {}
+
+
+# --- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beta": 0.0}, "beta is 0"),
+        ({"beta": -1.0}, "beta is -1"),
+        ({"inner_steps": 0}, "inner_steps is 0"),
+        ({"init_scale": 0.0}, "init_scale is 0"),
+        ({"y0": "gradient"}, "y0 is 'gradient', expected 'zero' or 'handshake'"),
+        ({"duals": "server"}, "duals is 'server', expected 'strategy' or 'client'"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedMCADMM(SquaredL2(ITEMS), **settings)
+
+
+def test_a_regulariser_needs_a_prox() -> None:
+    regularizer: Any = 0.1
+    with pytest.raises(TypeError, match=r"regularizer is 0.1, expected an object with prox"):
+        FedMCADMM(regularizer)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"a": np.ones((2, 3)), "b": np.ones((2, 3))},
+        {"a": np.ones(3)},
+        {"a": np.ones((2, 3), dtype=np.int64)},
+    ],
+    ids=["two arrays", "a vector", "integers"],
+)
+def test_the_initial_arrays_are_one_matrix(arrays: dict[str, NDArray[Any]]) -> None:
+    with pytest.raises(ValueError, match="expected one array of floating point numbers"):
+        FedMCADMM(SquaredL2(ITEMS)).begin(arrays, range(P))
+
+
+@pytest.mark.parametrize(("rank", "num_items"), [(0, 3), (2, 0)])
+def test_no_factors_of_nothing(rank: int, num_items: int) -> None:
+    with pytest.raises(ValueError, match="expected an integer >= 1"):
+        initial_item_factors(rank, num_items)
+
+
+def test_a_state_of_another_rank_is_refused() -> None:
+    regularizer: Regularizer = SquaredL2(ITEMS)
+    state = start(FedMCADMM(regularizer, seed=1), WatchedGrid(client_app(client_fn), P), 1)
+    other = FedMCADMM(regularizer, seed=1)
+    other.load_state_dict(state.state_dict())
+    with pytest.raises(ValueError, match=r"shape \(14,\), this run's \(21,\)"):
+        other.start(
+            WatchedGrid(client_app(client_fn), P), initial_item_factors(3, NUM_ITEMS), num_rounds=2
+        )
+
+
+def test_the_users_factors_are_not_to_be_had_from_the_strategy() -> None:
+    run = federation()
+    with pytest.raises(RuntimeError, match=r"never leave it.*personal_arrays\(\)"):
+        run.strategy.personal_arrays(0)
