@@ -186,9 +186,10 @@ def test_a_factor_is_found_again_by_content_and_never_stale(
     monkeypatch.setattr(module, "FACTOR_CACHE", cache)
     svd = np.linalg.svd
     monkeypatch.setattr(np.linalg, "svd", lambda *a, **k: decompositions.append(1) or svd(*a, **k))
-    data, x = matrix(9, 5), np.ones(5)
+    data = matrix(9, 5)
 
     def image(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        x = np.ones(rows.shape[1])
         (result,) = LeastSquares(rows, np.zeros(len(rows))).gram.apply(x, [lambda h: h])
         np.testing.assert_allclose(result, rows.T @ (rows @ x) / len(rows), atol=1e-12)
         return result
@@ -199,7 +200,7 @@ def test_a_factor_is_found_again_by_content_and_never_stale(
     loss = LeastSquares(data, np.zeros(9))
     data[3, 2] += 1.0  # in place: the same array object
     image(data)
-    image(data.reshape(15, 3).repeat(2, axis=1)[:, :5])  # other shapes
+    image(data.reshape(15, 3))  # the same bytes
     assert len(decompositions) == 3
     assert loss.matrix[3, 2] != data[3, 2]  # a loss holds a copy of its own
     with pytest.raises(ValueError, match="read-only"):
@@ -351,7 +352,7 @@ def test_buffers_and_frozen_parameters_stay() -> None:
     model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 1))
     model[0].bias.requires_grad_(False)
     data = TensorDataset(torch.randn(8, 5), torch.randn(8, 1))
-    client = FedGiAClient(context(), model, DataLoader(data, 4, shuffle=True), nn.MSELoss())
+    client = FedGiAClient(context(), model, DataLoader(data, 8), nn.MSELoss())
     names = list(model.state_dict())
     before = client.get_parameters({})
     config = order(groups=f"global:{len(names)}")
@@ -361,9 +362,10 @@ def test_buffers_and_frozen_parameters_stay() -> None:
         frozen = name == "0.bias" or "running" in name or "tracked" in name
         assert np.array_equal(old, new) == frozen, name
         assert old.dtype == new.dtype
-    again, _, _ = client.fit(before, config)  # one function: no dropout, no change of the buffers
+    # One function, whatever the seed of the round: no dropout, no change of the buffers
+    again, _, _ = client.fit(before, config | {"seed": 1})
     for one, other in zip(reply, again, strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_lost_dual_fails_in_the_admm_group_and_heals_in_the_other() -> None:

@@ -1,0 +1,53 @@
+"""FedGiA's client round at k0 = 1 and k0 = 20: the steps are in closed form, so it is the same.
+
+Run with `pytest tests/benchmarks/test_fedgia_speed.py --benchmark-enable`. Compare within a group.
+``new client`` makes the loss anew for every message, as an app without a cache of its own does; the
+factor is then found by the content of the data. Nothing here asserts a time.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from clients import FedGiALinearClient, LeastSquares
+
+SIZES = [
+    pytest.param(100, 100, id="d=100,n=100"),  # Example V.1
+    pytest.param(140, 1024, id="d=140,n=1024"),  # QSAR
+    pytest.param(3125, 200, id="d=3125,n=200"),  # Santander
+]
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "new client"])
+@pytest.mark.parametrize("steps", [1, 20])
+@pytest.mark.parametrize("hessian", ["diagonal", "gram"])
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+def test_client_round(
+    benchmark: Any, rows: int, columns: int, hessian: str, steps: int, fresh: bool
+) -> None:
+    benchmark.group = f"d={rows}, n={columns}, {hessian}{', new client' * fresh}"
+    rng = np.random.default_rng(0)
+    data, targets = rng.normal(size=(rows, columns)), rng.normal(size=rows)
+    x, dual = rng.normal(size=(2, columns))
+    loss = LeastSquares(data, targets)
+    config = {
+        "groups": "global:1,dual:1",
+        "hessian": hessian,
+        "curvature": loss.largest_curvature(),
+        "admm": True,
+        "sigma": 0.15 * loss.largest_curvature() / 64,
+        "num-clients": 64,
+        "local-steps": steps,
+        "keep-dual": False,
+        "report-gradient": False,
+    }
+
+    def client_round() -> Any:
+        context = Context(1, 2, {}, RecordDict(), {})
+        problem = LeastSquares(data, targets) if fresh else loss
+        return FedGiALinearClient(context, problem).fit([x, dual], config)
+
+    reply, _, _ = benchmark.pedantic(client_round, warmup_rounds=3, rounds=200)
+    assert np.isfinite(reply).all()
