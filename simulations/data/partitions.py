@@ -75,7 +75,7 @@ def label_count(
 
 def _load(partitioner: "Partitioner", clients: int, **columns: Index) -> list[Index]:
     """Let a partitioner of flwr-datasets deal a table that also has the sample indices."""
-    from datasets import Dataset  # type: ignore[import-untyped]  # here: takes seconds
+    from datasets import Dataset  # here: takes seconds
 
     n = len(next(iter(columns.values())))
     columns.setdefault("index", np.arange(n))
