@@ -6,8 +6,7 @@ import gc
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.workflow import DefaultWorkflow
@@ -33,100 +31,22 @@ from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from clients import FedADMMClient, FPFCClient, client_app
-from fl_admm_strategies import (
-    FPFC,
-    L1,
-    FedADMM,
-    LegacyStrategy,
-    SmoothedSCAD,
-    StatefulStrategy,
-    run_in_process,
-)
+from clients import client_app
+from fl_admm_strategies import LegacyStrategy, StatefulStrategy, run_in_process
+from tests.cases import CASES, NUM_CLIENTS, Case, State, each_case, forks, grid_of, run
 from tests.support import (
     WatchedGrid,
     assert_same_bits,
     client_fn_of,
     dataset,
     differs,
-    initial_arrays,
     make_model,
     node_of,
     raising_client_fn,
     warnings_in,
 )
 
-
-@dataclass(frozen=True)
-class Case:
-    """A strategy, its client and the model they start from.
-
-    `strategy` takes the keyword arguments of `StatefulStrategy`, `client_class` those of
-    `TorchClient`. What an algorithm promises differs in three points: `fedavg_clients`, a client
-    that knows nothing of the library will do; `stateless_clients`, the server can make up for what
-    a client lost; `everybody_trains`, in every round. `ray_is_slow` keeps the runs on Ray out of
-    the default suite.
-    """
-
-    name: str
-    strategy: Callable[..., StatefulStrategy]
-    client_class: Callable[..., NumPyClient]
-    initial_arrays: Callable[[], ArrayRecord] = initial_arrays
-    fedavg_clients: bool = True
-    stateless_clients: bool = True
-    everybody_trains: bool = False
-    ray_is_slow: bool = False
-
-
-CASES = [
-    Case("FPFC", partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2), FPFCClient),
-    Case("FPFC-l1", partial(FPFC, L1(0.05), lr=0.2, local_epochs=2), FPFCClient, ray_is_slow=True),
-    Case(
-        "FPFC-head",
-        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2, clustered="^head"),
-        FPFCClient,
-        ray_is_slow=True,
-    ),
-    Case(
-        "FedADMM",
-        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2),
-        FedADMMClient,
-        ray_is_slow=True,
-    ),
-    Case(
-        "FedADMM-client-duals",
-        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2, weights="size", duals="client"),
-        FedADMMClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        ray_is_slow=True,
-    ),
-]
-
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-# Python 3.12 and later warn of every fork beside another thread.
-forks = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
-)
-
-NUM_CLIENTS = 6
 VICTIM = 3
-
-State = dict[str, NDArray[Any]]
-
-
-def grid_of(case: Case, **kwargs: Any) -> WatchedGrid:
-    """Return a grid with one client of the case on each of its nodes."""
-    return WatchedGrid(client_app(client_fn_of(case.client_class)), NUM_CLIENTS, **kwargs)
-
-
-def run(
-    case: Case, grid: Grid, num_rounds: int = 3, strategy: StatefulStrategy | None = None
-) -> StatefulStrategy:
-    strategy = strategy or case.strategy(seed=1)
-    strategy.start(grid, case.initial_arrays(), num_rounds)
-    return strategy
-
 
 # --- Determinism --------------------------------------------------------------------------------
 

@@ -1,0 +1,88 @@
+"""The strategies that every promise is tested with. A strategy joins with one `Case`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord
+from flwr.client import NumPyClient
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from clients import FedADMMClient, FPFCClient, client_app
+from fl_admm_strategies import FPFC, L1, FedADMM, SmoothedSCAD, StatefulStrategy
+from tests.support import WatchedGrid, client_fn_of, initial_arrays
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy, its client and the model they start from.
+
+    `strategy` takes the keyword arguments of `StatefulStrategy`, `client_class` those of
+    `TorchClient`. What an algorithm promises differs in three points: `fedavg_clients`, a client
+    that knows nothing of the library will do; `stateless_clients`, the server can make up for what
+    a client lost; `everybody_trains`, in every round. `ray_is_slow` keeps the runs on Ray out of
+    the default suite.
+    """
+
+    name: str
+    strategy: Callable[..., StatefulStrategy]
+    client_class: Callable[..., NumPyClient]
+    initial_arrays: Callable[[], ArrayRecord] = initial_arrays
+    fedavg_clients: bool = True
+    stateless_clients: bool = True
+    everybody_trains: bool = False
+    ray_is_slow: bool = False
+
+
+CASES = [
+    Case("FPFC", partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2), FPFCClient),
+    Case("FPFC-l1", partial(FPFC, L1(0.05), lr=0.2, local_epochs=2), FPFCClient, ray_is_slow=True),
+    Case(
+        "FPFC-head",
+        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2, clustered="^head"),
+        FPFCClient,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FedADMM",
+        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2),
+        FedADMMClient,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FedADMM-client-duals",
+        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2, weights="size", duals="client"),
+        FedADMMClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        ray_is_slow=True,
+    ),
+]
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# Python 3.12 and later warn of every fork beside another thread.
+forks = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
+
+NUM_CLIENTS = 6
+
+State = dict[str, NDArray[Any]]
+
+
+def grid_of(case: Case, **kwargs: Any) -> WatchedGrid:
+    """Return a grid with one client of the case on each of its nodes."""
+    return WatchedGrid(client_app(client_fn_of(case.client_class)), NUM_CLIENTS, **kwargs)
+
+
+def run(
+    case: Case, grid: Grid, num_rounds: int = 3, strategy: StatefulStrategy | None = None
+) -> StatefulStrategy:
+    strategy = strategy or case.strategy(seed=1)
+    strategy.start(grid, case.initial_arrays(), num_rounds)
+    return strategy
