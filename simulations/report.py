@@ -195,6 +195,8 @@ class Result:
         Name of the experiment.
     algorithm : str
         Name of the algorithm, spelled as in ``published``.
+    data : str
+        What the data set says it is; a stand-in says so.
     metric : Metric
         What ``models`` measures.
     models : mapping of str to Score
@@ -220,6 +222,7 @@ class Result:
 
     experiment: str
     algorithm: str
+    data: str
     metric: Metric
     models: Mapping[str, Score]
     traffic: Mapping[int, Traffic]
@@ -459,6 +462,7 @@ def _results_caption(result: Result) -> str:
     ending = f"; {result.note}." if result.note else "."
     spread = any(values.std is not None for values in result.models.values())
     lines = [
+        f"Data: {result.data}.",
         f"{result.rounds:,} rounds in {_duration(result.seconds)}, engine {result.engine}, "
         f"seed {result.seed}{ending}",
         f"Arrays sent: {_bytes(moved['down'])} down, {_bytes(moved['up'])} up; a round "

@@ -119,6 +119,7 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     result = Result(
         experiment=name,
         algorithm=settings.algorithm.title,
+        data=experiment.data.name,
         metric=settings.algorithm.metric(experiment.data),
         models=curves[max(curves)],
         traffic=strategy.traffic,

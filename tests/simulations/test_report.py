@@ -30,6 +30,7 @@ def make_result(**changes) -> Result:
     fields = {
         "experiment": "synthetic-s1",
         "algorithm": "FPFC",
+        "data": "synthetic-s1",
         "metric": ACCURACY,
         "models": {
             "personal model": Score(mean=0.9012, std=0.0345, worst=0.8123, best=0.9876),
@@ -277,3 +278,8 @@ def test_published_numbers_are_never_styled_as_ours():
 def test_result_refuses_what_it_cannot_show(changes, message):
     with pytest.raises(ValueError, match=message):
         make_result(**changes)
+
+
+def test_a_stand_in_for_a_data_set_is_called_one():
+    result = make_result(data="cifar10 (lossy stand-in)")
+    assert "Data: cifar10 (lossy stand-in)." in " ".join(shown(results_table(result)).split())
