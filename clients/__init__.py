@@ -5,12 +5,14 @@ from .curvature import LeastSquares, Logistic
 from .fedadmm import FedADMMClient
 from .fedgia import FedGiAClient, FedGiALinearClient
 from .fedmc_admm import FedMCADMMClient
+from .flame import FLAMEClient
 from .fpfc import FPFCClient
 from .personalization import SplitInput, input_layers, output_layers, split_input
 from .ratings import Ratings
 from .torch_client import TorchClient, accuracy, rmse
 
 __all__ = [
+    "FLAMEClient",
     "FPFCClient",
     "FedADMMClient",
     "FedGiAClient",

@@ -3,6 +3,7 @@
 from .fedadmm import FedADMM
 from .fedgia import FedGiA
 from .fedmc_admm import FedMCADMM, initial_item_factors
+from .flame import FLAME
 from .fpfc import FPFC
 from .inprocess import InProcessGrid, run_in_process
 from .legacy import LegacyStrategy
@@ -11,6 +12,7 @@ from .regularizers import L1Norm, SquaredL2
 from .strategy import StatefulStrategy
 
 __all__ = [
+    "FLAME",
     "FPFC",
     "L1",
     "MCP",

@@ -1,0 +1,153 @@
+"""What FLAMEClient decides for itself: its hybrid model, its solver, what it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+from torch import nn
+
+from clients import FLAMEClient, accuracy, rmse
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Sign(nn.Module):
+    """Logits (-u x, u x): class 1 where u x > 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([-self.u * inputs, self.u * inputs], dim=1)
+
+
+def batches(positive: int, negative: int) -> Batches:
+    """Return points x = 1, so many of class 1 and of class 0."""
+    labels = torch.tensor([1] * positive + [0] * negative)
+    return [(torch.ones(len(labels)), labels)]
+
+
+def client_of(test: Batches, validation: Batches | None = None, **settings: Any) -> FLAMEClient:
+    context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
+    return FLAMEClient(
+        context,
+        Sign(),
+        batches(1, 1),
+        nn.CrossEntropyLoss(),
+        test_loader=test,
+        validation_loader=validation,
+        **({"metrics": {"accuracy": accuracy}} | settings),
+    )
+
+
+def model(u: float) -> NDArray[np.float32]:
+    return np.array([u], dtype=np.float32)
+
+
+def evaluate(client: FLAMEClient, personal: float, shared: float) -> dict[str, Any]:
+    config = {"groups": "personal:1,global:1", "version": 0, "seed": 1, "shared": "u"}
+    loss, _, metrics = client.evaluate([model(personal), model(shared)], config)
+    assert loss == metrics["personal-loss"]
+    return metrics
+
+
+def test_the_hybrid_model_is_chosen_on_the_data_that_its_name_says() -> None:
+    # u = 1 predicts class 1, u = -1 class 0. Test data: 3 of class 1, 1 of class 0; validation
+    # data the other way round, so the validation's choice is the worse one on the test data.
+    client = client_of(batches(3, 1), batches(1, 3))
+    metrics = evaluate(client, 1.0, -1.0)
+    assert metrics["personal-accuracy"] == 0.75
+    assert metrics["global-accuracy"] == 0.25
+    assert metrics["hm-oracle-accuracy"] == 0.75
+    assert metrics["hm-oracle-personal"] == 1
+    assert metrics["hm-oracle-loss"] == metrics["personal-loss"]
+    assert metrics["hm-val-accuracy"] == 0.25  # its test accuracy, not that of its validation data
+    assert metrics["hm-val-personal"] == 0
+    assert metrics["hm-val-loss"] == metrics["global-loss"]
+    swapped = evaluate(client, -1.0, 1.0)
+    assert swapped["hm-oracle-accuracy"] == 0.75
+    assert swapped["hm-oracle-personal"] == 0
+
+
+def test_the_lower_loss_decides_between_equal_accuracies() -> None:
+    # Both are right on 3 of 4; being surer costs more on the fourth: log(1 + e^-2u) on the right
+    # ones and log(1 + e^2u) on the wrong one are 0.56 on average for u = 0.5 and 1.02 for u = 2.
+    metrics = evaluate(client_of(batches(3, 1), batches(3, 1)), 2.0, 0.5)
+    assert metrics["personal-accuracy"] == metrics["global-accuracy"] == 0.75
+    for kind in ("hm-oracle", "hm-val"):
+        assert metrics[f"{kind}-personal"] == 0
+        assert metrics[f"{kind}-loss"] == metrics["global-loss"] < metrics["personal-loss"]
+
+
+def test_the_lower_loss_decides_where_no_accuracy_is_measured() -> None:
+    def error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return rmse(outputs[:, 1], targets.float())
+
+    metrics = evaluate(client_of(batches(3, 1), metrics={"rmse": error}), -1.0, 1.0)
+    assert metrics["hm-oracle-rmse"] == metrics["global-rmse"]
+    assert metrics["hm-oracle-personal"] == 0
+
+
+def test_without_validation_data_there_is_no_validated_choice() -> None:
+    assert not [key for key in evaluate(client_of(batches(1, 0)), 1, 2) if key.startswith("hm-val")]
+    with pytest.raises(ValueError, match=r"validation_loader is empty.*or leave it out"):
+        evaluate(client_of(batches(1, 0), []), 1, 2)
+
+
+ORDER = {
+    "groups": "center:1,start:1",
+    "server-round": 1,
+    "version": 0,
+    "seed": 1,
+    "shared": "u",
+    "lam": 1.0,
+    "rho": 0.5,
+    "alpha": 0.5,
+    "anchor": "w_i",
+    "theta-step": "fixed",
+    "lr": 0.1,
+    "local-epochs": 1,
+    "tolerance": 1.0,
+    "max-steps": 10,
+    "duals": "strategy",
+}
+
+
+def test_it_starts_from_its_own_model_and_is_pulled_to_the_servers() -> None:
+    # f = log(1 + e^-2u) and log(1 + e^2u), half each: f' = tanh(u). From theta = 1 with anchor
+    # -1 one step is 1 - 0.1 (tanh 1 + 1 (1 - (-1))) = 0.8 - 0.1 tanh 1.
+    client = client_of(batches(1, 1))
+    (theta,), num_examples, metrics = client.fit([model(-1), model(1)], ORDER)
+    assert theta == pytest.approx(0.8 - 0.1 * np.tanh(1), rel=1e-6)
+    assert num_examples == 2
+    # f(1) = (log(1 + e^-2) + log(1 + e^2)) / 2 = 1 + log(1 + e^-2)
+    assert metrics == {"loss": pytest.approx(1 + np.log(1 + np.exp(-2)), rel=1e-6)}
+    assert client.personal_arrays() == {"u": theta}
+    # In the next round it needs no start: it holds its theta. f'(theta) = tanh(theta).
+    order = ORDER | {"groups": "center:1", "server-round": 2, "version": 1}
+    (second,), _, _ = client.fit([model(0)], order)
+    assert second == pytest.approx(theta - 0.1 * (np.tanh(theta) + theta), rel=1e-6)
+
+
+def test_a_client_that_lost_its_model_says_so() -> None:
+    client = client_of(batches(1, 1))
+    order = ORDER | {"groups": "center:1", "server-round": 4, "version": 3}
+    with pytest.raises(ValueError, match="expects this client's variables of round 3"):
+        client.fit([model(0)], order)
+    with pytest.raises(ValueError, match="its state was lost"):
+        client.evaluate([model(0)], order | {"groups": "global:1"})
+    with pytest.raises(RuntimeError, match="not been trained yet"):
+        client.personal_arrays()
+
+
+def test_a_parameter_that_is_frozen_is_refused() -> None:
+    client = client_of(batches(1, 1))
+    client.model.u.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"u, which the client's model does not train.*averaged="):
+        client.fit([model(-1), model(1)], ORDER)

@@ -1,0 +1,511 @@
+"""FLAME, strategy and client together, against golden vectors, identities and closed forms.
+
+The clients' losses are quadratics f_i(theta) = b_i/2 ||theta - c_i||^2 in float64, run through the
+real messages and the real solvers. Numbers and equations: arXiv:2407.16397 and its specs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader
+
+from clients import FLAMEClient, client_app
+from fl_admm_strategies import FLAME, InProcessGrid
+from tests.support import WatchedGrid, dataset, node_of
+
+Matrix = NDArray[np.float64]
+
+# Specs section 8: m = 3, d = 2, alpha_i = 1/3, lambda = 1, zero start.
+C = np.array([[1.0, 2.0], [-1.0, 0.5], [3.0, -2.0]])
+B = np.array([1.0, 2.0, 0.5])
+
+
+class Point(nn.Module):
+    """A model that is its parameter theta, at 0."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.theta.expand(len(inputs), -1)
+
+
+@dataclass
+class Quadratics:
+    """A federation of quadratic losses, and what FLAME's equations say about its variables."""
+
+    b: Matrix = field(default_factory=B.copy)
+    c: Matrix = field(default_factory=C.copy)
+    sizes: Sequence[int] = ()
+
+    def client(self, context: Context, **settings: Any) -> FLAMEClient:
+        i = int(context.node_config["partition-id"])
+        n = self.sizes[i] if self.sizes else 1
+        batch = (torch.zeros(n, 1), torch.tensor(self.c[i]).expand(n, -1))
+        b = float(self.b[i])
+        return FLAMEClient(
+            context,
+            Point(self.c.shape[1]),
+            [batch],
+            lambda outputs, targets: b / 2 * ((outputs - targets) ** 2).sum(dim=1).mean(),
+            test_loader=[batch],
+            full_batch=True,
+            **settings,
+        )
+
+    def prox(self, i: int) -> Callable[..., dict[str, torch.Tensor]]:
+        """Return argmin f_i + lam/2 ||theta - anchor||^2 = (b c + lam anchor) / (b + lam)."""
+        b, c = float(self.b[i]), torch.tensor(self.c[i])
+        return lambda anchor, lam: {"theta": (b * c + lam * anchor["theta"]) / (b + lam)}
+
+    def grid(self, *, exact: bool = True, noise: float = 0.0, **kwargs: Any) -> WatchedGrid:
+        def client_fn(context: Context) -> Any:
+            i = int(context.node_config["partition-id"])
+            prox = self.prox(i)
+
+            def inexact(anchor: Any, lam: float) -> dict[str, torch.Tensor]:
+                theta = prox(anchor, lam)["theta"]
+                return {"theta": theta + noise * torch.randn_like(theta)}
+
+            return self.client(context, **({"prox": inexact} if exact else {})).to_client()
+
+        return WatchedGrid(client_app(client_fn), len(self.b), **kwargs)
+
+    def run(self, strategy: FLAME, num_rounds: int, **grid: Any) -> list[Variables]:
+        """Return the variables after rounds 0, 1, ..., num_rounds."""
+        seen: list[Variables] = []
+        start = ArrayRecord(Point(self.c.shape[1]).state_dict())
+        with self.grid(**grid) as watched:
+            strategy.start(
+                watched,
+                start,
+                num_rounds,
+                on_round=lambda server_round, metrics: seen.append(Variables.of(self, strategy)),
+            )
+        zero = np.zeros_like(self.c)
+        first = Variables(self, strategy.alpha, strategy.lam, strategy.rho, zero, zero, zero[0])
+        return [first, *seen]
+
+
+@dataclass
+class Variables:
+    """Theta^t, W^t and w^t, and the functions of the paper at them."""
+
+    federation: Quadratics
+    alpha: Matrix
+    lam: float
+    rho: float
+    theta: Matrix
+    w_i: Matrix
+    w: Matrix
+    pi: Matrix = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.a = self.lam * self.alpha[:, None]
+        self.pi = self.a * (self.theta - self.w_i)
+
+    @classmethod
+    def of(cls, federation: Quadratics, strategy: FLAME) -> Variables:
+        w = strategy.consensus.w.copy()
+        theta, w_i = strategy.thetas.copy(), strategy.copies.copy()
+        return cls(federation, strategy.alpha, strategy.lam, strategy.rho, theta, w_i, w)
+
+    def f(self, theta: Matrix, w: Matrix) -> float:
+        """sum_i alpha_i (f_i(theta_i) + lambda/2 ||theta_i - w||^2), of (6) and (9)."""
+        own = self.federation
+        loss = own.b / 2 * ((theta - own.c) ** 2).sum(axis=1)
+        return float(self.alpha @ (loss + self.lam / 2 * ((theta - w) ** 2).sum(axis=1)))
+
+    def lagrangian(
+        self,
+        theta: Matrix | None = None,
+        w_i: Matrix | None = None,
+        pi: Matrix | None = None,
+        w: Matrix | None = None,
+    ) -> float:
+        """(10), with some of the variables replaced."""
+        theta = self.theta if theta is None else theta
+        w_i = self.w_i if w_i is None else w_i
+        pi = self.pi if pi is None else pi
+        gap = w_i - (self.w if w is None else w)
+        return self.f(theta, w_i) + float((pi * gap).sum() + self.rho / 2 * (gap**2).sum())
+
+
+def flame(**settings: Any) -> FLAME:
+    return FLAME(**{"lam": 1.0, "rho": 0.5, "theta_step": "exact", "seed": 3} | settings)
+
+
+def close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# --- Golden vectors (specs section 8; printed to 8 digits, hence 1e-8 beside exact arithmetic) ----
+
+ROUND = 5.1e-9  # half a unit of the last printed digit, and a little
+
+
+def test_exact_steps_give_the_golden_vectors() -> None:
+    _, one, two, three = Quadratics().run(flame(), 3)
+    close(one.theta, [(0.5, 1), (-2 / 3, 1 / 3), (1, -2 / 3)])
+    close(one.w_i, [(0.2, 0.4), (-4 / 15, 2 / 15), (0.4, -4 / 15)])
+    close(one.pi, [(0.1, 0.2), (-2 / 15, 1 / 15), (0.2, -2 / 15)])
+    close(one.w, (2 / 9, 8 / 45))
+    assert one.lagrangian() == pytest.approx(1.2603703704, abs=1e-10)
+    assert one.f(one.theta, one.w) == pytest.approx(1.2170370370, abs=1e-10)
+    close(two.theta, [(0.6, 1.2), (-0.75555556, 0.37777778), (1.26666667, -0.84444444)], ROUND)
+    close(two.w_i, [(0.25333333, 0.34666667), (-0.00888889, 0.17777778), (0.4, -0.07111111)], ROUND)
+    close(
+        two.pi,
+        [(0.11555556, 0.28444444), (-0.24888889, 0.06666667), (0.28888889, -0.25777778)],
+        ROUND,
+    )
+    close(two.w, (0.31851852, 0.21333333), ROUND)
+    assert two.lagrangian() == pytest.approx(1.2465958848, abs=1e-10)
+    assert two.f(two.theta, two.w) == pytest.approx(1.2284263374, abs=1e-10)
+    close(
+        three.theta,
+        [(0.62666667, 1.17333333), (-0.66962963, 0.39259259), (1.26666667, -0.71407407)],
+        ROUND,
+    )
+    close(
+        three.w_i,
+        [(0.30311111, 0.256), (0.22192593, 0.20503704), (0.35111111, 0.15170370)],
+        ROUND,
+    )
+    close(
+        three.pi,
+        [(0.10785185, 0.30577778), (-0.29718519, 0.06251852), (0.30518519, -0.28859259)],
+        ROUND,
+    )
+    close(three.w, (0.36928395, 0.25738272), ROUND)
+    assert three.lagrangian() == pytest.approx(1.1941946191, abs=1e-10)
+    assert three.f(three.theta, three.w) == pytest.approx(1.1908334925, abs=1e-10)
+
+
+def test_two_gradient_steps_a_round_give_the_golden_vectors() -> None:
+    strategy = flame(theta_step="fixed", lr=0.1, local_epochs=2)
+    _, one, two = Quadratics().run(strategy, 2, exact=False)
+    close(one.theta, [(0.18, 0.36), (-0.34, 0.17), (0.2775, -0.185)])
+    close(one.w, (0.094 / 3, 0.092))  # printed as .03133333
+    assert one.lagrangian() == pytest.approx(1.7021265625, abs=1e-10)
+    close(two.theta, [(0.30816, 0.61632), (-0.52972, 0.26486), (0.49852875, -0.3323525)])
+    close(two.w_i, [(0.098864, 0.215328), (-0.111488, 0.120344), (0.1516115, -0.033341)])
+    close(
+        two.pi,
+        [(0.06976533, 0.133664), (-0.13941067, 0.048172), (0.11563908, -0.0996705)],
+        ROUND,
+    )
+    close(two.w, (0.07699167, 0.155554), ROUND)
+    assert two.lagrangian() == pytest.approx(1.4279823653, abs=1e-10)
+
+
+def test_at_rho_equal_to_a_clients_send_theta_and_the_lagrangian_may_rise() -> None:
+    # Specs 2.4: u_i = w_i + (a/rho)(theta_i - w_i) = theta_i, so w is the mean of the theta_i.
+    _, one, two = Quadratics().run(flame(rho=1 / 3), 2)
+    close(one.w, (0.27777778, 0.22222222), ROUND)
+    assert one.lagrangian() == pytest.approx(1.2145061728, abs=1e-10)
+    assert one.f(one.theta, one.w) == pytest.approx(1.2145061728, abs=1e-10)
+    close(two.theta, [(0.625, 1.25), (-0.77777778, 0.38888889), (1.33333333, -0.88888889)], ROUND)
+    close(
+        two.w_i,
+        [(0.32638889, 0.48611111), (-0.08333333, 0.22222222), (0.55555556, -0.16666667)],
+        ROUND,
+    )
+    close(two.w, (0.39351852, 0.25), ROUND)
+    assert two.lagrangian() == pytest.approx(1.2429805384, abs=1e-10)
+    assert two.f(two.theta, two.w) == pytest.approx(1.2429805384, abs=1e-10)
+    for variables in (one, two):
+        close(variables.w_i + variables.pi * 3, variables.theta)
+        close(variables.w, variables.theta.mean(axis=0))
+
+
+def test_at_rho_equal_to_a_the_released_code_averages_proximal_models() -> None:
+    # Specs 2.4: with anchor="w" the duals have no effect: theta_i = prox(w), w = mean theta_i,
+    # those that sat out counting with the theta_i they had.
+    federation = Quadratics()
+    strategy = flame(rho=1 / 3, anchor="w", fraction_train=0.67)
+    rounds = federation.run(strategy, 6)
+    theta, w = np.zeros_like(C), np.zeros(2)
+    for server_round, variables in enumerate(rounds[1:], start=1):
+        for i in strategy.train_metrics[server_round]:
+            theta[i] = (B[i] * C[i] + w) / (B[i] + 1)
+        w = theta.mean(axis=0)
+        close(variables.theta, theta)
+        close(variables.w, w)
+
+
+# --- Identities that hold at every round, whatever the clients do (specs 3.3) ---------------------
+
+
+def random_federation(seed: int, m: int = 6, d: int = 4) -> Quadratics:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 9, size=m).tolist()
+    return Quadratics(rng.uniform(0.2, 3, m), rng.standard_normal((m, d)), sizes)
+
+
+@pytest.mark.parametrize("anchor", ["w_i", "w"])
+@pytest.mark.parametrize("rho", [0.05, 0.4])
+def test_identities_hold_with_noise_partial_participation_and_unequal_weights(
+    anchor: str, rho: float
+) -> None:
+    federation = random_federation(1)
+    strategy = flame(lam=0.7, rho=rho, anchor=anchor, weights="size", fraction_train=0.5)
+    rounds = federation.run(strategy, 8, noise=0.3)
+    sizes = np.array(federation.sizes)
+    close(strategy.alpha, sizes / sizes.sum())
+    for server_round, (old, new) in enumerate(pairwise(rounds), start=1):
+        took_part = np.isin(range(6), sorted(strategy.train_metrics[server_round]))
+        assert took_part.sum() == 3
+        close((new.pi - old.pi)[took_part], rho * (new.w_i - old.w)[took_part])  # R1, (13)
+        for name in ("theta", "w_i"):  # R1 for the others: bit for bit
+            np.testing.assert_array_equal(
+                getattr(new, name)[~took_part], getattr(old, name)[~took_part]
+            )
+        a = new.a
+        right = a * new.theta + rho * old.w - old.pi
+        close(((a + rho) * new.w_i)[took_part], right[took_part])  # (12)
+        close((new.pi + rho * (new.w_i - new.w)).sum(axis=0), np.zeros(4))  # R3
+        gap = float(((rho - a) / 2 * (new.w_i - new.w) ** 2).sum())
+        close(new.lagrangian(), new.f(new.theta, new.w) + gap)  # R4, (38)
+        message = new.w_i + new.pi / rho  # R5
+        expected = (2 * a * new.theta + (rho - a) * (old.w - old.pi / rho)) / (a + rho)
+        close(message[took_part], expected[took_part])
+        close(new.w, message.mean(axis=0))  # (14), stale messages included
+        # R6: what each of the four steps does to the Lagrangian, in their order.
+        after_theta = old.lagrangian(theta=new.theta)
+        after_w_i = old.lagrangian(new.theta, new.w_i)
+        after_pi = old.lagrangian(new.theta, new.w_i, new.pi)
+        e_3 = -float(((a + rho) / 2 * (new.w_i - old.w_i) ** 2).sum())
+        close(after_w_i - after_theta, e_3)  # (53)
+        close(after_pi - after_w_i, float(((new.pi - old.pi) ** 2).sum()) / rho)  # (47)
+        e_1 = -rho * 6 / 2 * float(((new.w - old.w) ** 2).sum())
+        close(new.lagrangian() - after_pi, e_1)  # (45)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_lagrangian_falls_for_convex_losses_and_large_rho(seed: int) -> None:
+    # R8: exact steps and rho >= 2.5616 lambda alpha_i (specs 3.4); below it need not (G4).
+    federation = random_federation(seed)
+    lam = 2.0
+    a = lam * max(federation.sizes) / sum(federation.sizes)
+    strategy = flame(lam=lam, rho=2.5616 * a, weights="size", fraction_train=0.5)
+    values = [variables.lagrangian() for variables in federation.run(strategy, 20)]
+    assert np.diff(values).max() < 1e-14
+    assert values[-1] < values[0] - 0.1
+
+
+# --- Fixed points -------------------------------------------------------------------------------
+
+
+def optimum(b: Matrix, c: Matrix, alpha: Matrix, lam: float) -> tuple[Matrix, Matrix]:
+    """(136), the corrected (135) for A_i = b_i I: w*, theta_i*."""
+    pull = (alpha * b / (b + lam))[:, None]
+    w = (pull * c).sum(axis=0) / pull.sum()
+    return w, (b[:, None] * c + lam * w) / (b[:, None] + lam)
+
+
+@pytest.mark.parametrize("anchor", ["w_i", "w"])
+@pytest.mark.parametrize(("weights", "fraction"), [("uniform", 1.0), ("size", 0.5)])
+def test_the_limit_is_the_minimiser(anchor: str, weights: str, fraction: float) -> None:
+    federation = random_federation(2, m=4, d=2)
+    lam = 0.8
+    strategy = flame(
+        lam=lam,
+        rho=0.3,
+        anchor=anchor,
+        weights=weights,
+        fraction_train=fraction,
+        fraction_evaluate=0,
+    )
+    last = federation.run(strategy, 250 if fraction == 1 else 450)[-1]
+    w, theta = optimum(federation.b, federation.c, strategy.alpha, lam)
+    close(last.w, w, 1e-10)
+    close(last.theta, theta, 1e-10)
+    close(last.w_i, np.tile(w, (4, 1)), 1e-10)
+    close(strategy.alpha @ last.theta, w, 1e-10)  # (15)
+
+
+def test_the_minimiser_of_the_golden_federation() -> None:
+    close(optimum(B, C, np.full(3, 1 / 3), 1.0)[0], (0.55555556, 0.44444444), ROUND)
+    close(optimum(B, C, np.array([0.5, 0.3, 0.2]), 1.0)[0], (0.48387097, 0.90322581), ROUND)
+    close(Quadratics().run(flame(fraction_evaluate=0), 200)[-1].w, (5 / 9, 4 / 9), 1e-10)
+
+
+def test_one_round_shrinks_the_least_squares_solutions_by_q() -> None:
+    # Specs 3.5: u_i = q theta_hat_i with q = 2a/(a + rho) b/(b + lambda), w = mean u_i.
+    b, lam, rho, m = 1.3, 0.7, 0.4, 3
+    a = lam / m
+    q = 2 * a / (a + rho) * b / (b + lam)
+    one = Quadratics(np.full(m, b), C).run(flame(lam=lam, rho=rho), 1)[-1]
+    close(one.w_i + one.pi / rho, q * C)
+    close(one.w, q * C.mean(axis=0))
+
+
+# --- Accuracy-tested steps (17), (18) -----------------------------------------------------------
+
+
+def test_accuracy_tested_steps_meet_their_tolerance() -> None:
+    federation = random_federation(3)
+    strategy = flame(
+        lam=0.7,
+        rho=0.4,
+        theta_step="accuracy",
+        tolerance=1e-2,
+        tolerance_decay=0.5,
+        lr=1 / (3 + 0.7),  # 1/(L + lambda)
+        weights="size",
+        fraction_train=0.5,
+    )
+    rounds = federation.run(strategy, 12, exact=False)
+    epsilon = np.full(6, 1e-2)
+    for server_round, (old, new) in enumerate(pairwise(rounds), start=1):
+        for i, metrics in strategy.train_metrics[server_round].items():
+            epsilon[i] *= 0.5  # (18); the others keep theirs
+            gradient = federation.b[i] * (new.theta[i] - federation.c[i])
+            gradient += 0.7 * (new.theta[i] - old.w_i[i])
+            residual = float(((strategy.alpha[i] * gradient) ** 2).sum())
+            assert residual <= epsilon[i]  # R7, (17)
+            assert metrics["residual"] == pytest.approx(residual, rel=1e-9, abs=1e-25)
+            assert metrics["tolerance"] == pytest.approx(epsilon[i])
+    close(strategy.tolerances, epsilon)
+
+
+def test_accuracy_tested_steps_take_no_more_than_they_need() -> None:
+    # With step 1/(b + lambda) one step is exact for a quadratic: 0 steps where the warm start is
+    # good enough, 1 otherwise.
+    strategy = flame(theta_step="accuracy", tolerance=1e-3, lr=0.5, fraction_evaluate=0)
+    Quadratics(np.ones(3), C).run(strategy, 60, exact=False)
+    steps = [metrics["steps"] for metrics in strategy.train_metrics[1].values()]
+    assert steps == [1, 1, 1]
+    later = [m["steps"] for r in range(2, 61) for m in strategy.train_metrics[r].values()]
+    assert set(later) == {0, 1}
+
+
+def test_accuracy_tested_steps_end_at_their_limit() -> None:
+    strategy = flame(theta_step="accuracy", tolerance=1e-20, lr=1e-3, max_steps=7)
+    Quadratics().run(strategy, 1, exact=False)
+    for metrics in strategy.train_metrics[1].values():
+        assert metrics["steps"] == 7
+        assert metrics["residual"] > metrics["tolerance"]
+
+
+def test_exact_steps_need_a_client_that_can(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(RuntimeError, match=r"FLAMEClient\(prox=...\)"):
+        Quadratics().run(flame(), 1, exact=False)
+
+
+# --- Where the variables live -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("anchor", ["w_i", "w"])
+def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
+    federation = random_federation(4)
+    settings = {"lam": 0.7, "rho": 0.2, "anchor": anchor, "weights": "size", "fraction_train": 0.5}
+    here, there = flame(**settings), flame(**settings, duals="client")
+    trajectories: list[list[Matrix]] = []
+    for strategy in (here, there):
+        trajectory: list[Matrix] = []
+        with federation.grid() as grid:
+            strategy.start(
+                grid,
+                ArrayRecord(Point(4).state_dict()),
+                10,
+                on_round=lambda r, metrics, s=strategy, t=trajectory: t.append(s.consensus.w),
+            )
+        trajectories.append(trajectory)
+    close(trajectories[1], trajectories[0], 1e-13)
+    assert there.traffic[10] == here.traffic[10]
+    for client, metrics in there.evaluate_metrics[10].items():
+        assert metrics == pytest.approx(here.evaluate_metrics[10][client], rel=1e-10)
+        # The personal model is the client's alone.
+        with pytest.raises(RuntimeError, match=r"FLAMEClient.*personal_arrays"):
+            there.personal_arrays(client)
+        own = federation.client(grid.context(node_of(client))).personal_arrays()
+        close(own["theta"], here.personal_arrays(client)["theta"].numpy(), 1e-13)
+    assert there.thetas.size == there.copies.size == 0  # O(d) memory
+
+
+def test_a_state_of_the_other_placement_is_refused() -> None:
+    federation = Quadratics()
+    here, there = flame(), flame(duals="client")
+    federation.run(here, 1)
+    there.load_state_dict(here.state_dict())
+    with pytest.raises(ValueError, match=r"'thetas' has shape \(3, 2\).*`duals`"):
+        there.begin({"theta": np.zeros(2)}, range(3))
+
+
+# --- Arrays that take no part -------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(inputs))
+
+
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+def test_buffers_are_averaged_over_the_participants(duals: str) -> None:
+    def client_fn(context: Context) -> Any:
+        data = DataLoader(dataset(int(context.node_config["partition-id"])), batch_size=64)
+        client = FLAMEClient(context, Normed(), data, nn.CrossEntropyLoss(), test_loader=data)
+        return client.to_client()
+
+    torch.manual_seed(0)
+    start = ArrayRecord(Normed().state_dict())
+    strategy = FLAME(lr=0.1, duals=duals, seed=1)
+    strategy.start(InProcessGrid(client_app(client_fn), 3), start, 1)
+    inputs = [dataset(client).tensors[0].numpy() for client in range(3)]
+    sizes = [len(x) for x in inputs]
+    expected = np.average([0.1 * x.mean(axis=0) for x in inputs], axis=0, weights=sizes)
+    arrays = strategy.global_model()
+    assert list(arrays) == list(start)
+    np.testing.assert_allclose(arrays["norm.running_mean"], expected, rtol=1e-5)
+    assert arrays["norm.num_batches_tracked"] == 1
+    assert "norm.running_mean" not in strategy._block.names
+
+
+# --- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rho": 0}, "rho is 0, expected a finite number > 0"),
+        ({"rho": -0.1}, "rho is -0.1"),
+        ({"lam": 0.0}, "lam is 0.0"),
+        ({"lam": float("inf")}, "lam is inf"),
+        ({"lr": -1}, "lr is -1"),
+        ({"local_epochs": 0}, "local_epochs is 0"),
+        ({"anchor": "w_0"}, "anchor is 'w_0', expected 'w_i' or 'w'"),
+        ({"theta_step": "newton"}, "theta_step is 'newton', expected 'fixed' or 'accuracy' or"),
+        ({"tolerance": 0}, "tolerance is 0"),
+        ({"tolerance_decay": 1.5}, "tolerance_decay is 1.5"),
+        ({"max_steps": 0}, "max_steps is 0"),
+        ({"weights": "loss"}, "weights is 'loss'"),
+        ({"duals": "nowhere"}, "duals is 'nowhere'"),
+        ({"averaged": "("}, "averaged='\\(' is not a regular expression"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FLAME(**settings)
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="no array of floating point numbers"):
+        FLAME().begin({"counts": np.zeros(3, dtype=np.int64)}, range(2))
