@@ -3,6 +3,7 @@
 from .app import client_app
 from .curvature import LeastSquares, Logistic
 from .fedadmm import FedADMMClient
+from .fedapm import FedAPMClient
 from .fedgia import FedGiAClient, FedGiALinearClient
 from .fedmc_admm import FedMCADMMClient
 from .flame import FLAMEClient
@@ -15,6 +16,7 @@ __all__ = [
     "FLAMEClient",
     "FPFCClient",
     "FedADMMClient",
+    "FedAPMClient",
     "FedGiAClient",
     "FedGiALinearClient",
     "FedMCADMMClient",

@@ -28,9 +28,7 @@ class FedADMMClient(TorchClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: Scalars
     ) -> tuple[list[NDArray[Any]], int, Scalars]:
-        """Run u <- u - eta [alpha_i grad f_i(u) + rho (u - anchor)], E epochs.
-
-        With the anchor w - pi_i/rho the last term is FedAPM's pi_i + rho (u - w) of (11).
+        """Move u_i, and pi_i where the client keeps it, by one round.
 
         Returns
         -------
@@ -41,37 +39,69 @@ class FedADMMClient(TorchClient):
             n_i.
         metrics : dict
             ``loss``: the training loss before the last step (GD) or over the last epoch (SGD).
+
+        Raises
+        ------
+        ValueError
+            If there is nothing to train on, the message does not fit the model, or the client does
+            not hold the variables that the server takes for its own.
         """
         if config.get("handshake"):
             return self.shake_hands()
         num_examples = self.train_size()
         groups = split_groups(parameters, config)
-        self.load(groups["center"])
+        self.receive(groups["center"], config)
         names = self.trainable(str(config["shared"]).split(","), setting="FedADMM(averaged=...)")
         center = self.block(names)
         u, dual = self._held(names, groups.get("start"), config)
         rho = float(config["rho"])
         anchor = {name: center[name] - dual[name] / rho for name in names} if dual else center
-        self.load_block(u)
+        self.load_block(center if config.get("start") == "center" else u)
         with self.seeded(config):
-            loss = gradient_descent(
-                self.train_problem,
-                [ProximalTerm(rho, anchor)],
-                lr=float(config["lr"]),
-                epochs=int(config["local-epochs"]),
-                full_batch=self.full_batch,
-                optimizer_fn=self.optimizer_fn,
-                loss_weight=float(config["loss-weight"]),
-            )
+            metrics, kept = self.minimise(anchor, config)
         new = self.block(names)
-        kept = to_numpy(new, "u/")
+        kept |= to_numpy(new, "u/")
         if dual:
             dual = {name: dual[name] + rho * (new[name] - center[name]) for name in names}  # (12)
             kept |= to_numpy(dual, "dual/")
             # The model to upload becomes z_i - z_i of before = (u - u before) + (u - w).
             self.load_block({n: (new[n] - u[n]) + (new[n] - center[n]) for n in names})
         Memory(self.context).keep(config, kept)
-        return self.get_parameters({}), num_examples, {"loss": loss}
+        return self.upload(config), num_examples, metrics
+
+    def minimise(
+        self, anchor: dict[str, Tensor], config: Scalars
+    ) -> tuple[Scalars, dict[str, NDArray[Any]]]:
+        """Run u <- u - eta [alpha_i grad f_i(u) + rho (u - anchor)], E epochs.
+
+        With the anchor w - pi_i/rho the last term is FedAPM's pi_i + rho (u - w) of (11).
+
+        Returns
+        -------
+        metrics : dict
+            What the client reports.
+        kept : dict of str to ndarray
+            What it keeps beside u_i and pi_i.
+        """
+        loss = gradient_descent(
+            self.train_problem,
+            [ProximalTerm(float(config["rho"]), anchor)],
+            lr=float(config["lr"]),
+            epochs=int(config["local-epochs"]),
+            full_batch=self.full_batch,
+            optimizer_fn=self.optimizer_fn,
+            loss_weight=float(config["loss-weight"]),
+            moving=anchor,
+        )
+        return {"loss": loss}, {}
+
+    def receive(self, arrays: list[NDArray[Any]], config: Scalars) -> None:
+        """Load the arrays of a message into the model."""
+        self.load(arrays)
+
+    def upload(self, config: Scalars) -> list[NDArray[Any]]:
+        """Return the model's arrays that the server wants."""
+        return self.get_parameters({})
 
     def _held(
         self, names: list[str], start: list[NDArray[Any]] | None, config: Scalars

@@ -1,6 +1,7 @@
 """ADMM methods for personalised and clustered federated learning, as Flower strategies."""
 
 from .fedadmm import FedADMM
+from .fedapm import FedAPM
 from .fedgia import FedGiA
 from .fedmc_admm import FedMCADMM, initial_item_factors
 from .flame import FLAME
@@ -17,6 +18,7 @@ __all__ = [
     "L1",
     "MCP",
     "FedADMM",
+    "FedAPM",
     "FedGiA",
     "FedMCADMM",
     "InProcessGrid",

@@ -79,15 +79,23 @@ class Consensus:
         self.total += (dual - self.duals[index]) / self.rho
         self.duals[index] = dual
 
-    def update(self, index: int, iterate: NDArray[Any]) -> None:
-        """Take in one client's new u_i, shape (d,): its pi_i and z_i follow; w does not yet."""
+    def update(self, index: int, iterate: NDArray[Any]) -> float:
+        """Take in one client's new u_i, shape (d,): its pi_i and z_i follow; w does not yet.
+
+        Returns
+        -------
+        float
+            ||u_i - w||.
+        """
         w, before = self.w, self.iterates[index]
         step = iterate - w
         # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho, where the last is u_new - w.
         self.total += (iterate - before) + step
+        gap = float(np.linalg.norm(step))
         step *= self._scalar(self.rho)
         self.duals[index] += step
         self.iterates[index] = iterate
+        return gap
 
     def update_message(self, change: NDArray[Any]) -> None:
         """Take in the change of one client's z_i, shape (d,), where clients keep their duals."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .blocks import Block, compile_pattern, spec_of, weighted_average
 from .checks import check_choice, check_count, check_positive
 from .consensus import Consensus, size_weights
-from .strategy import StatefulStrategy
+from .strategy import Metrics, StatefulStrategy
 from .wire import Arrays, Order, Reply, Scalar
 
 BATCH_NORM = r"(running_mean|running_var|num_batches_tracked)$"
@@ -100,7 +100,7 @@ class FedADMM(StatefulStrategy):
 
     def init_state(self, arrays: Arrays) -> None:
         """Start with u_i^0 = w^0, the initial model, and pi_i^0 = 0."""
-        shared = {name: array for name, array in arrays.items() if self._is_shared(name, array)}
+        shared = self.optimised(arrays)
         if not shared:
             raise ValueError("The model has no array of floating point numbers to optimise.")
         self._block = Block(spec_of(shared))
@@ -112,10 +112,13 @@ class FedADMM(StatefulStrategy):
         self.others = {name: array for name, array in arrays.items() if name not in shared}
         self.alpha: NDArray[np.float64] = np.full(num_clients, 1 / num_clients)
         self._index = {client: index for index, client in enumerate(self.client_ids)}
+        self._metrics: Metrics = {}
 
-    def _is_shared(self, name: str, array: NDArray[Any]) -> bool:
+    def optimised(self, arrays: Arrays) -> Arrays:
+        """Return the arrays with a gradient; the others are averaged."""
         assert self._averaged is not None
-        return array.dtype.kind == "f" and not self._averaged.search(name)
+        search = self._averaged.search
+        return {n: a for n, a in arrays.items() if a.dtype.kind == "f" and not search(n)}
 
     def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
         """Ask for n_i where the clients are weighted by it."""
@@ -159,14 +162,23 @@ class FedADMM(StatefulStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in u_i, or the change of z_i, of the participants; w is the mean over everybody."""
+        gaps: list[float] = []
         for client, reply in replies.items():
             vector = self._block.vector(reply.arrays)
             if self.duals == "strategy":
-                self.consensus.update(self._index[client], vector)
+                gaps.append(self.consensus.update(self._index[client], vector))
             else:
                 self.consensus.update_message(vector)
         self.consensus.aggregate()
         self.others = weighted_average(self.others, replies)
+        self._metrics = {"gap": float(np.mean(gaps))} if gaps else {}
+
+    def round_metrics(self) -> Metrics:
+        """Return ``gap``, the mean of ||u_i - w|| over the participants, w being what they got.
+
+        Only where the duals are in the strategy: otherwise it never sees u_i.
+        """
+        return self._metrics
 
     # ------------------------------------------------------------------------------------------
     # Models
@@ -192,8 +204,8 @@ class FedADMM(StatefulStrategy):
 
     def _model(self, vector: NDArray[Any]) -> Arrays:
         """Return a whole model: the block from a d-vector, the averaged arrays as they are."""
-        block = self._block.arrays(vector)
-        return {name: block.get(name, self.others.get(name)) for name in self._spec}  # type: ignore[misc]
+        model = self._block.arrays(vector) | self.others
+        return {name: model[name] for name in self.reply_spec()}
 
     # ------------------------------------------------------------------------------------------
     # Checkpoints

@@ -13,8 +13,8 @@ from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from clients import FedADMMClient, FPFCClient, client_app
-from fl_admm_strategies import FPFC, L1, FedADMM, SmoothedSCAD, StatefulStrategy
+from clients import FedADMMClient, FedAPMClient, FPFCClient, client_app
+from fl_admm_strategies import FPFC, L1, FedADMM, FedAPM, SmoothedSCAD, StatefulStrategy
 from tests.support import WatchedGrid, client_fn_of, initial_arrays
 
 
@@ -58,6 +58,22 @@ CASES = [
         "FedADMM-client-duals",
         partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2, weights="size", duals="client"),
         FedADMMClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FedAPM",
+        partial(FedAPM, "^head", rho=0.1, lr=0.5, local_epochs=2, personal_epochs=1),
+        FedAPMClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FedAPM-client-duals",
+        partial(FedAPM, "^body", rho=0.1, lr=0.5, tolerance=1e-3, duals="client", u_start="server"),
+        FedAPMClient,
         fedavg_clients=False,
         stateless_clients=False,
         ray_is_slow=True,
