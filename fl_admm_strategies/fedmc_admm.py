@@ -108,8 +108,11 @@ class FedMCADMM(StatefulStrategy):
     bound on beta of Theorems 4.7 and 4.8 (a max where the paper prints min) is some five orders
     above what works best, so it is not checked.
 
-    U_i never leaves its client, so a client whose state was lost cannot go on: its replies are
-    refused, and it counts as one that sits out. U_i^0 is drawn from a seed in the message.
+    U_i never leaves its client, so a client whose state was lost cannot go on: it refuses, and
+    counts as one that sits out. U_i^0 is drawn from a seed in the message. That is no promise of
+    privacy: by Lemma 4.5 Y_i is a gradient with a proximal term, from which something can be
+    inferred about the ratings (specs 6.3). With ``duals="client"`` the server needs no more than a
+    sum over the clients, which secure aggregation can give it.
 
     Examples
     --------
