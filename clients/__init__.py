@@ -8,6 +8,7 @@ from .fedgia import FedGiAClient, FedGiALinearClient
 from .fedmc_admm import FedMCADMMClient
 from .flame import FLAMEClient
 from .fpfc import FPFCClient
+from .lp_proj import LpProjADMMClient
 from .personalization import SplitInput, input_layers, output_layers, split_input
 from .ratings import Ratings
 from .torch_client import TorchClient, accuracy, rmse
@@ -22,6 +23,7 @@ __all__ = [
     "FedMCADMMClient",
     "LeastSquares",
     "Logistic",
+    "LpProjADMMClient",
     "Ratings",
     "SplitInput",
     "TorchClient",

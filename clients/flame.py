@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_admm_strategies.flame import dual_of, local_copy, message_of
+from fl_admm_strategies.flame import advance
 from fl_admm_strategies.wire import Arrays, split_groups
 
 from .memory import Memory
@@ -92,12 +92,9 @@ class FLAMEClient(TorchClient):
             rho = float(config["rho"])
             a = float(config["lam"]) * float(config["alpha"])
             for name in names:
-                before, w_i, w = theta[name], copy[name], center[name]
-                after = local_copy(new[name], dual_of(before, w_i, a=a), w, a=a, rho=rho)
-                upload[name] = message_of(new[name], after, a=a, rho=rho) - message_of(
-                    before, w_i, a=a, rho=rho
+                kept[f"w_i/{name}"], upload[name] = advance(
+                    new[name], theta[name], copy[name], center[name], a=a, rho=rho
                 )
-                kept[f"w_i/{name}"] = after
         Memory(self.context).keep(config, kept)
         return list(upload.values()), num_examples, metrics
 

@@ -32,6 +32,54 @@ class ProximalTerm:
     weight: float
     anchor: Mapping[str, Tensor]
 
+    def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
+        """Add c (u - a) to the parameters' ``.grad``."""
+        for name, anchor in self.anchor.items():
+            if (parameter := moving.get(name)) is not None:
+                _add(parameter, parameter - anchor, self.weight)
+
+
+@dataclass(frozen=True)
+class ProjectedTerm:
+    """A term (c/2) ||P u - a||^2 of a local objective, of some linear features of u.
+
+    Attributes
+    ----------
+    weight : float
+        c > 0.
+    projection : Tensor of shape (k, d)
+        P; its columns are the entries of the named parameters, one parameter after another.
+    target : Tensor of shape (k,)
+        a.
+    names : sequence of str
+        The parameters that u consists of; all of them must move.
+    """
+
+    weight: float
+    projection: Tensor
+    target: Tensor
+    names: Sequence[str]
+
+    def image(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return P u, shape (k,)."""
+        return self.projection @ torch.cat([parameters[name].flatten() for name in self.names])
+
+    def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
+        """Add c P^T (P u - a) to the parameters' ``.grad``."""
+        gradient = (self.image(moving) - self.target) @ self.projection
+        sizes = [moving[name].numel() for name in self.names]
+        for name, part in zip(self.names, torch.split(gradient, sizes), strict=True):
+            _add(moving[name], part.view_as(moving[name]), self.weight)
+
+
+Term = ProximalTerm | ProjectedTerm
+
+
+def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
+    if parameter.grad is None:  # a parameter the loss does not reach
+        parameter.grad = torch.zeros_like(parameter)
+    parameter.grad.add_(gradient, alpha=weight)
+
 
 @dataclass(frozen=True)
 class LocalProblem:
@@ -131,7 +179,7 @@ def _moving(model: nn.Module, names: Collection[str] | None) -> Iterator[dict[st
 
 
 def _complete_gradient(
-    moving: Mapping[str, nn.Parameter], terms: Sequence[ProximalTerm], loss_weight: float
+    moving: Mapping[str, nn.Parameter], terms: Sequence[Term], loss_weight: float
 ) -> None:
     """Turn grad f, in the parameters' ``.grad``, into that of the whole objective."""
     with torch.no_grad():
@@ -140,17 +188,12 @@ def _complete_gradient(
                 if parameter.grad is not None:
                     parameter.grad *= loss_weight
         for term in terms:
-            for name, anchor in term.anchor.items():
-                if (parameter := moving.get(name)) is None:  # type: ignore[assignment]
-                    continue
-                if parameter.grad is None:  # a parameter the loss does not reach
-                    parameter.grad = torch.zeros_like(parameter)
-                parameter.grad.add_(parameter - anchor, alpha=term.weight)
+            term.add_gradient(moving)
 
 
 def gradient_descent(
     problem: LocalProblem,
-    terms: Sequence[ProximalTerm],
+    terms: Sequence[Term],
     *,
     lr: float,
     epochs: int,
@@ -168,7 +211,7 @@ def gradient_descent(
     ----------
     problem : LocalProblem
         f, and the model that is changed in place.
-    terms : sequence of ProximalTerm
+    terms : sequence of ProximalTerm or ProjectedTerm
         The proximal terms.
     lr : float
         Step size.
@@ -215,7 +258,7 @@ def gradient_descent(
 
 def descend_until(
     problem: LocalProblem,
-    terms: Sequence[ProximalTerm],
+    terms: Sequence[Term],
     *,
     tolerance: float,
     lr: float,

@@ -8,6 +8,7 @@ from .flame import FLAME
 from .fpfc import FPFC
 from .inprocess import InProcessGrid, run_in_process
 from .legacy import LegacyStrategy
+from .lp_proj import LpProjADMM
 from .penalties import L1, MCP, SmoothedSCAD
 from .regularizers import L1Norm, SquaredL2
 from .strategy import StatefulStrategy
@@ -24,6 +25,7 @@ __all__ = [
     "InProcessGrid",
     "L1Norm",
     "LegacyStrategy",
+    "LpProjADMM",
     "SmoothedSCAD",
     "SquaredL2",
     "StatefulStrategy",

@@ -26,24 +26,39 @@ from .strategy import StatefulStrategy
 from .wire import Arrays, Order, Reply, Scalar
 
 
-def local_copy(
-    theta: NDArray[Any], dual: NDArray[Any], w: NDArray[Any], *, a: float, rho: float
-) -> NDArray[Any]:
-    """Return w_i by (12), from the new theta_i and the old pi_i and w; a = lambda alpha_i."""
-    w_i: NDArray[Any] = (a * theta + rho * w - dual) / (a + rho)
-    return w_i
+def advance(
+    theta: NDArray[Any],
+    before: NDArray[Any],
+    w_i: NDArray[Any],
+    w: NDArray[Any],
+    *,
+    a: float,
+    rho: float,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Move one client's variables to those that belong to its new theta_i, (12) and (13).
 
+    pi_i = a (theta_i - w_i) before and after (Lemma 3), so it is not kept, and rounding does not
+    add up in it over the rounds.
 
-def dual_of(theta: NDArray[Any], w_i: NDArray[Any], *, a: float) -> NDArray[Any]:
-    """Return pi_i = a (theta_i - w_i): (12) and (13) in one (Lemma 3), so it need not be kept."""
-    dual: NDArray[Any] = a * (theta - w_i)
-    return dual
+    Parameters
+    ----------
+    theta, before : ndarray of shape (d,)
+        theta_i, new and old.
+    w_i, w : ndarray of shape (d,)
+        The old w_i and the w that the server sent.
+    a : float
+        lambda alpha_i.
+    rho : float
 
-
-def message_of(theta: NDArray[Any], w_i: NDArray[Any], *, a: float, rho: float) -> NDArray[Any]:
-    """Return u_i = w_i + pi_i/rho, whose mean over all clients is w (14)."""
-    message: NDArray[Any] = w_i + dual_of(theta, w_i, a=a) / rho
-    return message
+    Returns
+    -------
+    w_i, change : ndarray of shape (d,)
+        The new w_i, and what it changes in the message u_i = w_i + pi_i/rho.
+    """
+    dual = a * (before - w_i)
+    new = (a * theta + rho * w - dual) / (a + rho)
+    change = (new + a * (theta - new) / rho) - (w_i + dual / rho)
+    return new, change
 
 
 class FLAME(StatefulStrategy):
@@ -244,24 +259,19 @@ class FLAME(StatefulStrategy):
         for client, reply in replies.items():
             index = self._index[client]
             vector = self._block.vector(reply.arrays)
-            change = vector if self.duals == "client" else self._take_theta(index, vector)
+            if self.duals == "strategy":
+                a = self.lam * float(self.alpha[index])
+                before, copy = self.thetas[index], self.copies[index]
+                self.copies[index], change = advance(
+                    vector, before, copy, self.consensus.w, a=a, rho=self.rho
+                )
+                self.thetas[index] = vector
+            else:
+                change = vector
             self.consensus.update_message(change)
             self.tolerances[index] *= self.tolerance_decay
         self.consensus.aggregate()  # (14)
         self.others = weighted_average(self.others, replies)
-
-    def _take_theta(self, index: int, theta: NDArray[Any]) -> NDArray[Any]:
-        """Move one client's variables to those that belong to its new theta_i; return u_i's change.
-
-        Computed from what is kept, pi_i included, so that rounding does not add up over the rounds.
-        """
-        a, rho = self.lam * float(self.alpha[index]), self.rho
-        before, copy = self.thetas[index], self.copies[index]
-        new = local_copy(theta, dual_of(before, copy, a=a), self.consensus.w, a=a, rho=rho)
-        change: NDArray[Any] = message_of(theta, new, a=a, rho=rho)
-        change -= message_of(before, copy, a=a, rho=rho)
-        self.thetas[index], self.copies[index] = theta, new
-        return change
 
     # ------------------------------------------------------------------------------------------
     # Models

@@ -13,8 +13,24 @@ from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from clients import FedADMMClient, FedAPMClient, FPFCClient, client_app
-from fl_admm_strategies import FPFC, L1, FedADMM, FedAPM, SmoothedSCAD, StatefulStrategy
+from clients import (
+    FedADMMClient,
+    FedAPMClient,
+    FLAMEClient,
+    FPFCClient,
+    LpProjADMMClient,
+    client_app,
+)
+from fl_admm_strategies import (
+    FLAME,
+    FPFC,
+    L1,
+    FedADMM,
+    FedAPM,
+    LpProjADMM,
+    SmoothedSCAD,
+    StatefulStrategy,
+)
 from tests.support import WatchedGrid, client_fn_of, initial_arrays
 
 
@@ -74,6 +90,28 @@ CASES = [
         "FedAPM-client-duals",
         partial(FedAPM, "^body", rho=0.1, lr=0.5, tolerance=1e-3, duals="client", u_start="server"),
         FedAPMClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FLAME",
+        partial(FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=2),
+        FLAMEClient,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FLAME-client-duals",
+        partial(FLAME, rho=0.2, lr=0.3, theta_step="accuracy", weights="size", duals="client"),
+        FLAMEClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        ray_is_slow=True,
+    ),
+    Case(
+        "LpProjADMM",
+        partial(LpProjADMM, lam=1.0, rho=0.2, lr=0.5, dimension=3),
+        LpProjADMMClient,
         fedavg_clients=False,
         stateless_clients=False,
         ray_is_slow=True,

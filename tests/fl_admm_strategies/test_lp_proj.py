@@ -1,0 +1,202 @@
+"""Lp-Proj-2 by ADMM, strategy and client together, on quadratics f_i = b/2 ||theta - c_i||^2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, MessageType
+from torch import nn
+
+from clients import LpProjADMMClient, client_app
+from fl_admm_strategies import LpProjADMM
+from fl_admm_strategies.lp_proj import projection
+from tests.support import WatchedGrid, node_of
+
+M, D, K, B = 4, 6, 2, 1.3
+C = np.random.default_rng(5).standard_normal((M, D))
+START = np.random.default_rng(6).standard_normal(D)
+SIZES = (1, 4, 2, 3)
+
+
+class Two(nn.Module):
+    """theta in two parameters, of shapes (2, 2) and (2,)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.tensor(START[:4]).reshape(2, 2))
+        self.second = nn.Parameter(torch.tensor(START[4:]))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.first.flatten(), self.second]).expand(len(inputs), -1)
+
+
+def make_client(context: Context) -> LpProjADMMClient:
+    i = int(context.node_config["partition-id"])
+    batch = (torch.zeros(SIZES[i], 1), torch.tensor(C[i]).expand(SIZES[i], -1))
+    return LpProjADMMClient(
+        context,
+        Two(),
+        [batch],
+        lambda outputs, targets: B / 2 * ((outputs - targets) ** 2).sum(dim=1).mean(),
+        test_loader=[batch],
+        full_batch=True,
+    )
+
+
+def grid() -> WatchedGrid:
+    return WatchedGrid(client_app(lambda context: make_client(context).to_client()), M)
+
+
+def run(
+    strategy: LpProjADMM, num_rounds: int, watched: WatchedGrid | None = None, **kw: Any
+) -> None:
+    strategy.start(watched or grid(), ArrayRecord(Two().state_dict()), num_rounds, **kw)
+
+
+def personal(watched: WatchedGrid) -> np.ndarray:
+    """Return theta_i of every client, shape (m, d)."""
+    models = [make_client(watched.context(node_of(i))).personal_arrays() for i in range(M)]
+    return np.stack([np.concatenate([m["first"].ravel(), m["second"]]) for m in models])
+
+
+def close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_the_projection_has_unit_rows_and_follows_from_the_seed() -> None:
+    p = projection(3, 10, 5000, "float64")
+    close((p**2).sum(axis=1), np.ones(10))
+    # The scaled entries are standard normal: 50,000 of them have mean 0 +- 0.0045, kurtosis 3
+    # +- 0.022 (one standard deviation each).
+    scaled = p * np.sqrt(5000)
+    assert abs(scaled.mean()) < 0.02
+    assert abs((scaled**4).mean() - 3) < 0.1
+    np.testing.assert_array_equal(projection(3, 10, 5000, "float64"), p)
+    projection.cache_clear()
+    np.testing.assert_array_equal(projection(3, 10, 5000, "float64"), p)
+    assert np.abs(projection(4, 10, 5000, "float64") - p).max() > 0.01
+
+
+@pytest.mark.parametrize(("weights", "fraction"), [("uniform", 1.0), ("size", 0.5)])
+def test_rounds_are_those_of_algorithm_2(weights: str, fraction: float) -> None:
+    lam, rho, eta, epochs = 0.8, 0.3, 0.2, 2
+    strategy = LpProjADMM(
+        lam=lam,
+        rho=rho,
+        lr=eta,
+        local_epochs=epochs,
+        dimension=K,
+        weights=weights,
+        fraction_train=fraction,
+        seed=7,
+    )
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    watched = grid()
+    run(
+        strategy,
+        6,
+        watched,
+        on_round=lambda r, metrics: seen.append((strategy.consensus.w, strategy.copies.copy())),
+    )
+    p = projection(7, K, D, "float64")
+    alpha = np.array(SIZES) / 10 if weights == "size" else np.full(M, 1 / M)
+    theta = np.tile(START, (M, 1))
+    w_i = theta @ p.T
+    w, pi = w_i[0].copy(), np.zeros((M, K))
+    for server_round, (got_w, got_w_i) in enumerate(seen, start=1):
+        for i in strategy.train_metrics[server_round]:
+            a = lam * alpha[i]
+            for _ in range(epochs):
+                pull = lam * p.T @ (p @ theta[i] - w_i[i])
+                theta[i] = theta[i] - eta * (B * (theta[i] - C[i]) + pull)  # (185)
+            w_i[i] = (a * p @ theta[i] + rho * w - pi[i]) / (a + rho)  # (186)
+            pi[i] = pi[i] + rho * (w_i[i] - w)  # (187)
+        w = (w_i + pi / rho).mean(axis=0)  # (188)
+        close(got_w, w)
+        close(got_w_i, w_i)
+        close(pi, lam * alpha[:, None] * (theta @ p.T - w_i))  # the invariant of specs 2.5d
+    close(personal(watched), theta)
+
+
+def test_the_limit_is_the_minimiser() -> None:
+    # theta_i* = (B I + lam P^T P)^-1 (B c_i + lam P^T w*) and w* = mean P theta_i*, so with
+    # A = (B I + lam P^T P)^-1: w* = (I - lam P A P^T)^-1 P A B mean c_i.
+    lam = 0.8
+    strategy = LpProjADMM(lam=lam, rho=0.3, lr=0.4, local_epochs=20, dimension=K, seed=7)
+    watched = grid()
+    run(strategy, 200, watched, evaluate_every=200)
+    p = projection(7, K, D, "float64")
+    inverse = np.linalg.inv(B * np.eye(D) + lam * p.T @ p)
+    w = np.linalg.solve(np.eye(K) - lam * p @ inverse @ p.T, p @ inverse @ (B * C.mean(axis=0)))
+    close(strategy.global_model()["w"], w, 1e-10)
+    close(personal(watched), (B * C + lam * w @ p) @ inverse, 1e-10)
+
+
+def test_a_message_has_as_many_numbers_as_the_projection_has_rows() -> None:
+    strategy = LpProjADMM(dimension=K, fraction_train=0.5, seed=7)
+    watched = grid()
+    run(strategy, 5, watched)
+    known: set[int] = set()
+    for server_round in range(1, 6):
+        asked = set(strategy.train_metrics[server_round])
+        down = 8 * (K * len(asked) + D * len(asked - known))  # w_i; the initial model once
+        assert strategy.traffic[server_round] == (down, 8 * K * len(asked))
+        known |= asked
+    for message in watched.phase(MessageType.EVALUATE, 5):
+        sent = sum(array.numpy().size for array in message.content["arrays"].values())
+        assert sent == (0 if message.metadata.dst_node_id - 2 in known else D)
+
+
+def test_every_client_evaluates_its_own_model() -> None:
+    strategy = LpProjADMM(dimension=K, lr=0.3, fraction_train=0.5, seed=7)
+    watched = grid()
+    run(strategy, 1, watched)
+    for i, metrics in strategy.evaluate_metrics[1].items():
+        theta = START  # of those that have not taken part yet
+        if i in strategy.train_metrics[1]:
+            model = make_client(watched.context(node_of(i))).personal_arrays()
+            theta = np.concatenate([model["first"].ravel(), model["second"]])
+        loss = B / 2 * ((theta - C[i]) ** 2).sum()
+        assert metrics["personal-loss"] == pytest.approx(loss, rel=1e-12)
+
+
+def test_the_personal_models_stay_with_the_clients() -> None:
+    strategy = LpProjADMM(dimension=K)
+    run(strategy, 1)
+    with pytest.raises(RuntimeError, match=r"LpProjADMMClient\(...\).personal_arrays"):
+        strategy.personal_arrays(0)
+    with pytest.raises(RuntimeError, match="not been trained yet"):
+        make_client(grid().context(node_of(0))).personal_arrays()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rho": 0}, "rho is 0"),
+        ({"lam": -1.0}, "lam is -1.0"),
+        ({"lr": 0}, "lr is 0"),
+        ({"local_epochs": 0}, "local_epochs is 0"),
+        ({"dimension": 0}, "dimension is 0"),
+        ({"weights": "loss"}, "weights is 'loss'"),
+        ({"unprojected": "("}, r"unprojected='\(' is not a regular expression"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LpProjADMM(**settings)
+
+
+def test_a_projection_to_more_dimensions_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"dimension=7, .*only 6 floating point numbers"):
+        LpProjADMM(dimension=7).begin({"theta": np.zeros(6)}, range(2))
+
+
+def test_a_state_with_another_projection_is_refused() -> None:
+    one, two = LpProjADMM(dimension=K, seed=1), LpProjADMM(dimension=K, seed=2)
+    run(one, 1)
+    two.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="saved with seed=1, this run has seed=2"):
+        run(two, 2)
