@@ -69,24 +69,26 @@ class FedAPMClient(FedADMMClient):
                 loss_weight=weight,
                 moving=personal,
             )
-        kept = {f"{V}{name}": array for name, array in self._own(config).items()}
-        if "tolerance" not in config:
+        kept: dict[str, NDArray[Any]] = {}
+        if "tolerance" in config:
+            own = Memory(self.context).recall(config)
+            before = config["tolerance"] if own is None or XI not in own else own[XI]
+            xi = float(config["tolerance-decay"]) * float(before)
+            descent = descend_until(
+                self.train_problem,
+                [ProximalTerm(float(config["rho"]), anchor)],
+                tolerance=xi,
+                lr=lr,
+                max_steps=int(config["max-steps"]),
+                loss_weight=weight,
+                moving=anchor,
+            )
+            kept[XI] = np.array(xi)
+            metrics = {"loss": descent.loss, "residual": descent.residual, "steps": descent.steps}
+        else:
             metrics, _ = super().minimise(anchor, config)
-            return metrics, kept
-        own = Memory(self.context).recall(config)
-        before = config["tolerance"] if own is None or XI not in own else own[XI]
-        xi = float(config["tolerance-decay"]) * float(before)
-        descent = descend_until(
-            self.train_problem,
-            [ProximalTerm(float(config["rho"]), anchor)],
-            tolerance=xi,
-            lr=lr,
-            max_steps=int(config["max-steps"]),
-            loss_weight=weight,
-            moving=anchor,
-        )
-        kept[XI] = np.array(xi)
-        metrics = {"loss": descent.loss, "residual": descent.residual, "steps": descent.steps}
+        # Not before: the u-step moves the running statistics of a personal batch norm.
+        kept |= {f"{V}{name}": array for name, array in self._own(config).items()}
         return metrics, kept
 
     def evaluate(

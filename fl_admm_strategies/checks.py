@@ -24,6 +24,14 @@ def check_positive(name: str, value: object) -> None:
         raise ValueError(f"{name} is {value}, expected a finite number > 0.")
 
 
+def check_not_negative(name: str, value: object) -> None:
+    """Raise unless `value` is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} is {value!r}, expected a number >= 0.")
+    if not (math.isfinite(float(value)) and float(value) >= 0):
+        raise ValueError(f"{name} is {value}, expected a finite number >= 0.")
+
+
 def check_fraction(name: str, value: object, *, zero: bool) -> None:
     """Raise unless `value` is a number in (0, 1], or in [0, 1] with `zero`."""
     allowed = f"a number in {'[0' if zero else '(0'}, 1]"

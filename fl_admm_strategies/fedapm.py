@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from .blocks import Spec, compile_pattern, matching, spec_of
-from .checks import check_choice, check_count, check_fraction, check_positive
+from .checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
 from .fedadmm import FedADMM
 from .wire import Arrays, Order, Scalar
 
@@ -76,8 +76,7 @@ class FedAPM(FedADMM):
     ) -> None:
         super().__init__(**fedadmm)
         self._personal = compile_pattern("personal", personal)
-        if sigma != 0:
-            check_positive("sigma", sigma)
+        check_not_negative("sigma", sigma)
         check_count("personal_epochs", personal_epochs, least=1)
         check_choice("u_start", u_start, ("local", "server"))
         if tolerance is not None:

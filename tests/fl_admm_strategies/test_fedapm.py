@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,30 @@ from flwr.app import Array, ArrayRecord, Context, MessageType
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from clients import FedAPMClient, accuracy, client_app
+from clients import (
+    FedADMMClient,
+    FedAPMClient,
+    SplitInput,
+    client_app,
+    input_layers,
+    output_layers,
+    split_input,
+)
 from clients.torch_client import Scalars
-from fl_admm_strategies import FedAPM
-from tests.support import WatchedGrid, node_of
+from fl_admm_strategies import FedADMM, FedAPM
+from fl_admm_strategies.strategy import named_arrays
+from tests.support import (
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    dataset,
+    initial_arrays,
+    make_client,
+    make_model,
+    node_of,
+)
 
 # --- f_i(v, u) = 1/2 |B_i v + A_i u - c_i|^2 as a model -----------------------------------------
 
@@ -85,6 +107,28 @@ class ExactClient(FedAPMClient):
         return {"loss": p.value(new_v, new_u)}, {"v/v": new_v}
 
 
+@dataclass
+class State:
+    """P^t = (V, U, Pi, u) and xi after a round, u being the new mean (specs 3.3)."""
+
+    problems: Sequence[Quadratic]
+    rho: float
+    V: list[NDArray[Any]]
+    U: NDArray[Any]
+    Pi: NDArray[Any]
+    u: NDArray[Any]
+    xi: NDArray[Any]
+
+    def lagrangian(self, **other: Any) -> float:
+        """Return L of (4), with some of the variables replaced."""
+        V, U, Pi, u = (other.get(name, getattr(self, name)) for name in ("V", "U", "Pi", "u"))
+        m = len(self.problems)
+        return sum(
+            p.value(v, u_i) / m + pi @ (u_i - u) + self.rho / 2 * float(np.sum((u_i - u) ** 2))
+            for p, v, u_i, pi in zip(self.problems, V, U, Pi, strict=True)
+        )
+
+
 class Federation:
     """The quadratics' clients on a grid, and what Algorithm 1 calls V, U, Pi and u."""
 
@@ -95,96 +139,61 @@ class Federation:
         def client_fn(context: Context) -> Any:
             problem = problems[int(context.node_config["partition-id"])]
             model = Linear(problem.B.shape[1], problem.A.shape[1])
-            client = client_class(
-                context,
-                model,
-                [problem.batch],
-                half_square_sum,
-                test_loader=[problem.batch],
-                full_batch=True,
-            )
+            client = client_class(context, model, [problem.batch], half_square_sum, full_batch=True)
             client.problem = problem  # type: ignore[union-attr]
             return client.to_client()
 
         self.grid = WatchedGrid(client_app(client_fn), len(problems))
 
-    def run(
-        self, strategy: FedAPM, rounds: int, at: Callable[[int, State], None] | None = None
-    ) -> FedAPM:
-        first = self.problems[0]
-        arrays = {"v": np.zeros(first.B.shape[1]), "u": np.zeros(first.A.shape[1])}
+    def run(self, strategy: FedAPM, rounds: int) -> list[State]:
+        """Return P^0, P^1, ..., from all zeros."""
+        p = self.problems[0]
+        arrays = {"v": np.zeros(p.B.shape[1]), "u": np.zeros(p.A.shape[1])}
+        initial = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        states: list[State] = []
 
-        def on_round(server_round: int, metrics: Any) -> None:
-            if at is not None:
-                at(server_round, self.state(strategy))
+        def note(server_round: int, *_: Any) -> None:
+            states.append(self._state(strategy))
 
-        strategy.start(
-            self.grid,
-            ArrayRecord({name: Array(array) for name, array in arrays.items()}),
-            rounds,
-            on_round=on_round,
-        )
-        return strategy
+        strategy.fraction_evaluate = 0.0
+        strategy.start(self.grid, initial, rounds, evaluate_fn=note)
+        return states
 
-    def state(self, strategy: FedAPM) -> State:
-        return State(self.problems, strategy, [self.memory(i) for i in strategy.client_ids])
+    def _state(self, strategy: FedAPM) -> State:
+        held = [self.memory(client) for client in strategy.client_ids]
+        own = strategy.consensus
+
+        def kept(name: str, first: Sequence[NDArray[Any]] | NDArray[Any]) -> list[NDArray[Any]]:
+            return [h.get(name, start) for h, start in zip(held, first, strict=True)]
+
+        U, Pi = own.iterates.copy(), own.duals.copy()
+        if strategy.duals == "client":
+            zeros = np.zeros((len(held), own.w.size))
+            U, Pi = np.array(kept("u/u", zeros)), np.array(kept("dual/u", zeros))
+        xi = np.full(len(held), strategy.tolerance or 0.0)
+        V = kept("v/v", [np.zeros(p.B.shape[1]) for p in self.problems])
+        return State(self.problems, strategy.rho, V, U, Pi, own.w.copy(), np.array(kept("xi", xi)))
 
     def memory(self, client: int) -> dict[str, NDArray[Any]]:
-        state = self.grid.context(node_of(client)).state
-        rounds = [int(key.removeprefix("memory.")) for key in state.array_records]
-        if not rounds:
+        """Return what a client kept last."""
+        records = self.grid.context(node_of(client)).state.array_records
+        if not records:
             return {}
-        record = state.array_records[f"memory.{max(rounds)}"]
-        return {name: array.numpy() for name, array in record.items()}
+        last = max(records, key=lambda key: int(key.removeprefix("memory.")))
+        return {name: array.numpy() for name, array in records[last].items()}
 
 
-class State:
-    """P^t = (V, U, Pi, u) after a round, u being the new mean (specs 3.3)."""
-
-    def __init__(
-        self, problems: Sequence[Quadratic], strategy: FedAPM, memories: list[dict[str, Any]]
-    ) -> None:
-        self.problems, self.rho = problems, strategy.rho
-        self.u = strategy.consensus.w.copy()
-        size_u = self.u.size
-        self.V = [
-            held.get("v/v", np.zeros(p.B.shape[1]))
-            for p, held in zip(problems, memories, strict=True)
-        ]
-        if strategy.duals == "strategy":
-            self.U, self.Pi = strategy.consensus.iterates.copy(), strategy.consensus.duals.copy()
-        else:
-            self.U, self.Pi = (
-                np.array([held.get(f"{kind}/u", np.zeros(size_u)) for held in memories])
-                for kind in ("u", "dual")
-            )
-        self.xi = [held.get("xi") for held in memories]
-
-    def lagrangian(self, **other: Any) -> float:
-        """Return L of (4), with some of the variables replaced."""
-        V, U, Pi, u = (other.get(name, getattr(self, name)) for name in ("V", "U", "Pi", "u"))
-        m = len(self.problems)
-        return sum(
-            p.value(v, u_i) / m + pi @ (u_i - u) + self.rho / 2 * np.sum((u_i - u) ** 2)
-            for p, v, u_i, pi in zip(self.problems, V, U, Pi, strict=True)
-        )
-
-
-def random_problems(seed: int, m: int = 6, d_v: int = 2, d_u: int = 3) -> list[Quadratic]:
+def random_problems(seed: int, m: int = 3, d_u: int = 3) -> list[Quadratic]:
+    """Return problems whose v_i are of size 1, 2, 3, 1, ...: personal shapes may differ."""
     rng = np.random.default_rng(seed)
     return [
-        Quadratic(rng.normal(size=(5, d_v)), rng.normal(size=(5, d_u)), rng.normal(size=5))
-        for _ in range(m)
+        Quadratic(rng.normal(size=(5, 1 + i % 3)), rng.normal(size=(5, d_u)), rng.normal(size=5))
+        for i in range(m)
     ]
 
 
-def bounds(problems: Sequence[Quadratic]) -> tuple[float, float]:
-    """Return alpha max{L_u, L_uv} and alpha L_v of the quadratics, alpha = 1/m."""
-    m = len(problems)
-    L_u = max(np.linalg.norm(p.A.T @ p.A, 2) for p in problems)
-    L_uv = max(np.linalg.norm(p.A.T @ p.B, 2) for p in problems)
-    L_v = max(np.linalg.norm(p.B.T @ p.B, 2) for p in problems)
-    return max(L_u, L_uv) / m, L_v / m
+def squares(differences: Iterable[NDArray[Any]]) -> float:
+    return sum(float(np.sum(d**2)) for d in differences)
 
 
 # --- Golden traces (specs 3.5) ------------------------------------------------------------------
@@ -230,13 +239,426 @@ GRADIENT = {
 @pytest.mark.parametrize("duals", ["strategy", "client"])
 @pytest.mark.parametrize(("exact", "trace"), [(True, EXACT), (False, GRADIENT)])
 def test_the_golden_traces(exact: bool, trace: dict[int, Any], duals: Any) -> None:
-    def check(server_round: int, state: State) -> None:
-        V, U, Pi, u, value = trace[server_round]
+    strategy = FedAPM("^v$", rho=1.0, sigma=1.0, lr=0.2, duals=duals)
+    states = Federation(GOLDEN, exact=exact).run(strategy, 3)
+    assert states[0].lagrangian() == pytest.approx(2.5, abs=1e-14)
+    for state, (V, U, Pi, u, value) in zip(states[1:], trace.values(), strict=True):
         assert_allclose(np.ravel(state.V), V, atol=1e-9)
         assert_allclose(state.U.ravel(), U, atol=1e-9)
         assert_allclose(state.Pi.ravel(), Pi, atol=1e-9)
         assert_allclose(state.u, u, atol=1e-9)
         assert state.lagrangian() == pytest.approx(value, abs=1e-9)
 
-    strategy = FedAPM("^v$", rho=1.0, sigma=1.0, lr=0.2, duals=duals)
-    Federation(GOLDEN, exact=exact).run(strategy, 3, check)
+
+# --- Theory (specs 3.4) -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("fraction", [1.0, 1 / 3])
+def test_the_identities_of_a_round(exact: bool, fraction: float) -> None:
+    # C2 and (79), whatever the quality of the local steps: L changes by exactly so much as first
+    # V, then U, then Pi, then u moves. With an exact v-step (57) also holds as an inequality.
+    problems, sigma = random_problems(1, m=6), 0.3
+    strategy = FedAPM("^v$", rho=0.7, sigma=sigma, lr=0.05, fraction_train=fraction, seed=3)
+    states = Federation(problems, exact=exact).run(strategy, 6)
+    for old, new in pairwise(states):
+        moved_pi = new.lagrangian(u=old.u)
+        moved_u = new.lagrangian(u=old.u, Pi=old.Pi)
+        moved_v = old.lagrangian(V=new.V)
+        assert new.lagrangian() - moved_pi == pytest.approx(
+            -0.7 * 6 / 2 * np.sum((new.u - old.u) ** 2), abs=1e-10
+        )  # (40)
+        assert moved_pi - moved_u == pytest.approx(
+            np.sum((new.Pi - old.Pi) ** 2) / 0.7, abs=1e-10
+        )  # (43)
+        if exact:
+            change = squares(b - a for a, b in zip(old.V, new.V, strict=True))
+            assert moved_v - old.lagrangian() <= -sigma / 2 * change + 1e-12  # (57)
+        assert_allclose(np.sum(new.Pi + 0.7 * (new.U - new.u), axis=0), 0, atol=1e-10)  # (79)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 1 / 3])
+def test_the_lagrangian_descends_where_lemma_5_says_so(fraction: float) -> None:
+    # Lemma 5 with rho = max{3 alpha L_u, 3 alpha L_uv}, sigma = max{.54 rho, alpha L_v}, an exact
+    # v-step and xi_i^0 at least the first residual; (26), (27) and Lemma 14b with it.
+    problems = random_problems(2)
+    alpha, mu = 1 / 3, 0.9
+    rho = (
+        3 * alpha * max(np.linalg.norm(p.A.T @ other, 2) for p in problems for other in (p.A, p.B))
+    )
+    sigma = max(0.54 * rho, alpha * max(np.linalg.norm(p.B.T @ p.B, 2) for p in problems))
+    xi = max(float(np.sum((alpha * p.A.T @ p.c) ** 2)) for p in problems)
+    strategy = FedAPM(
+        "^v$",
+        rho=rho,
+        sigma=sigma,
+        lr=0.9 / rho,
+        tolerance=xi,
+        tolerance_decay=mu,
+        fraction_train=fraction,
+        seed=5,
+    )
+    states = Federation(problems).run(strategy, 100)
+    a = min(rho / 60, sigma / 2 - 4 * rho / 15)
+    assert a > 0
+    for old, new in pairwise(states):
+        took_part = old.xi != new.xi
+        assert took_part.sum() == max(1, int(3 * fraction))
+        assert_allclose(new.xi[took_part], mu * old.xi[took_part], rtol=1e-15)
+        dv = np.array([np.sum((y - x) ** 2) for x, y in zip(old.V, new.V, strict=True)])
+        du = np.sum((new.U - old.U) ** 2, axis=1)
+        moved = dv.sum() + du.sum() + 3 * np.sum((new.u - old.u) ** 2)
+        descent = (
+            old.lagrangian() - new.lagrangian() + 29 / (rho * (1 - mu)) * np.sum(old.xi - new.xi)
+        )
+        assert descent >= a * moved - 1e-13  # C1
+        dual = np.sum((new.Pi - old.Pi) ** 2, axis=1)
+        bound = 24 / (1 - mu) * (old.xi - new.xi) + 4 / 15 * rho**2 * (du + dv)
+        assert np.all(dual <= bound + 1e-13)  # C3
+        for i in np.flatnonzero(took_part):
+            error = alpha * problems[i].gradient_u(new.V[i], new.U[i]) + new.Pi[i]
+            assert np.sum(error**2) <= new.xi[i] * (1 + 1e-12)  # C4
+        value = alpha * sum(p.value(v, new.u) for p, v in zip(problems, new.V, strict=True))
+        assert new.lagrangian() + np.sum(new.xi) / (rho * (1 - mu)) * (29 - 28 * (1 - mu)) >= value
+
+
+def test_the_limit_is_the_minimiser_of_the_shared_problem() -> None:
+    # (2) is one least-squares problem in (v_1, v_2, v_3, u), of full rank: 15 rows, 9 columns.
+    problems = random_problems(4)
+    sizes = [p.B.shape[1] for p in problems]
+    assert sizes == [1, 2, 3]
+    rows = [
+        np.hstack([p.B if i == j else np.zeros((5, size)) for j, size in enumerate(sizes)] + [p.A])
+        for i, p in enumerate(problems)
+    ]
+    solution, _, rank, _ = np.linalg.lstsq(
+        np.vstack(rows), np.concatenate([p.c for p in problems]), rcond=None
+    )
+    assert rank == 9
+    federation = Federation(problems)
+    last = federation.run(FedAPM("^v$", rho=0.5, sigma=0.01, fraction_train=0.7, seed=1), 250)[-1]
+    expected = np.split(solution, np.cumsum(sizes))
+    for v, best in zip(last.V, expected, strict=False):
+        assert_allclose(v, best, atol=1e-8)
+    assert_allclose(last.u, expected[-1], atol=1e-8)
+    # The residuals of C8; pi_i itself tends to -alpha grad_u f_i, which is not 0.
+    assert np.abs(last.U - last.u).max() < 1e-8
+    assert np.abs(last.Pi.sum(axis=0)).max() < 1e-8
+    assert np.abs(last.Pi).max() > 0.01
+    gradients = [
+        (p.gradient_v(v, last.u), p.gradient_u(v, last.u))
+        for p, v in zip(problems, last.V, strict=True)
+    ]
+    assert max(np.abs(g).max() for g, _ in gradients) < 1e-7
+    assert np.abs(sum(g for _, g in gradients)).max() < 1e-7
+
+
+# --- What travels, and what does not (specs 8, tests 7 and 8) -----------------------------------
+
+
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+def test_clients_that_sit_out_stay_to_the_bit_and_u_moves_by_the_others_messages(
+    duals: Any,
+) -> None:
+    strategy = FedAPM("^v$", rho=0.7, lr=0.05, duals=duals, fraction_train=0.5, seed=2)
+    states = Federation(random_problems(3, m=6), exact=False).run(strategy, 4)
+    for old, new in pairwise(states):
+        (took_part,) = np.nonzero(
+            [not np.array_equal(a, b) for a, b in zip(old.V, new.V, strict=True)]
+        )
+        assert took_part.size == 3
+        for i in set(range(6)) - set(took_part):
+            assert old.V[i].tobytes() == new.V[i].tobytes()
+            assert old.U[i].tobytes() == new.U[i].tobytes()
+            assert old.Pi[i].tobytes() == new.Pi[i].tobytes()
+        z = [state.U + state.Pi / 0.7 for state in (old, new)]
+        change = np.sum((z[1] - z[0])[took_part], axis=0) / 6
+        assert_allclose(new.u, old.u + change, atol=1e-14)
+
+
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+def test_messages_hold_the_shared_block_and_nothing_else(duals: Any) -> None:
+    federation = Federation(random_problems(3), exact=False)
+    strategy = FedAPM("^v$", rho=0.7, lr=0.05, duals=duals)
+    states = federation.run(strategy, 3)
+    for kind, server_round, messages in federation.grid.sent + federation.grid.received:
+        if kind == MessageType.QUERY:
+            continue
+        for message in messages:
+            for key, record in message.content.array_records.items():
+                assert list(record) == ["u"], key
+                assert record["u"].shape == (3,)  # d_u
+            down = message.metadata.dst_node_id != 1
+            # u_i^0 goes along at the first contact only.
+            first = ["arrays.start"] if down and server_round == 1 else []
+            assert list(message.content.array_records) == ["arrays", *first]
+    for old, new, server_round in zip(states, states[1:], (1, 2, 3), strict=False):
+        down = federation.grid.phase(MessageType.TRAIN, server_round)
+        up = federation.grid.replies(MessageType.TRAIN, server_round)
+        sent_to = {m.metadata.dst_node_id: m.content["arrays"]["u"].numpy() for m in down}
+        got_from = {m.metadata.src_node_id: m.content["arrays"]["u"].numpy() for m in up}
+        for i in range(3):
+            sent, got = sent_to[node_of(i)], got_from[node_of(i)]
+            if duals == "client":  # (8) and the change of (13)
+                assert sent.tobytes() == old.u.tobytes()
+                z = [state.U[i] + state.Pi[i] / 0.7 for state in (old, new)]
+                assert_allclose(got, z[1] - z[0], atol=1e-14)
+            else:  # pi_i goes nowhere but into client i's own anchor
+                assert_allclose(sent, old.u - old.Pi[i] / 0.7, atol=1e-14)
+                assert got.tobytes() == new.U[i].tobytes()
+
+
+def evaluation_messages(grid: WatchedGrid, server_round: int) -> list[dict[str, list[str]]]:
+    messages = grid.phase(MessageType.EVALUATE, server_round)
+    return [{k: list(r) for k, r in m.content.array_records.items()} for m in messages]
+
+
+HEAD, BODY = ["head.weight", "head.bias"], ["body.weight", "body.bias"]
+
+
+def small_grid(client_class: Any = FedAPMClient, **kwargs: Any) -> WatchedGrid:
+    return WatchedGrid(client_app(client_fn_of(client_class)), 6, **kwargs)
+
+
+@pytest.mark.parametrize("personal", ["^head", "^body"])
+def test_model_and_evaluation_hold_the_shared_arrays_only(personal: str) -> None:
+    grid = small_grid()
+    strategy = FedAPM(personal, fraction_train=0.5, seed=1)
+    result = strategy.start(grid, initial_arrays(), 2)
+    shared = BODY if personal == "^head" else HEAD
+    assert list(result.arrays) == list(strategy.global_arrays) == shared
+    trained = set(strategy.train_metrics[1])
+    for client, records in enumerate(evaluation_messages(grid, 1)):
+        start = {} if client in trained else {"arrays.start": shared}
+        assert records == {"arrays": shared} | start
+
+
+def test_the_selectors_part_the_model() -> None:
+    # Specs 8, test 9: the names of v and u are disjoint and cover all parameters.
+    split = SplitInput(
+        personal=nn.Linear(1, 2),
+        shared=nn.Linear(2, 2),
+        upper=nn.Linear(4, 3),
+        split=lambda x: (x[:, :1], x[:, 1:]),
+    )
+    model = make_model()
+    cases = [
+        (model, input_layers(model, 1), BODY),
+        (model, output_layers(model, 1), HEAD),
+        (split, split_input(split), ["personal.weight", "personal.bias"]),
+    ]
+    for parted, personal, names in cases:
+        strategy = FedAPM(personal)
+        strategy.begin(named_arrays(ArrayRecord(parted.state_dict())), [0, 1])
+        assert list(strategy.reply_spec()) == [n for n in parted.state_dict() if n not in names]
+
+
+# --- Reductions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+def test_nothing_personal_is_fedadmm_to_the_bit(duals: Any) -> None:
+    settings: dict[str, Any] = {
+        "rho": 0.1,
+        "lr": 0.5,
+        "local_epochs": 2,
+        "weights": "size",
+        "duals": duals,
+        "fraction_train": 0.5,
+        "seed": 4,
+    }
+    fedapm, fedadmm = FedAPM(None, sigma=0.3, **settings), FedADMM(**settings)
+    fedapm.start(small_grid(FedAPMClient), initial_arrays(), 3)
+    fedadmm.start(small_grid(FedADMMClient), initial_arrays(), 3)
+    assert_same_bits(fedapm.state_dict(), fedadmm.state_dict())
+    assert fedapm.train_metrics == fedadmm.train_metrics
+    assert fedapm.traffic == fedadmm.traffic
+    for client, metrics in fedadmm.evaluate_metrics[3].items():
+        own = fedapm.evaluate_metrics[3][client]
+        assert {key: own[key] for key in metrics if key != "loss"} == {
+            key: value for key, value in metrics.items() if key != "loss"
+        }
+
+
+def test_scaling_loss_step_and_penalties_by_m_changes_nothing_but_the_duals() -> None:
+    # Specs 2.4: (eta, rho, sigma, pi) with alpha_i = 1/m beside f_i is (eta/m, m rho, m sigma,
+    # m pi) with f_i alone, which is the same as m f_i under alpha_i.
+    problems = random_problems(6)
+    root = np.sqrt(3)
+    larger = [Quadratic(root * p.B, root * p.A, root * p.c) for p in problems]
+    settings: dict[str, Any] = {"fraction_train": 0.7, "seed": 3}
+    scaled = FedAPM("^v$", rho=0.2, sigma=0.1, lr=0.3, **settings)
+    plain = FedAPM("^v$", rho=0.6, sigma=0.3, lr=0.1, **settings)
+    one = Federation(problems, exact=False).run(scaled, 10)[-1]
+    other = Federation(larger, exact=False).run(plain, 10)[-1]
+    for v, same in zip(one.V, other.V, strict=True):
+        assert_allclose(same, v, atol=1e-10)
+    assert_allclose(other.U, one.U, atol=1e-10)
+    assert_allclose(other.u, one.u, atol=1e-10)
+    assert_allclose(other.Pi, 3 * one.Pi, atol=1e-10)
+    assert np.abs(one.u).max() > 0.1
+
+
+@pytest.mark.parametrize("settings", [{}, {"u_start": "server"}, {"tolerance": 0.1}])
+def test_duals_with_the_client_give_the_same_trajectory(settings: dict[str, Any]) -> None:
+    base: dict[str, Any] = {"rho": 0.5, "lr": 0.05, "fraction_train": 0.7, "seed": 3} | settings
+    here, there = (
+        Federation(random_problems(7), exact=False).run(FedAPM("^v$", duals=duals, **base), 12)
+        for duals in ("strategy", "client")
+    )
+    for one, other in zip(here, there, strict=True):
+        for v, same in zip(one.V, other.V, strict=True):
+            assert_allclose(same, v, atol=1e-12)
+        assert_allclose(other.U, one.U, atol=1e-12)
+        assert_allclose(other.Pi, one.Pi, atol=1e-12)
+        assert_allclose(other.u, one.u, atol=1e-12)
+        assert_allclose(other.xi, one.xi, atol=0)
+
+
+def test_start_at_the_server_by_hand() -> None:
+    # f = (u + v - 1)^2 / 2 of one client among two alike, so alpha = 1/2; rho = sigma = 1, lr = .2,
+    # one step each. Round 1 from zeros: v = .2 * .5 = .1, u = .2 * .5 * .9 = .09, pi = .09,
+    # z = .18 = w. Round 2 starts at w = .18, not at u_i = .09: the gradient in v is
+    # .5 (.18 + .1 - 1) = -.36, so v = .172; that in u is .5 (.352 - 1) + .09 + 0 = -.234, so
+    # u = .2268. From u_i it would be v = .181, u = .1639.
+    problems = [Quadratic([[1]], [[1]], [1])] * 2
+    for duals in ("strategy", "client"):
+        strategy = FedAPM(
+            "^v$",
+            rho=1.0,
+            sigma=1.0,
+            lr=0.2,
+            local_epochs=1,
+            personal_epochs=1,
+            u_start="server",
+            duals=duals,  # type: ignore[arg-type]
+        )
+        last = Federation(problems, exact=False).run(strategy, 2)[-1]
+        assert_allclose(np.ravel(last.V), [0.172] * 2, rtol=1e-13)
+        assert_allclose(last.U.ravel(), [0.2268] * 2, rtol=1e-13)
+
+
+def test_the_gap_is_that_of_the_participants_to_what_they_got() -> None:
+    strategy = FedAPM("^v$", rho=0.7, lr=0.05, fraction_train=0.5, seed=2)
+    gaps: list[float] = []
+    federation = Federation(random_problems(3, m=6), exact=False)
+    update = strategy.update
+
+    def noting(server_round: int, replies: Any) -> None:
+        w = strategy.consensus.w
+        gaps.append(np.mean([np.linalg.norm(r.arrays["u"] - w) for r in replies.values()]))
+        update(server_round, replies)
+        assert strategy.round_metrics() == {"gap": pytest.approx(gaps[-1], rel=1e-12)}
+
+    strategy.update = noting  # type: ignore[method-assign]
+    federation.run(strategy, 3)
+    assert len(gaps) == 3
+    assert min(gaps) > 0
+
+
+# --- Where the models are -----------------------------------------------------------------------
+
+
+def test_a_personal_model_is_with_its_client() -> None:
+    grid = small_grid()
+    strategy = FedAPM("^head", rho=0.1, lr=0.5)
+    strategy.start(grid, initial_arrays(), 2)
+    with pytest.raises(RuntimeError, match=r"FedAPMClient\(\.\.\.\)\.personal_arrays\(\)"):
+        strategy.personal_arrays(3)
+    own = make_client(FedAPMClient, grid.context(node_of(3))).personal_arrays()  # type: ignore[attr-defined]
+    assert sorted(own) == sorted(BODY + HEAD)
+    index = strategy.client_ids.index(3)
+    u = np.concatenate([own[name].ravel() for name in BODY])
+    assert_array_equal(u, strategy.consensus.iterates[index])
+    nothing_personal = FedAPM(None)
+    nothing_personal.start(small_grid(), initial_arrays(), 1)
+    assert list(nothing_personal.personal_arrays(3)) == BODY + HEAD
+
+
+class Normalised(nn.Module):
+    """A batch norm in the shared body, and one in the personal head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_model()
+        self.bn = nn.BatchNorm1d(3)
+        self.head_bn = nn.BatchNorm1d(3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head_bn(self.net(self.bn(inputs)))
+
+
+def test_running_statistics_are_local_in_the_personal_block_and_averaged_elsewhere() -> None:
+    # Specs 6.1, 13.
+    def client_fn(context: Context) -> Any:
+        data = dataset(int(context.node_config["partition-id"]))
+        loader = DataLoader(data, batch_size=len(data))
+        return FedAPMClient(context, Normalised(), loader, nn.CrossEntropyLoss())
+
+    grid = WatchedGrid(client_app(client_fn), 2)
+    strategy = FedAPM("head", lr=0.1, fraction_evaluate=0)
+    strategy.start(grid, ArrayRecord(Normalised().state_dict()), 1)
+    buffers = ["bn.running_mean", "bn.running_var", "bn.num_batches_tracked"]
+    assert list(strategy.others) == buffers
+    # A round is 3 + 3 passes of one batch, each of which moves the mean a tenth of the way; the
+    # average is weighted by the 10 and 11 samples.
+    means = [dataset(i).tensors[0].mean(dim=0).numpy() * (1 - 0.9**6) for i in (0, 1)]
+    expected = (10 * means[0] + 11 * means[1]) / 21
+    assert_allclose(strategy.others["bn.running_mean"], expected, rtol=1e-5)
+    assert strategy.others["bn.num_batches_tracked"] == 6
+    own = [
+        {k.removeprefix("v/"): a.numpy() for k, a in grid.context(node).state["memory.1"].items()}
+        for node in (2, 3)
+    ]
+    assert own[0]["head_bn.num_batches_tracked"] == 6
+    assert not np.allclose(own[0]["head_bn.running_mean"], own[1]["head_bn.running_mean"])
+
+
+# --- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("personal", "text"),
+    [
+        ("^tail", "personal='^tail' matches none of the model's arrays: body.weight, "),
+        ("weight|bias", "personal='weight|bias' matches all of the model's arrays: body.weight, "),
+    ],
+)
+def test_a_pattern_that_parts_nothing_is_refused(personal: str, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        FedAPM(personal).start(small_grid(), initial_arrays(), 1)
+
+
+def test_a_pattern_that_finds_only_buffers_makes_nothing_personal() -> None:
+    with pytest.raises(ValueError, match="matches none"):
+        FedAPM("running_mean").begin(named_arrays(ArrayRecord(Normalised().state_dict())), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"personal": "("}, ValueError, "personal='(' is not a regular expression"),
+        ({"rho": 0}, ValueError, "rho is 0, expected a finite number > 0"),
+        ({"rho": -1.0}, ValueError, "rho is -1.0, expected"),
+        ({"sigma": -0.1}, ValueError, "sigma is -0.1, expected a finite number >= 0"),
+        ({"sigma": "x"}, TypeError, "sigma is 'x', expected a number >= 0"),
+        ({"sigma": float("inf")}, ValueError, "sigma is inf, expected"),
+        ({"lr": 0}, ValueError, "lr is 0, expected"),
+        ({"local_epochs": 0}, ValueError, "local_epochs is 0, expected an integer >= 1"),
+        ({"personal_epochs": 0}, ValueError, "personal_epochs is 0, expected an integer >= 1"),
+        ({"u_start": "w"}, ValueError, "u_start is 'w', expected 'local' or 'server'"),
+        ({"tolerance": 0}, ValueError, "tolerance is 0, expected"),
+        ({"tolerance_decay": 0}, ValueError, "tolerance_decay is 0, expected a number in (0, 1]"),
+        ({"max_steps": 0}, ValueError, "max_steps is 0, expected an integer >= 1"),
+        ({"duals": "server"}, ValueError, "duals is 'server', expected 'strategy' or 'client'"),
+        ({"weights": "n"}, ValueError, "weights is 'n', expected 'uniform' or 'size'"),
+        ({"averaged": "["}, ValueError, "averaged='[' is not a regular expression"),
+    ],
+)
+def test_the_constructor_refuses(settings: dict[str, Any], error: type, text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        FedAPM(**({"personal": "^head"} | settings))
+
+
+def test_no_sigma_is_allowed() -> None:
+    assert FedAPM("^head", sigma=0).hyperparameters()["sigma"] == 0
