@@ -353,6 +353,11 @@ class FactorCache:
                 self._factors.popitem(last=False)
         return singular, transposed
 
+    def clear(self) -> None:
+        """Forget all factors."""
+        with self._lock:
+            self._factors.clear()
+
     @property
     def num_bytes(self) -> int:
         """What the factors hold."""

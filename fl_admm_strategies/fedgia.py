@@ -323,10 +323,10 @@ class FedGiA(StatefulStrategy):
         state.objective = float(np.mean(losses))
         if self._sends_gradient:
             gradient = self._stack(replies, _GRADIENT).sum(axis=0, dtype=np.float64)
-            state.squared_gradient = float(gradient @ gradient)
+            state.squared_gradient = float(np.sum(gradient**2))
         elif self._recovers_gradient:
             gradient = self._gradient_at(state.point)
-            state.squared_gradient = float(gradient @ gradient)
+            state.squared_gradient = float(np.sum(gradient**2))
 
     def _stack(self, replies: Mapping[int, Reply], prefix: str = "") -> NDArray[Any]:
         """Return one set of every reply's arrays as rows."""
@@ -342,8 +342,8 @@ class FedGiA(StatefulStrategy):
         state = self.state
         duals = state.duals.astype(np.float64)
         moved = state.messages - duals / self.sigma - point  # x_i - x, by (15)
-        weights = state.curvatures / len(self.client_ids)
-        gradient: NDArray[np.float64] = -duals.sum(axis=0) - weights @ moved
+        moved *= state.curvatures[:, np.newaxis] / len(self.client_ids)
+        gradient: NDArray[np.float64] = -(duals + moved).sum(axis=0)
         return gradient
 
     def _mean(self) -> NDArray[Any]:

@@ -1,12 +1,16 @@
 """The algorithms by the name that an experiment gives them, one file each."""
 
 from simulations.algorithms.base import Algorithm, Experiment, TorchAlgorithm, local_problem
+from simulations.algorithms.fedgia import FedGiASettings
 from simulations.algorithms.fedmc_admm import FedMCADMMSettings
+from simulations.algorithms.flame import FLAMESettings
 from simulations.algorithms.fpfc import FPFCSettings
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fpfc": FPFCSettings,
     "fedmc-admm": FedMCADMMSettings,
+    "fedgia": FedGiASettings,
+    "flame": FLAMESettings,
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "Experiment", "TorchAlgorithm", "local_problem"]
