@@ -27,10 +27,15 @@ from fl_admm_strategies import (
     L1,
     FedADMM,
     FedAPM,
+    FedMCADMM,
+    L1Norm,
     LpProjADMM,
     SmoothedSCAD,
+    SquaredL2,
     StatefulStrategy,
+    initial_item_factors,
 )
+from tests.ratings_support import NUM_ITEMS, contract_client
 from tests.support import WatchedGrid, client_fn_of, initial_arrays
 
 
@@ -112,6 +117,24 @@ CASES = [
         "LpProjADMM",
         partial(LpProjADMM, lam=1.0, rho=0.2, lr=0.5, dimension=3),
         LpProjADMMClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FedMC-ADMM",
+        partial(FedMCADMM, SquaredL2(0.1), inner_steps=2),
+        contract_client,
+        partial(initial_item_factors, 3, NUM_ITEMS),
+        fedavg_clients=False,
+        stateless_clients=False,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FedMC-ADMM-client-duals",
+        partial(FedMCADMM, L1Norm(0.1), inner_steps=2, y0="handshake", duals="client"),
+        contract_client,
+        partial(initial_item_factors, 3, NUM_ITEMS),
         fedavg_clients=False,
         stateless_clients=False,
         ray_is_slow=True,
