@@ -1,0 +1,154 @@
+"""FedADMM by hand, its two placements of the duals, and what travels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, MessageType
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import Tensor, nn
+
+from clients import FedADMMClient, client_app
+from fl_admm_strategies import FedADMM
+from fl_admm_strategies.strategy import Traffic
+from tests.support import WatchedGrid, client_fn_of, initial_arrays, make_client, node_of
+
+
+class Scalar(nn.Module):
+    """u x in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.u * inputs
+
+
+def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * ((outputs - targets) ** 2).mean()
+
+
+def scalar_grid(
+    x: tuple[float, ...] = (1.0, 2.0), y: tuple[float, ...] = (1.0, 6.0), scale: float = 1.0
+) -> WatchedGrid:
+    """Return clients of f_i(u) = scale/2 (x_i u - y_i)^2."""
+
+    def client_fn(context: Context) -> Any:
+        i = int(context.node_config["partition-id"])
+        batch = tuple(torch.tensor([value[i]], dtype=torch.float64) for value in (x, y))
+
+        def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+            return scale * half_square(outputs, targets)
+
+        return FedADMMClient(context, Scalar(), [batch], loss_fn, full_batch=True)
+
+    return WatchedGrid(client_app(client_fn), len(x))
+
+
+def start(strategy: FedADMM, rounds: int, grid: WatchedGrid | None = None) -> FedADMM:
+    strategy.fraction_evaluate = 0.0
+    initial = ArrayRecord({"u": Array(np.zeros(1))})
+    strategy.start(grid or scalar_grid(), initial, rounds)
+    return strategy
+
+
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+def test_two_rounds_by_hand(duals: Any) -> None:
+    # f = (u - 1)^2 / 2 and (2u - 6)^2 / 2, alpha = 1/2, rho = 1, eta = .2, one step from zeros:
+    # u_0 = .2 * .5 = .1, u_1 = .2 * .5 * 12 = 1.2; pi = u - 0; z = 2u; w = (.2 + 2.4)/2 = 1.3.
+    # Round 2: u_0 = .1 - .2 [.5 (-.9) + .1 + (.1 - 1.3)] = .41, pi_0 = .1 + .41 - 1.3 = -.79;
+    # u_1 = 1.2 - .2 [.5 (2.4 - 6) 2 + 1.2 + (1.2 - 1.3)] = 1.70, pi_1 = 1.2 + 1.7 - 1.3 = 1.6;
+    # w = (.41 - .79 + 1.7 + 1.6)/2 = 1.46.
+    strategy = start(FedADMM(rho=1.0, lr=0.2, local_epochs=1, duals=duals), 2)
+    assert_allclose(strategy.global_arrays["u"].numpy(), [1.46], rtol=1e-14)
+    if duals == "strategy":
+        assert_allclose(strategy.consensus.iterates, [[0.41], [1.7]], rtol=1e-14)
+        assert_allclose(strategy.consensus.duals, [[-0.79], [1.6]], rtol=1e-14)
+        assert_allclose(strategy.personal_arrays(1)["u"].numpy(), [1.7], rtol=1e-14)
+
+
+def test_it_converges_to_the_minimiser_by_the_clients_weights() -> None:
+    # sum_i alpha_i f_i, alpha = 1/2: (u - 1) + 2 (2u - 6) = 0 at u = 13/5; plain averaging of the
+    # clients' own minimisers 1 and 3 would give 2.
+    strategy = start(FedADMM(rho=1.0, lr=0.3, fraction_train=0.5, seed=1), 150)
+    assert_allclose(strategy.global_arrays["u"].numpy(), [2.6], atol=1e-9)
+
+
+def test_scaling_loss_step_and_penalty_by_m_changes_nothing_but_the_duals() -> None:
+    # Specs 2.4: (eta, rho) beside alpha_i f_i = f_i/2 is (eta/2, 2 rho) beside f_i.
+    scaled = start(FedADMM(rho=0.4, lr=0.2), 10)
+    plain = start(FedADMM(rho=0.8, lr=0.1), 10, scalar_grid(scale=2.0))
+    assert_allclose(plain.consensus.iterates, scaled.consensus.iterates, atol=1e-10)
+    assert_allclose(plain.consensus.w, scaled.consensus.w, atol=1e-10)
+    assert_allclose(plain.consensus.duals, 2 * scaled.consensus.duals, atol=1e-10)
+    assert scaled.consensus.w[0] > 1
+
+
+def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
+    # FedAPM (79).
+    strategy = FedADMM(rho=0.3, lr=0.2, fraction_train=0.5, seed=2)
+    grid = scalar_grid((1.0, 2.0, -1.0, 0.5, 3.0, 1.0), (1.0, 6.0, 2.0, 2.0, -1.0, 0.0))
+    start(strategy, 7, grid)
+    own = strategy.consensus
+    assert len(strategy.train_metrics[1]) == 3
+    assert np.abs(own.duals).max() > 0.01
+    assert_allclose(np.sum(own.duals + 0.3 * (own.iterates - own.w), axis=0), 0, atol=1e-10)
+
+
+def small(duals: Any, **kwargs: Any) -> tuple[FedADMM, WatchedGrid]:
+    grid = WatchedGrid(client_app(client_fn_of(FedADMMClient)), 6)
+    strategy = FedADMM(rho=0.1, lr=0.5, duals=duals, fraction_train=0.5, seed=3, **kwargs)
+    strategy.start(grid, initial_arrays(), 4)
+    return strategy, grid
+
+
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: Any) -> None:
+    (here, grid), (there, _) = small("strategy", weights=weights), small("client", weights=weights)
+    for name, array in here.global_arrays.items():
+        # float32: w - pi/rho is rounded on one side of the wire or on the other.
+        assert_allclose(there.global_arrays[name].numpy(), array.numpy(), rtol=0, atol=1e-5)
+    assert here.traffic == there.traffic
+    # 12 + 4 + 12 + 3 numbers of 4 bytes for three clients; u_i^0 goes along at the first contact.
+    size = 31 * 4
+    seen: set[int] = set()
+    for server_round in (1, 2, 3, 4):
+        trained = set(here.train_metrics[server_round])
+        assert here.traffic[server_round] == Traffic(
+            down=(len(trained) + len(trained - seen)) * size, up=3 * size
+        )
+        seen |= trained
+    # It is what the messages hold.
+    for server_round, message_traffic in list(here.traffic.items())[-4:]:
+        for phase, expected in zip((grid.phase, grid.replies), message_traffic, strict=True):
+            messages = phase(MessageType.TRAIN, server_round)
+            records = [r for m in messages for r in m.content.array_records.values()]
+            arrays = [array.numpy() for record in records for array in record.values()]
+            assert sum(array.nbytes for array in arrays) == expected
+
+
+def test_the_server_needs_no_memory_for_every_client_where_they_keep_their_duals() -> None:
+    (here, _), (there, _) = small("strategy"), small("client")
+    sizes = [sum(a.size for a in s.consensus.state_arrays().values()) for s in (here, there)]
+    assert sizes == [2 * 31 + 2 * 6 * 31, 2 * 31]
+
+
+def test_own_copies_are_with_the_client_where_the_duals_are() -> None:
+    here, grid = small("strategy")
+    client = next(iter(here.train_metrics[4]))
+    own = make_client(FedADMMClient, grid.context(node_of(client))).personal_arrays()  # type: ignore[attr-defined]
+    for name, array in here.personal_arrays(client).items():
+        assert_array_equal(own[name], array.numpy())
+    there, _ = small("client")
+    with pytest.raises(RuntimeError, match=r"FedADMMClient\(\.\.\.\)\.personal_arrays\(\)"):
+        there.personal_arrays(client)
+
+
+def test_a_model_without_floating_point_arrays_is_refused() -> None:
+    initial = ArrayRecord({"count": Array(np.zeros(1, np.int64))})
+    with pytest.raises(ValueError, match="no array of floating point numbers to optimise"):
+        FedADMM().start(scalar_grid(), initial, 1)

@@ -1,0 +1,175 @@
+"""The hand-shake before round 1: who is asked, what it changes, what happens when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, MessageType
+from flwr.clientapp import ClientApp
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.workflow import DefaultWorkflow
+from flwr.serverapp import Grid, ServerApp
+from numpy.testing import assert_allclose
+
+from clients import FedADMMClient, client_app
+from fl_admm_strategies import FedADMM, LegacyStrategy, run_in_process
+from fl_admm_strategies.strategy import Traffic
+from fl_admm_strategies.wire import Order, Reply
+from tests.support import (
+    ClientFn,
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    initial_arrays,
+    node_of,
+    raising_client_fn,
+)
+
+# tests.support gives client i 10 + i examples, so n = 75.
+ALPHA = [10 / 75, 11 / 75, 12 / 75, 13 / 75, 14 / 75, 15 / 75]
+
+
+def strategy_of(**kwargs: Any) -> FedADMM:
+    return FedADMM(**({"weights": "size", "rho": 0.1, "lr": 0.5, "seed": 1} | kwargs))
+
+
+def grid_of(num_nodes: int = 6, failing: Mapping[int, Sequence[int]] | None = None) -> WatchedGrid:
+    client_fn = raising_client_fn(FedADMMClient, failing or {})
+    return WatchedGrid(client_app(client_fn, num_clients=6), num_nodes)
+
+
+def shaken(grid: WatchedGrid) -> list[int]:
+    """Return the rounds of the messages with a hand-shake."""
+    return [
+        server_round
+        for kind, server_round, messages in grid.sent
+        if kind == MessageType.TRAIN
+        for message in messages
+        for record in message.content.config_records.values()
+        if record.get("handshake")
+    ]
+
+
+@pytest.mark.parametrize("num_nodes", [6, 2])
+def test_every_client_is_asked_once_before_round_1(num_nodes: int) -> None:
+    grid = grid_of(num_nodes)
+    strategy = strategy_of(fraction_train=0.5)
+    strategy.start(grid, initial_arrays(), 2)
+    assert shaken(grid) == [0] * 6
+    assert_allclose(strategy.alpha, ALPHA, rtol=1e-15)
+    # It moved no arrays, and is no upload: all clients are still at their start.
+    assert strategy.traffic[0] == Traffic(0, 0)
+    assert sorted(strategy.train_metrics) == [1, 2]
+    trained = {client for clients in strategy.train_metrics.values() for client in clients}
+    assert {client for client, r in strategy.accepted_in.items() if r} == trained
+    weights = [
+        record["loss-weight"]
+        for message in grid.phase(MessageType.TRAIN, 1)
+        for record in message.content.config_records.values()
+    ]
+    assert set(weights) <= set(strategy.alpha)
+
+
+def test_without_a_question_nobody_is_asked() -> None:
+    grid = grid_of()
+    strategy = strategy_of(weights="uniform")
+    strategy.start(grid, initial_arrays(), 1)
+    assert shaken(grid) == []
+    assert 0 not in strategy.traffic
+    assert_allclose(strategy.alpha, [1 / 6] * 6, rtol=1e-15)
+
+
+@pytest.mark.parametrize("num_nodes", [6, 2])
+def test_a_client_that_fails_ends_the_run_by_name(num_nodes: int) -> None:
+    grid = grid_of(num_nodes, failing={4: [0]})
+    with pytest.raises(RuntimeError, match=r"hand-shake .* clients \[4\] .*the disk is full"):
+        strategy_of().start(grid, initial_arrays(), 1)
+
+
+def test_a_silent_client_ends_the_run_by_name() -> None:
+    grid = grid_of()
+    grid.spoil = {0: lambda replies: replies[:2] + replies[4:]}
+    with pytest.raises(RuntimeError, match=r"clients \[2, 3\] .*FedADMM needs every client's"):
+        strategy_of().start(grid, initial_arrays(), 1)
+
+
+def legacy(strategy: FedADMM, client_fn: ClientFn) -> None:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        legacy_context = LegacyContext(
+            context=context,
+            config=ServerConfig(num_rounds=2),
+            strategy=LegacyStrategy(strategy, initial_arrays()),
+        )
+        DefaultWorkflow()(grid, legacy_context)
+
+    run_in_process(app, ClientApp(client_fn=client_fn), 6)
+
+
+def test_it_works_under_the_legacy_api() -> None:
+    strategy, expected = strategy_of(), strategy_of()
+    legacy(strategy, client_fn_of(FedADMMClient))
+    expected.start(grid_of(), initial_arrays(), 2)
+    assert_allclose(strategy.alpha, ALPHA, rtol=1e-15)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+
+
+def test_a_failing_client_is_named_under_the_legacy_api() -> None:
+    # The client that raises does not say which partition it has, so its id is its node's.
+    with pytest.raises(RuntimeError, match=rf"clients \[{node_of(4)}\] .*the disk is full"):
+        legacy(strategy_of(), raising_client_fn(FedADMMClient, {4: [0]}))
+
+
+def test_it_is_not_repeated_after_a_restart() -> None:
+    grid = grid_of()
+    first = strategy_of()
+    first.start(grid, initial_arrays(), 1)
+    state = first.state_dict()
+    grid.sent.clear()
+    second = strategy_of()
+    second.load_state_dict(state)
+    second.start(grid, initial_arrays(), 2)
+    assert shaken(grid) == []
+    assert_allclose(second.alpha, ALPHA, rtol=1e-15)
+    # A new run of the same object is another run.
+    second.start(grid_of(), initial_arrays(), 1)
+    assert second.traffic[0] == Traffic(0, 0)
+
+
+class Asking(FedADMM):
+    """Asks for an array as well, and sends one."""
+
+    def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
+        number = np.zeros(3, dtype=np.float32)
+        return {client: Order({"question": {"number": number}}) for client in client_ids}
+
+    def handshake_spec(self) -> dict[str, Any]:
+        return {"size": ((2,), np.dtype(np.float64))}
+
+    def handshake(self, replies: Mapping[int, Reply]) -> None:
+        self.answers = {client: reply.arrays["size"] for client, reply in replies.items()}
+
+
+class Answering(FedADMMClient):
+    def shake_hands(self) -> Any:
+        return [np.array([self.train_size(), 1.0])], self.train_size(), {}
+
+
+def test_arrays_go_both_ways_and_are_counted() -> None:
+    strategy = Asking()
+    grid = WatchedGrid(client_app(client_fn_of(Answering)), 6)
+    strategy.start(grid, initial_arrays(), 1)
+    assert {client: list(answer) for client, answer in strategy.answers.items()} == {
+        client: [10 + client, 1] for client in range(6)
+    }
+    assert strategy.traffic[0] == Traffic(down=6 * 3 * 4, up=6 * 2 * 8)
+
+
+def test_an_answer_of_another_shape_is_refused_by_name() -> None:
+    with pytest.raises(RuntimeError, match=r"clients \[0, 1, 2, 3, 4, 5\]"):
+        Asking().start(grid_of(), initial_arrays(), 1)
