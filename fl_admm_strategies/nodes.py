@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from logging import INFO, WARNING
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, Metadata, RecordDict
 from flwr.common import log
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 
 from . import wire
+from .checks import listing
 from .wire import ClientReply, Order, RawReply
 
 _LEGACY_APP = (
@@ -18,6 +20,10 @@ _LEGACY_APP = (
     "strategy cannot address. Either build the app with clients.client_app(client_fn), or run the "
     "strategy as LegacyStrategy(strategy, initial_arrays) in a ServerApp(server_fn=...)."
 )
+
+
+# Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
+_PATIENCE = 10.0
 
 
 class _NoAnswer(Exception):  # noqa: N818 - nothing is wrong
@@ -31,6 +37,8 @@ class ClientDirectory:
     ----------
     hosted : mapping of int to list of int
         The ids of the clients of every node.
+    mute : bool (default: False)
+        Whether the nodes' app does not answer queries, so that a client is its node.
 
     Raises
     ------
@@ -38,9 +46,14 @@ class ClientDirectory:
         If two nodes host a client of the same id.
     """
 
-    def __init__(self, hosted: Mapping[int, list[int]]) -> None:
-        self._hosted = dict(sorted(hosted.items()))
+    def __init__(self, hosted: Mapping[int, list[int]], *, mute: bool = False) -> None:
+        self._hosted = dict(sorted(hosted.items()))  # as every node said, in use or not
+        self._mute = mute
+        self._connected = set(self._hosted)
         self._node_of: dict[int, int] = {}
+        self._sent: list[Metadata] = []  # of the orders of this phase
+        self._queries: dict[str, int] = {}  # unanswered ones to new nodes, by message id
+        self._left_out: dict[int, str] = {}  # why a node is not used, so as to say it once
         for node, clients in self._hosted.items():
             for client in clients:
                 if (other := self._node_of.get(client)) is not None:
@@ -91,7 +104,7 @@ class ClientDirectory:
                     Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in asked
                 ]
                 for reply in grid.send_and_receive(queries, timeout=max(patience, 1.0)):
-                    node = reply.metadata.src_node_id
+                    node = _asked_node(reply, [query.metadata for query in queries])
                     try:
                         hosted[node], total = _read_identity(node, reply)
                         announced = max(announced, total)
@@ -106,7 +119,7 @@ class ClientDirectory:
             found = sum(map(len, hosted.values()))
             needed = max(at_least, announced)
             if found >= needed:
-                return cls(hosted)
+                return cls(hosted, mute=mute)
             if remaining <= 0:
                 raise TimeoutError(too_few(found, len(hosted), needed, timeout) + trouble)
             if time.monotonic() >= next_word:
@@ -119,12 +132,117 @@ class ClientDirectory:
         """All clients, sorted."""
         return sorted(self._node_of)
 
+    def refresh(self, grid: Grid, *, at_least: int, timeout: float) -> list[int]:
+        """Find out before a phase who is connected, and where clients have come back.
+
+        A SuperNode that was restarted has another node id than before. So nodes that were not there
+        are asked which clients they host. One takes over if the run knows all of them and none of
+        them has a node that is still connected: two live nodes with the same partition-id are a
+        mistake, and the first keeps its clients. Flower counts a node that died as connected for up
+        to a minute.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the nodes are.
+        at_least : int
+            Clients that must be connected.
+        timeout : float
+            Seconds to wait for them.
+
+        Returns
+        -------
+        list of int
+            The clients that are on another node than before: what they kept is gone, unless it is
+            in a folder.
+
+        Raises
+        ------
+        TimeoutError
+            If they are too few by then.
+        """
+        moved: list[int] = []
+        deadline = time.monotonic() + timeout
+        next_word = time.monotonic() + 10.0
+        while True:
+            self._connected = set(grid.get_node_ids())
+            if not self._mute:
+                self._meet(grid)
+                moved += self._take_over()
+            found = sum(node in self._connected for node in self._node_of.values())
+            if found >= at_least:
+                return moved
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"Waited {timeout:g} s: {found} of the run's {len(self._node_of)} clients are "
+                    f"connected, the strategy needs {at_least}. Start the missing SuperNodes, or "
+                    "lower min_available_nodes, or raise node_timeout, and run again."
+                )
+            if time.monotonic() >= next_word:
+                next_word += 10.0
+                log(INFO, "waiting for clients: %s of %s connected", found, at_least)
+            time.sleep(0.2)
+
+    def _take_over(self) -> list[int]:
+        """Give clients to the nodes that say they host them, where possible; return those given."""
+        moved: list[int] = []
+        for node in sorted(self._connected & self._hosted.keys()):
+            clients = self._hosted[node]
+            if all(self._node_of.get(client) == node for client in clients):
+                continue
+            if unknown := [client for client in clients if client not in self._node_of]:
+                trouble = f"clients {listing(unknown)}, whom this run did not begin with"
+            elif taken := [c for c in clients if self._node_of[c] in self._connected - {node}]:
+                others = sorted({self._node_of[client] for client in taken})
+                trouble = (
+                    f"clients {listing(taken)}, as does node {listing(others)}, which is connected "
+                    "(Flower says so for up to a minute after a node died)"
+                )
+            else:
+                self._node_of |= dict.fromkeys(clients, node)
+                moved += clients
+                log(INFO, "clients %s are back, on node %s", listing(clients), node)
+                continue
+            if self._left_out.get(node) != trouble:
+                self._left_out[node] = trouble
+                log(WARNING, "node %s is left out: it says that it hosts %s", node, trouble)
+        return moved
+
+    def _meet(self, grid: Grid) -> None:
+        """Ask new nodes which clients they host; wait for the answers, but not for long."""
+        waiting = {node: query for query, node in self._queries.items() if node in self._connected}
+        self._queries = {query: node for node, query in waiting.items()}
+        queries = [
+            Message(RecordDict(), node, MessageType.QUERY, group_id="0")
+            for node in sorted(self._connected - self._hosted.keys() - waiting.keys())
+        ]
+        if queries:
+            grid.push_messages(queries)
+            self._queries |= {q.metadata.message_id: q.metadata.dst_node_id for q in queries}
+        deadline = time.monotonic() + _PATIENCE
+        while self._queries:
+            for reply in grid.pull_messages(list(self._queries)):
+                node = self._queries.pop(reply.metadata.reply_to_message_id, None)
+                if node is None:
+                    continue
+                try:
+                    self._hosted[node], _ = _read_identity(node, reply)
+                except (ValueError, RuntimeError, _NoAnswer) as error:
+                    self._hosted[node] = []
+                    log(WARNING, "node %s is left out: %s", node, error)
+            if self._queries.keys().isdisjoint(q.metadata.message_id for q in queries):
+                break
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.2)
+
     def messages(self, orders: Mapping[int, Order], message_type: str) -> list[Message]:
-        """Return one message for every node that hosts one of the clients."""
+        """Return one message for every connected node that hosts one of the clients."""
         by_node: dict[int, dict[int, Order]] = {}
         for client, order in orders.items():
-            by_node.setdefault(self._node_of[client], {})[client] = order
-        return [
+            if self._node_of[client] in self._connected:
+                by_node.setdefault(self._node_of[client], {})[client] = order
+        messages = [
             Message(
                 wire.pack_orders(own, hosted=len(self._hosted[node]) > 1),
                 node,
@@ -133,21 +251,27 @@ class ClientDirectory:
             )
             for node, own in by_node.items()
         ]
+        self._sent = [message.metadata for message in messages]
+        return messages
 
-    def replies(self, messages: Iterable[Message], asked: Container[int]) -> list[ClientReply]:
+    def replies(self, messages: Iterable[Message], asked: Collection[int]) -> list[ClientReply]:
         """Return what every client replied, unchecked; None for a client that nobody knows.
 
         Parameters
         ----------
         messages : iterable of Message
             What came back.
-        asked : container of int
-            The clients that were asked: a node that fails as a whole fails for these.
+        asked : collection of int
+            The clients that were asked: a node that fails as a whole fails for these, and those
+            whose node was not connected have failed already.
         """
-        replies: list[ClientReply] = []
+        away = RawReply(error="its node is not connected")
+        replies: list[ClientReply] = [
+            (client, away) for client in asked if self._node_of[client] not in self._connected
+        ]
         for message in messages:
-            node = message.metadata.src_node_id
-            own = self._hosted.get(node, [])
+            node = _asked_node(message, self._sent)
+            own = [c for c in self._hosted.get(node, []) if self._node_of[c] == node]
             if message.has_error():
                 error = RawReply(error=message.error.reason or "no reason given")
                 concerned = [client for client in own if client in asked]
@@ -155,7 +279,7 @@ class ClientDirectory:
                 continue
             # A node speaks for its own clients only; a single one needs no label.
             labels: dict[str | None, int] = {str(client): client for client in own}
-            if len(own) == 1:
+            if len(self._hosted.get(node, [])) == 1 and own:
                 labels = {None: own[0]}
             for label, reply in wire.unpack_replies(message.content):
                 if (speaker := labels.get(label)) is None:
@@ -164,6 +288,18 @@ class ClientDirectory:
                     reply = RawReply(error=reason)
                 replies.append((speaker, reply))
         return replies
+
+
+def _asked_node(reply: Message, sent: Iterable[Metadata]) -> int:
+    """Return the node that a reply comes from, or is about.
+
+    For a node that is gone the SuperLink itself replies, with an error.
+    """
+    if reply.metadata.src_node_id == SUPERLINK_NODE_ID:
+        for question in sent:
+            if question.message_id == reply.metadata.reply_to_message_id:
+                return question.dst_node_id
+    return reply.metadata.src_node_id
 
 
 def too_few(found: int, nodes: int, needed: int, timeout: float) -> str:

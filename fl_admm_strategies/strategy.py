@@ -70,8 +70,9 @@ class StatefulStrategy(Strategy):
     min_evaluate_nodes : int (default: 1)
         Evaluate on at least so many clients, unless `fraction_evaluate` is 0.
     min_available_nodes : int (default: 2)
-        Clients that must be connected before round 1. Nodes that know the size of their federation
-        (all simulated ones do) are waited for in full in any case.
+        Clients that must be connected before every phase of a round. Before round 1, nodes that
+        know the size of their federation (all simulated ones do) are waited for in full in any
+        case.
     node_timeout : float (default: 120.0)
         Seconds to wait for these clients before the run ends with an error that says what to do.
     weighted_by_key : str (default: "num-examples")
@@ -340,6 +341,9 @@ class StatefulStrategy(Strategy):
             result.evaluate_metrics_serverapp[self._round] = central
 
         def evaluate(server_round: int) -> Metrics:
+            if self.fraction_evaluate == 0:
+                return {}
+            self._look_around(grid)
             orders = self.plan_evaluate(server_round, evaluate_config)
             replies = exchange(orders, MessageType.EVALUATE)
             metrics = self.absorb_evaluate(server_round, replies)
@@ -349,6 +353,7 @@ class StatefulStrategy(Strategy):
 
         with _progress_bar(type(self).__name__, num_rounds, self._round, progress) as advance:
             for server_round in range(self._round + 1, num_rounds + 1):
+                self._look_around(grid)
                 orders = self.plan_train(server_round, train_config)
                 replies = exchange(orders, MessageType.TRAIN)
                 trained = self.absorb_train(server_round, replies)
@@ -415,6 +420,7 @@ class StatefulStrategy(Strategy):
         if not self._spec:
             self.begin(named_arrays(arrays), self._connect(grid))
             self.shake_hands(self._exchange(grid, timeout=3600), config)
+        self._look_around(grid)
         return self._directory.messages(self.plan_train(server_round, config), MessageType.TRAIN)
 
     def aggregate_train(
@@ -430,6 +436,7 @@ class StatefulStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one message a node with the models to evaluate."""
+        self._look_around(grid)
         return self._directory.messages(
             self.plan_evaluate(server_round, config), MessageType.EVALUATE
         )
@@ -451,6 +458,13 @@ class StatefulStrategy(Strategy):
             grid, at_least=self.min_available_nodes, timeout=self.node_timeout
         )
         return self._directory.client_ids
+
+    def _look_around(self, grid: Grid) -> None:
+        """Before a phase, see who is connected and who came back, and wait where it is too few."""
+        restarted = self._directory.refresh(
+            grid, at_least=self.min_available_nodes, timeout=self.node_timeout
+        )
+        self._in_sync.difference_update(restarted)
 
     def begin(self, arrays: Arrays, client_ids: Iterable[int]) -> None:
         """Start the state, or put back a loaded one, for these clients.

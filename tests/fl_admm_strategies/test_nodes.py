@@ -1,0 +1,266 @@
+"""Nodes that go and come back in the middle of a run, as SuperNodes of a deployment do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from flwr.app import Context, Error, Message, MessageType
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+
+from clients import FPFCClient, client_app
+from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD, nodes
+from tests.support import assert_same_bits, client_fn_of, initial_arrays, warnings_in
+
+# Nodes 2, 3, 4 are clients 0, 1, 2; further nodes are added per test, from id 5 on.
+FIRST = (0, 1, 2)
+Online = Mapping[int, Sequence[int]]
+
+
+class RestlessGrid(InProcessGrid):
+    """Nodes with the given partition ids, of which only some are connected in a round.
+
+    Attributes
+    ----------
+    online : dict of int to sequence of int
+        The connected nodes by round; a round that is missing is like the one before it.
+    server_round : int
+        The round of the last training message.
+    asked : list of int
+        The nodes that got a query after the run had begun.
+    deaf_for : int
+        How often `pull_messages` has nothing to say.
+    """
+
+    def __init__(self, app: ClientApp, partitions: Sequence[int], online: Online) -> None:
+        configs = [{"partition-id": p, "num-partitions": 3} for p in partitions]
+        super().__init__(app, len(partitions), node_configs=configs)
+        self.online = dict(online)
+        self.server_round = 0
+        self.asked: list[int] = []
+        self.deaf_for = 0
+
+    def get_node_ids(self) -> list[int]:
+        known = [r for r in self.online if r <= self.server_round + 1]
+        return list(self.online[max(known)])
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        for message in messages:
+            if message.metadata.message_type == MessageType.QUERY and self.server_round:
+                self.asked.append(message.metadata.dst_node_id)
+            if message.metadata.message_type == MessageType.TRAIN:
+                self.server_round = int(message.metadata.group_id)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        if self.deaf_for:
+            self.deaf_for -= 1
+            return []
+        return super().pull_messages(message_ids)
+
+
+def fpfc(**settings: Any) -> FPFC:
+    return FPFC(SmoothedSCAD(0.5), lr=0.2, local_epochs=2, fraction_evaluate=0, seed=1, **settings)
+
+
+def fpfc_app() -> ClientApp:
+    return client_app(client_fn_of(FPFCClient))
+
+
+def run(
+    online: Online, partitions: Sequence[int] = FIRST, num_rounds: int = 4, **settings: Any
+) -> tuple[FPFC, RestlessGrid]:
+    grid = RestlessGrid(fpfc_app(), partitions, online)
+    strategy = fpfc(**settings)
+    strategy.start(grid, initial_arrays(), num_rounds)
+    return strategy, grid
+
+
+def trained(strategy: FPFC) -> dict[int, list[int]]:
+    return {r: sorted(metrics) for r, metrics in strategy.train_metrics.items()}
+
+
+def as_if_not_sampled(away: Mapping[int, int]) -> FPFC:
+    """Return a run with three steady nodes in which `away[round]` was not sampled."""
+    strategy = fpfc()
+    orders = strategy.train_orders
+
+    def fewer(server_round: int, client_ids: Sequence[int]) -> Any:
+        return orders(server_round, [c for c in client_ids if c != away.get(server_round)])
+
+    strategy.train_orders = fewer  # type: ignore[method-assign]
+    strategy.start(InProcessGrid(fpfc_app(), 3), initial_arrays(), 4)
+    return strategy
+
+
+def test_a_client_that_comes_back_on_another_node_takes_part_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Client 1's node 3 is gone in rounds 2 and 3; its new node 5 has nothing of what it kept.
+    strategy, grid = run({0: [2, 3, 4], 2: [2, 4], 4: [2, 4, 5]}, partitions=(0, 1, 2, 1))
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 2], 4: [0, 1, 2]}
+    assert_same_bits(strategy.state_dict(), as_if_not_sampled({2: 1, 3: 1}).state_dict())
+    assert grid.asked == [5]
+    lines = warnings_in(caplog.records)
+    assert lines == [
+        f"round {r}: client 1 refused: it failed: its node is not connected" for r in (2, 3)
+    ]
+
+
+def test_a_client_that_is_restarted_between_two_rounds_misses_none() -> None:
+    # Its last upload was accepted, so without a word from the directory the server would take it
+    # to hold omega_1 still.
+    strategy, _ = run({0: [2, 3, 4], 3: [2, 4, 5]}, partitions=(0, 1, 2, 1))
+    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3, 4)}
+    assert_same_bits(strategy.state_dict(), as_if_not_sampled({}).state_dict())
+
+
+def test_the_same_node_may_come_back() -> None:
+    strategy, grid = run({0: [2, 3, 4], 2: [2, 4], 3: [2, 3, 4]})
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2], 4: [0, 1, 2]}
+    assert grid.asked == []
+    assert_same_bits(strategy.state_dict(), as_if_not_sampled({2: 1}).state_dict())
+
+
+def test_a_second_node_of_a_client_waits_until_the_first_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Round 4 is the first in which node 3 is not there any more; node 5 is asked once only.
+    strategy, grid = run({0: [2, 3, 4], 2: [2, 3, 4, 5], 4: [2, 4, 5]}, partitions=(0, 1, 2, 1))
+    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3, 4)}
+    assert grid.asked == [5]
+    (line,) = warnings_in(caplog.records)
+    assert "node 5 is left out" in line
+    assert "clients [1] (1), as does node [3] (1), which is connected" in line
+
+
+def test_a_stranger_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    strategy, grid = run({0: [2, 3, 4], 2: [2, 3, 4, 5]}, partitions=(0, 1, 2, 7))
+    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3, 4)}
+    assert grid.asked == [5]
+    (line,) = warnings_in(caplog.records)
+    assert "node 5 is left out" in line
+    assert "clients [7] (1), whom this run did not begin with" in line
+
+
+def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes, "_PATIENCE", 0.3)
+    grid = RestlessGrid(fpfc_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
+    strategy = fpfc()
+
+    def deaf_in_round_2(server_round: int, metrics: Any) -> None:
+        # Two looks in 0.3 s, then round 2 begins without node 5; its own two pulls of training
+        # replies are not among them, since the grid answers those at once.
+        grid.deaf_for = 3 if server_round == 1 else 0
+
+    strategy.start(grid, initial_arrays(), 4, on_round=deaf_in_round_2)
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2], 4: [0, 1, 2]}
+    assert grid.asked == [5]
+
+
+def hosting_app(garbage: Callable[[Context], bool] = lambda context: False) -> ClientApp:
+    """Return an app in which six clients are spread over the nodes."""
+
+    def num_clients(context: Context) -> int:
+        if garbage(context):
+            raise OSError("no data on this machine")
+        return 6
+
+    return client_app(client_fn_of(FPFCClient), num_clients=num_clients)
+
+
+def test_a_node_with_several_clients_comes_back_as_a_whole() -> None:
+    # Node p of 3 hosts clients 2p and 2p + 1.
+    grid = RestlessGrid(hosting_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4], 3: [2, 4, 5]})
+    strategy = fpfc()
+    strategy.start(grid, initial_arrays(), 3)
+    everybody = [0, 1, 2, 3, 4, 5]
+    assert trained(strategy) == {1: everybody, 2: [0, 1, 4, 5], 3: everybody}
+
+
+def test_a_new_node_that_cannot_say_who_it_is_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = RestlessGrid(
+        hosting_app(lambda context: context.node_id == 5),
+        (0, 1, 2, 1),
+        {0: [2, 3, 4], 2: [2, 4, 5]},
+    )
+    strategy = fpfc()
+    strategy.start(grid, initial_arrays(), 3)
+    assert trained(strategy)[3] == [0, 1, 4, 5]
+    assert grid.asked == [5]
+    about_5 = [line for line in warnings_in(caplog.records) if "node 5" in line]
+    assert len(about_5) == 1
+    assert "no data on this machine" in about_5[0]
+
+
+def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(
+        TimeoutError,
+        match=r"Waited 0\.3 s: 1 of the run's 3 clients are connected, the strategy needs 2\. "
+        r"Start the missing SuperNodes.*min_available_nodes.*node_timeout",
+    ):
+        run({0: [2, 3, 4], 2: [4]}, node_timeout=0.3)
+
+
+def test_a_run_waits_for_the_clients_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In round 2 only one is there, at the third look all three.
+    grid = RestlessGrid(fpfc_app(), FIRST, {0: [2, 3, 4]})
+    looks = [0]
+
+    def get_node_ids() -> list[int]:
+        if grid.server_round != 1:
+            return [2, 3, 4]
+        looks[0] += 1
+        return [2, 3, 4] if looks[0] >= 3 else [4]
+
+    monkeypatch.setattr(grid, "get_node_ids", get_node_ids)
+    strategy = fpfc(node_timeout=30.0)
+    strategy.start(grid, initial_arrays(), 3)
+    assert looks == [3]
+    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3)}
+
+
+class SuperLinkGrid(InProcessGrid):
+    """The node of client 1 dies with the message of round 2, and the SuperLink says so itself."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        messages = list(messages)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        for position, message in enumerate(messages):
+            if message.metadata.dst_node_id == 3 and message.metadata.group_id == "2":
+                error = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
+                replies[position] = Message(error, reply_to=message)
+                replies[position].metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return replies
+
+
+def test_an_error_of_the_superlink_names_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = fpfc()
+    strategy.start(SuperLinkGrid(fpfc_app(), 3), initial_arrays(), 3)
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2]}
+    assert warnings_in(caplog.records) == ["round 2: client 1 refused: it failed: Node Unavailable"]
+
+
+def test_an_app_without_a_query_handler_has_no_way_to_say_who_came_back() -> None:
+    app = ClientApp()
+    inner = fpfc_app()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return inner(message, context)
+
+    grid = RestlessGrid(app, (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
+    strategy = fpfc()
+    strategy.start(grid, initial_arrays(), 3)
+    assert strategy.client_ids == [2, 3, 4]  # the node ids
+    assert trained(strategy)[3] == [2, 4]
+    assert grid.asked == []
