@@ -128,15 +128,14 @@ class FaultyGrid(InProcessGrid):
         return faults.get(int(message.metadata.group_id), "")
 
 
-def strategy_of(case: Case) -> StatefulStrategy:
+def strategy_of(case: Case, fraction: float = 0.67) -> StatefulStrategy:
     """Return a strategy that trains four of six, unless its algorithm needs them all."""
-    fraction = 1.0 if case.everybody_trains else 0.67
+    fraction = 1.0 if case.everybody_trains else fraction
     return case.strategy(fraction_train=fraction, fraction_evaluate=0.17, seed=1)
 
 
-def spared(case: Case, faults: Schedule) -> StatefulStrategy:
-    """Return a strategy that does not ask the clients that would fail."""
-    strategy = strategy_of(case)
+def spare(strategy: StatefulStrategy, faults: Schedule) -> StatefulStrategy:
+    """Make a strategy not ask the clients that would fail."""
     orders = strategy.train_orders
 
     def fewer_orders(server_round: int, client_ids: Sequence[int]) -> Any:
@@ -170,14 +169,20 @@ def sizes(grid: InProcessGrid) -> dict[int, int]:
 
 
 def assert_no_trace(
-    case: Case, faults: Schedule, num_rounds: int, *, workers: int = 0, timeout: float = 600
+    case: Case,
+    faults: Schedule,
+    num_rounds: int,
+    *,
+    fraction: float = 0.67,
+    workers: int = 0,
+    timeout: float = 600,
 ) -> StatefulStrategy:
     """Compare a run with faults to one in which the clients that fail are not asked."""
     with FaultyGrid(case, faults, workers=workers) as grid:
-        strategy = strategy_of(case)
+        strategy = strategy_of(case, fraction)
         strategy.start(grid, case.initial_arrays(), num_rounds, timeout=timeout)
     well = FaultyGrid(case, {})
-    expected = run(case, well, num_rounds, strategy=spared(case, faults))
+    expected = run(case, well, num_rounds, strategy=spare(strategy_of(case, fraction), faults))
     assert_same_bits(strategy.state_dict(), expected.state_dict())
     assert strategy.train_metrics == expected.train_metrics
     assert strategy.evaluate_metrics == expected.evaluate_metrics
@@ -203,7 +208,7 @@ VICTIM = 3
 
 @each_case
 def test_a_client_that_vanishes_for_some_rounds_goes_on_where_it_was(case: Case) -> None:
-    strategy = assert_no_trace(case, {VICTIM: dict.fromkeys((2, 3), AWAY)}, 4)
+    strategy = assert_no_trace(case, {VICTIM: dict.fromkeys((2, 3), AWAY)}, 4, fraction=1.0)
     took_part = [r for r, clients in strategy.train_metrics.items() if VICTIM in clients]
     assert took_part == [1, 4]
 
@@ -213,7 +218,7 @@ def test_a_client_that_vanishes_for_some_rounds_goes_on_where_it_was(case: Case)
 def test_a_client_whose_process_dies_is_as_if_not_sampled(
     case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert_no_trace(case, {c: {2: "dies"} for c in (0, VICTIM)}, 3, workers=2)
+    assert_no_trace(case, {c: {2: "dies"} for c in (0, VICTIM)}, 3, fraction=1.0, workers=2)
     assert any("died while it ran" in line for line in warnings_in(caplog.records))
 
 
@@ -232,7 +237,7 @@ def test_a_client_that_is_late_is_as_if_not_sampled(
     case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = {client: {2: "late"} for client in (0, 1)}
-    assert_no_trace(case, faults, 3, workers=3, timeout=PATIENCE)
+    assert_no_trace(case, faults, 3, fraction=1.0, workers=3, timeout=PATIENCE)
     assert any("no reply within the timeout" in line for line in warnings_in(caplog.records))
 
 
