@@ -1,0 +1,113 @@
+"""FLAME in the app: its experiments, on digits under FLAME's partitions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulations.config import RunConfig
+from simulations.settings import load_settings
+from tests.simulations.test_run import run
+
+
+def small(out: Path, *changes: str, validation: bool = True, clients: int = 4) -> RunConfig:
+    options = f"{{ clients = {clients}, samples = 400, validation = {str(validation).lower()} }}"
+    changes = (
+        "data.name=digits",
+        f"data.options={options}",
+        "model.name=mlr",
+        "training.num-rounds=4",
+        "training.batch-size=20",
+        "training.evaluate-every=2",
+        "algorithm.lr=0.05",
+        *changes,
+    )
+    return RunConfig("flame-mnist", changes=changes, out=out)
+
+
+def result_of(folder: Path) -> Any:
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return json.loads(lines[-1])["clients"]["evaluate"]
+
+
+def test_the_report_has_every_kind_of_model_and_its_fairness(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(small(tmp_path / "run"))
+    result = result_of(folder)
+    clients = last_evaluation(folder).values()
+    titles = {
+        "personal model": "personal",
+        "one global model": "global",
+        "hybrid, chosen on validation data": "hm-val",
+        "hybrid, chosen on the test data": "hm-oracle",
+    }
+    assert list(result["models"]) == list(titles)
+    assert list(result["baselines"]) == ["FedAvg (global model)", "local training"]
+    for title, kind in titles.items():
+        accuracies = [own[f"{kind}-accuracy"] for own in clients]
+        assert result["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
+        losses = [own[f"{kind}-loss"] for own in clients]
+        fairness = result["fairness"][title]
+        assert fairness["variance"] == pytest.approx(np.var(losses))
+        assert fairness["sample_variance"] == pytest.approx(np.var(losses) * 4 / 3)
+    best = [max(own["personal-accuracy"], own["global-accuracy"]) for own in clients]
+    oracle = result["models"]["hybrid, chosen on the test data"]["mean"]
+    assert oracle == pytest.approx(np.mean(best))
+    chosen = sum(own["hm-val-personal"] for own in clients)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"On their validation data {chosen:.0f} of 4 clients do better" in shown
+
+
+def test_without_validation_data_only_the_oracle_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(small(tmp_path / "run", validation=False))
+    assert "hybrid, chosen on validation data" not in result_of(folder)["models"]
+    assert "On their test data" in " ".join(capsys.readouterr().out.split())
+
+
+def test_one_client_has_no_sample_variance(tmp_path: Path) -> None:
+    folder = run(small(tmp_path / "run", "data.options.partition=dirichlet-quantity", clients=1))
+    fairness = result_of(folder)["fairness"]["personal model"]
+    assert fairness["variance"] == 0
+    assert fairness["sample_variance"] is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("algorithm.theta-step=accuracy", "algorithm.lr=0.2", "algorithm.max-steps=20"),
+        ("algorithm.anchor=w", "algorithm.momentum=0.5", "algorithm.weight-decay=0.01"),
+    ],
+)
+def test_its_settings_reach_the_clients(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    plain = result_of(run(small(tmp_path / "plain")))["models"]
+    other = result_of(run(small(tmp_path / "other", *changes)))["models"]
+    assert other["personal model"] != plain["personal model"]
+
+
+def test_variables_on_the_client_give_the_same_results(tmp_path: Path) -> None:
+    here = result_of(run(small(tmp_path / "here")))
+    there = result_of(run(small(tmp_path / "there", "algorithm.duals=client")))
+    for title, score in here["models"].items():
+        assert there["models"][title]["mean"] == pytest.approx(score["mean"], abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["flame-mnist", "flame-fashion-mnist"])
+def test_the_paper_profile_has_the_papers_settings(name: str) -> None:
+    settings = load_settings(name, profile="paper")
+    algorithm: Any = settings.algorithm
+    assert (algorithm.lam, algorithm.rho, algorithm.lr, algorithm.local_epochs) == (1, 0.1, 0.01, 1)
+    assert algorithm.anchor == "w_i"
+    assert (algorithm.momentum, algorithm.weight_decay) == (0, 0)
+    assert settings.data.options == {"partition": "hybrid", "clients": 10}
+    assert (settings.training.batch_size, settings.training.num_rounds) == (100, 100)
+    assert settings.training.fraction_train == 1
+    assert load_settings(name, profile="authors").algorithm.anchor == "w"  # type: ignore[attr-defined]
