@@ -4,14 +4,12 @@ from simulations.algorithms.base import Algorithm, Experiment, TorchAlgorithm, l
 from simulations.algorithms.fedgia import FedGiASettings
 from simulations.algorithms.fedmc_admm import FedMCADMMSettings
 from simulations.algorithms.flame import FLAMESettings
-from simulations.algorithms.flame import FLAMESettings
 from simulations.algorithms.fpfc import FPFCSettings
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fpfc": FPFCSettings,
     "fedmc-admm": FedMCADMMSettings,
     "fedgia": FedGiASettings,
-    "flame": FLAMESettings,
     "flame": FLAMESettings,
 }
 
