@@ -1,0 +1,156 @@
+"""What a client keeps between rounds, and that it and the server never disagree about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from numpy.testing import assert_array_equal
+
+from clients import FedADMMClient, FedAPMClient, client_app
+from clients.memory import Memory
+from fl_admm_strategies import FedADMM, FedAPM, StatefulStrategy
+from tests.support import (
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    initial_arrays,
+    node_of,
+)
+
+
+def new_context() -> Context:
+    return Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+
+
+def at(server_round: int, version: int) -> dict[str, Any]:
+    return {"server-round": server_round, "version": version}
+
+
+def kept(value: float) -> dict[str, np.ndarray]:
+    return {"u": np.array([value]), "n": np.array(3)}
+
+
+def test_an_accepted_round_is_recalled_and_a_lost_one_has_not_happened() -> None:
+    context = new_context()
+    memory = Memory(context)
+    assert memory.recall(at(1, 0)) is None  # at first it holds nothing
+    memory.keep(at(1, 0), kept(1.0))
+    held = memory.recall(at(2, 1))
+    assert held is not None
+    assert_array_equal(held["u"], [1.0])
+    assert held["n"] == 3
+    memory.keep(at(2, 1), kept(2.0))
+    # The reply of round 2 is lost: in round 5 the server still takes it to be at round 1.
+    held = memory.recall(at(5, 1))
+    assert held is not None
+    assert held["u"] == 1.0
+    memory.keep(at(5, 1), kept(5.0))
+    assert Memory(context).latest()["u"] == 5.0
+    held = memory.recall(at(6, 5))
+    assert held is not None
+    assert held["u"] == 5.0
+    # Not more than two rounds are kept.
+    assert sorted(context.state) == ["memory.1", "memory.5"]
+    memory.keep(at(6, 5), kept(6.0))
+    assert sorted(context.state) == ["memory.5", "memory.6"]
+
+
+def test_a_first_round_that_was_lost_is_a_first_round_again() -> None:
+    memory = Memory(new_context())
+    memory.keep(at(1, 0), kept(1.0))
+    assert memory.recall(at(2, 0)) is None
+    memory.keep(at(2, 0), kept(2.0))
+    assert memory.recall(at(3, 0)) is None
+    held = memory.recall(at(3, 2))
+    assert held is not None
+    assert held["u"] == 2.0
+
+
+def test_other_state_of_the_context_stays() -> None:
+    context = new_context()
+    context.state["mine"] = ConfigRecord({"a": 1})
+    memory = Memory(context)
+    memory.keep(at(1, 0), kept(1.0))
+    memory.keep(at(2, 1), kept(2.0))
+    memory.keep(at(3, 2), kept(3.0))
+    assert sorted(context.state) == ["memory.2", "memory.3", "mine"]
+
+
+def test_what_is_kept_is_a_copy() -> None:
+    memory = Memory(new_context())
+    arrays = kept(1.0)
+    memory.keep(at(1, 0), arrays)
+    arrays["u"][0] = 9
+    assert memory.latest()["u"] == 1.0
+
+
+def test_what_is_gone_is_named() -> None:
+    memory = Memory(new_context())
+    memory.keep(at(4, 3), kept(1.0))
+    assert memory.recall(at(5, 3)) is None
+    error = memory.lost(at(5, 3))
+    assert "variables of round 3, but it holds those of rounds [4]" in str(error)
+    with pytest.raises(RuntimeError, match="has not been trained yet"):
+        Memory(new_context()).latest()
+
+
+# --- A lost reply has not happened --------------------------------------------------------------
+
+VICTIM = 3
+CASES = {
+    "FedADMM": (FedADMMClient, lambda **base: FedADMM(rho=0.1, lr=0.5, **base)),
+    "FedADMM, duals with the clients": (
+        FedADMMClient,
+        lambda **base: FedADMM(rho=0.1, lr=0.5, duals="client", **base),
+    ),
+    "FedAPM": (FedAPMClient, lambda **base: FedAPM("^head", rho=0.1, lr=0.5, **base)),
+    "FedAPM, duals with the clients, accuracy test": (
+        FedAPMClient,
+        lambda **base: FedAPM(
+            "^head", rho=0.1, lr=0.5, duals="client", tolerance=1e-3, max_steps=20, **base
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_a_client_goes_on_as_if_it_had_not_been_sampled(case: str, lost: int) -> None:
+    client_class, strategy_of = CASES[case]
+
+    def run(grid: WatchedGrid, strategy: StatefulStrategy) -> StatefulStrategy:
+        strategy.start(grid, initial_arrays(), 4, evaluate_every=4)
+        return strategy
+
+    def lose(replies: list[Message]) -> list[Message]:
+        return [r for r in replies if r.metadata.src_node_id != node_of(VICTIM)]
+
+    app = client_app(client_fn_of(client_class))
+    losing = WatchedGrid(app, 6, spoil={lost: lose})
+    actual = run(losing, strategy_of(seed=1))
+
+    expected = strategy_of(seed=1)
+    orders = expected.train_orders
+
+    def fewer_orders(server_round: int, client_ids: Sequence[int]) -> Any:
+        left_out = VICTIM if server_round == lost else None
+        return orders(server_round, [client for client in client_ids if client != left_out])
+
+    expected.train_orders = fewer_orders  # type: ignore[method-assign]
+    skipping = WatchedGrid(app, 6)
+    run(skipping, expected)
+
+    assert VICTIM not in actual.train_metrics[lost]
+    assert VICTIM in actual.train_metrics[3]
+    assert_same_bits(actual.state_dict(), expected.state_dict())
+    assert actual.train_metrics == expected.train_metrics
+    assert actual.evaluate_metrics == expected.evaluate_metrics
+    mine, same = (
+        {name: a.numpy() for name, a in grid.context(node_of(VICTIM)).state["memory.4"].items()}
+        for grid in (losing, skipping)
+    )
+    assert_same_bits(mine, same)
