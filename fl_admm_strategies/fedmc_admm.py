@@ -267,15 +267,15 @@ class FedMCADMM(StatefulStrategy):
         if "test-ratings" not in means or "squared-error" not in means:
             return means  # of clients that are not ours
         factors = self.consensus.w.reshape(self._shape)
-        terms = math.fsum(report["loss"] for report in reports) / len(reports)
+        terms = _total(report["loss"] for report in reports) / len(reports)
         means["loss"] = terms + self.regularizer.value(factors)
-        count = math.fsum(report["test-ratings"] for report in reports)
+        count = _total(report["test-ratings"] for report in reports)
         for error, name in (("squared-error", "rmse"), ("scaled-squared-error", "scaled-rmse")):
             if error in means:
-                total = math.fsum(report[error] for report in reports)
+                total = _total(report[error] for report in reports)
                 means.pop(error)
                 means.pop(name, None)
-                if count > 0 and total >= 0:
+                if count > 0 and not total < 0:
                     means[name] = math.sqrt(total / count)
         del means["test-ratings"]
         return means
@@ -307,3 +307,9 @@ class FedMCADMM(StatefulStrategy):
             {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
         )
         self._first = arrays["first"].astype(self._first.dtype)
+
+
+def _total(values: Iterable[float]) -> float:
+    """Return the exact sum, NaN where a value is not finite: these are numbers of clients."""
+    numbers = list(values)
+    return math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan

@@ -341,6 +341,25 @@ def test_reports_of_strangers_are_averaged_as_they_are() -> None:
     assert strategy.absorb_evaluate(1, replies)["loss"] == 2.5
 
 
+@pytest.mark.parametrize(
+    ("error", "rmse"), [(np.nan, np.nan), (np.inf, np.nan), (-9.0, None), (14.0, 2.0)]
+)
+def test_a_bad_report_does_not_end_the_run(error: float, rmse: float | None) -> None:
+    strategy = FedMCADMM(SquaredL2(ITEMS), seed=1)
+    strategy.begin(initial(), range(2))
+    strategy.plan_evaluate(1, {})
+    own = {"loss": 1.0, "num-examples": 1, "test-ratings": 2}
+    replies = [
+        (0, RawReply(None, {**own, "squared-error": 2.0})),
+        (1, RawReply(None, {**own, "squared-error": error})),
+    ]
+    found = strategy.absorb_evaluate(1, replies)
+    if rmse is None:
+        assert "rmse" not in found
+    else:
+        np.testing.assert_equal(found["rmse"], rmse)  # sqrt((2 + 14) / (2 + 2))
+
+
 # --- Starting, stopping, going on ---------------------------------------------------------------
 
 
