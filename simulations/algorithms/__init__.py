@@ -5,12 +5,14 @@ from simulations.algorithms.fedgia import FedGiASettings
 from simulations.algorithms.fedmc_admm import FedMCADMMSettings
 from simulations.algorithms.flame import FLAMESettings
 from simulations.algorithms.fpfc import FPFCSettings
+from simulations.algorithms.lp_proj import LpProjADMMSettings
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fpfc": FPFCSettings,
     "fedmc-admm": FedMCADMMSettings,
     "fedgia": FedGiASettings,
     "flame": FLAMESettings,
+    "lp-proj-admm": LpProjADMMSettings,
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "Experiment", "TorchAlgorithm", "local_problem"]
