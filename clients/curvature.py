@@ -370,7 +370,7 @@ FACTOR_CACHE = FactorCache(most_bytes=512 * 2**20)
 
 def _frozen(name: str, values: ArrayLike, *, ndim: int) -> Vector:
     """Return a read-only float64 copy; refuse what is not an array of finite numbers."""
-    array = np.array(values, dtype=np.float64)
+    array = np.asarray(values).astype(np.float64)  # a copy, always; tensors are welcome
     if array.ndim != ndim:
         raise ValueError(f"{name} has shape {array.shape}, expected {ndim} dimension(s).")
     if len(bad := np.argwhere(~np.isfinite(array))):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord, Context
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
@@ -16,8 +17,10 @@ from numpy.typing import NDArray
 from clients import (
     FedADMMClient,
     FedAPMClient,
+    FedGiALinearClient,
     FLAMEClient,
     FPFCClient,
+    Logistic,
     LpProjADMMClient,
     client_app,
 )
@@ -27,6 +30,7 @@ from fl_admm_strategies import (
     L1,
     FedADMM,
     FedAPM,
+    FedGiA,
     FedMCADMM,
     L1Norm,
     LpProjADMM,
@@ -58,6 +62,20 @@ class Case:
     stateless_clients: bool = True
     everybody_trains: bool = False
     ray_is_slow: bool = False
+
+
+def fedgia(fraction_train: float = 1.0, **settings: Any) -> FedGiA:
+    """Return FedGiA, in which everybody trains: it takes no `fraction_train`."""
+    return FedGiA(**settings)
+
+
+def fedgia_linear_client(
+    context: Context, model: Any, train_loader: Any, *args: Any, **kwargs: Any
+) -> NumPyClient:
+    """Return a client of FedGiA that tells one label of `dataset` from the others."""
+    inputs, labels = train_loader.dataset.tensors
+    loss = Logistic(inputs, labels == 0)
+    return FedGiALinearClient(context, loss, loss)
 
 
 CASES = [
@@ -137,6 +155,15 @@ CASES = [
         partial(initial_item_factors, 3, NUM_ITEMS),
         fedavg_clients=False,
         stateless_clients=False,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FedGiA-gram",
+        partial(fedgia, hessian="gram", report_gradient=True),
+        fedgia_linear_client,
+        lambda: ArrayRecord({"x": Array(np.zeros(3))}),
+        fedavg_clients=False,
+        everybody_trains=True,
         ray_is_slow=True,
     ),
 ]
