@@ -181,6 +181,10 @@ class FedMCADMMClient(NumPyClient):
     >>> def client_fn(context: Context):
     ...     train, test = load_ratings(context.node_config["partition-id"])
     ...     return FedMCADMMClient(context, train, SquaredL2(1e-6), test=test).to_client()
+
+    After the run, with the context that the client had in it:
+
+    >>> FedMCADMMClient(context, train, SquaredL2(1e-6)).top_items(user=3, n=10)
     """
 
     def __init__(

@@ -288,7 +288,7 @@ class FedMCADMM(StatefulStrategy):
         """Raise: the users' factors are private to their client."""
         raise RuntimeError(
             f"The users' factors of client {client_id} never leave it. On the client, "
-            "client_fn(context).personal_arrays() returns them, and predict and top_items use them."
+            "FedMCADMMClient(...).personal_arrays() returns them; predict and top_items use them."
         )
 
     # ------------------------------------------------------------------------------------------
