@@ -705,9 +705,11 @@ class StatefulStrategy(Strategy):
             return Reply({}, float(num_examples), metrics)
         arrays = raw.arrays or {}
         if arrays.keys() != spec.keys():
-            raise ValueError(
-                f"its arrays are {listing(list(arrays))}, expected {listing(list(spec))}"
-            )
+            missing = [name for name in spec if name not in arrays]
+            strange = [name for name in arrays if name not in spec]
+            faults = [f"lack {listing(missing)}"] * bool(missing)
+            faults += [f"have {listing(strange)}, which was not asked for"] * bool(strange)
+            raise ValueError(f"its arrays {' and '.join(faults)}")
         for name, (shape, dtype) in spec.items():
             array = arrays[name]
             if array.shape != shape:
