@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -11,6 +11,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from fl_admm_strategies import wire
+from fl_admm_strategies.checks import listing
 from fl_admm_strategies.wire import Order, RawReply
 
 ClientFn = Callable[[Context], Any]
@@ -66,15 +67,28 @@ def client_app(
 
     def handle(message: Message, context: Context, run: Run) -> Message:
         if num_clients is None:
-            ((_, order),) = wire.unpack_orders(message.content)
-            reply = run(_numpy_client(client_fn(context)), order)
+            orders = dict(wire.unpack_orders(message.content))
+            if list(orders) != [None]:
+                raise ValueError(
+                    f"The message holds orders for {_named(orders)}, but this node is one client. "
+                    "A node that hosts several needs client_app(client_fn, num_clients=...)."
+                )
+            reply = run(_numpy_client(client_fn(context)), orders[None])
             return Message(wire.pack_replies({None: reply}), reply_to=message)
         clients, total = hosted(context)
+        assert clients is not None
+        orders = dict(wire.unpack_orders(message.content))
+        own_labels: list[int | None] = [None] if len(clients) == 1 else [*clients]
+        if not orders or not set(orders) <= set(own_labels):
+            raise ValueError(
+                f"The message holds orders for {_named(orders)}, but this node hosts "
+                f"{listing(clients)} of {total} clients. Server and nodes must be told the same "
+                "number of clients and nodes."
+            )
         states = _split_state(context.state)
         replies: dict[int | None, RawReply] = {}
-        for label, order in wire.unpack_orders(message.content):
-            client_id = clients[0] if label is None and clients else label
-            assert client_id is not None
+        for label, order in orders.items():
+            client_id = clients[0] if label is None else label
             own = _own_context(context, client_id, total, states.get(client_id, {}))
             try:
                 replies[label] = run(_numpy_client(client_fn(own)), order)
@@ -106,6 +120,11 @@ def client_app(
         return handle(message, context, _evaluate)
 
     return app
+
+
+def _named(orders: Iterable[int | None]) -> str:
+    names = ["its client" if label is None else f"client {label}" for label in orders]
+    return ", ".join(names[:6]) or "nobody"
 
 
 def identity(context: Context) -> dict[str, Any]:

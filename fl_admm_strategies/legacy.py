@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any
 
@@ -18,6 +19,7 @@ from flwr.common import (
     NDArrays,
     Parameters,
     Scalar,
+    bytes_to_ndarray,
     log,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
@@ -28,7 +30,7 @@ from flwr.server.strategy import Strategy
 
 from . import wire
 from .checks import check_count
-from .nodes import too_few
+from .nodes import check_actor, is_client_id, too_few
 from .strategy import StatefulStrategy, named_arrays
 from .wire import ClientReply, Order, RawReply
 
@@ -134,7 +136,8 @@ class LegacyStrategy(Strategy):
             try:
                 res = self._proxy_of[client].fit(ins, timeout=None, group_id=0)
             except Exception as error:  # whatever the client raises
-                return client, RawReply(error=str(error))
+                check_actor(str(error))
+                return client, RawReply(error=wire.brief(str(error)))
             return client, self._reply(res, names)
 
         with ThreadPoolExecutor() as pool:
@@ -224,8 +227,9 @@ class LegacyStrategy(Strategy):
         # The older API does not say which client failed; the strategy's own line about a client
         # without a reply names it.
         for failure in failures:
-            reason = failure[1].status.message if isinstance(failure, tuple) else failure
-            log(WARNING, "round %s: a client failed: %s", server_round, reason)
+            reason = failure[1].status.message if isinstance(failure, tuple) else str(failure)
+            check_actor(reason)
+            log(WARNING, "round %s: a client failed: %s", server_round, wire.brief(reason))
 
 
 def _identity(proxy: ClientProxy) -> tuple[int, int]:
@@ -235,11 +239,17 @@ def _identity(proxy: ClientProxy) -> tuple[int, int]:
             GetPropertiesIns({}), timeout=None, group_id=0
         ).properties
     except Exception as error:  # whatever the client's own get_properties raises
+        check_actor(str(error))
         log(INFO, "client %s has no properties (%s); its node id is its id", proxy.cid, error)
         properties = {}
-    client = properties.get(wire.CLIENT_ID)
+    client = properties.get(wire.CLIENT_ID, int(proxy.cid))
     total = properties.get(wire.NUM_CLIENTS, 0)
-    return int(proxy.cid if client is None else client), int(total)
+    if not (is_client_id(client) and type(total) is int):
+        raise ValueError(
+            f"Node {proxy.cid} replied {wire.CLIENT_ID}={client!r}, {wire.NUM_CLIENTS}={total!r}, "
+            "expected two integers >= 0."
+        )
+    return client, total
 
 
 def _payload(order: Order) -> tuple[Parameters, dict[str, Scalar]]:
@@ -248,10 +258,10 @@ def _payload(order: Order) -> tuple[Parameters, dict[str, Scalar]]:
 
 def _read(parameters: Parameters, names: list[str]) -> tuple[dict[str, Any], str]:
     """Return the uploaded arrays by name, or why they cannot be read."""
+    if len(parameters.tensors) != len(names):
+        return {}, f"it sent {len(parameters.tensors)} arrays, expected {len(names)}"
+    pairs = zip(names, parameters.tensors, strict=True)
     try:
-        arrays = parameters_to_ndarrays(parameters)
-    except Exception as error:  # bytes of a stranger: numpy may raise anything
-        return {}, f"its arrays cannot be read: {error!r}"
-    if len(arrays) != len(names):
-        return {}, f"it sent {len(arrays)} arrays, expected {len(names)}"
-    return dict(zip(names, arrays, strict=True)), ""
+        return {name: wire.read_array(name, partial(bytes_to_ndarray, t)) for name, t in pairs}, ""
+    except ValueError as unreadable:
+        return {}, str(unreadable)

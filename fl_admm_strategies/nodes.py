@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from logging import INFO, WARNING
+from typing import TypeGuard
 
 from flwr.app import Message, MessageType, Metadata, RecordDict
 from flwr.common import log
@@ -13,7 +15,7 @@ from flwr.serverapp import Grid
 
 from . import wire
 from .checks import listing
-from .wire import ClientReply, Order, RawReply
+from .wire import ClientReply, Order, RawReply, brief
 
 _LEGACY_APP = (
     "node {node} runs a ClientApp of Flower's older API (ClientApp(client_fn=...)), which this "
@@ -26,8 +28,33 @@ _LEGACY_APP = (
 _PATIENCE = 10.0
 
 
+# Flower puts a dead actor back into its pool, where every later message to it fails (FLOWER.md §6).
+_DEAD_ACTOR = re.compile(r"ray\.exceptions\.(ActorDiedError|RayActorError|OutOfMemoryError)\b")
+
+
+def check_actor(reason: str) -> None:
+    """Raise RuntimeError if the reason of an error is that a Ray actor died."""
+    if _DEAD_ACTOR.search(reason):
+        raise RuntimeError(
+            "A Ray actor died: its process ran out of memory, crashed or was killed. Flower does "
+            "not replace it, so every later round would lose the clients that it is given. Run "
+            "again from the last checkpoint (--resume, or strategy.start(..., resume=True)), with "
+            "more memory or fewer workers (more CPUs per client), or look for the cause with "
+            f"--engine inprocess. Ray says: {brief(reason)}"
+        )
+
+
+def is_client_id(value: object) -> TypeGuard[int]:
+    """Return whether a value that came from a node can be a client's id."""
+    return type(value) is int and 0 <= value < 2**64
+
+
 class _NoAnswer(Exception):  # noqa: N818 - nothing is wrong
     """A node's app does not answer queries."""
+
+
+class _UnclearError(Exception):
+    """A node's answer to a query cannot be used."""
 
 
 class ClientDirectory:
@@ -110,7 +137,7 @@ class ClientDirectory:
                         announced = max(announced, total)
                     except _NoAnswer:
                         hosted[node], mute = [node], True
-                    except RuntimeError as error:
+                    except _UnclearError as error:
                         hosted[node], trouble = [], f" {error}"
                         log(WARNING, "%s", error)
                 if probing:
@@ -227,7 +254,7 @@ class ClientDirectory:
                     continue
                 try:
                     self._hosted[node], _ = _read_identity(node, reply)
-                except (ValueError, RuntimeError, _NoAnswer) as error:
+                except (ValueError, _UnclearError, _NoAnswer) as error:
                     self._hosted[node] = []
                     log(WARNING, "node %s is left out: %s", node, error)
             if self._queries.keys().isdisjoint(q.metadata.message_id for q in queries):
@@ -273,7 +300,9 @@ class ClientDirectory:
             node = _asked_node(message, self._sent)
             own = [c for c in self._hosted.get(node, []) if self._node_of[c] == node]
             if message.has_error():
-                error = RawReply(error=message.error.reason or "no reason given")
+                reason = message.error.reason or "no reason given"
+                check_actor(reason)
+                error = RawReply(error=brief(reason))
                 concerned = [client for client in own if client in asked]
                 replies += [(client, error) for client in concerned or own] or [(None, error)]
                 continue
@@ -316,21 +345,22 @@ def _read_identity(node: int, reply: Message) -> tuple[list[int], int]:
     """Return the ids of a node's clients and how many its federation has (0: it does not know)."""
     if reply.has_error():
         reason = reply.error.reason or "no reason given"
+        check_actor(reason)
         if "Invalid message type" in reason:
             raise ValueError(_LEGACY_APP.format(node=node))
         if "No query function registered" in reason:
             raise _NoAnswer
-        raise RuntimeError(f"Node {node} could not say which clients it hosts: {reason}")
+        raise _UnclearError(f"Node {node} could not say which clients it hosts: {brief(reason)}")
     for record in reply.content.config_records.values():
         ids, total = record.get(wire.CLIENT_IDS), record.get(wire.NUM_CLIENTS, 0)
         if ids is None:
             continue
-        clients = [i for i in ids if isinstance(i, int) and i >= 0] if isinstance(ids, list) else []
-        if clients != ids or len(set(clients)) < len(clients) or not isinstance(total, int):
-            raise RuntimeError(
+        clients = [i for i in ids if is_client_id(i)] if isinstance(ids, list) else []
+        if clients != ids or len(set(clients)) < len(clients) or type(total) is not int:
+            raise _UnclearError(
                 f"Node {node} could not say which clients it hosts: it replied {wire.CLIENT_IDS}="
-                f"{ids!r}, {wire.NUM_CLIENTS}={total!r}, expected different integers >= 0 and an "
-                "integer."
+                f"{brief(repr(ids))}, {wire.NUM_CLIENTS}={brief(repr(total))}, expected different "
+                "integers >= 0 and an integer."
             )
         return clients, total
     return [node], 0

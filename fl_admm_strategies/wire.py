@@ -14,7 +14,8 @@ e.g. ``"anchor:2,start:2"``. A `NumPyClient` receives the groups concatenated, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,9 @@ NUM_EXAMPLES = "num-examples"
 CLIENT_ID = "client-id"
 CLIENT_IDS = "client-ids"
 NUM_CLIENTS = "num-clients"
+
+_VERSIONS = "Server and client must use the same version of fl-admm-strategies."
+_LONGEST_REASON = 500  # characters of somebody else's text in our log
 
 Scalar = bool | bytes | float | int | str
 Arrays = dict[str, NDArray[Any]]
@@ -128,17 +132,27 @@ def pack_orders(orders: Mapping[int, Order], *, hosted: bool) -> RecordDict:
 
 
 def unpack_orders(content: RecordDict) -> Iterator[tuple[int | None, Order]]:
-    """Yield the orders of a message as (client id, order); the id is None for a single client."""
+    """Yield the orders of a message as (client id, order); the id is None for a single client.
+
+    Raises
+    ------
+    ValueError
+        If the message is not one of this library's or of `FedAvg`'s layout.
+    """
     for key, record in content.items():
-        name, _, suffix = key.partition("@")
+        name, at, suffix = key.partition("@")
         if name != CONFIG or not isinstance(record, ConfigRecord):
             continue
-        client = int(suffix) if suffix else None
+        if at and not (suffix.isascii() and suffix.isdigit()):
+            raise ValueError(f"The message holds {key!r}, expected 'config@ID'. {_VERSIONS}")
+        client = int(suffix) if at else None
         config: dict[str, Any] = dict(record)
         groups: dict[str, Arrays] = {}
         for position, (group, _) in enumerate(parse_groups(config)):
-            arrays = content[_key(ARRAYS if position == 0 else f"{ARRAYS}.{group}", client)]
-            assert isinstance(arrays, ArrayRecord)
+            wanted = _key(ARRAYS if position == 0 else f"{ARRAYS}.{group}", client)
+            arrays = content.get(wanted)
+            if not isinstance(arrays, ArrayRecord):
+                raise ValueError(f"The message lacks the ArrayRecord {wanted!r}. {_VERSIONS}")
             groups[group] = from_array_record(arrays)
         yield client, Order(groups, config)
 
@@ -170,7 +184,7 @@ def unpack_replies(content: RecordDict) -> Iterator[tuple[str | None, RawReply]]
     for suffix, own in by_client.items():
         client = suffix or None
         if isinstance(error := own.get(ERROR), ConfigRecord):
-            yield client, RawReply(error=str(error.get("reason", "no reason given")))
+            yield client, RawReply(error=brief(str(error.get("reason", "no reason given"))))
             continue
         array_records = [value for value in own.values() if isinstance(value, ArrayRecord)]
         metric_records = [value for value in own.values() if isinstance(value, MetricRecord)]
@@ -185,8 +199,8 @@ def unpack_replies(content: RecordDict) -> Iterator[tuple[str | None, RawReply]]
             continue
         try:
             arrays = from_array_record(array_records[0]) if array_records else None
-        except Exception as exception:  # bytes of a stranger: numpy may raise anything
-            yield client, RawReply(error=f"its arrays cannot be read: {exception!r}")
+        except ValueError as unreadable:
+            yield client, RawReply(error=str(unreadable))
             continue
         yield client, RawReply(arrays, dict(metric_records[0]))
 
@@ -196,8 +210,14 @@ def parse_groups(config: Mapping[str, Any]) -> list[tuple[str, int | None]]:
     text = config.get("groups")
     if text is None:
         return [("arrays", None)]
-    pairs = (item.rpartition(":") for item in str(text).split(","))
-    return [(name, int(count)) for name, _, count in pairs]
+    pairs = [item.rpartition(":") for item in str(text).split(",")]
+    names, counts = [name for name, _, _ in pairs], [count for _, _, count in pairs]
+    if len(set(names)) < len(names) or not all(re.fullmatch("[0-9]{1,9}", c) for c in counts):
+        raise ValueError(
+            f"The message's groups are {brief(repr(text))}, expected different names with their "
+            f"numbers of arrays, e.g. 'anchor:2,start:2'. {_VERSIONS}"
+        )
+    return [(name, int(count)) for name, count in zip(names, counts, strict=True)]
 
 
 def split_groups(
@@ -208,7 +228,7 @@ def split_groups(
     Raises
     ------
     ValueError
-        If the list is not as long as ``config["groups"]`` says.
+        If ``config["groups"]`` cannot be read, or the list is not as long as it says.
     """
     groups: dict[str, list[NDArray[Any]]] = {}
     start = 0
@@ -219,7 +239,7 @@ def split_groups(
     if start != len(parameters):
         raise ValueError(
             f"The server announced {config.get('groups')!r} but sent {len(parameters)} arrays. "
-            "Server and client must use the same version of fl-admm-strategies."
+            f"{_VERSIONS}"
         )
     return groups
 
@@ -230,5 +250,36 @@ def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 
 
 def from_array_record(record: ArrayRecord) -> Arrays:
-    """Return an `ArrayRecord` as named numpy arrays."""
-    return {name: array.numpy() for name, array in record.items()}
+    """Return an `ArrayRecord` as named numpy arrays.
+
+    Raises
+    ------
+    ValueError
+        If an array's bytes are not one plain numpy array. Pickled objects are never loaded.
+    """
+    return {name: read_array(name, array.numpy) for name, array in record.items()}
+
+
+def read_array(name: str, read: Callable[[], Any]) -> NDArray[Any]:
+    """Return what `read` decodes from the bytes of a stranger.
+
+    Raises
+    ------
+    ValueError
+        If it is not one plain numpy array.
+    """
+    try:
+        array = read()
+    except Exception as error:  # numpy may raise anything
+        reason = brief(f"{type(error).__name__}: {error}")
+    else:
+        if isinstance(array, np.ndarray):
+            return array
+        reason = f"they are a {type(array).__name__}"  # np.load takes archives too
+    raise ValueError(f"the bytes of array {brief(repr(name))} cannot be read: {reason}")
+
+
+def brief(text: str) -> str:
+    """Return somebody else's text as one line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."
