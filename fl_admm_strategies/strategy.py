@@ -33,6 +33,8 @@ from .nodes import ClientDirectory
 from .wire import Arrays, ClientReply, Order, RawReply, Reply, Scalar
 
 Metrics = dict[str, float]
+_MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
+
 StopRule = Callable[[int, Mapping[str, float]], bool]
 Exchange = Callable[[dict[int, Order], str], Iterable[ClientReply]]
 
@@ -694,13 +696,18 @@ class StatefulStrategy(Strategy):
             for key, value in raw.metrics.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
+        for key, value in metrics.items():  # 64 bits is what Flower's own messages hold
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"the metric {wire.brief(repr(key))} has more than 64 bits")
         num_examples = metrics.get(self.weighted_by_key)
         if num_examples is None:
             raise ValueError(f"its metrics lack the number '{self.weighted_by_key}'")
         if spec is None and num_examples == 0:
             return Reply({}, 0.0, {})
-        if not (math.isfinite(num_examples) and num_examples > 0):
-            raise ValueError(f"'{self.weighted_by_key}' is {num_examples}, expected more than 0")
+        if not 0 < num_examples <= _MOST_EXAMPLES:
+            raise ValueError(
+                f"'{self.weighted_by_key}' is {num_examples}, expected more than 0 and at most 2^53"
+            )
         if spec is None:
             return Reply({}, float(num_examples), metrics)
         arrays = raw.arrays or {}
@@ -750,18 +757,28 @@ def _bytes_up(replies: Mapping[int, Reply]) -> int:
 
 
 def _weighted_means(replies: Mapping[int, Reply]) -> Metrics:
-    """Return the example-weighted mean of every metric that all replies have."""
+    """Return the example-weighted mean of every metric that all replies have.
+
+    Beside an infinite metric (a client that diverged) it is NaN or infinite too.
+    """
     common = set.intersection(*(set(reply.metrics) for reply in replies.values()))
     weights = [reply.num_examples for reply in replies.values()]
     names = [name for name in next(iter(replies.values())).metrics if name in common]
     return {
-        name: math.fsum(
+        name: _sum(
             weight * reply.metrics[name]
             for weight, reply in zip(weights, replies.values(), strict=True)
         )
         / math.fsum(weights)
         for name in names
     }
+
+
+def _sum(terms: Iterable[float]) -> float:
+    try:
+        return math.fsum(terms)
+    except (OverflowError, ValueError):  # too large, or infinity minus infinity
+        return math.nan
 
 
 def _client_seed(seed: int, client_id: int, server_round: int) -> int:
