@@ -363,7 +363,7 @@ def test_accuracy_tested_steps_meet_their_tolerance() -> None:
         theta_step="accuracy",
         tolerance=1e-2,
         tolerance_decay=0.5,
-        lr=1 / (3 + 0.7),  # 1/(L + lambda)
+        lr=1 / 3.7,  # 1/(L + lambda), since b_i <= 3
         weights="size",
         fraction_train=0.5,
     )
@@ -376,6 +376,10 @@ def test_accuracy_tested_steps_meet_their_tolerance() -> None:
             gradient += 0.7 * (new.theta[i] - old.w_i[i])
             residual = float(((strategy.alpha[i] * gradient) ** 2).sum())
             assert residual <= epsilon[i]  # R7, (17)
+            # A step shrinks the gradient of a quadratic by 1 - lr (b_i + lambda): the step before
+            # the last was not enough.
+            shrunk = 1 - (federation.b[i] + 0.7) / 3.7
+            assert metrics["steps"] == 0 or residual / shrunk**2 > epsilon[i]
             assert metrics["residual"] == pytest.approx(residual, rel=1e-9, abs=1e-25)
             assert metrics["tolerance"] == pytest.approx(epsilon[i])
     close(strategy.tolerances, epsilon)
