@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from clients import (
     FedADMMClient,
     FedAPMClient,
+    FedGiAClient,
     FedGiALinearClient,
     FLAMEClient,
     FPFCClient,
@@ -155,6 +156,14 @@ CASES = [
         partial(initial_item_factors, 3, NUM_ITEMS),
         fedavg_clients=False,
         stateless_clients=False,
+        ray_is_slow=True,
+    ),
+    Case(
+        "FedGiA",
+        partial(fedgia, t=0.5, local_steps=3),
+        FedGiAClient,
+        fedavg_clients=False,
+        everybody_trains=True,
         ray_is_slow=True,
     ),
     Case(

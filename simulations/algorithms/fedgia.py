@@ -255,8 +255,8 @@ def _table(rows: Sequence[Row], settings: Settings) -> Table:
     table = Table(
         title=Text("Both H_i: Gram (G) and diagonal (D)", style="bold"),
         caption=Text(
-            "In this process. Time: without evaluations. In brackets: Table III, means of 20 "
-            "trials, MATLAB on a laptop.",
+            "In this process. Time: without evaluations. In brackets: Table III, 64 clients, means "
+            "of 20 trials, MATLAB on a laptop.",
             style="dim",
         ),
         title_justify="left",
