@@ -316,7 +316,11 @@ def synthetic_ratings(
     draw = generator(seed, "synthetic-ratings")
     mixture = draw.dirichlet(np.ones(rank), size=users)
     kinds = draw.uniform(*SCALE, size=(rank, items))
-    user, item = np.nonzero(draw.random((users, items)) < density)
-    values = (mixture @ kinds)[user, item] + noise * draw.standard_normal(len(user))
+    # User by user, so that nothing has a number for every user and item.
+    counts = draw.binomial(items, density, size=users)
+    user = np.repeat(np.arange(users), counts)
+    item = np.concatenate([draw.choice(items, size=count, replace=False) for count in counts])
+    values = np.einsum("kr,rk->k", mixture[user], kinds[:, item])
+    values += noise * draw.standard_normal(len(user))
     table = user, item, np.clip(values, *SCALE)
     return deal("synthetic-ratings", seed, table, clients, test_fraction, rating_transform)
