@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fl_admm_strategies.wire import split_groups
 
-from .memory import Memory
 from .solvers import ProximalTerm, gradient_descent
 from .torch_client import Scalars, TorchClient, to_numpy, to_tensors
 
@@ -66,7 +65,7 @@ class FedADMMClient(TorchClient):
             kept |= to_numpy(dual, "dual/")
             # The model to upload becomes z_i - z_i of before = (u - u before) + (u - w).
             self.load_block({n: (new[n] - u[n]) + (new[n] - center[n]) for n in names})
-        Memory(self.context).keep(config, kept)
+        self.memory.keep(config, kept)
         return self.upload(config), num_examples, metrics
 
     def minimise(
@@ -111,9 +110,8 @@ class FedADMMClient(TorchClient):
             u = to_tensors(names, start, self.device)
             dual = {name: torch.zeros_like(u[name]) for name in names}
         else:
-            memory = Memory(self.context)
-            if (own := memory.recall(config)) is None:
-                raise memory.lost(config)
+            if (own := self.memory.recall(config)) is None:
+                raise self.memory.lost(config)
             u, dual = (
                 to_tensors(names, [own[f"{kind}/{name}"] for name in names], self.device)
                 if f"{kind}/{names[0]}" in own
@@ -130,5 +128,5 @@ class FedADMMClient(TorchClient):
         RuntimeError
             If it has not been trained yet.
         """
-        latest = Memory(self.context).latest()
+        latest = self.memory.latest()
         return {k.removeprefix("u/"): v for k, v in latest.items() if k.startswith("u/")}

@@ -18,7 +18,6 @@ from torch import Tensor
 from fl_admm_strategies.wire import split_groups
 
 from .fedadmm import FedADMMClient
-from .memory import Memory
 from .solvers import ProximalTerm, descend_until, gradient_descent
 from .torch_client import Scalars
 
@@ -71,7 +70,7 @@ class FedAPMClient(FedADMMClient):
             )
         kept: dict[str, NDArray[Any]] = {}
         if "tolerance" in config:
-            own = Memory(self.context).recall(config)
+            own = self.memory.recall(config)
             before = config["tolerance"] if own is None or XI not in own else own[XI]
             xi = float(config["tolerance-decay"]) * float(before)
             descent = descend_until(
@@ -129,11 +128,10 @@ class FedAPMClient(FedADMMClient):
     def _recall_personal(self, config: Scalars) -> dict[str, NDArray[Any]]:
         """Return v_i as it was in the round that the server takes the client to be in."""
         model = self._own(config)
-        memory = Memory(self.context)
-        held = memory.recall(config)
+        held = self.memory.recall(config)
         if held is None:
             if int(config["version"]) > 0:
-                raise memory.lost(config)
+                raise self.memory.lost(config)
             return model
         own = {name.removeprefix(V): a for name, a in held.items() if name.startswith(V)}
         shapes, new = ({name: a.shape for name, a in d.items()} for d in (own, model))
@@ -159,7 +157,7 @@ class FedAPMClient(FedADMMClient):
         RuntimeError
             If it has not been trained yet.
         """
-        latest = Memory(self.context).latest()
+        latest = self.memory.latest()
         return {
             name.removeprefix(kind): array
             for kind in (V, U)

@@ -6,6 +6,7 @@ equations (13) to (18). The server's half is `fl_admm_strategies.FedGiA`.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -75,7 +76,7 @@ def admm_steps(
 class FedGiASteps(NumPyClient):
     """What the two clients share: the round, over a gradient and a curvature that they give."""
 
-    context: Context
+    memory: Memory
 
     @abstractmethod
     def train_size(self) -> int:
@@ -146,7 +147,7 @@ class FedGiASteps(NumPyClient):
         message = iterate + dual / sigma  # (15), (18)
         reply = list((received | block.arrays(message)).values())
         if config["keep-dual"]:
-            Memory(self.context).keep(config, {"dual": dual})
+            self.memory.keep(config, {"dual": dual})
         else:
             reply += block.arrays(dual).values()
         if config["report-gradient"]:
@@ -159,12 +160,11 @@ class FedGiASteps(NumPyClient):
         """Return pi_i: what the server sent, else what the client kept, else pi_i^0 = 0."""
         if sent is not None:
             return np.concatenate([array.ravel() for array in sent], dtype=np.float64)
-        memory = Memory(self.context)
-        if (kept := memory.recall(config)) is not None:
+        if (kept := self.memory.recall(config)) is not None:
             return kept["dual"]
         if config["version"] == 0:
             return np.zeros_like(x)
-        raise memory.lost(config)
+        raise self.memory.lost(config)
 
 
 def _named(model: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -240,6 +240,9 @@ class FedGiALinearClient(FedGiASteps):
         with it.
     test_problem : LeastSquares or Logistic, optional
         What `evaluate` reports on; without it the client refuses to evaluate.
+    state_dir : str or path, optional
+        Folder for pi_i, where the client keeps it, so that it outlives the run: see `Memory`. By
+        default it is in ``context.state``.
 
     Examples
     --------
@@ -253,9 +256,15 @@ class FedGiALinearClient(FedGiASteps):
     """
 
     def __init__(
-        self, context: Context, problem: DataLoss, test_problem: DataLoss | None = None
+        self,
+        context: Context,
+        problem: DataLoss,
+        test_problem: DataLoss | None = None,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.context = context
+        self.memory = Memory(context, state_dir)
         self.problem = problem
         self.test_problem = test_problem
 

@@ -11,6 +11,7 @@ number for every user and item: a residual is as long as the list of ratings.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -164,8 +165,7 @@ class FedMCADMMClient(NumPyClient):
     Parameters
     ----------
     context : Context
-        The client's context, as `client_fn(context)` receives it. U_i and W_i (with
-        ``duals="client"`` Y_i as well) live in ``context.state``.
+        The client's context, as `client_fn(context)` receives it.
     train : Ratings
         M_i to train on; `num_items` is n, the same for all clients.
     regularizer : Regularizer
@@ -175,6 +175,9 @@ class FedMCADMMClient(NumPyClient):
     mean, std : float (default: 0 and 1)
         Of the stars, where `train` and `test` hold (stars - mean) / std: predictions and the RMSE
         are in stars then. The same for all clients, e.g. of all their training ratings.
+    state_dir : str or path, optional
+        Folder for U_i and W_i (with ``duals="client"`` Y_i as well), so that they outlive the run:
+        see `Memory`. By default they are in ``context.state``.
 
     Examples
     --------
@@ -196,6 +199,7 @@ class FedMCADMMClient(NumPyClient):
         test: Ratings | None = None,
         mean: float = 0.0,
         std: float = 1.0,
+        state_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         check_regularizer("regularizer", regularizer)
         check_positive("std", std)
@@ -209,6 +213,7 @@ class FedMCADMMClient(NumPyClient):
                     f"{shapes[1]}. Give both the same num_users and num_items."
                 )
         self.context = context
+        self.memory = Memory(context, state_dir)
         self.train = train
         self.test = test
         self.regularizer = regularizer
@@ -251,10 +256,9 @@ class FedMCADMMClient(NumPyClient):
             first = groups["start"]
             users = self._first_users(len(first), first.dtype, config)
             return [self._first_dual(users, first, config)], len(self.train), {}
-        memory = Memory(self.context)
-        held = memory.recall(config)
-        if held is None:
-            held = self._first_variables(groups, config)
+        held = self.memory.recall(config)
+        if held is None or "start" in groups:
+            held = self._first_variables(held, groups, config)
         beta = float(config["beta"])
         center = groups["center"]  # V^k, where the dual is here; else V^k - Y_i^k/beta
         anchor = center - held["Y"] / beta if "Y" in held else center
@@ -281,16 +285,16 @@ class FedMCADMMClient(NumPyClient):
             step = new["W"] - center
             new["Y"] = held["Y"] + beta * step  # (13)
             uploaded = (new["W"] - held["W"]) + step  # of Z_i: the last is (Y_new - Y_old)/beta
-        memory.keep(config, new)
+        self.memory.keep(config, new)
         self.context.state.pop(_EVALUATED, None)
         return [uploaded], len(self.train), {"loss": loss / len(self.train)}
 
-    def _first_variables(self, groups: Arrays, config: Scalars) -> Arrays:
-        """Return U_i^0, W_i^0 = V^0 and Y_i^0, for a client that has yet to take part."""
+    def _first_variables(self, held: Arrays | None, groups: Arrays, config: Scalars) -> Arrays:
+        """Return U_i^0, unless it holds a U_i, the server's W_i and Y_i^0, to start from."""
         if "start" not in groups:
-            raise Memory(self.context).lost(config)
+            raise self.memory.lost(config)
         first = groups["start"]
-        users = self._first_users(len(first), first.dtype, config)
+        users = self._first_users(len(first), first.dtype, config) if held is None else held["U"]
         if config["duals"] == "strategy":
             return {"U": users, "W": first}
         dual = (
@@ -347,9 +351,9 @@ class FedMCADMMClient(NumPyClient):
         """
         ((items,),) = split_groups(parameters, config).values()
         self._check(items)
-        held = Memory(self.context).recall(config)
+        held = self.memory.recall(config)
         if held is None and int(config["version"]) > 0:
-            raise Memory(self.context).lost(config)
+            raise self.memory.lost(config)
         users = self._first_users(len(items), items.dtype, config) if held is None else held["U"]
         record = to_array_record({"user-factors": users, "item-factors": items})
         self.context.state[_EVALUATED] = record
@@ -387,7 +391,7 @@ class FedMCADMMClient(NumPyClient):
         """
         if _EVALUATED in self.context.state:
             return from_array_record(self.context.state.array_records[_EVALUATED])
-        latest = Memory(self.context).latest()
+        latest = self.memory.latest()
         return {"user-factors": latest["U"], "item-factors": latest["W"]}
 
     def predict(self, users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:

@@ -16,7 +16,6 @@ from torch import Tensor
 from fl_admm_strategies.flame import advance
 from fl_admm_strategies.wire import Arrays, split_groups
 
-from .memory import Memory
 from .solvers import Loader, LocalProblem, ProximalTerm, descend_until, gradient_descent
 from .torch_client import Scalars, TorchClient, to_numpy, to_tensors
 
@@ -95,7 +94,7 @@ class FLAMEClient(TorchClient):
                 kept[f"w_i/{name}"], upload[name] = advance(
                     new[name], theta[name], copy[name], center[name], a=a, rho=rho
                 )
-        Memory(self.context).keep(config, kept)
+        self.memory.keep(config, kept)
         return list(upload.values()), num_examples, metrics
 
     def _held(
@@ -111,9 +110,8 @@ class FLAMEClient(TorchClient):
         return theta, copy if config["duals"] == "client" else {}
 
     def _own(self, config: Scalars) -> Arrays:
-        memory = Memory(self.context)
-        if (own := memory.recall(config)) is None:
-            raise memory.lost(config)
+        if (own := self.memory.recall(config)) is None:
+            raise self.memory.lost(config)
         return own
 
     def _theta_step(self, names: Sequence[str], anchor: Arrays, config: Scalars) -> Scalars:
@@ -229,7 +227,7 @@ class FLAMEClient(TorchClient):
         RuntimeError
             If it has not been trained yet.
         """
-        latest = Memory(self.context).latest()
+        latest = self.memory.latest()
         return {k.removeprefix("theta/"): v for k, v in latest.items() if k.startswith("theta/")}
 
 

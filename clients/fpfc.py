@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fl_admm_strategies.wire import split_groups
 
-from .memory import Memory
 from .solvers import ProximalTerm, gradient_descent
 from .torch_client import Scalars, TorchClient, to_numpy, to_tensors
 
@@ -70,7 +69,7 @@ class FPFCClient(TorchClient):
                 full_batch=self.full_batch,
                 optimizer_fn=self.optimizer_fn,
             )
-        Memory(self.context).keep(config, to_numpy(self.block(names)))
+        self.memory.keep(config, to_numpy(self.block(names)))
         return self.get_parameters({}), num_examples, {"loss": loss}
 
     def evaluate(
@@ -109,9 +108,8 @@ class FPFCClient(TorchClient):
         """Return omega_i: what the server sent along, else the client's own last iterate."""
         if received is not None:
             return to_tensors(names, received, self.device)
-        memory = Memory(self.context)
-        if (own := memory.recall(config)) is None:
-            raise memory.lost(config)
+        if (own := self.memory.recall(config)) is None:
+            raise self.memory.lost(config)
         return to_tensors(names, [own[name] for name in names], self.device)
 
     def _gradient(self, model: list[NDArray[Any]], names: list[str]) -> Tensor:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from fl_admm_strategies.lp_proj import projection
 from fl_admm_strategies.wire import split_groups
 
-from .memory import Memory
 from .solvers import ProjectedTerm, gradient_descent
 from .torch_client import Scalars, TorchClient
 
@@ -62,7 +61,7 @@ class LpProjADMMClient(TorchClient):
                 moving=names,
             )
         model = dict(zip(self.model.state_dict(), self.get_parameters({}), strict=True))
-        Memory(self.context).keep(config, model)
+        self.memory.keep(config, model)
         return [term.image(self.block(names)).cpu().numpy()], num_examples, {"loss": loss}
 
     def _term(self, names: Sequence[str], w_i: NDArray[Any], config: Scalars) -> ProjectedTerm:
@@ -74,9 +73,8 @@ class LpProjADMMClient(TorchClient):
         return ProjectedTerm(weight, matrix.to(self.device), target.to(self.device), names)
 
     def _own(self, config: Scalars) -> list[NDArray[Any]]:
-        memory = Memory(self.context)
-        if (own := memory.recall(config)) is None:
-            raise memory.lost(config)
+        if (own := self.memory.recall(config)) is None:
+            raise self.memory.lost(config)
         return [own[name] for name in self.model.state_dict()]
 
     def evaluate(
@@ -103,4 +101,4 @@ class LpProjADMMClient(TorchClient):
         RuntimeError
             If it has not been trained yet.
         """
-        return Memory(self.context).latest()
+        return self.memory.latest()

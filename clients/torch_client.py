@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from fl_admm_strategies.wire import split_groups
 
 from .app import identity
+from .memory import Memory
 from .solvers import Batch, Loader, LocalProblem, LossFn, OptimizerFn, SplitBatch
 
 MetricFn = Callable[[Tensor, Tensor], float | Tensor]
@@ -39,8 +41,7 @@ class TorchClient(NumPyClient):
     Parameters
     ----------
     context : Context
-        The client's context, as `client_fn(context)` receives it. State that the client keeps
-        between rounds lives in ``context.state``.
+        The client's context, as `client_fn(context)` receives it.
     model : nn.Module
         Its ``state_dict()`` has the names and shapes of the strategy's initial arrays.
     train_loader : iterable of batches
@@ -59,6 +60,9 @@ class TorchClient(NumPyClient):
         Turns what a loader yields into (inputs, targets).
     device : str or torch.device (default: "cpu")
         Where the model is moved and trained.
+    state_dir : str or path, optional
+        Folder for what the client keeps between rounds, so that it outlives the run: see `Memory`.
+        By default that is in ``context.state``.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class TorchClient(NumPyClient):
         optimizer_fn: OptimizerFn = torch.optim.SGD,
         split_batch: SplitBatch = split_pair,
         device: str | torch.device = "cpu",
+        state_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.context = context
+        self.memory = Memory(context, state_dir)
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.metrics = dict(metrics or {})

@@ -14,6 +14,7 @@ to a constant in u.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,9 @@ class Consensus:
     w : ndarray of shape (d,)
     iterates, duals : ndarray of shape (m, d)
         u_i, pi_i.
+    first : ndarray of shape (d,)
+        Where clients start that have not uploaded anything since round `began_in`, which is 0
+        unless there was a `restart`.
     total : ndarray of shape (d,), float64
         sum_i z_i, kept up to date by the changes, so that a round costs O(d) for each participant.
     """
@@ -64,6 +68,8 @@ class Consensus:
         self.num_clients = num_clients
         self.on_clients = on_clients
         self.w = first.copy()
+        self.first = first.copy()
+        self.began_in = 0
         self.total = first.astype(np.float64) * num_clients
         rows = 0 if on_clients else num_clients
         self.iterates = np.tile(first, (rows, 1))
@@ -106,15 +112,35 @@ class Consensus:
         mean = (self.total / self.num_clients).astype(self.w.dtype)
         self.w = mean if self.prox is None else self.prox(mean)
 
+    def restart(self, server_round: int) -> None:
+        """Set every u_i to w and every pi_i to 0, where clients keep them.
+
+        The sum holds a z_i of a client that has lost it; nobody knows it any more, so no new z_i
+        can take its place. ADMM converges from any start that both sides agree on, and this is the
+        nearest that both know. The strategy must send it to everybody: see `starts`.
+        """
+        self.total = self.w.astype(np.float64) * self.num_clients
+        self.first = self.w.copy()
+        self.began_in = server_round
+        logging.getLogger("flwr").info("All clients go on from the global model with duals of 0")
+
+    def starts(self, accepted_in: int) -> bool:
+        """Return whether a client, by its last accepted round, is yet to start from `first`."""
+        return accepted_in <= self.began_in
+
     def _scalar(self, value: float) -> Any:
         return self.w.dtype.type(value)  # keeps float32 arithmetic in float32
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return copies of all variables."""
-        arrays = {"w": self.w.copy(), "total": self.total.copy()}
-        if not self.on_clients:
-            arrays |= {"iterates": self.iterates.copy(), "duals": self.duals.copy()}
-        return arrays
+        """Return all variables, not copied."""
+        return {
+            "w": self.w,
+            "first": self.first,
+            "began_in": np.array(self.began_in),
+            "total": self.total,
+            "iterates": self.iterates,
+            "duals": self.duals,
+        }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned.
@@ -131,6 +157,7 @@ class Consensus:
                     "Continue with the model and the settings that the state was saved with."
                 )
             setattr(self, name, arrays[name].astype(own.dtype))
+        self.began_in = int(self.began_in)
 
 
 def size_weights(num_examples: Sequence[float]) -> NDArray[np.float64]:

@@ -46,6 +46,9 @@ class FedADMM(StatefulStrategy):
         Where u_i and pi_i live. "strategy": the anchor w - pi_i/rho goes down, u_i comes up.
         "client", the papers' own placement: w goes down, the change of z_i = u_i + pi_i/rho comes
         up, and the server needs O(d) memory. The same trajectory up to rounding, the same bytes.
+        Should a client lose its state, it goes on from u_i as the server has it with "strategy".
+        With "client" the server's sum of the z_i cannot be put right, so all clients start afresh
+        from u_i = w, pi_i = 0.
     averaged : str (default: `BATCH_NORM`)
         Regular expression searched in the arrays' names: arrays without a gradient, which are
         averaged over the participants, weighted by their examples, as are all integers.
@@ -104,11 +107,9 @@ class FedADMM(StatefulStrategy):
         if not shared:
             raise ValueError("The model has no array of floating point numbers to optimise.")
         self._block = Block(spec_of(shared))
-        self._first = self._block.vector(arrays)
+        first = self._block.vector(arrays)
         num_clients = len(self.client_ids)
-        self.consensus = Consensus(
-            self._first, num_clients, self.rho, on_clients=self.duals == "client"
-        )
+        self.consensus = Consensus(first, num_clients, self.rho, on_clients=self.duals == "client")
         self.others = {name: array for name, array in arrays.items() if name not in shared}
         self.alpha: NDArray[np.float64] = np.full(num_clients, 1 / num_clients)
         self._index = {client: index for index, client in enumerate(self.client_ids)}
@@ -144,7 +145,8 @@ class FedADMM(StatefulStrategy):
             start = None if self.in_sync(client) else self.consensus.iterates[index]
         else:
             center = self.consensus.w
-            start = None if self.accepted_in[client] else self._first
+            starts = self.consensus.starts(self.accepted_in[client])
+            start = self.consensus.first if starts else None
         groups = {"center": self._model(center)}
         if start is not None:
             groups["start"] = self._block.arrays(start)
@@ -180,6 +182,11 @@ class FedADMM(StatefulStrategy):
         """
         return self._metrics
 
+    def start_afresh(self, server_round: int, lost: Sequence[int]) -> None:
+        """Start everybody from w where clients keep their duals, see `Consensus.restart`."""
+        if self.duals == "client":
+            self.consensus.restart(server_round)
+
     # ------------------------------------------------------------------------------------------
     # Models
     # ------------------------------------------------------------------------------------------
@@ -212,11 +219,10 @@ class FedADMM(StatefulStrategy):
     # ------------------------------------------------------------------------------------------
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the consensus variables, w^0, the averaged arrays and alpha_i."""
+        """Return the consensus variables, the averaged arrays and alpha_i."""
         return {
             **{f"consensus/{key}": value for key, value in self.consensus.state_arrays().items()},
             **{f"others/{name}": value for name, value in self.others.items()},
-            "first": self._first,
             "alpha": self.alpha,
         }
 
@@ -227,5 +233,4 @@ class FedADMM(StatefulStrategy):
             {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
         )
         self.others = {name: arrays[f"others/{name}"] for name in self.others}
-        self._first = arrays["first"].astype(self._first.dtype)
         self.alpha = arrays["alpha"].astype(np.float64)

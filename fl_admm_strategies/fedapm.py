@@ -144,7 +144,7 @@ class FedAPM(FedADMM):
 
     def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Send everybody w; v_i and u_i are with the clients, at first u_i^0 goes along."""
-        model, first = self.global_model(), self._block.arrays(self._first)
+        model, first = self.global_model(), self._block.arrays(self.consensus.first)
         return {
             client: Order(
                 {"global": model} | ({} if self.accepted_in[client] else {"start": first}),

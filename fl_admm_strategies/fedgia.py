@@ -111,8 +111,8 @@ class FedGiA(StatefulStrategy):
     duals : {'strategy', 'client'} (default: 'strategy')
         Where pi_i lives. 'strategy': it travels both ways (down 2n numbers for the ADMM group and n
         for the others, up 2n) and clients keep nothing. 'client': the paper's wire, n down and n
-        up; the same trajectory up to rounding. A client that has lost its pi_i fails until it is
-        drawn into the gradient group, which needs none.
+        up; the same trajectory up to rounding. A client that has lost its pi_i goes on with
+        pi_i = 0; its z_i is here.
     report_gradient : bool (default: False)
         Let every client send its gradient along (n more numbers up, counted in `traffic`), so that
         ||grad f(x)||^2 is known. With hessian='diagonal' and duals='strategy' it is known in any
@@ -415,14 +415,14 @@ class FedGiA(StatefulStrategy):
         return {name: arrays[name] for name in self._spec}
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return copies of the variables."""
+        """Return the variables."""
         state = self.state
         return {
-            "messages": state.messages.copy(),
-            "duals": state.duals.copy(),
-            "curvatures": state.curvatures.copy(),
+            "messages": state.messages,
+            "duals": state.duals,
+            "curvatures": state.curvatures,
             "seed": np.array(state.seed, dtype=np.uint64),
-            "point": state.point.copy(),
+            "point": state.point,
             "measures": np.array([state.objective, state.squared_gradient]),
         }
 

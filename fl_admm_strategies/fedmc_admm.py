@@ -108,11 +108,13 @@ class FedMCADMM(StatefulStrategy):
     bound on beta of Theorems 4.7 and 4.8 (a max where the paper prints min) is some five orders
     above what works best, so it is not checked.
 
-    U_i never leaves its client, so a client whose state was lost cannot go on: it refuses, and
-    counts as one that sits out. U_i^0 is drawn from a seed in the message. That is no promise of
-    privacy: by Lemma 4.5 Y_i is a gradient with a proximal term, from which something can be
-    inferred about the ratings (specs 6.3). With ``duals="client"`` the server needs no more than a
-    sum over the clients, which secure aggregation can give it.
+    U_i never leaves its client. One that lost it starts again at U_i^0, which is drawn from a seed
+    in the message, with W_i as the strategy has it; with ``duals="client"`` the strategy has its
+    Z_i in a sum only, which cannot be put right, so all clients go on with W_i = V, Y_i = 0.
+
+    That U_i stays is no promise of privacy: by Lemma 4.5 Y_i is a gradient with a proximal term,
+    from which something can be inferred about the ratings (specs 6.3). With ``duals="client"`` the
+    server needs no more than a sum over the clients, which secure aggregation can give it.
 
     Examples
     --------
@@ -173,9 +175,8 @@ class FedMCADMM(StatefulStrategy):
         self._block = Block(spec_of(arrays))
         self._shape = first.shape
         self._index = {client: index for index, client in enumerate(self.client_ids)}
-        self._first = self._block.vector(arrays)  # V^0: W_i^0 of those that have yet to take part
         self.consensus = Consensus(
-            self._first,
+            self._block.vector(arrays),
             len(self.client_ids),
             self.beta,
             prox=self._prox,
@@ -200,7 +201,7 @@ class FedMCADMM(StatefulStrategy):
         """Ask every client for its Y_i^0, with y0="handshake"."""
         if self.y0 == "zero":
             return {}
-        first = self._block.arrays(self._first)
+        first = self._block.arrays(self.consensus.first)
         return {client: Order({"start": first}, self._config(client)) for client in client_ids}
 
     def handshake_spec(self) -> Spec:
@@ -217,21 +218,21 @@ class FedMCADMM(StatefulStrategy):
                 self.consensus.set_dual(self._index[client], dual)
 
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
-        """Send V - Y_i/beta, or V where the client has Y_i; V^0 to those that start with it."""
+        """Send V - Y_i/beta, or V where the client has Y_i; W_i to those that start with it."""
         orders = {}
         for client in client_ids:
-            down = (
-                self.consensus.w
-                if self.duals == "client"
-                else self.consensus.anchor(self._index[client])
-            )
+            if self.duals == "client":
+                down, start = self.consensus.w, self.consensus.first
+            else:
+                index = self._index[client]
+                down, start = self.consensus.anchor(index), self.consensus.iterates[index]
             groups = {"center": self._block.arrays(down)}
-            if self.accepted_in[client] == 0:
-                groups["start"] = self._block.arrays(self._first)
+            if self.consensus.starts(self.accepted_in[client]):
+                groups["start"] = self._block.arrays(start)
             config: dict[str, Scalar] = {
                 "beta": float(self.beta),
                 "inner-steps": int(self.inner_steps),
-                "y0": self.y0,
+                "y0": "zero" if self.consensus.began_in else self.y0,
                 "duals": self.duals,
             }
             orders[client] = Order(groups, self._config(client) | config)
@@ -246,6 +247,11 @@ class FedMCADMM(StatefulStrategy):
             else:
                 self.consensus.update(self._index[client], uploaded)
         self.consensus.aggregate()
+
+    def start_afresh(self, server_round: int, lost: Sequence[int]) -> None:
+        """Start everybody from W_i = V where clients keep Y_i, see `Consensus.restart`."""
+        if self.duals == "client":
+            self.consensus.restart(server_round)
 
     # ------------------------------------------------------------------------------------------
     # Models
@@ -296,9 +302,8 @@ class FedMCADMM(StatefulStrategy):
     # ------------------------------------------------------------------------------------------
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the variables of the consensus, V among them, and V^0."""
-        own = {f"consensus/{key}": a for key, a in self.consensus.state_arrays().items()}
-        return own | {"first": self._first.copy()}
+        """Return the variables of the consensus, V among them."""
+        return {f"consensus/{key}": a for key, a in self.consensus.state_arrays().items()}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
@@ -306,7 +311,6 @@ class FedMCADMM(StatefulStrategy):
         self.consensus.load_state_arrays(
             {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
         )
-        self._first = arrays["first"].astype(self._first.dtype)
 
 
 def _total(values: Iterable[float]) -> float:

@@ -98,7 +98,10 @@ class FLAME(StatefulStrategy):
         Where theta_i, w_i and pi_i live. "strategy": w_i (or w) goes down, theta_i comes up, and
         the strategy has every personal model. "client", the paper's own placement: w goes down, the
         change of u_i = w_i + pi_i/rho comes up, personal models never leave their clients, and the
-        server needs O(d) memory. The same trajectory up to rounding, the same bytes.
+        server needs O(d) memory. The same trajectory up to rounding, the same bytes. Should a
+        client lose its state, it goes on from theta_i as the server has it with "strategy". With
+        "client" the server's sum of the u_i cannot be put right, so all clients start afresh from
+        theta_i = w_i = w.
     averaged : str (default: `fedadmm.BATCH_NORM`)
         Regular expression searched in the arrays' names: arrays without a gradient, which are
         averaged over the participants, weighted by their examples, as are all integers.
@@ -193,11 +196,11 @@ class FLAME(StatefulStrategy):
         if not shared:
             raise ValueError("The model has no array of floating point numbers to optimise.")
         self._block = Block(spec_of(shared))
-        self._first = self._block.vector(arrays)
+        first = self._block.vector(arrays)
         m = len(self.client_ids)
-        self.consensus = Consensus(self._first, m, self.rho, on_clients=True)  # of the u_i
+        self.consensus = Consensus(first, m, self.rho, on_clients=True)  # of the u_i
         rows = m if self.duals == "strategy" else 0
-        self.thetas = np.tile(self._first, (rows, 1))  # theta_i
+        self.thetas = np.tile(first, (rows, 1))  # theta_i
         self.copies = self.thetas.copy()  # w_i
         self.others = {name: array for name, array in arrays.items() if name not in shared}
         self.alpha: NDArray[np.float64] = np.full(m, 1 / m)
@@ -233,7 +236,8 @@ class FLAME(StatefulStrategy):
             start = None if self.in_sync(client) else self.thetas[index]
         else:
             center = self.consensus.w
-            start = None if self.accepted_in[client] else self._first
+            starts = self.consensus.starts(self.accepted_in[client])
+            start = self.consensus.first if starts else None
         groups = {"center": self._model(center)}
         if start is not None:
             groups["start"] = self._block.arrays(start)
@@ -273,6 +277,11 @@ class FLAME(StatefulStrategy):
         self.consensus.aggregate()  # (14)
         self.others = weighted_average(self.others, replies)
 
+    def start_afresh(self, server_round: int, lost: Sequence[int]) -> None:
+        """Start everybody from w where clients keep their variables, see `Consensus.restart`."""
+        if self.duals == "client":
+            self.consensus.restart(server_round)
+
     # ------------------------------------------------------------------------------------------
     # Models
     # ------------------------------------------------------------------------------------------
@@ -287,7 +296,7 @@ class FLAME(StatefulStrategy):
             elif self.accepted_in[client]:
                 groups = {"global": model}
             else:
-                groups = {"global": model, "start": self._block.arrays(self._first)}
+                groups = {"global": model, "start": self._block.arrays(self.consensus.first)}
             orders[client] = Order(groups, {"shared": ",".join(self._block.names)})
         return orders
 
@@ -314,14 +323,13 @@ class FLAME(StatefulStrategy):
     # ------------------------------------------------------------------------------------------
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return copies of all variables, epsilon_i and alpha_i among them."""
+        """Return all variables, epsilon_i and alpha_i among them."""
         return {
             **{f"consensus/{key}": value for key, value in self.consensus.state_arrays().items()},
             **{f"others/{name}": value for name, value in self.others.items()},
-            "thetas": self.thetas.copy(),
-            "copies": self.copies.copy(),
-            "tolerances": self.tolerances.copy(),
-            "first": self._first,
+            "thetas": self.thetas,
+            "copies": self.copies,
+            "tolerances": self.tolerances,
             "alpha": self.alpha,
         }
 
@@ -346,5 +354,4 @@ class FLAME(StatefulStrategy):
         self.copies = arrays["copies"].astype(self.copies.dtype)
         self.tolerances = arrays["tolerances"].astype(np.float64)
         self.others = {name: arrays[f"others/{name}"] for name in self.others}
-        self._first = arrays["first"].astype(self._first.dtype)
         self.alpha = arrays["alpha"].astype(np.float64)

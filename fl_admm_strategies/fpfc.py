@@ -345,12 +345,12 @@ class FPFC(StatefulStrategy):
     # ------------------------------------------------------------------------------------------
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return omega, the pairs, phi and n_i."""
-        pairs = self.state.pairs.state_arrays()  # views of the store
+        """Return omega, the pairs (views of the store), phi and n_i."""
+        pairs = self.state.pairs.state_arrays()
         return {
-            **{f"pairs/{key}": value.copy() for key, value in pairs.items()},
+            **{f"pairs/{key}": value for key, value in pairs.items()},
             **{f"shared/{name}": value for name, value in self.state.shared.items()},
-            "num_examples": self.state.num_examples.copy(),
+            "num_examples": self.state.num_examples,
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,10 @@ class LegacyStrategy(Strategy):
         round is the last, so choose a divisor of the number of rounds to evaluate the final models.
     evaluate_fn : callable, optional
         ``evaluate_fn(server_round, arrays, config)`` for the global model, as in Flower's `FedAvg`.
+    checkpoint_dir, checkpoint_every, checkpoint_keep, resume
+        As in `StatefulStrategy.start`. Flower counts its rounds from 1 in a resumed run as well:
+        those before the checkpoint pass without asking anybody, and are missing in its `History`;
+        the strategy's own records are complete.
 
     Examples
     --------
@@ -74,6 +79,10 @@ class LegacyStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_every: int = 1,
         evaluate_fn: EvaluateFn | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1,
+        checkpoint_keep: int = 3,
+        resume: bool = False,
     ) -> None:
         if not isinstance(strategy, StatefulStrategy):
             raise TypeError(
@@ -86,16 +95,31 @@ class LegacyStrategy(Strategy):
         self.evaluate_config = evaluate_config or ConfigRecord()
         self.evaluate_every = evaluate_every
         self.evaluate_fn = evaluate_fn
+        self.checkpoint_dir = checkpoint_dir
+        self.checkpoint_every = checkpoint_every
+        self.checkpoint_keep = checkpoint_keep
+        self.resume = resume
         self._proxy_of: dict[int, ClientProxy] = {}
         self._client_of: dict[str, int] = {}
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
-        """Wait for the clients, learn who they are, start the state."""
+        """Wait for the clients, learn who they are, start the state or put back a saved one."""
         self.strategy.summary()
+        self.strategy.open_checkpoints(
+            self.initial_arrays,
+            self.checkpoint_dir,
+            every=self.checkpoint_every,
+            keep=self.checkpoint_keep,
+            resume=self.resume,
+        )
         self._find_clients(client_manager)
         self.strategy.begin(self.initial_arrays, self._proxy_of)
+        self._first_round = self.strategy.last_round + 1
         self.strategy.shake_hands(self._exchange, self.train_config)
-        return ndarrays_to_parameters(list(self.initial_arrays.values()))
+        self.strategy.close_round(self.strategy.last_round)
+        resumed = self._first_round > 1
+        model = self.strategy.global_model() if resumed else self.initial_arrays
+        return ndarrays_to_parameters(list(model.values()))
 
     def _find_clients(self, client_manager: ClientManager) -> None:
         deadline = time.monotonic() + self.strategy.node_timeout
@@ -153,6 +177,8 @@ class LegacyStrategy(Strategy):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Return what each sampled client gets for training."""
+        if server_round < self._first_round:
+            return []
         orders = self.strategy.plan_train(server_round, self.train_config)
         return [
             (self._proxy_of[client], FitIns(*_payload(order))) for client, order in orders.items()
@@ -165,11 +191,11 @@ class LegacyStrategy(Strategy):
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check the replies, update the state, return the global model."""
-        self._log_failures(server_round, failures)
         names = list(self.strategy.reply_spec())
         replies: list[ClientReply] = [
             (self._client_of.get(proxy.cid), self._reply(res, names)) for proxy, res in results
         ]
+        replies += self._failures(server_round, failures)
         means = self.strategy.absorb_train(server_round, replies)
         if not means:
             return None, {}
@@ -179,9 +205,12 @@ class LegacyStrategy(Strategy):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Return the models that each sampled client evaluates."""
-        if server_round % self.evaluate_every:
+        if server_round < self._first_round:
             return []
-        orders = self.strategy.plan_evaluate(server_round, self.evaluate_config)
+        due = server_round % self.evaluate_every == 0
+        orders = self.strategy.plan_evaluate(server_round, self.evaluate_config) if due else {}
+        if not orders:
+            self.strategy.close_round(server_round)
         return [
             (self._proxy_of[client], EvaluateIns(*_payload(order)))
             for client, order in orders.items()
@@ -194,10 +223,7 @@ class LegacyStrategy(Strategy):
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Check the replies and return the mean loss and metrics."""
-        if not results and not failures:
-            return None, {}
-        self._log_failures(server_round, failures)
-        replies = [
+        replies: list[ClientReply] = [
             (
                 self._client_of.get(proxy.cid),
                 RawReply(
@@ -211,7 +237,9 @@ class LegacyStrategy(Strategy):
             )
             for proxy, res in results
         ]
+        replies += self._failures(server_round, failures)
         means = self.strategy.absorb_evaluate(server_round, replies)
+        self.strategy.close_round(server_round)
         return means.get("loss"), dict(means)
 
     def evaluate(
@@ -223,13 +251,19 @@ class LegacyStrategy(Strategy):
         return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
     @staticmethod
-    def _log_failures(server_round: int, failures: Sequence[Any]) -> None:
+    def _failures(server_round: int, failures: Sequence[Any]) -> list[ClientReply]:
+        """Log the failures; return those of clients that say in them who they are."""
         # The older API does not say which client failed; the strategy's own line about a client
         # without a reply names it.
+        replies: list[ClientReply] = []
         for failure in failures:
             reason = failure[1].status.message if isinstance(failure, tuple) else str(failure)
             check_actor(reason)
-            log(WARNING, "round %s: a client failed: %s", server_round, wire.brief(reason))
+            if (client := wire.who_lost(reason)) is None:
+                log(WARNING, "round %s: a client failed: %s", server_round, wire.brief(reason))
+            else:
+                replies.append((client, RawReply(error=reason)))
+        return replies
 
 
 def _identity(proxy: ClientProxy) -> tuple[int, int]:

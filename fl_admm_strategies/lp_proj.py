@@ -211,12 +211,12 @@ class LpProjADMM(StatefulStrategy):
         )
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return copies of all variables, the seed of P and the initial model."""
+        """Return all variables, the seed of P and the initial model."""
         return {
             **{f"consensus/{key}": value for key, value in self.consensus.state_arrays().items()},
             **{f"initial/{name}": value for name, value in self._initial.items()},
-            "images": self.images.copy(),
-            "copies": self.copies.copy(),
+            "images": self.images,
+            "copies": self.copies,
             "alpha": self.alpha,
             "projection-seed": np.array(self.seed, dtype=np.uint64),
         }

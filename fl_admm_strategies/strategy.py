@@ -10,8 +10,11 @@ when a run stops: that is here, once, and knows no algorithm by name.
 from __future__ import annotations
 
 import math
+import os
 import time
+import uuid
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import INFO, WARNING
@@ -28,6 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import wire
 from .blocks import Spec, spec_of
+from .checkpoints import Checkpoint, Checkpoints, as_text, changed_settings, differences
 from .checks import check_count, check_fraction, check_positive, listing
 from .nodes import ClientDirectory
 from .wire import Arrays, ClientReply, Order, RawReply, Reply, Scalar
@@ -37,6 +41,9 @@ _MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
 
 StopRule = Callable[[int, Mapping[str, float]], bool]
 Exchange = Callable[[dict[int, Order], str], Iterable[ClientReply]]
+
+
+_DURABLE = "base/durable"
 
 
 class Traffic(NamedTuple):
@@ -134,6 +141,13 @@ class StatefulStrategy(Strategy):
         self._shaken = False  # whether a hand-shake is over, or was before the state was saved
         self._last_refusal = ""
         self._restored: dict[str, NDArray[Any]] | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._resumed: Checkpoint | None = None
+        self._run = ""  # names the run to its clients, through all resumptions
+        self._durable: deque[dict[int, int]] = deque()  # accepted_in of every checkpoint kept
+        self._past_rounds: list[int] = []  # those before this process, where there is a record
+        self._result = Result()
+        self._lost: list[int] = []
         self._spec: Spec = {}
         self._in_sync: set[int] = set()
         self._train_rng, self._evaluate_rng = np.random.default_rng(seed).spawn(2)
@@ -162,8 +176,8 @@ class StatefulStrategy(Strategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Change the state by the checked replies of a round, given in the order of client ids.
 
-        It is called once a round, only with at least one reply, and is the only method that
-        changes what `state_arrays` returns.
+        It is called once a round, only with at least one reply. Nothing else but `handshake` and
+        `start_afresh` changes what `state_arrays` returns.
         """
 
     @abstractmethod
@@ -180,7 +194,7 @@ class StatefulStrategy(Strategy):
 
     @abstractmethod
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the algorithm's state as plain arrays, which later rounds do not change."""
+        """Return the algorithm's state as plain arrays; views will do, `state_dict` copies them."""
 
     @abstractmethod
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -212,6 +226,14 @@ class StatefulStrategy(Strategy):
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Change the state by the checked replies of all clients to the hand-shake."""
 
+    def start_afresh(self, server_round: int, lost: Sequence[int]) -> None:
+        """Change the state where clients have lost what they keep themselves.
+
+        From here on they are taken for clients without an accepted upload, and are sent what such
+        clients are sent, or what the state holds of them. An algorithm whose state holds something
+        of theirs that it can neither send nor take back must make both sides agree here.
+        """
+
     def round_metrics(self) -> Metrics:
         """Return what only the server can measure of the round that `update` has just taken in.
 
@@ -223,6 +245,11 @@ class StatefulStrategy(Strategy):
     # ------------------------------------------------------------------------------------------
     # Results
     # ------------------------------------------------------------------------------------------
+
+    @property
+    def last_round(self) -> int:
+        """The last round whose replies were taken in; 0 before the first."""
+        return self._round
 
     @property
     def global_arrays(self) -> ArrayRecord:
@@ -246,6 +273,10 @@ class StatefulStrategy(Strategy):
         algorithm's own arrays. `load_state_dict` of a strategy with the same settings continues
         from it to the same bits.
         """
+        return {key: value.copy() for key, value in self._state().items()}
+
+    def _state(self) -> dict[str, NDArray[Any]]:
+        """Return the server state; the algorithm's arrays may be views of it."""
         self._need_state()
         state = {
             "base/round": np.array(self._round, dtype=np.int64),
@@ -293,6 +324,10 @@ class StatefulStrategy(Strategy):
         stop: StopRule | None = None,
         on_round: Callable[[int, Mapping[str, float]], None] | None = None,
         progress: bool | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1,
+        checkpoint_keep: int = 3,
+        resume: bool = False,
     ) -> Result:
         """Run the federation, as Flower's `Strategy.start`, with more options.
 
@@ -305,12 +340,27 @@ class StatefulStrategy(Strategy):
         stop : callable, optional
             ``stop(server_round, metrics) -> bool``, called after every round with the round's
             aggregated metrics: those of the evaluation, and as ``train-NAME`` those of the
-            training. True ends the run.
+            training. True ends the run. A resumed run asks it about the rounds before as well, so
+            that a rule that counts goes on counting.
         on_round : callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
-            metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it.
+            metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it. It comes
+            before the round's checkpoint, so a run that was killed in between reports the round
+            again when it is resumed.
         progress : bool, optional
             Show a progress bar on standard error. By default where that is a terminal.
+        checkpoint_dir : str or path, optional
+            Folder of the run's checkpoints; by default there are none. Clients that keep state of
+            their own must keep it in a folder as well (``state_dir``) for the run to continue to
+            the same bits.
+        checkpoint_every : int (default: 1)
+            Save every so many rounds, and after the last.
+        checkpoint_keep : int (default: 3)
+            Checkpoints to keep. Should the newest be damaged, the run resumes from the one before.
+        resume : bool (default: False)
+            Continue after the newest checkpoint, with all that was measured before; without one,
+            start anew. Algorithm, model, clients and seed must be those of the checkpoint; other
+            settings may differ, which is logged. `num_rounds` counts from the first start.
 
         Returns
         -------
@@ -320,7 +370,9 @@ class StatefulStrategy(Strategy):
         Raises
         ------
         ValueError
-            If an argument is out of range or the arrays do not fit the strategy.
+            If an argument is out of range or the arrays do not fit the strategy, if
+            `checkpoint_dir` holds checkpoints that `resume` does not ask for, those of another run,
+            or damaged ones only.
         TimeoutError
             If too few clients connected within `node_timeout`.
         RuntimeError
@@ -333,14 +385,16 @@ class StatefulStrategy(Strategy):
         began = time.monotonic()
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
-        self.begin(named_arrays(initial_arrays), self._connect(grid))
+        arrays = named_arrays(initial_arrays)
+        self.open_checkpoints(
+            arrays, checkpoint_dir, every=checkpoint_every, keep=checkpoint_keep, resume=resume
+        )
+        self.begin(arrays, self._connect(grid))
+        result = self._result
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
-        result = Result(arrays=initial_arrays)
         exchange = self._exchange(grid, timeout)
         self.shake_hands(exchange, train_config)
-        if evaluate_fn and (central := evaluate_fn(self._round, self.global_arrays)) is not None:
-            result.evaluate_metrics_serverapp[self._round] = central
 
         def evaluate(server_round: int) -> Metrics:
             if self.fraction_evaluate == 0:
@@ -353,8 +407,24 @@ class StatefulStrategy(Strategy):
                 result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(metrics))
             return metrics
 
+        def evaluate_centrally(server_round: int) -> None:
+            if evaluate_fn is None or server_round in result.evaluate_metrics_serverapp:
+                return
+            if (central := evaluate_fn(server_round, self.global_arrays)) is not None:
+                result.evaluate_metrics_serverapp[server_round] = central
+
+        def stopping_at(server_round: int, metrics: Metrics) -> bool:
+            return stop is not None and stop(server_round, metrics)
+
+        evaluate_centrally(self._round)
+        self.close_round(self._round)
+        stopping = False
+        for server_round in self._past_rounds:
+            stopping = stopping_at(server_round, self._measured(server_round))
         with _progress_bar(type(self).__name__, num_rounds, self._round, progress) as advance:
             for server_round in range(self._round + 1, num_rounds + 1):
+                if stopping:
+                    break
                 self._look_around(grid)
                 orders = self.plan_train(server_round, train_config)
                 replies = exchange(orders, MessageType.TRAIN)
@@ -365,20 +435,17 @@ class StatefulStrategy(Strategy):
                 due = server_round % evaluate_every == 0 or server_round == num_rounds
                 if due:
                     metrics = {**metrics, **evaluate(server_round)}
-                stopping = stop is not None and stop(server_round, metrics)
+                stopping = stopping_at(server_round, metrics)
                 if stopping and not due:
                     metrics = {**metrics, **evaluate(server_round)}
-                if evaluate_fn:
-                    central = evaluate_fn(server_round, self.global_arrays)
-                    if central is not None:
-                        result.evaluate_metrics_serverapp[server_round] = central
+                evaluate_centrally(server_round)
                 log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, metrics)
                 if on_round:
                     on_round(server_round, metrics)
+                self.close_round(server_round, last=stopping or server_round == num_rounds)
                 advance(server_round, metrics)
-                if stopping:
-                    log(INFO, "The stop rule ended the run after round %s", server_round)
-                    break
+        if stopping:
+            log(INFO, "The stop rule ended the run after round %s", self._round)
         if not self._ever_usable:
             raise RuntimeError(
                 f"{type(self).__name__} ended without a single usable reply, so the model is "
@@ -484,10 +551,16 @@ class StatefulStrategy(Strategy):
         self._round, self._ever_usable, self._last_refusal = 0, False, "nobody was asked"
         self._shaken = False
         self._train_rng, self._evaluate_rng = np.random.default_rng(self.seed).spawn(2)
+        self._run, self._past_rounds, self._lost = uuid.uuid4().hex, [], []
+        self._durable.clear()
+        self._result = Result(arrays=wire.to_array_record(arrays))
         self.init_state({name: np.array(array) for name, array in arrays.items()})
         if self._restored is not None:
             self._restore(self._restored)
             self._restored = None
+        if self._resumed is not None:
+            self._restore_record(self._resumed)
+            self._resumed = None
 
     def _restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         saved = [int(client) for client in state["base/client_ids"]]
@@ -511,7 +584,128 @@ class StatefulStrategy(Strategy):
         self._round, self._shaken = int(state["base/round"]), True
         self._train_rng = _generator_from_array(state["base/train_rng"])
         self._evaluate_rng = _generator_from_array(state["base/evaluate_rng"])
-        self._ever_usable = True
+        self._ever_usable = any(rounds)
+
+    # ------------------------------------------------------------------------------------------
+    # Checkpoints
+    # ------------------------------------------------------------------------------------------
+
+    def open_checkpoints(
+        self,
+        arrays: Arrays,
+        folder: str | os.PathLike[str] | None,
+        *,
+        every: int,
+        keep: int,
+        resume: bool,
+    ) -> None:
+        """Prepare to save the rounds of the coming run, and to continue a saved one.
+
+        Parameters
+        ----------
+        arrays : Arrays
+            The initial model.
+        folder, every, keep, resume
+            As `checkpoint_dir`, ... in `start`; without a folder nothing is saved.
+
+        Raises
+        ------
+        ValueError
+            As in `start`.
+        """
+        self._checkpoints = self._resumed = None
+        if folder is None:
+            if resume:
+                raise ValueError("resume=True needs a checkpoint_dir to resume from.")
+            return
+        checkpoints = Checkpoints(folder, every=every, keep=keep)
+        if not resume and (rounds := checkpoints.rounds()):
+            raise ValueError(
+                f"{checkpoints.folder} holds checkpoints of a run, the last of round {rounds[-1]}. "
+                "Continue it with resume=True, or give another checkpoint_dir."
+            )
+        self._checkpoints = checkpoints
+        self._durable = deque(maxlen=keep)
+        if not resume:
+            return
+        if (saved := checkpoints.newest()) is None:
+            log(INFO, "No checkpoint in %s: starting anew", checkpoints.folder)
+            return
+        own = self._fingerprint(spec_of(arrays))
+        if found := differences(saved.fingerprint, own):
+            raise ValueError(
+                f"{saved.path} is of another run: {'; '.join(found)}. Resume with the algorithm, "
+                "the model and the seed of that run, or give another checkpoint_dir."
+            )
+        if changed := changed_settings(saved.fingerprint, own):
+            log(WARNING, "Resuming with other settings: %s", "; ".join(changed))
+        log(INFO, "Resuming after round %s from %s", saved.server_round, saved.path)
+        self._restored, self._resumed = saved.arrays, saved
+
+    def _fingerprint(self, spec: Spec) -> dict[str, Any]:
+        sampling = ("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes")
+        settings = {name: getattr(self, name) for name in sampling} | self.hyperparameters()
+        return {
+            "algorithm": type(self).__name__,
+            "model": {name: f"{dtype} {shape}" for name, (shape, dtype) in spec.items()},
+            "seed": self.seed,
+            "settings": {name: as_text(value) for name, value in settings.items()},
+        }
+
+    def close_round(self, server_round: int, *, last: bool = False) -> None:
+        """Save a round, once all of it is over, if it is time to; `last` says that none follows."""
+        if self._checkpoints is None or not self._checkpoints.record(self._record(server_round)):
+            return
+        if not last and (server_round == 0 or server_round % self._checkpoints.every):
+            return
+        self._durable.append(dict(self.accepted_in))
+        versions = [list(accepted_in.values()) for accepted_in in self._durable]
+        self._checkpoints.save(
+            server_round,
+            self._state() | {_DURABLE: np.array(versions, dtype=np.int64)},
+            self._fingerprint(self._spec) | {"run": self._run},
+        )
+
+    def _record(self, server_round: int) -> dict[str, Any]:
+        """Return what was measured in a round, for JSON."""
+        return {
+            "round": server_round,
+            "traffic": self.traffic.get(server_round),
+            "train": self.train_metrics.get(server_round),
+            "evaluate": self.evaluate_metrics.get(server_round),
+            "result": [dict(means.get(server_round, {})) for means in self._result_means()],
+        }
+
+    def _restore_record(self, saved: Checkpoint) -> None:
+        """Put back what was measured up to a checkpoint, and which run it is."""
+        self._run = saved.fingerprint["run"]
+        for versions in saved.arrays[_DURABLE].tolist():
+            self._durable.append(dict(zip(self.client_ids, versions, strict=True)))
+        for entry in saved.history:
+            server_round = entry["round"]
+            self._past_rounds += [server_round] if server_round > 0 else []
+            if entry["traffic"] is not None:
+                self.traffic[server_round] = Traffic(*entry["traffic"])
+            for name in ("train", "evaluate"):
+                if entry[name] is not None:
+                    metrics = {int(client): own for client, own in entry[name].items()}
+                    getattr(self, f"{name}_metrics")[server_round] = metrics
+            for means, values in zip(self._result_means(), entry["result"], strict=True):
+                if values:
+                    means[server_round] = MetricRecord(values)
+
+    def _result_means(self) -> tuple[dict[int, MetricRecord], ...]:
+        result = self._result
+        return (
+            result.train_metrics_clientapp,
+            result.evaluate_metrics_clientapp,
+            result.evaluate_metrics_serverapp,
+        )
+
+    def _measured(self, server_round: int) -> Metrics:
+        """Return the aggregated metrics of a past round as the stop rule got them."""
+        trained, evaluated, _ = self._record(server_round)["result"]
+        return {**{f"train-{name}": value for name, value in trained.items()}, **evaluated}
 
     def _exchange(self, grid: Grid, timeout: float) -> Exchange:
         """Return what sends orders to their clients and returns what came back."""
@@ -571,6 +765,7 @@ class StatefulStrategy(Strategy):
         self._round = server_round
         if not accepted:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
+            self._forget_lost(server_round)
             return {}
         self._ever_usable = True
         self.update(server_round, accepted)
@@ -578,6 +773,7 @@ class StatefulStrategy(Strategy):
         self._in_sync.update(accepted)
         self.traffic[server_round] = Traffic(self.traffic[server_round].down, _bytes_up(accepted))
         self.train_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
+        self._forget_lost(server_round)
         return _weighted_means(accepted) | self.round_metrics()
 
     def plan_evaluate(self, server_round: int, config: Mapping[str, Any]) -> dict[int, Order]:
@@ -592,6 +788,7 @@ class StatefulStrategy(Strategy):
         """Check the replies of an evaluation and return the mean metrics."""
         anybody = bool(self._asked)
         accepted = self._accept(server_round, replies, spec=None)
+        self._forget_lost(server_round)
         # A client without test data says so with 0 examples; it has no say in the means.
         accepted = {i: reply for i, reply in accepted.items() if reply.num_examples > 0}
         if not accepted:
@@ -600,6 +797,21 @@ class StatefulStrategy(Strategy):
             return {}
         self.evaluate_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
         return _weighted_means(accepted)
+
+    def _forget_lost(self, server_round: int) -> None:
+        """Let the clients that said in a phase that they lost their state start afresh."""
+        if not (lost := self._lost):
+            return
+        self._lost = []
+        log(
+            WARNING,
+            "round %s: clients %s have lost what they keep between rounds; they start afresh",
+            server_round,
+            listing(lost),
+        )
+        self.accepted_in |= dict.fromkeys(lost, 0)
+        self._in_sync.difference_update(lost)
+        self.start_afresh(server_round, lost)
 
     @property
     def _total(self) -> int:
@@ -626,8 +838,9 @@ class StatefulStrategy(Strategy):
     ) -> dict[int, Order]:
         """Add to the orders what every client is told, whatever the algorithm.
 
-        The user's settings, the round, the client's own seed, which of its states the server takes
-        it to be in, and the names of the arrays to upload where they are not those it received.
+        The user's settings, the round, the client's own seed, the run, which of its states the
+        server takes it to be in and could go back to, and the names of the arrays to upload where
+        they are not those it received.
         """
         self._asked = {}
         for client, order in sorted(orders.items()):
@@ -636,7 +849,11 @@ class StatefulStrategy(Strategy):
                 "server-round": server_round,
                 "seed": _client_seed(self.seed, client, server_round),
                 "version": self.accepted_in[client],
+                "run": self._run,
             }
+            if self._checkpoints is not None:
+                versions = {accepted_in[client] for accepted_in in self._durable}
+                own["durable"] = ",".join(str(version) for version in sorted(versions))
             if spec is not None and list(spec) != list(next(iter(order.groups.values()))):
                 own["reply"] = ",".join(spec)
             self._asked[client] = Order(order.groups, own | order.config)
@@ -684,6 +901,9 @@ class StatefulStrategy(Strategy):
                 refused[client] = "no reply within the timeout"
         for client, reason in sorted(refused.items()):
             self._last_refusal = f"client {client}: {reason}"
+            if wire.who_lost(reason) is not None and self.accepted_in[client] > 0:
+                self._lost.append(client)
+                continue
             log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
         self._asked = {}
         return dict(sorted(accepted.items()))

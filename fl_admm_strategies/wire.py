@@ -31,6 +31,8 @@ NUM_EXAMPLES = "num-examples"
 CLIENT_ID = "client-id"
 CLIENT_IDS = "client-ids"
 NUM_CLIENTS = "num-clients"
+STATE_LOST = "state-lost"
+"""In the error of a client that does not hold what the server takes it to hold, before its id."""
 
 _VERSIONS = "Server and client must use the same version of fl-admm-strategies."
 _LONGEST_REASON = 500  # characters of somebody else's text in our log
@@ -105,6 +107,12 @@ class Reply:
     arrays: Arrays
     num_examples: float
     metrics: dict[str, float]
+
+
+def who_lost(error: str) -> int | None:
+    """Return which client says in an error that it lost what it keeps; None for another error."""
+    found = re.search(rf"\[{STATE_LOST} (\d+)\]", error)
+    return None if found is None else int(found[1])
 
 
 def _key(record: str, client: int | None) -> str:

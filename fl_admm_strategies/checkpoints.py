@@ -1,0 +1,276 @@
+"""Arrays on disk that a kill cannot tear, and the checkpoints of a run, made of such files.
+
+Everything is safetensors and JSON: reading a file runs no code. A file is written under another
+name, flushed to the disk and renamed, so that under its own name it is whole; a checksum over all
+of its content finds what a disk or a copy damaged since.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from .checks import check_count
+
+_FORMAT = 1
+_CHECKSUM = "checksum"
+_RECORD = "record"
+_PART = ".part"
+_SHOWN = 5  # differences in an error
+
+
+class DamagedFileError(ValueError):
+    """A file does not hold what was written to it."""
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write named arrays to a safetensors file: after a kill it is there as a whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder exists. A file of this name is replaced.
+    arrays : mapping of str to ndarray
+        Of numbers.
+    metadata : mapping of str to str, optional
+        Goes into the file's header.
+    """
+    dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    metadata = dict(metadata or {})
+    checksum = _checksum(dense, metadata)
+    part = path.with_name(path.name + _PART)
+    save_file(dense, part, metadata={**metadata, _CHECKSUM: checksum})
+    with part.open("r+b") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
+    _sync_folder(path.parent)
+
+
+def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return the arrays and the metadata of a file that `write_arrays` wrote.
+
+    Raises
+    ------
+    DamagedFileError
+        If it is cut short, changed, or something else.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = dict(file.metadata() or {})
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:  # bytes of unknown origin: the library may raise anything
+        raise DamagedFileError(f"it cannot be read: {error}") from error
+    checksum = metadata.pop(_CHECKSUM, None)
+    if checksum != _checksum(arrays, metadata):
+        raise DamagedFileError(
+            "it holds no checksum" if checksum is None else "its content changed since it was saved"
+        )
+    return arrays, metadata
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, so that they outlive a power cut as files in it do."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checksum(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> str:
+    """Return a CRC-32 of everything: what damages files is not somebody who computes checksums."""
+    total = zlib.crc32(json.dumps(sorted(metadata.items())).encode())
+    for name, array in sorted(arrays.items()):
+        total = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), total)
+        total = zlib.crc32(array.reshape(-1).view(np.uint8).data, total)
+    return f"{total:08x}"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run needs to go on.
+
+    Attributes
+    ----------
+    path : Path
+        Where it was read.
+    server_round : int
+        The last round in it.
+    arrays : dict of str to ndarray
+        The server's state.
+    fingerprint : dict
+        Which run it is of.
+    history : list of dict
+        What was measured, one entry a round.
+    """
+
+    path: Path
+    server_round: int
+    arrays: dict[str, NDArray[Any]]
+    fingerprint: dict[str, Any]
+    history: list[dict[str, Any]]
+
+
+class Checkpoints:
+    """The checkpoints of one run in a folder: ``round-000012.safetensors`` and its like.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Made with the first checkpoint.
+    every : int (default: 1)
+        Save every so many rounds.
+    keep : int (default: 3)
+        How many to keep; the others are there for the case that the newest is damaged.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, every: int = 1, keep: int = 3) -> None:
+        check_count("checkpoint_every", every, least=1)
+        check_count("checkpoint_keep", keep, least=1)
+        self.folder = Path(folder)
+        self.every = every
+        self.keep = keep
+        self._history = bytearray()  # a line of JSON for every round, encoded once
+        self._recorded = -1
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that there are checkpoints of, sorted."""
+        names = (re.fullmatch(r"round-(\d+)\.safetensors", p.name) for p in self._files())
+        return sorted(int(name[1]) for name in names if name)
+
+    def _files(self) -> list[Path]:
+        return list(self.folder.iterdir()) if self.folder.is_dir() else []
+
+    def _path(self, server_round: int) -> Path:
+        return self.folder / f"round-{server_round:06d}.safetensors"
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that can be read, None where there is none at all.
+
+        Raises
+        ------
+        ValueError
+            If there are checkpoints and all of them are damaged.
+        """
+        rounds = self.rounds()
+        for server_round in reversed(rounds):
+            path = self._path(server_round)
+            try:
+                checkpoint, text = _read(path)
+            except DamagedFileError as error:
+                log(WARNING, "Checkpoint %s is damaged (%s); trying the one before", path, error)
+                continue
+            self._history, self._recorded = bytearray(text), checkpoint.server_round
+            return checkpoint
+        if rounds:
+            raise ValueError(
+                f"None of the {len(rounds)} checkpoints in {self.folder} can be read, so there is "
+                "nothing to resume from. Start anew with another checkpoint_dir."
+            )
+        return None
+
+    def record(self, entry: Mapping[str, Any]) -> bool:
+        """Add what was measured in a round to the history; return False if it is in it already."""
+        if entry["round"] <= self._recorded:
+            return False
+        self._history += json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        self._recorded = entry["round"]
+        return True
+
+    def save(
+        self,
+        server_round: int,
+        arrays: Mapping[str, NDArray[Any]],
+        fingerprint: Mapping[str, Any],
+    ) -> None:
+        """Write a checkpoint; then remove what is older than the last `keep`."""
+        make_folder(self.folder)
+        header = json.dumps({"format": _FORMAT, "round": server_round, **fingerprint}).encode()
+        record = np.frombuffer(header + b"\n" + self._history, dtype=np.uint8)
+        write_arrays(self._path(server_round), {**arrays, _RECORD: record})
+        # A later round than this is a damaged one that the run was not resumed from.
+        kept = [saved for saved in self.rounds() if saved <= server_round][-self.keep :]
+        for path in self._files():
+            old = path.suffix == ".safetensors" and path not in map(self._path, kept)
+            if path.name.startswith("round-") and (old or path.suffix == _PART):
+                path.unlink()
+
+
+def _read(path: Path) -> tuple[Checkpoint, bytes]:
+    """Return a checkpoint, and its history as it is written."""
+    arrays, _ = read_arrays(path)
+    try:
+        header, _, text = arrays.pop(_RECORD).tobytes().partition(b"\n")
+        fingerprint = json.loads(header)
+        if fingerprint.pop("format") != _FORMAT:
+            raise DamagedFileError("it is of another version of fl-admm-strategies")
+        server_round = int(fingerprint.pop("round"))
+        history = [json.loads(line) for line in text.splitlines()]
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, DamagedFileError):
+            raise
+        raise DamagedFileError(f"it is no checkpoint: {error!r}") from error
+    return Checkpoint(path, server_round, arrays, fingerprint, history), text
+
+
+def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Return in words where two fingerprints differ in algorithm, model or seed."""
+    found = [
+        f"its {key} is {saved.get(key)}, this run's {own[key]}"
+        for key in ("algorithm", "seed")
+        if saved.get(key) != own[key]
+    ]
+    before, now = saved.get("model", {}), own["model"]
+    arrays = [
+        f"its array '{name}' is {before.get(name, 'missing')}, this run's is "
+        f"{now.get(name, 'missing')}"
+        for name in {**now, **before}
+        if before.get(name) != now.get(name)
+    ]
+    if len(arrays) > _SHOWN:
+        arrays[_SHOWN:] = [f"and {len(arrays) - _SHOWN} more arrays"]
+    return found + arrays
+
+
+def changed_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Return in words which settings differ between two fingerprints."""
+    before, now = saved.get("settings", {}), own["settings"]
+    return [
+        f"{name} {now.get(name, 'not given')} (was {before.get(name, 'not given')})"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
+
+
+def as_text(value: Any) -> str:
+    """Return a setting as text that is the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
