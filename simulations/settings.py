@@ -120,9 +120,12 @@ def load_settings(
     """
     raw = _read(experiment)
     if profile:
-        profiles = raw.get("profiles", {})
-        if profile not in profiles:
-            raise unknown(f"profile of {experiment}", profile, sorted(profiles))
+        profiles = raw.get("profiles")
+        if not isinstance(profiles, dict) or profile not in profiles:
+            known = sorted(profiles) if isinstance(profiles, dict) else []
+            raise unknown(f"profile of {experiment}", profile, known)
+        if not isinstance(profiles[profile], dict):
+            raise ValueError(f"profiles.{profile} of {experiment}: is no table of changes")
         for key, value in profiles[profile].items():
             _change(raw, key, value)
     for change in changes:
@@ -145,9 +148,9 @@ def _settings_type(raw: dict[str, Any]) -> type[Settings]:
         return Settings  # whose validation says what is wrong
     if "name" not in table:
         raise ValueError(f"algorithm.name: is missing. Known: {', '.join(ALGORITHMS)}.")
-    if table["name"] not in ALGORITHMS:
-        raise unknown("algorithm", str(table["name"]), list(ALGORITHMS))
-    return _with_algorithm(ALGORITHMS[table["name"]])
+    if (name := str(table["name"])) not in ALGORITHMS:
+        raise unknown("algorithm", name, list(ALGORITHMS))
+    return _with_algorithm(ALGORITHMS[name])
 
 
 @lru_cache
@@ -179,10 +182,10 @@ def _read(experiment: str) -> dict[str, Any]:
             raise unknown("experiment", experiment, names)
         path = EXPERIMENTS / f"{experiment}.toml"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"there is no experiment file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise ValueError(f"there is no experiment file {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, nested without end
         raise ValueError(f"{path} is not a TOML file: {error}") from None
 
 
@@ -199,7 +202,7 @@ def _change(raw: dict[str, Any], key: str, value: Any) -> None:
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
