@@ -50,13 +50,16 @@ class Block:
         """Return the block's arrays, out of a model or alone, as a new vector of shape (d,)."""
         return np.concatenate([arrays[name].ravel() for name in self.spec], dtype=self.dtype)
 
-    def arrays(self, vector: NDArray[Any]) -> Arrays:
-        """Cut a vector of shape (d,) into the block's arrays, with their own dtypes."""
+    def arrays(self, vector: NDArray[Any], *, copy: bool = True) -> Arrays:
+        """Cut a vector of shape (d,) into the block's arrays, with their own dtypes.
+
+        Without `copy` those of the vector's dtype are views of it.
+        """
         arrays: Arrays = {}
         start = 0
         for name, (shape, dtype) in self.spec.items():
             stop = start + int(np.prod(shape))
-            arrays[name] = vector[start:stop].reshape(shape).astype(dtype)
+            arrays[name] = vector[start:stop].reshape(shape).astype(dtype, copy=copy)
             start = stop
         return arrays
 

@@ -74,10 +74,12 @@ class Consensus:
         rows = 0 if on_clients else num_clients
         self.iterates = np.tile(first, (rows, 1))
         self.duals = np.zeros_like(self.iterates)
+        self._step, self._change = np.empty_like(self.w), np.empty_like(self.w)
 
     def anchor(self, index: int) -> NDArray[Any]:
         """Return w - pi_i/rho of one client, shape (d,)."""
-        anchor: NDArray[Any] = self.w - self.duals[index] / self._scalar(self.rho)
+        anchor: NDArray[Any] = np.divide(self.duals[index], self._scalar(-self.rho))
+        anchor += self.w
         return anchor
 
     def set_dual(self, index: int, dual: NDArray[Any]) -> None:
@@ -93,11 +95,13 @@ class Consensus:
         float
             ||u_i - w||.
         """
-        w, before = self.w, self.iterates[index]
-        step = iterate - w
-        # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho, where the last is u_new - w.
-        self.total += (iterate - before) + step
+        step, change = self._step, self._change
+        np.subtract(iterate, self.w, out=step)
         gap = float(np.linalg.norm(step))
+        # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho, where the last is u_new - w.
+        np.subtract(iterate, self.iterates[index], out=change)
+        change += step
+        self.total += change
         step *= self._scalar(self.rho)
         self.duals[index] += step
         self.iterates[index] = iterate

@@ -198,7 +198,7 @@ class FedADMM(StatefulStrategy):
 
     def global_model(self) -> Arrays:
         """Return w."""
-        return self._model(self.consensus.w)
+        return self._model(self.consensus.w.copy())
 
     def personal_model(self, client_id: int) -> Arrays:
         """Return u_i, the client's copy of the model as it uploaded it last."""
@@ -207,11 +207,11 @@ class FedADMM(StatefulStrategy):
                 "With duals='client' the clients' own copies of the model stay with them: read "
                 "FedADMMClient(...).personal_arrays() there, or use duals='strategy'."
             )
-        return self._model(self.consensus.iterates[self._index[client_id]])
+        return self._model(self.consensus.iterates[self._index[client_id]].copy())
 
     def _model(self, vector: NDArray[Any]) -> Arrays:
-        """Return a whole model: the block from a d-vector, the averaged arrays as they are."""
-        model = self._block.arrays(vector) | self.others
+        """Return a whole model: the block as views of a d-vector, the averaged arrays."""
+        model = self._block.arrays(vector, copy=False) | self.others
         return {name: model[name] for name in self.reply_spec()}
 
     # ------------------------------------------------------------------------------------------

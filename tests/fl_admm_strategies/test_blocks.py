@@ -66,8 +66,10 @@ def test_what_a_block_returns_does_not_change_with_its_source() -> None:
     block = Block(spec_of({"a": np.zeros(2)}))
     matrix = np.array([[1.0, 2.0]])
     arrays = block.arrays(matrix[0])
+    views = block.arrays(matrix[0], copy=False)
     matrix[0, 0] = 5
     assert_array_equal(arrays["a"], [1, 2])
+    assert_array_equal(views["a"], [5, 2])  # unless it is asked to share
 
 
 # --- Patterns -----------------------------------------------------------------------------------

@@ -148,6 +148,15 @@ def test_own_copies_are_with_the_client_where_the_duals_are() -> None:
         there.personal_arrays(client)
 
 
+def test_a_model_that_is_read_is_a_copy_of_the_state() -> None:
+    strategy = start(FedADMM(), 1)
+    before = strategy.state_dict()
+    strategy.global_model()["u"] += 1
+    strategy.personal_model(0)["u"] += 1
+    for name, array in strategy.state_dict().items():
+        assert_array_equal(array, before[name], err_msg=name)
+
+
 def test_a_model_without_floating_point_arrays_is_refused() -> None:
     initial = ArrayRecord({"count": Array(np.zeros(1, np.int64))})
     with pytest.raises(ValueError, match="no array of floating point numbers to optimise"):
