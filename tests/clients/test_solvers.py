@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from clients.solvers import LocalProblem, ProximalTerm, gradient_descent
+from clients.solvers import LocalProblem, ProximalTerm, descend_until, gradient_descent
 from clients.torch_client import split_pair
 from tests.support import dataset, make_model
 
@@ -193,3 +193,116 @@ class Stream(IterableDataset):
 
 def test_samples_of_a_data_set_without_length_are_counted() -> None:
     assert problem_of(Scalar(0.0), DataLoader(Stream(), batch_size=2)).num_examples() == 3
+
+
+# --- A weight of the loss, a block that moves, and the accuracy test ----------------------------
+
+
+@pytest.mark.parametrize("full_batch", [True, False])
+def test_the_weight_scales_the_loss_and_not_the_pull(full_batch: bool) -> None:
+    # One sample x = 1, y = 3: f'(u) = u - 3. With alpha = 1/4 and (2/2)(u - 5)^2 the step is
+    # u - 0.1 [(u - 3)/4 + 2 (u - 5)] = .775 u + 1.075: from 0 to 1.075, then to 1.908125. The loss
+    # is reported as it is: (1.075 - 3)^2 / 2.
+    model = Scalar(0.0)
+    value = gradient_descent(
+        problem_of(model, [(column(1), column(3))]),
+        [term(2.0, u=5.0)],
+        lr=0.1,
+        epochs=2,
+        full_batch=full_batch,
+        loss_weight=0.25,
+    )
+    assert model.u.item() == pytest.approx(1.908125, abs=1e-14)
+    assert value == pytest.approx(1.925**2 / 2, abs=1e-14)
+
+
+class Sum(nn.Module):
+    """(u + v) x; the loss reaches both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = nn.Parameter(column(1.0))
+        self.v = nn.Parameter(column(2.0))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (self.u + self.v) * inputs
+
+
+@pytest.mark.parametrize("full_batch", [True, False])
+def test_only_the_block_that_moves_moves(full_batch: bool) -> None:
+    # u = 1 stays; v <- v - 0.1 (1 + v - 5) = .9 v + .4 = 2.2 from 2. No term, and no momentum of
+    # the optimiser's, moves u, and u can be trained again afterwards.
+    model = Sum()
+    problem = problem_of(model, [(column(1), column(5))])
+    gradient_descent(
+        problem, [term(3.0, u=9.0)], lr=0.1, epochs=1, full_batch=full_batch, moving=["v"]
+    )
+    assert model.v.item() == pytest.approx(2.2, abs=1e-14)
+    assert model.u.item() == 1.0
+    assert model.u.grad is None
+    assert model.u.requires_grad
+    # u <- 1 - 0.1 (3.2 - 5) = 1.18; v at 2.2 stays.
+    gradient_descent(problem, [], lr=0.1, epochs=1, full_batch=full_batch, moving={"u"})
+    assert (model.u.item(), model.v.item()) == pytest.approx((1.18, 2.2), abs=1e-14)
+
+
+def test_a_frozen_parameter_stays_frozen_and_the_others_are_released_after_an_error() -> None:
+    model = Sum()
+    model.u.requires_grad_(False)
+    problem = problem_of(model, [(column(1), column(5))])
+    gradient_descent(problem, [], lr=0.1, epochs=1, full_batch=True, moving=["u", "v"])
+    assert model.u.item() == 1.0
+    assert not model.u.requires_grad
+    model.u.requires_grad_(True)
+    with pytest.raises(ValueError, match="yields no batch"):
+        gradient_descent(problem_of(model, []), [], lr=0.1, epochs=1, full_batch=True, moving=["v"])
+    assert model.u.requires_grad
+
+
+def test_descend_until_the_gradient_of_the_whole_objective_is_small() -> None:
+    # alpha f' + 2 (u - 5) = (u - 3)/4 + 2u - 10 = 2.25 u - 10.75, a step of .2 leaves .55 of it:
+    # squares 115.5625 * .3025^k = 115.6, 34.96, 10.57, 3.199, .968 from u = 0. At most 1 after 4.
+    model = Scalar(0.0)
+    descent = descend_until(
+        problem_of(model, [(column(1), column(3))]),
+        [term(2.0, u=5.0)],
+        tolerance=1.0,
+        lr=0.2,
+        max_steps=50,
+        loss_weight=0.25,
+    )
+    u = 10.75 / 2.25 * (1 - 0.55**4)
+    assert descent.steps == 4
+    assert model.u.item() == pytest.approx(u, rel=1e-14)
+    assert descent.residual == pytest.approx(115.5625 * 0.3025**4, rel=1e-12)
+    assert descent.loss == pytest.approx((u - 3) ** 2 / 2, rel=1e-12)  # where it ended
+    # What is good enough already is left as it is.
+    again = descend_until(
+        problem_of(model, [(column(1), column(3))]),
+        [term(2.0, u=5.0)],
+        tolerance=1.0,
+        lr=0.2,
+        max_steps=50,
+        loss_weight=0.25,
+    )
+    assert again.steps == 0
+    assert model.u.item() == pytest.approx(u, rel=1e-14)
+
+
+def test_descend_until_gives_up_and_says_how_far_it_came() -> None:
+    model = Scalar(0.0)
+    problem = problem_of(model, [(column(1), column(3))])
+    descent = descend_until(problem, [], tolerance=1e-9, lr=0.5, max_steps=2)
+    # u - 3 halves with every step: -3, -1.5, -.75.
+    assert (descent.steps, descent.residual) == (2, pytest.approx(0.5625, rel=1e-14))
+    assert model.u.item() == pytest.approx(2.25, rel=1e-14)
+
+
+def test_the_accuracy_test_looks_at_the_block_that_moves() -> None:
+    # In v alone the gradient is 1 + v - 5, 0 at v = 4; the gradient in u does not count.
+    model = Sum()
+    problem = problem_of(model, [(column(1), column(5))])
+    descent = descend_until(
+        problem, [term(1.0, u=50.0)], tolerance=1e-20, lr=1.0, max_steps=5, moving=["v"]
+    )
+    assert (descent.steps, model.v.item(), model.u.item()) == (1, 4.0, 1.0)
