@@ -15,7 +15,9 @@ import pytest
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-from fl_admm_strategies import FPFC, run_in_process
+import clients
+import fl_admm_strategies
+from fl_admm_strategies import FPFC, StatefulStrategy, run_in_process
 from simulations import cli
 from tests.support import dataset, make_model
 
@@ -88,6 +90,23 @@ def test_the_notebook_runs() -> None:
     assert np.isfinite(strategy.diagnostics().stationarity)
 
 
+METHODS = re.findall(r"^\| .* \| `(\w+\(.*\))` \| (.*) \|$", README, flags=re.MULTILINE)
+
+
+def test_the_table_of_methods_names_what_there_is() -> None:
+    strategies = [type(eval(source, vars(fl_admm_strategies).copy())) for source, _ in METHODS]
+    exported = [getattr(fl_admm_strategies, name) for name in fl_admm_strategies.__all__]
+    assert set(strategies) == {
+        thing
+        for thing in exported
+        if isinstance(thing, type)
+        and issubclass(thing, StatefulStrategy)
+        and thing is not StatefulStrategy
+    }
+    named = {name for _, cell in METHODS for name in re.findall(r"`(\w+)`", cell)}
+    assert named == {n for n in clients.__all__ if n.endswith("Client")} - {"TorchClient"}
+
+
 def commands() -> list[str]:
     return [line for block in blocks("sh") for line in block.splitlines()]
 
@@ -112,5 +131,9 @@ def test_the_commands_name_what_there_is(command: str, monkeypatch: pytest.Monke
 
 
 def test_the_pictures_and_files_exist() -> None:
+    headings = re.findall(r"^## (.*)$", README, flags=re.MULTILINE)
     for target in re.findall(r"\]\((?!https?:)(.*?)\)", README):
-        assert (ROOT / target).is_file(), target
+        if target.startswith("#"):
+            assert target in {f"#{heading.lower().replace(' ', '-')}" for heading in headings}
+        else:
+            assert (ROOT / target).is_file(), target
