@@ -58,7 +58,6 @@ class LpProjADMMClient(TorchClient):
                 epochs=int(config["local-epochs"]),
                 full_batch=self.full_batch,
                 optimizer_fn=self.optimizer_fn,
-                moving=names,
             )
         model = dict(zip(self.model.state_dict(), self.get_parameters({}), strict=True))
         self.memory.keep(config, model)

@@ -66,8 +66,9 @@ class LpProjADMM(StatefulStrategy):
     weights : {"uniform", "size"} (default: "uniform")
         alpha_i: 1/m, or n_i/n, which a hand-shake asks for.
     unprojected : str (default: `fedadmm.BATCH_NORM`)
-        Regular expression searched in the arrays' names: arrays without a gradient. They stay with
-        the client, as do all integers.
+        Regular expression searched in the arrays' names: arrays that P leaves out, as it must those
+        without a gradient. They stay with the client, as do all integers, and are trained on its
+        loss alone.
     **base
         The parameters of `StatefulStrategy`. P follows from `seed`, so that it never travels.
 

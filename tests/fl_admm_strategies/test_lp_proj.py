@@ -135,6 +135,17 @@ def test_the_limit_is_the_minimiser() -> None:
     close(personal(watched), (B * C + lam * w @ p) @ inverse, 1e-10)
 
 
+def test_what_is_not_projected_is_trained_alone() -> None:
+    # theta <- theta - eta B (theta - c): theta_1 = c + (1 - eta B)^2 (theta_0 - c) after 2 steps.
+    strategy = LpProjADMM(lr=0.2, local_epochs=2, dimension=K, unprojected="second", seed=7)
+    watched = grid()
+    run(strategy, 1, watched)
+    expected = C[:, 4:] + (1 - 0.2 * B) ** 2 * (START[4:] - C[:, 4:])
+    close(personal(watched)[:, 4:], expected)
+    p = projection(7, K, 4, "float64")
+    close(strategy.images, personal(watched)[:, :4] @ p.T)
+
+
 def test_a_message_has_as_many_numbers_as_the_projection_has_rows() -> None:
     strategy = LpProjADMM(dimension=K, fraction_train=0.5, seed=7)
     watched = grid()
