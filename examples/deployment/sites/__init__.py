@@ -1,0 +1,1 @@
+"""Three sites with data of their own."""
