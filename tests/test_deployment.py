@@ -279,7 +279,8 @@ def run_here(folder: Path, away: Mapping[int, Sequence[int]], **settings: Any) -
         By round, the clients that are not sampled.
     """
     defaults = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))
-    config = defaults["tool"]["flwr"]["app"]["config"] | settings | {"out": str(folder.parent / "here")}
+    here = folder.parent / "here"
+    config = defaults["tool"]["flwr"]["app"]["config"] | settings | {"out": str(here)}
     with InProcessGrid(
         module("client_app").app,
         3,
@@ -289,7 +290,7 @@ def run_here(folder: Path, away: Mapping[int, Sequence[int]], **settings: Any) -
                 "partition-id": i,
                 "num-partitions": 3,
                 "data": str(folder / f"data/site-{i}.npz"),
-                "state": str(folder.parent / "here" / "state"),
+                "state": str(here / "state"),
             }
             for i in range(3)
         ],
@@ -302,7 +303,7 @@ def run_here(folder: Path, away: Mapping[int, Sequence[int]], **settings: Any) -
             server.app(grid=grid, context=Context(1, 1, {}, RecordDict(), config))
         finally:
             server.STRATEGIES.update(strategies)
-    return folder.parent / "here" / str(config["name"])
+    return here / str(config["name"])
 
 
 def without(strategy: StatefulStrategy, away: Mapping[int, Sequence[int]]) -> StatefulStrategy:
