@@ -45,6 +45,8 @@ class FedGiAState:
         r_i; NaN before the hand-shake.
     seed : int
         Draws the group of every round.
+    x : ndarray of shape (n,)
+        The mean of the z_i, which the next round starts from.
     point : ndarray of shape (n,)
         x of the last round that changed the state: where the clients computed their gradients.
     objective, squared_gradient : float
@@ -55,6 +57,7 @@ class FedGiAState:
     duals: NDArray[Any]
     curvatures: NDArray[np.float64]
     seed: int
+    x: NDArray[Any]
     point: NDArray[Any]
     objective: float = math.nan
     squared_gradient: float = math.nan
@@ -114,9 +117,9 @@ class FedGiA(StatefulStrategy):
         up; the same trajectory up to rounding. A client that has lost its pi_i goes on with
         pi_i = 0; its z_i is here.
     report_gradient : bool (default: False)
-        Let every client send its gradient along (n more numbers up, counted in `traffic`), so that
-        ||grad f(x)||^2 is known. With hessian='diagonal' and duals='strategy' it is known in any
-        case, by (34), and nothing more is sent.
+        Find out ||grad f(x)||^2, the norm of a sum over all clients, in every round. Every client
+        sends its gradient along (n more numbers up, counted in `traffic`), except with
+        hessian='diagonal' and duals='strategy', where it follows from z_i and pi_i by (34).
     **base
         The parameters of `StatefulStrategy` but `fraction_train`.
 
@@ -130,7 +133,7 @@ class FedGiA(StatefulStrategy):
 
     Examples
     --------
-    >>> strategy = FedGiA(t=0.15, local_steps=10)
+    >>> strategy = FedGiA(t=0.15, local_steps=10, report_gradient=True)
     >>> stop = strategy.gradient_tolerance(1e-9)
     >>> result = strategy.start(grid, ArrayRecord({"x": Array(np.zeros(100))}), 1000, stop=stop)
     >>> strategy.diagnostics().communication_rounds
@@ -172,18 +175,19 @@ class FedGiA(StatefulStrategy):
         self.curvature = curvature
         self.duals = duals
         self.report_gradient = report_gradient
-        self._recovers_gradient = hessian == "diagonal" and duals == "strategy"
-        self._sends_gradient = report_gradient and not self._recovers_gradient
+        recovered = hessian == "diagonal" and duals == "strategy"
+        self._sends_gradient = report_gradient and not recovered
         self._block = Block({})
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the settings for the log."""
+        curvature = "from the clients" if self.curvature is None else "one for each client"
         return {
             "t": self.t,
             "H_i": self.hessian,
             "Local steps": self.local_steps,
             "Fraction in the ADMM group": self.fraction_admm,
-            "Curvature": "from the clients" if self.curvature is None else self.curvature,
+            "Curvature": self.curvature if isinstance(self.curvature, int | float) else curvature,
             "Duals": self.duals,
         }
 
@@ -210,6 +214,7 @@ class FedGiA(StatefulStrategy):
             duals=np.zeros((m if self.duals == "strategy" else 0, first.size), first.dtype),
             curvatures=self._given_curvatures(),
             seed=self.seed,
+            x=first,
             point=first,
         )
         self._index = {client: index for index, client in enumerate(self.client_ids)}
@@ -274,7 +279,7 @@ class FedGiA(StatefulStrategy):
 
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Send x (and pi_i) to every client, and which group it is in."""
-        everybody = self.global_model()  # (12)
+        everybody = self.global_model()
         in_admm = self.admm_group(server_round)
         sigma = self.sigma
         orders = {}
@@ -311,45 +316,43 @@ class FedGiA(StatefulStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in every z_i and pi_i, then what they say about f at the point that was sent."""
         state = self.state
-        active = [self._index[client] for client in replies]
-        state.point = self._mean()
-        state.messages[active] = self._stack(replies)
-        if self.duals == "strategy":
-            state.duals[active] = self._stack(replies, _DUAL)
-        state.objective = state.squared_gradient = math.nan
-        if len(replies) < len(self.client_ids):
-            return
+        total = np.zeros(self._block.size)
+        gradient = np.zeros(self._block.size)  # grad f(x) = sum_i grad f_i(x)/m
+        for client, index in self._index.items():
+            if client in replies:
+                reply = replies[client]
+                self._store(reply, "", state.messages[index])
+                if self.duals == "strategy":
+                    self._store(reply, _DUAL, state.duals[index])
+                if self._sends_gradient:
+                    gradient += self._store(reply, _GRADIENT, np.empty_like(state.x))
+                elif self.report_gradient:
+                    self._add_gradient(index, gradient)
+            total += state.messages[index]
+        state.point, state.x = state.x, self._mean(total)  # (12)
+        everybody = len(replies) == len(self.client_ids)
         losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
-        state.objective = float(np.mean(losses))
-        if self._sends_gradient:
-            gradient = self._stack(replies, _GRADIENT).sum(axis=0, dtype=np.float64)
-            state.squared_gradient = float(np.sum(gradient**2))
-        elif self._recovers_gradient:
-            gradient = self._gradient_at(state.point)
-            state.squared_gradient = float(np.sum(gradient**2))
+        state.objective = float(np.mean(losses)) if everybody else math.nan
+        known = everybody and self.report_gradient
+        state.squared_gradient = float(np.sum(gradient**2)) if known else math.nan
 
-    def _stack(self, replies: Mapping[int, Reply], prefix: str = "") -> NDArray[Any]:
-        """Return one set of every reply's arrays as rows."""
-        return np.stack(
-            [
-                self._block.vector({name: reply.arrays[prefix + name] for name in self._block.spec})
-                for reply in replies.values()
-            ]
-        )
+    def _mean(self, total: NDArray[np.float64]) -> NDArray[Any]:
+        return (total / len(self.client_ids)).astype(self._block.dtype)
 
-    def _gradient_at(self, point: NDArray[Any]) -> NDArray[np.float64]:
-        """Return grad f(x) = sum_i grad f_i(x)/m from z_i and pi_i, by (34) with H_i = r_i I."""
+    def _store(self, reply: Reply, prefix: str, row: NDArray[Any]) -> NDArray[Any]:
+        """Put one set of a reply's arrays into a row of shape (n,)."""
+        arrays = [reply.arrays[prefix + name].ravel() for name in self._block.spec]
+        return np.concatenate(arrays, out=row)
+
+    def _add_gradient(self, index: int, gradient: NDArray[np.float64]) -> None:
+        """Add grad f_i(x)/m = -pi_i - (r_i/m) (x_i - x), which is (34) with H_i = r_i I."""
         state = self.state
-        duals = state.duals.astype(np.float64)
-        moved = state.messages - duals / self.sigma - point  # x_i - x, by (15)
-        moved *= state.curvatures[:, np.newaxis] / len(self.client_ids)
-        gradient: NDArray[np.float64] = -(duals + moved).sum(axis=0)
-        return gradient
-
-    def _mean(self) -> NDArray[Any]:
-        """Return x, the mean of all z_i (12), shape (n,)."""
-        mean: NDArray[Any] = self.state.messages.mean(axis=0, dtype=np.float64)
-        return mean.astype(self.state.messages.dtype)
+        weight = float(state.curvatures[index]) / len(self.client_ids)
+        moved = np.subtract(state.messages[index], state.x, dtype=np.float64)
+        moved *= weight  # x_i - x = (z_i - x) - pi_i/sigma, by (15)
+        gradient -= moved
+        np.multiply(state.duals[index], weight / self.sigma - 1, out=moved, dtype=np.float64)
+        gradient += moved
 
     # ------------------------------------------------------------------------------------------
     # Results
@@ -386,14 +389,11 @@ class FedGiA(StatefulStrategy):
         Raises
         ------
         ValueError
-            If the gradient is not known to the server with these settings.
+            Without `report_gradient`.
         """
         check_positive("per_parameter", per_parameter)
-        if not (self._recovers_gradient or self._sends_gradient):
-            raise ValueError(
-                f"With hessian={self.hessian!r} and duals={self.duals!r} the server does not know "
-                "grad f(x). Give FedGiA(report_gradient=True); it costs n more numbers up."
-            )
+        if not self.report_gradient:
+            raise ValueError("Give FedGiA(report_gradient=True): without, grad f(x) is not known.")
         return lambda server_round, metrics: (
             self.state.squared_gradient <= self._block.size * per_parameter
         )
@@ -404,7 +404,7 @@ class FedGiA(StatefulStrategy):
 
     def global_model(self) -> Arrays:
         """Return x, the mean of all z_i."""
-        return self._model(self._mean())
+        return self._model(self.state.x)
 
     def personal_model(self, client_id: int) -> Arrays:
         """Return the global model: the clients share one, their x_i are only steps towards it."""
@@ -447,7 +447,12 @@ class FedGiA(StatefulStrategy):
             duals=arrays["duals"].astype(dtype),
             curvatures=arrays["curvatures"].astype(np.float64),
             seed=int(arrays["seed"]),
+            x=self.state.x,
             point=arrays["point"].astype(dtype),
             objective=objective,
             squared_gradient=squared_gradient,
         )
+        total = np.zeros(self._block.size)
+        for message in self.state.messages:  # in the order of `update`, for the same bits
+            total += message
+        self.state.x = self._mean(total)
