@@ -140,17 +140,19 @@ class FedADMM(StatefulStrategy):
 
     def _order(self, client: int) -> Order:
         index = self._index[client]
-        if self.duals == "strategy":
-            center = self.consensus.anchor(index)
-            start = None if self.in_sync(client) else self.consensus.iterates[index]
-        else:
-            center = self.consensus.w
-            starts = self.consensus.starts(self.accepted_in[client])
-            start = self.consensus.first if starts else None
+        own = self.consensus
+        center = own.anchor(index) if self.duals == "strategy" else own.w
         groups = {"center": self._model(center)}
-        if start is not None:
+        if (start := self._start(client)) is not None:
             groups["start"] = self._block.arrays(start)
         return Order(groups, self._settings(index))
+
+    def _start(self, client: int) -> NDArray[Any] | None:
+        """Return u_i where the client may not hold it."""
+        if self.duals == "strategy":
+            return None if self.in_sync(client) else self.consensus.iterates[self._index[client]]
+        starts = self.consensus.starts(self.accepted_in[client])
+        return self.consensus.first if starts else None
 
     def _settings(self, index: int) -> dict[str, Scalar]:
         return {

@@ -143,15 +143,15 @@ class FedAPM(FedADMM):
         return settings
 
     def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
-        """Send everybody w; v_i and u_i are with the clients, at first u_i^0 goes along."""
-        model, first = self.global_model(), self._block.arrays(self.consensus.first)
-        return {
-            client: Order(
-                {"global": model} | ({} if self.accepted_in[client] else {"start": first}),
-                self._settings(self._index[client]),
-            )
-            for client in client_ids
-        }
+        """Send everybody w, and u_i to whom may not hold it; v_i is with the clients."""
+        model = self.global_model()
+        orders = {}
+        for client in client_ids:
+            groups = {"global": model}
+            if (start := self._start(client)) is not None:
+                groups["start"] = self._block.arrays(start)
+            orders[client] = Order(groups, self._settings(self._index[client]))
+        return orders
 
     def personal_model(self, client_id: int) -> Arrays:
         """Raise RuntimeError: v_i is not here, unless nothing is personal."""

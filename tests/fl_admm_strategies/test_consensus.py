@@ -90,8 +90,10 @@ def test_float32_stays_float32_but_the_sum_is_kept_in_float64() -> None:
     consensus.update(0, vector(2, 3, dtype=np.float32))
     consensus.aggregate()
     arrays = consensus.state_arrays()
+    del arrays["began_in"]
     assert {name: array.dtype.name for name, array in arrays.items()} == {
         "w": "float32",
+        "first": "float32",
         "total": "float64",
         "iterates": "float32",
         "duals": "float32",
@@ -112,7 +114,7 @@ def test_the_running_sum_is_that_of_the_z_after_many_rounds() -> None:
 
 
 @pytest.mark.parametrize("on_clients", [False, True])
-def test_the_state_restores_and_does_not_follow_later_rounds(on_clients: bool) -> None:
+def test_the_state_restores_and_goes_on_to_the_same_bits(on_clients: bool) -> None:
     def move(consensus: Consensus, *values: float) -> None:
         if on_clients:
             consensus.update_message(vector(*values))
@@ -122,7 +124,7 @@ def test_the_state_restores_and_does_not_follow_later_rounds(on_clients: bool) -
 
     first = Consensus(vector(1, 1), 2, 2.0, on_clients=on_clients)
     move(first, 4, 0)
-    saved = first.state_arrays()
+    saved = {name: array.copy() for name, array in first.state_arrays().items()}
     second = Consensus(vector(0, 0), 2, 2.0, on_clients=on_clients)
     move(first, 5, 5)
     second.load_state_arrays(saved)
@@ -131,6 +133,21 @@ def test_the_state_restores_and_does_not_follow_later_rounds(on_clients: bool) -
         assert_array_equal(second.state_arrays()[name], array, err_msg=name)
     move(second, 7, 7)  # what was loaded is a copy
     assert_array_equal(saved["w"], [4, 0] if not on_clients else [3, 1])
+
+
+def test_a_restart_sets_everybody_to_w_with_duals_of_0() -> None:
+    # What is left of a z_i that its client has lost: w = (4, 0) stays, and with it the start.
+    consensus = Consensus(vector(1, 1), 2, 2.0, on_clients=True)
+    assert [consensus.starts(accepted_in) for accepted_in in (0, 1)] == [True, False]
+    consensus.update_message(vector(6, -2))
+    consensus.aggregate()
+    consensus.restart(5)
+    assert_array_equal(consensus.w, [4, 0])
+    assert_array_equal(consensus.first, [4, 0])
+    assert [consensus.starts(r) for r in (0, 4, 5, 6)] == [True, True, True, False]
+    consensus.update_message(vector(2, 2))  # z_0: (4, 0) to (6, 2), so the mean is (5, 1)
+    consensus.aggregate()
+    assert_array_equal(consensus.w, [5, 1])
 
 
 def test_a_state_of_other_shapes_is_refused() -> None:
