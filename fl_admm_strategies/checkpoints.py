@@ -50,7 +50,10 @@ def write_arrays(
     metadata : mapping of str to str, optional
         Goes into the file's header.
     """
-    dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    dense = {
+        name: np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+        for name, array in arrays.items()
+    }
     metadata = dict(metadata or {})
     checksum = _checksum(dense, metadata)
     part = path.with_name(path.name + _PART)

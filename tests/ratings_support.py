@@ -48,11 +48,11 @@ def initial(seed: int = 3) -> dict[str, NDArray[Any]]:
     return {"item-factors": np.random.default_rng(seed).random((RANK, NUM_ITEMS))}
 
 
-def contract_client(context: Context, *_: Any, **__: Any) -> FedMCADMMClient:
+def contract_client(context: Context, *_: Any, state_dir: Any = None, **__: Any) -> FedMCADMMClient:
     """Return the client of the contract test, which offers a model and samples: not for it."""
     client = int(context.node_config.get("partition-id", context.node_id % 6))
     test = None if client == 1 else ratings(client, seed=1)
-    return FedMCADMMClient(context, ratings(client), SquaredL2(0.1), test=test)
+    return FedMCADMMClient(context, ratings(client), SquaredL2(0.1), test=test, state_dir=state_dir)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,3 +155,55 @@ def test_a_client_goes_on_as_if_it_had_not_been_sampled(case: str, lost: int) ->
         for grid in (losing, skipping)
     )
     assert_same_bits(mine, same)
+
+
+# --- A folder -----------------------------------------------------------------------------------
+
+
+def saving(server_round: int, version: int, durable: str, run: str = "a") -> dict[str, Any]:
+    return {**at(server_round, version), "durable": durable, "run": run}
+
+
+def value_of(held: dict[str, Any] | None) -> float | None:
+    return None if held is None else float(held["u"][0])
+
+
+def test_a_folder_outlives_the_context_and_keeps_what_the_server_could_go_back_to(
+    tmp_path: Path,
+) -> None:
+    Memory(new_context(), tmp_path).keep(saving(1, 0, ""), kept(1.0))
+    Memory(new_context(), tmp_path).keep(saving(2, 1, "0"), kept(2.0))
+    Memory(new_context(), tmp_path).keep(saving(5, 2, "1,2"), kept(5.0))
+    Memory(new_context(), tmp_path).keep(saving(6, 5, "1,2"), kept(6.0))
+    memory = Memory(new_context(), tmp_path)
+    held = [value_of(memory.recall(saving(7, version, "1,2"))) for version in range(8)]
+    assert held == [None, 1.0, 2.0, None, None, 5.0, 6.0, None]
+    memory.keep(saving(9, 6, "5,6"), kept(9.0))
+    held = [value_of(memory.recall(saving(7, version, "1,2"))) for version in range(10)]
+    assert held == [None, None, None, None, None, 5.0, 6.0, None, None, 9.0]
+    assert memory.latest()["u"] == 9.0
+    # A context ends with the run, so it keeps no more than it must; files are each client's own.
+    context = new_context()
+    Memory(context).keep(saving(5, 2, "1,2"), kept(5.0))
+    Memory(context).keep(saving(6, 5, "1,2,5"), kept(5.0))
+    assert sorted(context.state) == ["memory.5", "memory.6"]
+    other = Context(1, 2, {"partition-id": 7}, RecordDict(), {})
+    assert Memory(other, tmp_path).recall(saving(7, 6, "")) is None
+    Memory(other, tmp_path).keep(saving(7, 6, ""), kept(7.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["client-2", "client-7"]
+
+
+def test_what_another_run_left_in_a_folder_is_not_recalled(tmp_path: Path) -> None:
+    memory = Memory(new_context(), tmp_path)
+    memory.keep(saving(1, 0, "", run="a"), kept(1.0))
+    assert memory.recall(saving(2, 1, "", run="b")) is None
+    assert value_of(memory.recall(saving(2, 1, "", run="a"))) == 1.0
+
+
+def test_a_damaged_file_counts_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    memory = Memory(new_context(), tmp_path)
+    memory.keep(saving(1, 0, ""), kept(1.0))
+    (path,) = (tmp_path / "client-2").iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert memory.recall(saving(2, 1, "")) is None
+    assert "is damaged" in caplog.text

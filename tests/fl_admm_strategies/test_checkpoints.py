@@ -1,0 +1,486 @@
+"""Checkpoints: what they hold, what damages them, and that a resumed run is the whole run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.workflow import DefaultWorkflow
+from flwr.serverapp import Grid, ServerApp
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from safetensors import safe_open
+from safetensors.numpy import save, save_file
+
+from clients import client_app
+from fl_admm_strategies import FLAME, FedADMM, InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies.checkpoints import (
+    Checkpoints,
+    DamagedFileError,
+    read_arrays,
+    write_arrays,
+)
+from tests.checkpoint_support import (
+    NUM_CLIENTS,
+    Averaging,
+    Killed,
+    centrally,
+    first,
+    killer,
+    measured,
+    new_grid,
+    new_strategy,
+    start,
+)
+from tests.support import assert_same_bits, warnings_in
+
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of 4 rounds: `checkpoints` and `clients`."""
+    folder = tmp_path_factory.mktemp("saved")
+    start(new_strategy(), 4, state_dir=folder / "clients", checkpoint_dir=folder / "checkpoints")
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    """Return a copy of that folder, to damage and to continue."""
+    shutil.copytree(saved, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def go_on(folder: Path, num_rounds: int = ROUNDS, **changes: Any) -> Any:
+    """Resume the run in a folder; return what was measured and the state."""
+    strategy = new_strategy(**changes)
+    result = start(
+        strategy,
+        num_rounds,
+        state_dir=folder / "clients",
+        checkpoint_dir=folder / "checkpoints",
+        resume=True,
+    )
+    return measured(strategy, result), strategy.state_dict()
+
+
+@pytest.fixture(scope="module")
+def whole() -> Any:
+    strategy = new_strategy()
+    return measured(strategy, start(strategy, ROUNDS)), strategy.state_dict()
+
+
+def assert_equal(actual: Any, expected: Any) -> None:
+    assert actual[0] == expected[0]
+    assert_same_bits(actual[1], expected[1])
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def newest(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("round-*.safetensors"))
+
+
+# --- A resumed run is the whole run -------------------------------------------------------------
+
+
+def test_a_resumed_run_ends_like_one_that_was_never_interrupted(copy: Path, whole: Any) -> None:
+    assert_equal(go_on(copy), whole)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_run_that_ended_between_checkpoints_repeats_the_rounds_since_the_last(
+    every: int, tmp_path: Path, whole: Any
+) -> None:
+    options: dict[str, Any] = {
+        "state_dir": tmp_path / "clients",
+        "checkpoint_dir": tmp_path / "checkpoints",
+        "checkpoint_every": every,
+    }
+    with pytest.raises(Killed):
+        start(new_strategy(), ROUNDS, on_round=killer(4), **options)
+    strategy = new_strategy()
+    seen: list[int] = []
+    result = start(
+        strategy, ROUNDS, resume=True, on_round=lambda number, _: seen.append(number), **options
+    )
+    assert seen == list(range(1 + 3 // every * every, ROUNDS + 1))
+    assert_equal((measured(strategy, result), strategy.state_dict()), whole)
+
+
+def test_a_run_with_checkpoints_is_the_run_without(copy: Path) -> None:
+    strategy = new_strategy()
+    start(strategy, 4)
+    arrays, _ = read_arrays(newest(copy))
+    del arrays["record"], arrays["base/durable"]
+    assert_same_bits(arrays, strategy.state_dict())
+
+
+def test_resuming_a_finished_run_asks_nobody_and_returns_its_result(copy: Path) -> None:
+    strategy = new_strategy()
+    expected = measured(strategy, start(strategy, 4))
+    assert go_on(copy, 4)[0] == expected
+
+
+def test_resuming_without_a_checkpoint_starts_anew(
+    tmp_path: Path, whole: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert_equal(go_on(tmp_path / "not" / "there"), whole)
+    assert "starting anew" in caplog.text
+    assert warnings_in(caplog.records) == []
+
+
+def test_a_stop_rule_that_counts_goes_on_counting(copy: Path) -> None:
+    def after(count: int) -> Callable[..., bool]:
+        seen: list[float] = []
+
+        def stop(server_round: int, metrics: Any) -> bool:
+            seen.append(metrics["train-loss"])
+            return len(seen) == count
+
+        return stop
+
+    options: dict[str, Any] = {
+        "state_dir": copy / "clients",
+        "checkpoint_dir": copy / "checkpoints",
+        "resume": True,
+    }
+    strategy = new_strategy()
+    start(strategy, 9, stop=after(5), **options)
+    assert max(strategy.train_metrics) == 5
+    finished = new_strategy()  # a run that its stop rule has ended stays ended
+    start(finished, 9, stop=after(5), **options)
+    assert_same_bits(finished.state_dict(), strategy.state_dict())
+
+
+def test_a_run_whose_clients_lost_their_state_says_so_and_goes_on(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(copy / "clients")
+    strategy = new_strategy(fraction_train=1.0)
+    grid = new_grid(copy / "clients")
+    result = strategy.start(
+        grid, first(), 60, checkpoint_dir=copy / "checkpoints", checkpoint_every=20, resume=True
+    )
+    lines = [line for line in warnings_in(caplog.records) if "start afresh" in line]
+    assert lines == [
+        "round 5: clients [0, 1, 2, 3] (4) have lost what they keep between rounds; they start "
+        "afresh"
+    ]
+    assert 5 not in strategy.train_metrics
+    assert sorted(strategy.train_metrics[6]) == [0, 1, 2, 3]
+    # The minimiser of sum_i 1/2 |w - i|^2 over 4 clients is their mean, 1.5.
+    np.testing.assert_allclose(result.arrays["x"].numpy(), 1.5, atol=1e-6)
+    # What the server holds as sum of the z_i is the sum of what the clients hold.
+    held = [read_arrays(max((copy / "clients" / f"client-{i}").iterdir()))[0] for i in range(4)]
+    total = sum(own["u"] + own["dual"] / strategy.rho for own in held)
+    np.testing.assert_allclose(strategy.consensus.total, total, rtol=1e-12)
+
+
+def test_one_client_that_lost_its_state_makes_both_sides_agree_again(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(copy / "clients" / "client-2")
+    strategy = new_strategy(fraction_train=1.0)
+    strategy.start(
+        new_grid(copy / "clients"), first(), 7, checkpoint_dir=copy / "checkpoints", resume=True
+    )
+    (line,) = [line for line in warnings_in(caplog.records) if "start afresh" in line]
+    assert line.startswith("round 5: clients [2] (1)")
+    assert sorted(strategy.train_metrics[5]) == [0, 1, 3]
+    held = [read_arrays(max((copy / "clients" / f"client-{i}").iterdir()))[0] for i in range(4)]
+    total = sum(own["u"] + own["dual"] / strategy.rho for own in held)
+    np.testing.assert_allclose(strategy.consensus.total, total, rtol=1e-12)
+
+
+def legacy_run(num_rounds: int, strategy: FedADMM, state_dir: Path, **options: Any) -> None:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Any) -> None:
+        legacy = LegacyStrategy(strategy, first(), evaluate_every=2, **options)
+        legacy_context = LegacyContext(
+            context=context, config=ServerConfig(num_rounds=num_rounds), strategy=legacy
+        )
+        DefaultWorkflow()(grid, legacy_context)
+
+    client = ClientApp(client_fn=lambda context: Averaging(context, state_dir).to_client())
+    run_in_process(app, client, NUM_CLIENTS)
+
+
+@pytest.mark.parametrize("keep_clients", [True, False])
+def test_the_older_api_resumes_as_well(
+    keep_clients: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = new_strategy()
+    legacy_run(5, expected, tmp_path / "other")
+    folder: dict[str, Any] = {
+        "state_dir": tmp_path / "clients",
+        "checkpoint_dir": tmp_path / "checkpoints",
+    }
+    legacy_run(3, new_strategy(), **folder)
+    if not keep_clients:
+        shutil.rmtree(tmp_path / "clients")
+    resumed = new_strategy()
+    legacy_run(5, resumed, **folder, resume=True)
+    if not keep_clients:
+        assert "start afresh" in caplog.text
+        return
+    assert_same_bits(resumed.state_dict(), expected.state_dict())
+    assert resumed.train_metrics == expected.train_metrics
+    assert resumed.evaluate_metrics == expected.evaluate_metrics
+    assert resumed.traffic == expected.traffic
+
+
+# --- What is refused ----------------------------------------------------------------------------
+
+
+def test_checkpoints_are_never_overwritten_by_a_run_that_does_not_resume(copy: Path) -> None:
+    before = {path.name: path.read_bytes() for path in (copy / "checkpoints").iterdir()}
+    with pytest.raises(ValueError, match=r"of round 4.*resume=True"):
+        start(new_strategy(), 2, checkpoint_dir=copy / "checkpoints")
+    assert {path.name: path.read_bytes() for path in (copy / "checkpoints").iterdir()} == before
+
+
+def test_resume_needs_a_folder() -> None:
+    with pytest.raises(ValueError, match="needs a checkpoint_dir"):
+        start(new_strategy(), 2, resume=True)
+
+
+@pytest.mark.parametrize("name", ["checkpoint_every", "checkpoint_keep"])
+def test_numbers_of_rounds_are_checked(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=name):
+        start(new_strategy(), 2, checkpoint_dir=tmp_path, **{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arrays", "reason"),
+    [
+        (FLAME(seed=1), first(), "its algorithm is FedADMM, this run's FLAME"),
+        (new_strategy(seed=2), first(), "its seed is 1, this run's 2"),
+        (
+            new_strategy(),
+            ArrayRecord({"x": Array(np.zeros(4, np.float32))}),
+            r"its array 'x' is float64 \(3,\), this run's is float32 \(4,\)",
+        ),
+        (
+            new_strategy(),
+            ArrayRecord({"y": Array(np.zeros(3))}),
+            r"its array 'y' is missing, .*; its array 'x' is float64 \(3,\), this run's is missing",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_with_the_difference_named(
+    strategy: Any, arrays: ArrayRecord, reason: str, copy: Path
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        strategy.start(new_grid(), arrays, 6, checkpoint_dir=copy / "checkpoints", resume=True)
+
+
+def test_other_clients_are_refused(copy: Path) -> None:
+    app = client_app(lambda context: Averaging(context, None).to_client())
+    with pytest.raises(ValueError, match=r"clients \[0, 1, 2, 3\].*clients \[0, 1, 2\]"):
+        new_strategy().start(
+            InProcessGrid(app, 3), first(), 6, checkpoint_dir=copy / "checkpoints", resume=True
+        )
+
+
+def test_other_settings_are_named_and_taken(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    go_on(copy, rho=0.2, fraction_train=1.0)
+    (line,) = warnings_in(caplog.records)
+    assert line == ("Resuming with other settings: fraction_train 1.0 (was 0.5); rho 0.2 (was 0.1)")
+
+
+def test_a_run_without_a_usable_reply_is_no_success_when_it_is_resumed(tmp_path: Path) -> None:
+    class Broken(Averaging):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            raise OSError("the disk is full")
+
+    app = client_app(lambda context: Broken(context, None).to_client())
+    grid = InProcessGrid(app, NUM_CLIENTS)
+    for resume in (False, True):
+        with pytest.raises(RuntimeError, match="without a single usable reply"):
+            new_strategy().start(grid, first(), 2, checkpoint_dir=tmp_path, resume=resume)
+
+
+# --- Files --------------------------------------------------------------------------------------
+
+
+def test_the_last_k_are_kept(tmp_path: Path) -> None:
+    start(new_strategy(), 7, checkpoint_dir=tmp_path, checkpoint_every=2, checkpoint_keep=2)
+    assert files(tmp_path) == ["round-000006.safetensors", "round-000007.safetensors"]
+
+
+def test_what_a_kill_left_behind_is_removed(copy: Path) -> None:
+    (copy / "checkpoints" / "round-000005.safetensors.part").write_bytes(b"half")
+    (copy / "checkpoints" / "notes.txt").write_text("mine")
+    go_on(copy, 5)
+    assert files(copy / "checkpoints") == [
+        "notes.txt",
+        *(f"round-00000{number}.safetensors" for number in (3, 4, 5)),
+    ]
+
+
+def test_a_checkpoint_is_plain_numbers_and_json(copy: Path) -> None:
+    with safe_open(newest(copy), framework="np") as file:
+        arrays = file.get_tensors()
+    assert {array.dtype.kind for array in arrays.values()} <= set("biuf")
+    header, *rounds = arrays["record"].tobytes().splitlines()
+    assert json.loads(header)["algorithm"] == "FedADMM"
+    assert [json.loads(line)["round"] for line in rounds] == [0, 1, 2, 3, 4]
+
+
+def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:
+    arrays = {
+        "scalar": np.array(3, np.uint64),
+        "empty": np.zeros((0, 5), np.float32),
+        "transposed": np.arange(6.0).reshape(2, 3).T,
+        "strided": np.arange(10)[::3],
+        "half": np.array([1.5, np.nan, np.inf], np.float16),
+        "truth": np.array([True, False]),
+        "big-endian": np.array([1, 2], ">i4"),
+    }
+    write_arrays(tmp_path / "x", arrays, {"run": "ü"})
+    back, metadata = read_arrays(tmp_path / "x")
+    assert metadata == {"run": "ü"}
+    assert files(tmp_path) == ["x"]
+    for name, array in arrays.items():
+        assert back[name].shape == array.shape
+        assert back[name].dtype == array.dtype.newbyteorder("=")
+        assert_array_equal(back[name], array)
+
+
+# --- Damage -------------------------------------------------------------------------------------
+
+
+def test_the_newest_checkpoint_cut_short_at_any_length_resumes(
+    saved: Path, tmp_path: Path, whole: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = newest(saved).read_bytes()
+    lengths = np.random.default_rng(0).choice(len(data), size=50, replace=False)
+    for number, length in enumerate([0, len(data) - 1, *lengths.tolist()][:50]):
+        folder = tmp_path / str(number)
+        shutil.copytree(saved, folder)
+        newest(folder).write_bytes(data[:length])
+        caplog.clear()
+        assert_equal(go_on(folder), whole)
+        (line,) = warnings_in(caplog.records)
+        assert "round-000004.safetensors is damaged" in line
+        assert "Resuming after round 3" in caplog.text
+
+
+def test_every_flipped_bit_is_noticed(saved: Path, tmp_path: Path) -> None:
+    data = bytearray(newest(saved).read_bytes())
+    path = tmp_path / "round-000004.safetensors"
+    read = read_arrays(newest(saved))[0]
+    for position in np.random.default_rng(0).choice(8 * len(data), size=500, replace=False):
+        data[position // 8] ^= 1 << position % 8
+        path.write_bytes(data)
+        try:
+            arrays, _ = read_arrays(path)
+        except DamagedFileError:
+            pass
+        else:  # a blank of the padding, or a key that nobody reads
+            assert_same_bits(arrays, read)
+        data[position // 8] ^= 1 << position % 8
+
+
+def test_damaged_checkpoints_only_are_an_error(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in (copy / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"None of the 3 checkpoints .* can be read"):
+        go_on(copy)
+    assert len(warnings_in(caplog.records)) == 3
+
+
+def test_a_damaged_file_does_not_push_out_a_whole_one(copy: Path, whole: Any) -> None:
+    # Round 4 is damaged and the run resumes from round 3; it saves every 5th round, and its first
+    # checkpoint must not count the damaged one among the last two.
+    newest(copy).write_bytes(b"")
+    with pytest.raises(Killed):
+        start(
+            new_strategy(),
+            6,
+            state_dir=copy / "clients",
+            checkpoint_dir=copy / "checkpoints",
+            checkpoint_keep=2,
+            checkpoint_every=5,
+            resume=True,
+            on_round=killer(6),
+        )
+    assert files(copy / "checkpoints") == ["round-000004.safetensors", "round-000005.safetensors"]
+    assert_equal(go_on(copy), whole)
+
+
+def a_checkpoint(**changes: Any) -> bytes:
+    header = {"format": 1, "round": 4, "algorithm": "FedADMM"} | changes
+    record = np.frombuffer(json.dumps(header).encode() + b"\n", np.uint8)
+    return save({"record": record})
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"\x08\0\0\0\0\0\0\0{}      ")
+@example(b"\xff" * 8 + b"{}")
+@example(b"\x02\0\0\0\0\0\0\0{}")
+@example(save({"record": np.zeros(4, np.uint8)}))
+@example(a_checkpoint())
+@example(save_file.__doc__.encode())  # type: ignore[union-attr]
+def test_arbitrary_bytes_are_damage(tmp_path: Path, data: bytes) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir(exist_ok=True)
+    (folder / "round-000004.safetensors").write_bytes(data)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    try:
+        with pytest.raises(ValueError, match="None of the 1 checkpoints"):
+            Checkpoints(folder).newest()
+    finally:
+        logging.getLogger("flwr").setLevel(logging.INFO)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"", b"[]", b"{}", b"null\n", b'{"format": 2}', b'{"format": 1}', b"\xff\xfe", b"{\n{"],
+)
+def test_a_whole_file_that_is_no_checkpoint_is_damage(record: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "round-000001.safetensors"
+    write_arrays(path, {"record": np.frombuffer(record, np.uint8)})
+    with pytest.raises(ValueError, match="None of the 1 checkpoints"):
+        Checkpoints(tmp_path).newest()
+    write_arrays(path, {"other": np.zeros(3)})
+    with pytest.raises(ValueError, match="None of the 1 checkpoints"):
+        Checkpoints(tmp_path).newest()
+
+
+def test_central_evaluation_is_not_repeated(copy: Path) -> None:
+    asked: list[int] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> Any:
+        asked.append(server_round)
+        return centrally(server_round, arrays)
+
+    new_strategy().start(
+        new_grid(copy / "clients"),
+        first(),
+        6,
+        evaluate_fn=evaluate,
+        checkpoint_dir=copy / "checkpoints",
+        resume=True,
+    )
+    assert asked == [5, 6]

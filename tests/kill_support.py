@@ -1,0 +1,72 @@
+"""A run in a process of its own, which the kill test ends and starts again until it is done."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from numpy.typing import NDArray
+
+from clients import client_app
+from fl_admm_strategies import run_in_process
+from fl_admm_strategies.checkpoints import Checkpoints, read_arrays
+from tests.cases import CASES, NUM_CLIENTS
+from tests.support import client_fn_of
+
+
+def run(name: str, engine: str, num_rounds: int, folder: Path) -> None:
+    """Start the run of a case, or continue what is left of it in the folder."""
+    torch.set_num_threads(1)
+    case = next(case for case in CASES if case.name == name)
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        case.strategy(fraction_train=0.5, fraction_evaluate=0.5, seed=1).start(
+            grid,
+            case.initial_arrays(),
+            num_rounds,
+            checkpoint_dir=folder / "checkpoints",
+            checkpoint_every=2,
+            resume=True,
+        )
+
+    client_class = partial(case.client_class, state_dir=folder / "clients")
+    clients = client_app(client_fn_of(client_class))
+    if engine == "inprocess":
+        run_in_process(server_app, clients, NUM_CLIENTS)
+    else:
+        resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
+        init: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        run_simulation(
+            server_app,
+            clients,
+            num_supernodes=NUM_CLIENTS,
+            backend_config={"client_resources": resources, "init_args": init},
+        )
+
+
+def outcome(folder: Path) -> tuple[int, dict[str, NDArray[Any]], list[dict[str, Any]]]:
+    """Return the last round, the state and all that was measured of the run in a folder.
+
+    Without the bytes: after a restart the server sends, to be on the safe side, what a client may
+    have lost.
+    """
+    last = Checkpoints(folder / "checkpoints").rounds()[-1]
+    arrays, _ = read_arrays(folder / "checkpoints" / f"round-{last:06d}.safetensors")
+    _, *lines = arrays.pop("record").tobytes().splitlines()
+    history = [json.loads(line) for line in lines]
+    for entry in history:
+        del entry["traffic"]
+    return last, arrays, history
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
