@@ -143,7 +143,8 @@ class Variables:
 
 
 def flame(**settings: Any) -> FLAME:
-    return FLAME(**{"lam": 1.0, "rho": 0.5, "theta_step": "exact", "seed": 3} | settings)
+    usual = {"lam": 1.0, "rho": 0.5, "theta_step": "exact", "fraction_evaluate": 0, "seed": 3}
+    return FLAME(**usual | settings)
 
 
 def close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
@@ -320,15 +321,8 @@ def optimum(b: Matrix, c: Matrix, alpha: Matrix, lam: float) -> tuple[Matrix, Ma
 def test_the_limit_is_the_minimiser(anchor: str, weights: str, fraction: float) -> None:
     federation = random_federation(2, m=4, d=2)
     lam = 0.8
-    strategy = flame(
-        lam=lam,
-        rho=0.3,
-        anchor=anchor,
-        weights=weights,
-        fraction_train=fraction,
-        fraction_evaluate=0,
-    )
-    last = federation.run(strategy, 250 if fraction == 1 else 450)[-1]
+    strategy = flame(lam=lam, rho=0.15, anchor=anchor, weights=weights, fraction_train=fraction)
+    last = federation.run(strategy, 80 if fraction == 1 else 200)[-1]
     w, theta = optimum(federation.b, federation.c, strategy.alpha, lam)
     close(last.w, w, 1e-10)
     close(last.theta, theta, 1e-10)
@@ -339,7 +333,7 @@ def test_the_limit_is_the_minimiser(anchor: str, weights: str, fraction: float) 
 def test_the_minimiser_of_the_golden_federation() -> None:
     close(optimum(B, C, np.full(3, 1 / 3), 1.0)[0], (0.55555556, 0.44444444), ROUND)
     close(optimum(B, C, np.array([0.5, 0.3, 0.2]), 1.0)[0], (0.48387097, 0.90322581), ROUND)
-    close(Quadratics().run(flame(fraction_evaluate=0), 200)[-1].w, (5 / 9, 4 / 9), 1e-10)
+    close(Quadratics().run(flame(rho=0.2), 80)[-1].w, (5 / 9, 4 / 9), 1e-10)
 
 
 def test_one_round_shrinks_the_least_squares_solutions_by_q() -> None:
@@ -388,7 +382,7 @@ def test_accuracy_tested_steps_meet_their_tolerance() -> None:
 def test_accuracy_tested_steps_take_no_more_than_they_need() -> None:
     # With step 1/(b + lambda) one step is exact for a quadratic: 0 steps where the warm start is
     # good enough, 1 otherwise.
-    strategy = flame(theta_step="accuracy", tolerance=1e-3, lr=0.5, fraction_evaluate=0)
+    strategy = flame(theta_step="accuracy", tolerance=1e-3, lr=0.5)
     Quadratics(np.ones(3), C).run(strategy, 60, exact=False)
     steps = [metrics["steps"] for metrics in strategy.train_metrics[1].values()]
     assert steps == [1, 1, 1]
@@ -416,7 +410,8 @@ def test_exact_steps_need_a_client_that_can(caplog: pytest.LogCaptureFixture) ->
 def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
     federation = random_federation(4)
     settings = {"lam": 0.7, "rho": 0.2, "anchor": anchor, "weights": "size", "fraction_train": 0.5}
-    here, there = flame(**settings), flame(**settings, duals="client")
+    settings["fraction_evaluate"] = 1.0
+    here, there = (flame(**settings, duals=d) for d in ("strategy", "client"))
     trajectories: list[list[Matrix]] = []
     for strategy in (here, there):
         trajectory: list[Matrix] = []

@@ -125,9 +125,9 @@ def test_the_limit_is_the_minimiser() -> None:
     # theta_i* = (B I + lam P^T P)^-1 (B c_i + lam P^T w*) and w* = mean P theta_i*, so with
     # A = (B I + lam P^T P)^-1: w* = (I - lam P A P^T)^-1 P A B mean c_i.
     lam = 0.8
-    strategy = LpProjADMM(lam=lam, rho=0.3, lr=0.4, local_epochs=20, dimension=K, seed=7)
+    strategy = LpProjADMM(lam=lam, rho=0.1, lr=0.5, local_epochs=8, dimension=K, seed=7)
     watched = grid()
-    run(strategy, 200, watched, evaluate_every=200)
+    run(strategy, 80, watched, evaluate_every=80)
     p = projection(7, K, D, "float64")
     inverse = np.linalg.inv(B * np.eye(D) + lam * p.T @ p)
     w = np.linalg.solve(np.eye(K) - lam * p @ inverse @ p.T, p @ inverse @ (B * C.mean(axis=0)))
