@@ -312,7 +312,7 @@ class ClientDirectory:
                 labels = {None: own[0]}
             for label, reply in wire.unpack_replies(message.content):
                 if (speaker := labels.get(label)) is None:
-                    name = "its client" if label is None else f"client {label}"
+                    name = "its client" if label is None else f"client {brief(label)}"
                     reason = f"node {node} replied for {name}, which this run does not know there"
                     reply = RawReply(error=reason)
                 replies.append((speaker, reply))

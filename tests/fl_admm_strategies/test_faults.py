@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MessageType
 from flwr.client import NumPyClient
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 
 from clients import client_app
@@ -249,3 +251,38 @@ def test_faults_do_not_pile_up_in_the_clients_state(case: Case) -> None:
     run(case, grid, 8, strategy=strategy_of(case))
     run(case, without, 8, strategy=strategy_of(case))
     assert sizes(grid) == sizes(without)
+
+
+def on_ray(case: Case, strategy: StatefulStrategy, faults: Schedule) -> None:
+    """Run a strategy on two Ray actors, with clients that fail as scheduled."""
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy.start(grid, case.initial_arrays(), 6)
+
+    def client_fn(context: Context) -> Any:
+        own = faults.get(int(context.node_config["partition-id"]), {})
+        return FailingClient(make_client(case.client_class, context), own).to_client()
+
+    run_simulation(
+        server,
+        client_app(client_fn),
+        num_supernodes=NUM_CLIENTS,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": 2, "log_to_driver": False, "logging_level": "ERROR"},
+        },
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:unclosed :ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_dead_ray_actor_is_reported_at_once() -> None:
+    strategy = strategy_of(CASES[0], fraction=1.0)
+    with pytest.raises(RuntimeError, match=r"A Ray actor died.*--resume.*fewer workers"):
+        on_ray(CASES[0], strategy, {VICTIM: {2: "dies"}})
+    assert sorted(strategy.train_metrics) == [1]  # the round of the death changes nothing
+    assert set(strategy.accepted_in.values()) == {1}

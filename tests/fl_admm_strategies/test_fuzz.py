@@ -1,0 +1,454 @@
+"""Nothing that comes from outside can do more than be refused.
+
+Replies, answers to hand-shakes and queries, and orders with arbitrary content: every one ends in a
+refusal or an error of ours, and none changes a state. Hypothesis makes the content up: from
+nothing, and by changing one thing in a reply that was good.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clients import client_app
+from fl_admm_strategies import InProcessGrid, StatefulStrategy, wire
+from fl_admm_strategies.nodes import ClientDirectory
+from fl_admm_strategies.wire import RawReply
+from tests.cases import CASES, NUM_CLIENTS, Case, each_case, grid_of, run
+from tests.support import WatchedGrid, assert_same_bits, client_fn_of, node_of
+
+VICTIM = 3
+
+# Those that differ in what an answer to a message needs; the rest would only repeat it.
+UNLIKE = [CASES[0], *(case for case in CASES if case.name.endswith("client-duals"))]
+each_unlike_case = pytest.mark.parametrize("case", UNLIKE, ids=lambda case: case.name)
+
+# A case has few examples of its own: what they test is the base's, which all cases share.
+few = settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+many = settings(max_examples=50, deadline=None)
+
+
+# --- Content of any kind ------------------------------------------------------------------------
+
+
+def saved(array: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+def archive() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.zeros(3, np.float32))
+    return file.getvalue()
+
+
+def empty_zip() -> bytes:
+    file = io.BytesIO()
+    zipfile.ZipFile(file, "w").close()
+    return file.getvalue()
+
+
+class Bomb:
+    """What a pickle of it would do, were it ever loaded."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a pickle was loaded",)
+
+
+HUGE = b"\x93NUMPY\x01\x00v\x00" + (
+    b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999,), }".ljust(117) + b"\n"
+)
+
+BYTES = [
+    b"",
+    b"no numpy file",
+    b"\x93NUMPY",
+    saved(np.zeros(4, np.float32))[:-3],
+    HUGE,
+    archive(),
+    empty_zip(),
+    saved(np.array([Bomb(), None], dtype=object), allow_pickle=True),
+    saved(np.array("text")),
+    saved(np.zeros(3, [("a", "<f4"), ("b", "O")]), allow_pickle=True),
+    saved(np.zeros(2, "M8[s]")),
+    saved(np.array(1 + 2j)),
+    saved(np.zeros((2, 0, 3), ">f4")),
+]
+
+numbers = st.one_of(
+    st.integers(-5, 5),
+    st.integers(),
+    st.floats(),
+    st.sampled_from([10**400, -(10**400), 2**63, 2**64, 1e308, -1e308, 5e-324]),
+)
+texts = st.one_of(st.text(max_size=8), st.sampled_from(["@", "x@y", "\n\n", "\0", "é" * 3]))
+scalars = st.one_of(st.booleans(), st.binary(max_size=8), texts, numbers)
+values = st.one_of(
+    scalars,
+    st.lists(st.integers(-5, 2**64), max_size=3),
+    st.lists(st.floats(), max_size=3),
+    st.lists(st.booleans(), max_size=3),
+    st.lists(texts, max_size=3),
+    st.lists(st.binary(max_size=4), max_size=3),
+)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Array:
+    if draw(st.booleans()):
+        dtype = draw(hnp.scalar_dtypes())
+        shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
+        return Array(np.zeros(shape, dtype))
+    return Array(
+        dtype=draw(st.sampled_from(["float32", "object", "", "no dtype"])),
+        shape=tuple(draw(st.lists(st.integers(-2, 2**40), max_size=3))),
+        stype=draw(st.sampled_from(["numpy.ndarray", "numpy.ndarray", "pickle", ""])),
+        data=draw(st.one_of(st.sampled_from(BYTES), st.binary(max_size=200))),
+    )
+
+
+array_names = st.one_of(texts, st.sampled_from(["body.weight", "head.weight", "head.bias"]))
+metric_names = st.one_of(texts, st.sampled_from(["num-examples", "num-examples", "loss"]))
+metrics = st.dictionaries(
+    metric_names,
+    st.one_of(numbers, st.lists(st.integers(), max_size=3), st.lists(st.floats(), max_size=3)),
+    max_size=4,
+)
+configs = st.dictionaries(
+    st.one_of(texts, st.sampled_from(["reason", "client-ids", "num-clients", "groups", "reply"])),
+    values,
+    max_size=4,
+)
+records = st.one_of(
+    st.builds(ArrayRecord, st.dictionaries(array_names, arrays(), max_size=4)),
+    st.builds(MetricRecord, metrics),
+    st.builds(ConfigRecord, configs),
+)
+record_names = st.one_of(
+    texts,
+    st.sampled_from(["arrays", "metrics", "config", "error", "arrays@", "error@", "arrays.anchor"]),
+    st.sampled_from(["metrics@3", "error@3", "config@3", "arrays@3@3", "config@x", "config@99"]),
+)
+contents = st.builds(RecordDict, st.dictionaries(record_names, records, max_size=4))
+
+
+@st.composite
+def changed(draw: st.DrawFn, good: RecordDict) -> RecordDict:
+    """Return a good message with one thing changed, added or gone."""
+    content = RecordDict(dict(good))
+    key = draw(st.sampled_from(list(content)))
+    how = draw(st.sampled_from(["gone", "renamed", "another", "one more", "inside", "inside"]))
+    if how == "gone":
+        del content[key]
+    elif how == "renamed":
+        content[draw(record_names)] = content.pop(key)
+    elif how == "another":
+        content[key] = draw(records)
+    elif how == "one more":
+        content[draw(record_names)] = draw(records)
+    else:
+        inside: dict[str, Any] = dict(content[key])
+        name = draw(st.sampled_from([*inside, "another"]))
+        new = {ArrayRecord: arrays(), MetricRecord: numbers, ConfigRecord: values}
+        inside[name] = draw(new[type(content[key])])
+        content[key] = type(content[key])(inside)
+    return content
+
+
+# --- Replies ------------------------------------------------------------------------------------
+
+
+class Replay(WatchedGrid):
+    """Gives the replies of a recorded run again, but those of the victim in one phase."""
+
+    def __init__(self, recorded: WatchedGrid, phase: tuple[str, int], content: RecordDict | None):
+        self.recorded, self.phase_, self.content = recorded, phase, content
+
+    def get_node_ids(self) -> list[int]:
+        return self.recorded.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return self.recorded.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return self.recorded.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        replies = []
+        for message in messages:
+            node, phase = message.metadata.dst_node_id, phase_of(message)
+            if (phase, node) == (self.phase_, node_of(VICTIM)):
+                if self.content is not None:
+                    replies.append(Message(self.content, reply_to=message))
+                continue
+            replies.append(Message(good_reply(self.recorded, phase, node), reply_to=message))
+        return replies
+
+
+def phase_of(message: Message) -> tuple[str, int]:
+    return message.metadata.message_type, int(message.metadata.group_id)
+
+
+@cache
+def recorded(case: Case) -> WatchedGrid:
+    grid = grid_of(case)
+    run(case, grid, 2)
+    return grid
+
+
+def good_reply(grid: WatchedGrid, phase: tuple[str, int], node: int) -> RecordDict:
+    batches = (replies for kind, r, replies in grid.received if (kind, r) == phase)
+    return next(m.content for replies in batches for m in replies if m.metadata.src_node_id == node)
+
+
+def bad_replies(case: Case, phase: tuple[str, int]) -> st.SearchStrategy[RecordDict]:
+    good = good_reply(recorded(case), phase, node_of(VICTIM))
+    return st.one_of(contents, changed(good))
+
+
+def replay(case: Case, phase: tuple[str, int], content: RecordDict | None) -> StatefulStrategy:
+    return run(case, Replay(recorded(case), phase, content), 2)
+
+
+@cache
+def without_victim(case: Case) -> StatefulStrategy:
+    return replay(case, (MessageType.TRAIN, 2), None)
+
+
+def assert_as_finite(strategy: StatefulStrategy, good: StatefulStrategy) -> None:
+    """Raise if a state holds NaN or infinity where a good one does not."""
+    finite = good.state_dict()
+    for key, array in strategy.state_dict().items():
+        assert np.isfinite(array).all() or not np.isfinite(finite[key]).all(), key
+
+
+@few
+@given(data=st.data())
+@each_case
+def test_a_reply_of_any_content_is_refused_or_good(case: Case, data: st.DataObject) -> None:
+    phase = (MessageType.TRAIN, 2)
+    content = data.draw(bad_replies(case, phase))
+    strategy = replay(case, phase, content)
+    if VICTIM in strategy.train_metrics[2]:  # then it is what the strategy asked for
+        own = [r for key, r in content.array_records.items() if not key.partition("@")[2]]
+        sent = {name: array.numpy() for record in own for name, array in record.items()}
+        assert len(own) == 1
+        assert {n: (a.shape, a.dtype) for n, a in sent.items()} == strategy.reply_spec()
+        assert all(np.isfinite(array).all() for array in sent.values())
+        assert 0 < strategy.train_metrics[2][VICTIM]["num-examples"] <= 2**53
+    else:
+        expected = without_victim(case)
+        assert_same_bits(strategy.state_dict(), expected.state_dict())
+        assert strategy.train_metrics == expected.train_metrics
+    assert_as_finite(strategy, without_victim(case))
+
+
+@few
+@given(data=st.data())
+@each_unlike_case
+def test_an_evaluation_of_any_content_changes_no_state(case: Case, data: st.DataObject) -> None:
+    phase = (MessageType.EVALUATE, 2)
+    content = data.draw(bad_replies(case, phase))
+    strategy = replay(case, phase, content)
+    assert_same_bits(strategy.state_dict(), replay(case, phase, None).state_dict())
+
+
+SHAKING = ("FedADMM-client-duals", "FedMC-ADMM-client-duals", "FedGiA")
+
+
+@few
+@given(data=st.data())
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name in SHAKING], ids=lambda case: case.name
+)
+def test_a_hand_shake_of_any_content_is_good_or_ends_the_run(
+    case: Case, data: st.DataObject
+) -> None:
+    phase = (MessageType.TRAIN, 0)
+    content = data.draw(bad_replies(case, phase))
+    try:
+        strategy = replay(case, phase, content)
+    except RuntimeError as error:
+        named = f"failed for clients [{VICTIM}]" in str(error)
+        assert named, error  # noqa: PT017 - it may as well be good
+        return
+    assert_as_finite(strategy, without_victim(case))
+
+
+@many
+@given(content=contents)
+def test_replies_are_unpacked_whatever_they_hold(content: RecordDict) -> None:
+    for client, reply in wire.unpack_replies(content):
+        assert client is None or isinstance(client, str)
+        assert isinstance(reply, RawReply)
+        assert all(type(array) is np.ndarray for array in (reply.arrays or {}).values())
+
+
+@pytest.mark.parametrize("data", BYTES)
+def test_only_a_plain_array_is_an_array(data: bytes) -> None:
+    array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
+    content = RecordDict({"arrays": ArrayRecord({"a": array}), "metrics": MetricRecord({})})
+    ((_, reply),) = wire.unpack_replies(content)
+    readable = reply.arrays is not None
+    assert readable == (reply.error is None)
+    if readable:
+        assert reply.arrays["a"].dtype.kind in "fcUM"
+
+
+@pytest.mark.parametrize("hosted", [False, True], ids=["its own node", "a node of several"])
+@given(reason=st.one_of(values, st.just("x" * 10_000)))
+@settings(max_examples=30, deadline=None)
+def test_an_error_of_any_text_is_one_short_line(hosted: bool, reason: Any) -> None:
+    key = f"error@{VICTIM}" if hosted else "error"
+    ((_, reply),) = wire.unpack_replies(RecordDict({key: ConfigRecord({"reason": reason})}))
+    assert reply.error is not None
+    assert len(reply.error) < 1000
+    assert len(reply.error.splitlines()) <= 1
+
+
+# --- Who a node says it is ----------------------------------------------------------------------
+
+
+class Answering(InProcessGrid):
+    """One node answers the query with something made up, the other as it should."""
+
+    def __init__(self, content: RecordDict) -> None:
+        def app(message: Message, context: Context) -> Message:
+            own = content if context.node_config["partition-id"] == 0 else known
+            return Message(own, reply_to=message)
+
+        known = RecordDict({"config": ConfigRecord({"client-ids": [1], "num-clients": 2})})
+        super().__init__(app, 2)
+
+
+identities = st.one_of(
+    contents,
+    st.builds(
+        lambda ids, total: RecordDict(
+            {"config": ConfigRecord({"client-ids": ids, "num-clients": total})}
+        ),
+        st.one_of(values, st.lists(st.integers(-1, 4), max_size=4), st.just([2**64])),
+        st.one_of(values, st.integers(-1, 4)),
+    ),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(content=identities)
+def test_a_node_may_say_anything_of_itself(content: RecordDict) -> None:
+    try:
+        directory = ClientDirectory.find(Answering(content), at_least=1, timeout=0.01)
+    except (ValueError, TimeoutError):
+        return
+    for client in directory.client_ids:
+        assert type(client) is int
+        assert 0 <= client < 2**64  # as a node id
+    assert 1 in directory.client_ids
+
+
+# --- Orders -------------------------------------------------------------------------------------
+
+order_values = st.one_of(
+    st.integers(-3, 3), st.floats(-2, 2), st.just(float("nan")), st.booleans(), texts
+)
+
+
+@st.composite
+def changed_order(draw: st.DrawFn, good: RecordDict) -> RecordDict:
+    """As `changed`, but for settings that would only make the client work for very long."""
+    content = draw(changed(good))
+    for key, record in content.config_records.items():
+        for name in draw(st.lists(st.sampled_from(sorted(record) or ["groups"]), max_size=1)):
+            content[key] = ConfigRecord({**record, name: draw(order_values)})
+    tamed = {key: dict(record) for key, record in content.config_records.items()}
+    for key, record in tamed.items():
+        for name in {"local-epochs", "max-steps", "local-steps", "inner-steps"} & record.keys():
+            if isinstance(record[name], int | float) and not -5 < record[name] < 5:
+                record[name] = 1
+        content[key] = ConfigRecord(record)
+    return content
+
+
+@cache
+def good_orders(case: Case, hosted: bool) -> RecordDict:
+    """Return the training message of round 2, to client 0 or to a node of three clients."""
+    app = client_app(client_fn_of(case.client_class), num_clients=3 if hosted else None)
+    grid = WatchedGrid(app, 1 if hosted else NUM_CLIENTS)
+    run(case, grid, 2)
+    return grid.phase(MessageType.TRAIN, 2)[0].content
+
+
+@pytest.mark.parametrize("hosted", [False, True], ids=["its own node", "a node of several"])
+@each_unlike_case
+@few
+@given(data=st.data())
+def test_an_order_of_any_content_gets_an_answer(
+    case: Case, hosted: bool, data: st.DataObject
+) -> None:
+    app = client_app(client_fn_of(case.client_class), num_clients=3 if hosted else None)
+    grid = InProcessGrid(app, 1)
+    content = data.draw(st.one_of(contents, changed_order(good_orders(case, hosted))))
+    kind = data.draw(st.sampled_from([MessageType.TRAIN, MessageType.EVALUATE]))
+    (reply,) = grid.send_and_receive([Message(content, node_of(0), kind, group_id="2")])
+    state = grid.context(node_of(0)).state
+    if reply.has_error():
+        assert reply.error.code == 2
+        assert not state
+        return
+    for label, own in wire.unpack_replies(reply.content):
+        if own.error is None:
+            continue
+        suffix = "" if label is None else f"@{label}"
+        assert not [key for key in state if hosted and key.endswith(suffix)]
+
+
+@many
+@given(content=contents)
+def test_orders_are_unpacked_or_refused(content: RecordDict) -> None:
+    try:
+        for _, order in wire.unpack_orders(content):
+            wire.split_groups(order.flat(), order.config)
+    except ValueError:
+        pass
+
+
+def test_a_node_refuses_the_order_of_a_client_that_it_does_not_host() -> None:
+    case = CASES[0]
+    content = RecordDict(
+        {
+            key.replace("@0", "@7"): record
+            for key, record in good_orders(case, True).items()
+            if key.endswith("@0")
+        }
+    )
+    app = client_app(client_fn_of(case.client_class), num_clients=3)
+    grid = InProcessGrid(app, 1)
+    message = Message(content, node_of(0), MessageType.TRAIN, group_id="2")
+    (reply,) = grid.send_and_receive([message])
+    assert reply.has_error()
+    assert "client 7" in reply.error.reason
+    assert not grid.context(node_of(0)).state
