@@ -167,6 +167,14 @@ CASES = [
         ray_is_slow=True,
     ),
     Case(
+        "FedGiA-client-duals",
+        partial(fedgia, t=0.5, curvature=2.0, duals="client"),
+        FedGiAClient,
+        stateless_clients=False,
+        everybody_trains=True,
+        ray_is_slow=True,
+    ),
+    Case(
         "FedGiA-gram",
         partial(fedgia, hessian="gram", report_gradient=True),
         fedgia_linear_client,
