@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import ArrayLike
 from rich import box
+from rich.console import Group
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -381,7 +382,7 @@ def _traffic(traffic: Mapping[int, Traffic]) -> dict[str, float]:
     }
 
 
-def results_table(result: Result) -> Table:
+def results_table(result: Result) -> Group:
     """Lay out a run's results, with the published ones under a rule.
 
     Parameters
@@ -391,16 +392,14 @@ def results_table(result: Result) -> Table:
 
     Returns
     -------
-    rich.table.Table
-        Fits a terminal of 80 columns.
+    rich.console.Group
+        The table and what it means; fits a terminal of 80 columns.
     """
     metric = result.metric
     table = Table(
         # Text, not str: rich would read a bracket in a name as its own markup and drop it.
         title=Text(f"{result.algorithm} on {result.experiment}", style="bold"),
-        caption=Text(_results_caption(result), style="dim"),
         title_justify="left",
-        caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
         pad_edge=False,
@@ -454,7 +453,8 @@ def results_table(result: Result) -> Table:
                 *cells(row, NONE),
                 style="italic" if same else "dim italic",
             )
-    return table
+    # Not the table's own caption, which would be folded to the width of a narrow table.
+    return Group(table, Text(_results_caption(result), style="dim"))
 
 
 def _results_caption(result: Result) -> str:
