@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import ArrayLike
 from rich import box
-from rich.console import Group
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 

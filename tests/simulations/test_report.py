@@ -158,7 +158,7 @@ def test_plain_keeps_kinds_apart():
 @pytest.mark.parametrize("width", [80, 100])
 def test_results_table_holds_the_numbers(width):
     text = shown(results_table(make_result()), width)
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert "…" not in text
     assert row(text, "personal model") == ["90.12", "3.45", "81.23", "98.76", "7.33e7"]
     assert row(text, "clusters at ν=0.01") == ["28", "0.82"]
@@ -231,7 +231,7 @@ def test_a_table_of_three_shares_fits_the_terminal():
         },
     )
     text = shown(results_table(result))
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert row(text, "personal model") == ["70.00", "10.00", "50.00", "90.00", "68.12", "87.10"]
     assert row(text, "FedAPM") == ["73.80", "±0.5", "72.50", "±0.5", "87.30"]
 
