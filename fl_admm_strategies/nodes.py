@@ -180,8 +180,8 @@ class ClientDirectory:
         Returns
         -------
         list of int
-            The clients that are on another node than before: what they kept is gone, unless it is
-            in a folder.
+            The clients that are on another node than before, or whose node was away: what they kept
+            may be gone.
 
         Raises
         ------
@@ -192,7 +192,10 @@ class ClientDirectory:
         deadline = time.monotonic() + timeout
         next_word = time.monotonic() + 10.0
         while True:
-            self._connected = set(grid.get_node_ids())
+            before, self._connected = self._connected, set(grid.get_node_ids())
+            # A node that Flower knows by its key keeps its id when it is restarted.
+            back = self._connected - before
+            moved += [client for client, node in self._node_of.items() if node in back]
             if not self._mute:
                 self._meet(grid)
                 moved += self._take_over()

@@ -119,7 +119,21 @@ def test_a_client_that_is_restarted_between_two_rounds_misses_none() -> None:
 
 
 def test_the_same_node_may_come_back() -> None:
-    strategy, grid = run({0: [2, 3, 4], 2: [2, 4], 3: [2, 3, 4]})
+    # Its client was not asked in round 2, so only the directory can know that it may have been
+    # restarted, and that it needs its omega_1 in round 3.
+    grid = RestlessGrid(fpfc_app(), FIRST, {0: [2, 3, 4], 2: [2, 4], 3: [2, 3, 4]})
+    strategy = fpfc()
+    in_sync: dict[int, bool] = {}
+    orders = strategy.train_orders
+
+    def watched(server_round: int, client_ids: Sequence[int]) -> Any:
+        in_sync[server_round] = strategy.in_sync(1)
+        chosen = [c for c in client_ids if (server_round, c) != (2, 1)]
+        return orders(server_round, chosen)
+
+    strategy.train_orders = watched  # type: ignore[method-assign]
+    strategy.start(grid, initial_arrays(), 4)
+    assert in_sync == {1: False, 2: True, 3: False, 4: True}
     assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2], 4: [0, 1, 2]}
     assert grid.asked == []
     assert_same_bits(strategy.state_dict(), as_if_not_sampled({2: 1}).state_dict())
