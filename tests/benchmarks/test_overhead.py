@@ -1,0 +1,136 @@
+"""What the base adds to a round of FedAvg: seeds, versions, checks of replies, metrics by client.
+
+Both sides average, over the same grid, with the same app: Flower's own `FedAvg`, and the least
+strategy of this library. The work is that of McMahan et al. 2017: 10 clients a round, 600 images
+each, the network "2NN" (199,210 parameters), one epoch of SGD in batches of 10.
+
+Run with `pytest tests/benchmarks/test_overhead.py --benchmark-enable -s`. The two take turns, and
+what is compared is the processor time of a round (all of it is in this process, on one thread),
+so that a busy machine changes little. What counts is the ratio of the medians, in `extra_info` too.
+Aim: at most 1.10. Nothing here asserts a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from fl_admm_strategies.blocks import weighted_average
+from fl_admm_strategies.wire import Arrays, Order, Reply
+
+NUM_CLIENTS, NUM_IMAGES, BATCH = 10, 600, 10
+
+
+def two_nn() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)
+    )
+
+
+class Averaging(StatefulStrategy):
+    """FedAvg as a strategy of this library."""
+
+    def init_state(self, arrays: Arrays) -> None:
+        self.model = arrays
+
+    def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        return {client: Order({"arrays": self.model}) for client in client_ids}
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        self.model = weighted_average(self.model, replies)
+
+    def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        return {}
+
+    def global_model(self) -> Arrays:
+        return self.model
+
+    def personal_model(self, client_id: int) -> Arrays:
+        return self.model
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        return dict(self.model)
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.model = dict(arrays)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        return {}
+
+
+def fedavg_app() -> ClientApp:
+    images = torch.randn(NUM_IMAGES, 784, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(NUM_IMAGES) % 10
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model = two_nn()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for start in range(0, NUM_IMAGES, BATCH):
+            batch = slice(start, start + BATCH)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+        content = {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": NUM_IMAGES}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def round_seconds(strategy: Any, num_rounds: int) -> list[float]:
+    """Return the seconds of every round: `evaluate_fn` is called before the first, after each."""
+    times: list[float] = []
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> None:
+        times.append(time.process_time())
+
+    grid = InProcessGrid(fedavg_app(), NUM_CLIENTS)
+    strategy.start(grid, ArrayRecord(two_nn().state_dict()), num_rounds, evaluate_fn=evaluate_fn)
+    return [after - before for before, after in pairwise(times)]
+
+
+def test_a_round_beside_fedavg(benchmark: Any) -> None:
+    turns, num_rounds = (4, 2) if benchmark.enabled else (1, 1)
+    theirs: list[float] = []
+    ours: list[float] = []
+
+    def both() -> None:
+        for _ in range(turns):
+            theirs.extend(round_seconds(FedAvg(fraction_evaluate=0.0), num_rounds))
+            ours.extend(round_seconds(Averaging(fraction_evaluate=0.0), num_rounds))
+
+    benchmark.pedantic(both, rounds=1)
+    ratio = median(ours) / median(theirs)
+    benchmark.extra_info.update(ratio=ratio, fedavg=median(theirs), ours=median(ours))
+    print(f"\nFedAvg {median(theirs):.3f} s, ours {median(ours):.3f} s a round: ratio {ratio:.3f}")
+    assert len(ours) == len(theirs) == turns * num_rounds
+
+
+def test_both_reach_the_same_model() -> None:
+    grid, start = InProcessGrid(fedavg_app(), NUM_CLIENTS), ArrayRecord(two_nn().state_dict())
+    theirs = FedAvg(fraction_evaluate=0.0).start(grid, start, 1).arrays
+    ours = Averaging(fraction_evaluate=0.0).start(grid, start, 1).arrays
+    for name, array in theirs.items():
+        np.testing.assert_allclose(ours[name].numpy(), array.numpy(), atol=1e-6)
