@@ -7,10 +7,12 @@ nothing, and by changing one thing in a reply that was good.
 
 from __future__ import annotations
 
+import ast
 import io
 import zipfile
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hypothesis.extra.numpy as hnp
@@ -26,11 +28,12 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.common import Code, FitRes, Parameters, Status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients import client_app
-from fl_admm_strategies import InProcessGrid, StatefulStrategy, wire
+from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy, wire
 from fl_admm_strategies.nodes import ClientDirectory
 from fl_admm_strategies.wire import RawReply
 from tests.cases import CASES, NUM_CLIENTS, Case, each_case, grid_of, run
@@ -452,3 +455,66 @@ def test_a_node_refuses_the_order_of_a_client_that_it_does_not_host() -> None:
     assert reply.has_error()
     assert "client 7" in reply.error.reason
     assert not grid.context(node_of(0)).state
+
+
+# --- The older API ------------------------------------------------------------------------------
+
+
+@many
+@given(
+    tensors=st.lists(st.one_of(st.sampled_from(BYTES), st.binary(max_size=60)), max_size=5),
+    num_examples=numbers,
+    reported=st.dictionaries(metric_names, scalars, max_size=3),
+)
+def test_a_reply_of_the_older_api_is_refused_or_good(
+    tensors: list[bytes], num_examples: Any, reported: dict[str, Any]
+) -> None:
+    strategy = CASES[0].strategy(seed=1)
+    arrays = wire.from_array_record(CASES[0].initial_arrays())
+    legacy = LegacyStrategy(strategy, CASES[0].initial_arrays())
+    strategy.begin(arrays, [0, 1])
+    strategy.plan_train(1, {})
+    before = strategy.state_arrays()
+    good = [saved(array) for array in arrays.values()]
+    parameters = Parameters((tensors + good)[: len(good)], "numpy.ndarray")
+    status = Status(Code.OK, "")
+    reply = legacy._reply(
+        FitRes(status, parameters, num_examples, reported), list(strategy.reply_spec())
+    )
+    means = strategy.absorb_train(1, [(0, reply)])
+    if not means:
+        assert_same_bits(strategy.state_arrays(), before)
+    assert bool(means) == (0 in strategy.train_metrics.get(1, {}))
+
+
+# --- Pickles ------------------------------------------------------------------------------------
+
+# `pickle` copies messages between this process and its own forks there.
+TRUSTED = {Path("fl_admm_strategies/inprocess.py")}
+ROOT = Path(__file__).parents[2]
+
+
+def loads_pickles(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names):
+            return any(name.name in ("pickle", "marshal", "shelve", "joblib") for name in names)
+        case ast.ImportFrom(module):
+            return module in ("pickle", "marshal", "shelve", "joblib")
+        case ast.Attribute(ast.Name("torch"), "load"):
+            return True
+        case ast.keyword("allow_pickle", ast.Constant(value)):
+            return bool(value)
+    return False
+
+
+def test_no_pickle_is_loaded() -> None:
+    packages = ("fl_admm_strategies", "clients", "simulations")
+    files = [path for package in packages for path in ROOT.glob(f"{package}/**/*.py")]
+    assert len(files) > 40
+    guilty = {
+        path.relative_to(ROOT)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if loads_pickles(node)
+    }
+    assert guilty == TRUSTED
