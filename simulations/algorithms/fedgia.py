@@ -20,7 +20,7 @@ from pydantic import Field
 from rich import box
 from rich.table import Table
 from rich.text import Text
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 from clients import FedGiALinearClient, LeastSquares, Logistic, client_app
 from clients.curvature import FACTOR_CACHE, DataLoss

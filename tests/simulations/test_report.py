@@ -231,7 +231,7 @@ def test_a_table_of_three_shares_fits_the_terminal():
         },
     )
     text = shown(results_table(result))
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     assert row(text, "personal model") == ["70.00", "10.00", "50.00", "90.00", "68.12", "87.10"]
     assert row(text, "FedAPM") == ["73.80", "±0.5", "72.50", "±0.5", "87.30"]
 
