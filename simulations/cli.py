@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from fl_admm_strategies import run_in_process
 
 from .client_app import make_client_app
 from .config import RunConfig
-from .run import prepare
+from .run import prepare, results_folder
 from .server_app import make_server_app
 from .settings import experiment_names, load_settings
 
@@ -77,16 +78,25 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Results folder (default: runs/NAME-TIME).")
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in --out (default: the last in runs/ that has not ended), or "
+            "start one.",
+        ),
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show Flower's and Ray's messages, and tracebacks.")
     ] = False,
 ) -> None:
     """Run an experiment: train, then a table beside the published numbers, and plots."""
     _quieten(verbose)
-    config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out)
+    config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
     try:
         # Whatever is wrong with the experiment is said here, before an engine takes its time.
         experiment = prepare(config)
+        config = replace(config, out=results_folder(config))
         num_clients = len(experiment.data.clients)
         Console().print(
             f"{experiment.settings.title}\n{num_clients} clients, "

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -15,6 +16,7 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from clients import client_app
+from clients.memory import Memory
 
 from .config import RunConfig, read_run_config
 from .settings import load_experiment
@@ -28,7 +30,12 @@ def _build_client(config: RunConfig, context: Context) -> Client:
     # share it, so this is also what makes all engines agree.
     torch.set_num_threads(1)
     settings, data = _experiment(config)
-    return settings.algorithm.client(context, settings, data).to_client()
+    client = settings.algorithm.client(context, settings, data)
+    if settings.training.client_state == "folder" and hasattr(client, "memory"):
+        if config.out is None:
+            raise ValueError("client-state = 'folder' needs a results folder: give out")
+        client.memory = Memory(context, config.out / "clients")
+    return client.to_client()
 
 
 def _num_clients(config: RunConfig) -> int:
@@ -38,6 +45,8 @@ def _num_clients(config: RunConfig) -> int:
 def make_client_app(run_config: Mapping[str, object]) -> ClientApp:
     """Return the ClientApp of an experiment, whatever context it runs in."""
     config = read_run_config(run_config)
+    if config.out is not None:  # a worker's folder may be another
+        config = replace(config, out=config.out.absolute())
     return client_app(
         lambda context: _build_client(config, context),
         num_clients=lambda _: _num_clients(config),

@@ -21,6 +21,8 @@ class RunConfig:
         Where data sets lie; None for the default place.
     out : Path or None
         Folder of the results; None for a new one under ``runs/``.
+    resume : bool
+        Continue the run in that folder, where there is one.
     """
 
     experiment: str
@@ -29,6 +31,7 @@ class RunConfig:
     seed: int | None = None
     data_root: Path | None = None
     out: Path | None = None
+    resume: bool = False
 
     def to_mapping(self) -> dict[str, bool | float | int | str]:
         """Return what `read_run_config` reads back."""
@@ -39,6 +42,7 @@ class RunConfig:
             "seed": -1 if self.seed is None else self.seed,
             "data-root": "" if self.data_root is None else str(self.data_root),
             "out": "" if self.out is None else str(self.out),
+            "resume": self.resume,
         }
 
 
@@ -53,7 +57,7 @@ def read_run_config(raw: Mapping[str, object]) -> RunConfig:
     ValueError
         If a key is unknown, or the experiment is missing.
     """
-    known = ["data-root", "experiment", "out", "profile", "seed", "set"]
+    known = ["data-root", "experiment", "out", "profile", "resume", "seed", "set"]
     for key in raw:
         if key not in known:
             raise unknown("key of the run configuration", key, known)
@@ -62,6 +66,9 @@ def read_run_config(raw: Mapping[str, object]) -> RunConfig:
     seed = raw.get("seed", -1)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed is {seed!r}, expected an integer >= 0 (-1: the experiment's own)")
+    resume = raw.get("resume", False)
+    if not isinstance(resume, bool):
+        raise ValueError(f"resume is {resume!r}, expected true or false")
     changes = (change.strip() for change in str(raw.get("set", "")).split(";"))
     return RunConfig(
         experiment=str(raw["experiment"]),
@@ -70,6 +77,7 @@ def read_run_config(raw: Mapping[str, object]) -> RunConfig:
         seed=None if seed == -1 else seed,
         data_root=_path(raw.get("data-root")),
         out=_path(raw.get("out")),
+        resume=resume,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import compress
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -67,13 +69,19 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     experiment = prepare(config)
     settings, strategy = experiment.settings, experiment.strategy
     name = Path(config.experiment).stem
-    out = _new_folder(config.out, name)
+    out = results_folder(config)
     (out / "experiment.toml").write_text(settings.to_toml(), encoding="utf-8")
+    path = out / "metrics.jsonl"
+    earlier = None  # seconds of what is resumed, once it is known where
 
     began = time.monotonic()
-    with (out / "metrics.jsonl").open("w", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8") as file:
 
         def on_round(server_round: int, metrics: Mapping[str, float]) -> None:
+            nonlocal earlier, began
+            if earlier is None:
+                earlier = _drop_from(path, server_round)
+                began -= earlier
             write_metrics_line(
                 file,
                 {
@@ -95,6 +103,9 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
             evaluate_every=settings.training.evaluate_every,
             stop=settings.algorithm.stop_rule(experiment),
             on_round=on_round,
+            checkpoint_dir=out / "checkpoints",
+            checkpoint_every=settings.training.checkpoint_every,
+            resume=config.resume,
         )
     seconds = time.monotonic() - began
     save_file(strategy.state_dict(), out / "state.safetensors")
@@ -145,11 +156,34 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     return result
 
 
-def _new_folder(wanted: Path | None, name: str) -> Path:
-    """Make the folder of a run, never one that is there already."""
+def _drop_from(path: Path, server_round: int) -> float:
+    """Remove the rounds of a metrics file that come again; return the seconds of those before."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]  # a kill may cut the last
+    kept = [record["round"] < server_round for record in whole]
+    path.write_text("".join(compress(lines, kept)), encoding="utf-8")
+    return max((record["seconds"] for record in compress(whole, kept)), default=0.0)
+
+
+def results_folder(config: RunConfig) -> Path:
+    """Make the folder of a run, or find that of the run to resume.
+
+    Raises
+    ------
+    ValueError
+        If a folder has something in it that is not to be resumed.
+    """
+    wanted, name = config.out, Path(config.experiment).stem
+    if config.resume and wanted is None:
+        started = sorted(Path("runs").glob(f"{name}-[0-9]*"), key=lambda p: p.stat().st_mtime)
+        unfinished = [folder for folder in started if not (folder / "result.json").exists()]
+        wanted = unfinished[-1] if unfinished else None
     if wanted is not None:
-        if wanted.exists() and any(wanted.iterdir()):
-            raise ValueError(f"the results folder {wanted} is not empty; give another --out")
+        if not config.resume and wanted.exists() and any(wanted.iterdir()):
+            raise ValueError(
+                f"the results folder {wanted} is not empty; give another --out, or --resume to "
+                "continue the run in it"
+            )
         wanted.mkdir(parents=True, exist_ok=True)
         return wanted
     stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import Field, ValidationError, create_model
@@ -44,6 +44,11 @@ class TrainingSettings(Section):
     evaluate_every: int = Field(default=10, ge=1)
     batch_size: int | None = Field(default=None, ge=1)
     """Mini-batch size; left out, clients take full-gradient steps."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Rounds from one checkpoint to the next, which ``--resume`` continues from."""
+    client_state: Literal["context", "folder"] = "context"
+    """Where clients keep what is theirs alone: in Flower's context, which ends with the run, or in
+    the results folder, so that a resumed run gives the same bits."""
 
 
 class PublishedRow(Section):

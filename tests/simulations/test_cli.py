@@ -104,7 +104,7 @@ def test_a_results_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> 
     (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
     code, output = invoke("run", "digits-fpfc", "--engine", "inprocess", "--out", str(tmp_path))
     assert code == 1
-    assert "is not empty; give another --out" in output
+    assert "is not empty; give another --out, or --resume" in output
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

@@ -19,6 +19,7 @@ from simulations.config import RunConfig, read_run_config
             seed=0,
             data_root=Path("/data"),
             out=Path("out"),
+            resume=True,
         ),
     ],
 )

@@ -61,6 +61,7 @@ def test_the_default_experiment_finds_the_three_groups(default_run: Path) -> Non
 
 def test_a_run_leaves_its_files(default_run: Path) -> None:
     assert sorted(path.name for path in default_run.iterdir()) == [
+        "checkpoints",
         "distances.png",
         "embedding.png",
         "experiment.toml",
