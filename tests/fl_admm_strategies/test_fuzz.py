@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import io
+import math
 import zipfile
 from collections.abc import Iterable
 from functools import cache
@@ -331,6 +332,32 @@ def test_an_error_of_any_text_is_one_short_line(hosted: bool, reason: Any) -> No
     assert reply.error is not None
     assert len(reply.error) < 1000
     assert len(reply.error.splitlines()) <= 1
+
+
+def trained_with(*reported: dict[str, Any]) -> tuple[dict[str, float], StatefulStrategy]:
+    """Return the mean metrics of a round in which clients reported these, and the strategy."""
+    strategy = CASES[0].strategy(seed=1)
+    arrays = wire.from_array_record(CASES[0].initial_arrays())
+    strategy.begin(arrays, range(len(reported)))
+    strategy.plan_train(1, {})
+    replies = [(client, RawReply(arrays, own)) for client, own in enumerate(reported)]
+    return strategy.absorb_train(1, replies), strategy
+
+
+@pytest.mark.parametrize("name", ["num-examples", "loss"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), 2**63], ids=["huge", "minus", "65 bits"])
+def test_a_number_that_no_message_can_hold_is_refused(name: str, value: int) -> None:
+    good = {"num-examples": 3, "loss": 1.0}
+    means, strategy = trained_with(good, good | {name: value})
+    assert list(strategy.train_metrics[1]) == [0]
+    assert means["loss"] == 1.0
+
+
+@pytest.mark.parametrize("pair", [(math.inf, -math.inf), (1.7e308, 1.7e308), (math.nan, 1.0)])
+def test_a_metric_that_cannot_be_averaged_ends_nothing(pair: tuple[float, float]) -> None:
+    means, strategy = trained_with(*({"num-examples": 2**53, "loss": loss} for loss in pair))
+    assert list(strategy.train_metrics[1]) == [0, 1]
+    assert not math.isfinite(means["loss"])
 
 
 # --- Who a node says it is ----------------------------------------------------------------------
