@@ -134,7 +134,8 @@ def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: 
 def test_the_server_needs_no_memory_for_every_client_where_they_keep_their_duals() -> None:
     (here, _), (there, _) = small("strategy"), small("client")
     sizes = [sum(a.size for a in s.consensus.state_arrays().values()) for s in (here, there)]
-    assert sizes == [2 * 31 + 2 * 6 * 31, 2 * 31]
+    # w, its first value, the sum of the z_i and a round; u_i and pi_i of 6 clients, or nothing.
+    assert sizes == [3 * 31 + 1 + 2 * 6 * 31, 3 * 31 + 1]
 
 
 def test_own_copies_are_with_the_client_where_the_duals_are() -> None:
