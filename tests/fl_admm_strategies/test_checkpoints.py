@@ -382,6 +382,20 @@ def test_the_newest_checkpoint_cut_short_at_any_length_resumes(
         assert "Resuming after round 3" in caplog.text
 
 
+def test_clients_can_go_back_to_the_oldest_checkpoint(tmp_path: Path) -> None:
+    # All train in every round, so a client that kept the last two rounds only could not.
+    strategy = new_strategy(fraction_train=1.0)
+    expected = measured(strategy, start(strategy, ROUNDS)), strategy.state_dict()
+    folder: dict[str, Any] = {
+        "state_dir": tmp_path / "clients",
+        "checkpoint_dir": tmp_path / "checkpoints",
+    }
+    start(new_strategy(fraction_train=1.0), 4, **folder)
+    for number in (3, 4):
+        (tmp_path / "checkpoints" / f"round-{number:06d}.safetensors").write_bytes(b"")
+    assert_equal(go_on(tmp_path, fraction_train=1.0), expected)
+
+
 def test_every_flipped_bit_is_noticed(saved: Path, tmp_path: Path) -> None:
     data = bytearray(newest(saved).read_bytes())
     path = tmp_path / "round-000004.safetensors"
