@@ -52,7 +52,7 @@ class Case:
     `TorchClient`. What an algorithm promises differs in three points: `fedavg_clients`, a client
     that knows nothing of the library will do; `stateless_clients`, the server can make up for what
     a client lost; `everybody_trains`, in every round. `ray_is_slow` keeps the runs on Ray out of
-    the default suite.
+    the default suite, `variant` all of its tests: another setting of a strategy that is in it.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Case:
     stateless_clients: bool = True
     everybody_trains: bool = False
     ray_is_slow: bool = False
+    variant: bool = False
 
 
 def fedgia(fraction_train: float = 1.0, **settings: Any) -> FedGiA:
@@ -81,12 +82,19 @@ def fedgia_linear_client(
 
 CASES = [
     Case("FPFC", partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2), FPFCClient),
-    Case("FPFC-l1", partial(FPFC, L1(0.05), lr=0.2, local_epochs=2), FPFCClient, ray_is_slow=True),
+    Case(
+        "FPFC-l1",
+        partial(FPFC, L1(0.05), lr=0.2, local_epochs=2),
+        FPFCClient,
+        ray_is_slow=True,
+        variant=True,
+    ),
     Case(
         "FPFC-head",
         partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2, clustered="^head"),
         FPFCClient,
         ray_is_slow=True,
+        variant=True,
     ),
     Case(
         "FedADMM",
@@ -101,6 +109,7 @@ CASES = [
         fedavg_clients=False,
         stateless_clients=False,
         ray_is_slow=True,
+        variant=True,
     ),
     Case(
         "FedAPM",
@@ -117,6 +126,7 @@ CASES = [
         fedavg_clients=False,
         stateless_clients=False,
         ray_is_slow=True,
+        variant=True,
     ),
     Case(
         "FLAME",
@@ -131,6 +141,7 @@ CASES = [
         fedavg_clients=False,
         stateless_clients=False,
         ray_is_slow=True,
+        variant=True,
     ),
     Case(
         "LpProjADMM",
@@ -157,6 +168,7 @@ CASES = [
         fedavg_clients=False,
         stateless_clients=False,
         ray_is_slow=True,
+        variant=True,
     ),
     Case(
         "FedGiA",
@@ -173,6 +185,7 @@ CASES = [
         stateless_clients=False,
         everybody_trains=True,
         ray_is_slow=True,
+        variant=True,
     ),
     Case(
         "FedGiA-gram",
@@ -182,6 +195,7 @@ CASES = [
         fedavg_clients=False,
         everybody_trains=True,
         ray_is_slow=True,
+        variant=True,
     ),
 ]
 

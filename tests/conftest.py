@@ -16,6 +16,16 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of cases that are variants of others to the slow ones."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        case = callspec.params.get("case") if callspec else None
+        if getattr(case, "variant", False) and item.get_closest_marker("long") is None:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def flower_logger_as_before() -> Iterator[None]:
     """Undo what the command line does to Flower's logger, which all tests share."""

@@ -367,7 +367,7 @@ def test_the_guides_run_has_the_bits_of_a_run_in_this_process(shown: Federation)
     assert_same_results(out, run_here(shown.folder, {}, name="one", strategy="fpfc"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_fails_exits_with_0_and_the_list_tells(shown: Federation) -> None:
     assert "exit code 0" in shown.run(FAILING_RUN)
     with pytest.raises(AssertionError, match="exit code 1"):
@@ -391,7 +391,7 @@ def running(federation: Federation, **settings: Any) -> Iterator[subprocess.Pope
 ALL_THREE: dict[str, Any] = {"num-rounds": 4, "evaluate-every": 4, "min-available-nodes": 3}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["fpfc", "flame"])
 def test_a_site_that_is_killed_comes_back(shown: Federation, strategy: str) -> None:
     settings = ALL_THREE | {"name": f"site-{strategy}", "strategy": strategy}
@@ -415,7 +415,7 @@ def test_a_site_that_is_killed_comes_back(shown: Federation, strategy: str) -> N
     assert_same_results(out, run_here(shown.folder, away, **settings))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_is_killed_goes_on(shown: Federation) -> None:
     settings = ALL_THREE | {"name": "server", "strategy": "fpfc"}
     out = shown.folder / "results" / "server"
@@ -439,7 +439,7 @@ def test_a_server_that_is_killed_goes_on(shown: Federation) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_guides_secure_federation_runs(tmp_path: Path) -> None:
     federation = Federation(tmp_path / "app")
     services = [block for block in SECURE if is_service(block)]

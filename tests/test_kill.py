@@ -64,13 +64,13 @@ def test_a_few_kills(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     kill_and_resume(name, 6, 2, tmp_path, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_25_kills(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kill_and_resume(name, 60, 25, tmp_path, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="ends a group of processes")
 def test_kills_on_ray(tmp_path: Path) -> None:
     name, num_rounds, kills = "FedAPM-client-duals", 12, 4

@@ -62,7 +62,9 @@ def _cut(rows: Index, last: int) -> tuple[Index, Index]:
     return (kept[:-1] if cut[0] - kept[-1] == 1 else kept), cut
 
 
-def uci_har(seed: int, root: Path, *, validation: bool = False) -> FederatedData:
+def uci_har(
+    seed: int, root: Path, *, people: int | None = None, validation: bool = False
+) -> FederatedData:
     """One client a subject (30), 10,299 windows of 2.56 s, six activities. Nothing is random.
 
     A stand-in for KU-HAR, which cannot be had. Inputs have shape (9, 128): the accelerometer
@@ -80,6 +82,8 @@ def uci_har(seed: int, root: Path, *, validation: bool = False) -> FederatedData
         Not used.
     root : Path
         Data root; the file is ``uci-har/uci_har_int16.npz.xz``.
+    people : int or None
+        How many subjects, the first ones by their numbers; None for all.
     validation : bool
         Hold the last 20 % of each subject's training windows out for validation.
 
@@ -90,7 +94,10 @@ def uci_har(seed: int, root: Path, *, validation: bool = False) -> FederatedData
     """
     x, y, subject = read_har(root / "uci-har" / "uci_har_int16.npz.xz")
     clients = []
-    for person in np.unique(subject):
+    subjects = np.unique(subject)
+    if people is not None and not 1 <= people <= len(subjects):
+        raise ValueError(f"people={people}: uci-har has {len(subjects)}, expected 1 to as many")
+    for person in subjects[:people]:
         dealt: dict[str, list[Index]] = {"train": [], "validation": [], "test": []}
         for activity in np.unique(y[subject == person]):
             train = np.flatnonzero((subject == person) & (y == activity))

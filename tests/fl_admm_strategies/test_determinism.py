@@ -80,7 +80,7 @@ def assert_same_runs(actual: StatefulStrategy, expected: StatefulStrategy) -> No
     assert actual.evaluate_metrics == expected.evaluate_metrics
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @forks
 @each_case
 @pytest.mark.parametrize("workers", [1, 2])
@@ -129,7 +129,7 @@ def app_of_all_cases() -> ClientApp:
     return app
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:unclosed :ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -199,7 +199,7 @@ def test_clients_that_fail_are_as_if_not_sampled(case: Case) -> None:
     assert_no_trace(case, random_faults(8), 8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @each_case
 def test_clients_that_fail_are_as_if_not_sampled_for_100_rounds(case: Case) -> None:
     assert_no_trace(case, random_faults(100), 100)
@@ -228,7 +228,7 @@ def test_a_client_whose_process_dies_is_as_if_not_sampled(
 PATIENCE = 5.0
 
 LATE_CASES = [
-    pytest.param(case, id=case.name, marks=[pytest.mark.slow] if number else [])
+    pytest.param(case, id=case.name, marks=[pytest.mark.long] if number else [])
     for number, case in enumerate(CASES)
 ]
 

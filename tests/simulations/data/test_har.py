@@ -61,6 +61,17 @@ def test_a_client_is_a_subject_and_inputs_are_scaled(tmp_path: Path) -> None:
             assert first <= x[:, 0].min() <= x[:, 0].max() < first + 12 * 7 * STEP
 
 
+def test_some_of_the_people(tmp_path: Path) -> None:
+    write(tmp_path)
+    everybody, some = load("uci-har", 0, tmp_path), load("uci-har", 0, tmp_path, people=2)
+    assert len(some.clients) == 2
+    for own, same in zip(some.clients, everybody.clients, strict=False):
+        assert torch.equal(own.train[0], same.train[0])
+    for people in (0, 4):
+        with pytest.raises(ValueError, match=f"people={people}: uci-har has 3"):
+            load("uci-har", 0, tmp_path, people=people)
+
+
 @pytest.mark.parametrize("validation", [False, True])
 def test_parts_share_no_sample_and_come_in_time_order(tmp_path: Path, validation: bool) -> None:
     """Of 12 windows of an activity, the last round(12 / 5) = 2 test and one is dropped.
