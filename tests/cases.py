@@ -177,6 +177,7 @@ CASES = [
         fedavg_clients=False,
         everybody_trains=True,
         ray_is_slow=True,
+        variant=True,
     ),
     Case(
         "FedGiA-client-duals",
@@ -195,7 +196,6 @@ CASES = [
         fedavg_clients=False,
         everybody_trains=True,
         ray_is_slow=True,
-        variant=True,
     ),
 ]
 
