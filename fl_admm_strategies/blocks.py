@@ -82,6 +82,28 @@ def compile_pattern(setting: str, pattern: str | None) -> re.Pattern[str] | None
         ) from error
 
 
+BATCH_NORM = r"(running_mean|running_var|num_batches_tracked)$"
+"""The buffers of PyTorch's batch norm, which have no gradient and so no dual variable."""
+
+
+def optimised(arrays: Arrays, apart: re.Pattern[str] | None) -> Arrays:
+    """Return the floating point arrays, without those in whose names a pattern is found.
+
+    Raises
+    ------
+    ValueError
+        If there are none.
+    """
+    found = {
+        name: array
+        for name, array in arrays.items()
+        if array.dtype.kind == "f" and not (apart and apart.search(name))
+    }
+    if not found:
+        raise ValueError("The model has no array of floating point numbers to optimise.")
+    return found
+
+
 def matching(setting: str, pattern: re.Pattern[str], arrays: Arrays) -> list[str]:
     """Return the names of the floating point arrays in which a pattern is found.
 

@@ -16,17 +16,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import Block, compile_pattern, spec_of, weighted_average
+from .blocks import BATCH_NORM, Block, compile_pattern, optimised, spec_of, weighted_average
 from .checks import check_choice, check_count, check_positive
-from .consensus import Consensus, size_weights
-from .strategy import Metrics, StatefulStrategy
+from .consensus import Consensus
+from .strategy import Metrics
+from .weighting import WeightedStrategy
 from .wire import Arrays, Order, Reply, Scalar
 
-BATCH_NORM = r"(running_mean|running_var|num_batches_tracked)$"
-"""The buffers of PyTorch's batch norm, which have no gradient and so no dual variable."""
 
-
-class FedADMM(StatefulStrategy):
+class FedADMM(WeightedStrategy):
     """Federated learning by inexact ADMM (FedADMM).
 
     Parameters
@@ -72,16 +70,14 @@ class FedADMM(StatefulStrategy):
         averaged: str = BATCH_NORM,
         **base: Any,
     ) -> None:
-        super().__init__(**base)
+        super().__init__(weights=weights, **base)
         check_positive("rho", rho)
         check_positive("lr", lr)
         check_count("local_epochs", local_epochs, least=1)
-        check_choice("weights", weights, ("uniform", "size"))
         check_choice("duals", duals, ("strategy", "client"))
         self.rho = rho
         self.lr = lr
         self.local_epochs = local_epochs
-        self.weights = weights
         self.duals = duals
         self.averaged = averaged
         self._averaged = compile_pattern("averaged", averaged)
@@ -103,33 +99,15 @@ class FedADMM(StatefulStrategy):
 
     def init_state(self, arrays: Arrays) -> None:
         """Start with u_i^0 = w^0, the initial model, and pi_i^0 = 0."""
-        shared = self.optimised(arrays)
-        if not shared:
-            raise ValueError("The model has no array of floating point numbers to optimise.")
+        shared = optimised(arrays, self._averaged)
         self._block = Block(spec_of(shared))
         first = self._block.vector(arrays)
         num_clients = len(self.client_ids)
         self.consensus = Consensus(first, num_clients, self.rho, on_clients=self.duals == "client")
         self.others = {name: array for name, array in arrays.items() if name not in shared}
-        self.alpha: NDArray[np.float64] = np.full(num_clients, 1 / num_clients)
+        self.alpha = self.uniform_weights()
         self._index = {client: index for index, client in enumerate(self.client_ids)}
         self._metrics: Metrics = {}
-
-    def optimised(self, arrays: Arrays) -> Arrays:
-        """Return the arrays with a gradient; the others are averaged."""
-        assert self._averaged is not None
-        search = self._averaged.search
-        return {n: a for n, a in arrays.items() if a.dtype.kind == "f" and not search(n)}
-
-    def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
-        """Ask for n_i where the clients are weighted by it."""
-        if self.weights == "uniform":
-            return {}
-        return {client: Order({"nothing": {}}) for client in client_ids}
-
-    def handshake(self, replies: Mapping[int, Reply]) -> None:
-        """Set alpha_i = n_i/n."""
-        self.alpha = size_weights([reply.num_examples for reply in replies.values()])
 
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Send the anchor w - pi_i/rho, or w where clients keep their duals.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from .blocks import Spec, compile_pattern, matching, spec_of
+from .blocks import Spec, compile_pattern, matching, optimised, spec_of
 from .checks import check_choice, check_count, check_fraction, check_not_negative, check_positive
 from .fedadmm import FedADMM
 from .wire import Arrays, Order, Scalar
@@ -110,7 +110,7 @@ class FedAPM(FedADMM):
         """Start FedADMM's state for the shared arrays alone."""
         if self._personal is not None:
             # Of what is optimised something must be personal and something shared.
-            matching("personal", self._personal, self.optimised(arrays))
+            matching("personal", self._personal, optimised(arrays, self._averaged))
             arrays = {n: a for n, a in arrays.items() if not self._personal.search(n)}
         self._shared = spec_of(arrays)
         super().init_state(arrays)

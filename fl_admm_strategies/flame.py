@@ -18,11 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import Block, compile_pattern, spec_of, weighted_average
+from .blocks import BATCH_NORM, Block, compile_pattern, optimised, spec_of, weighted_average
 from .checks import check_choice, check_count, check_fraction, check_positive
-from .consensus import Consensus, size_weights
-from .fedadmm import BATCH_NORM
-from .strategy import StatefulStrategy
+from .consensus import Consensus
+from .weighting import WeightedStrategy
 from .wire import Arrays, Order, Reply, Scalar
 
 
@@ -61,7 +60,7 @@ def advance(
     return new, change
 
 
-class FLAME(StatefulStrategy):
+class FLAME(WeightedStrategy):
     """Federated learning by ADMM with Moreau envelopes (FLAME).
 
     Parameters
@@ -102,7 +101,7 @@ class FLAME(StatefulStrategy):
         client lose its state, it goes on from theta_i as the server has it with "strategy". With
         "client" the server's sum of the u_i cannot be put right, so all clients start afresh from
         theta_i = w_i = w.
-    averaged : str (default: `fedadmm.BATCH_NORM`)
+    averaged : str (default: `blocks.BATCH_NORM`)
         Regular expression searched in the arrays' names: arrays without a gradient, which are
         averaged over the participants, weighted by their examples, as are all integers.
     **base
@@ -142,7 +141,7 @@ class FLAME(StatefulStrategy):
         averaged: str = BATCH_NORM,
         **base: Any,
     ) -> None:
-        super().__init__(**base)
+        super().__init__(weights=weights, **base)
         check_positive("lam", lam)
         check_positive("rho", rho)
         check_positive("lr", lr)
@@ -152,7 +151,6 @@ class FLAME(StatefulStrategy):
         check_positive("tolerance", tolerance)
         check_fraction("tolerance_decay", tolerance_decay, zero=False)
         check_count("max_steps", max_steps, least=1)
-        check_choice("weights", weights, ("uniform", "size"))
         check_choice("duals", duals, ("strategy", "client"))
         self.lam = lam
         self.rho = rho
@@ -163,7 +161,6 @@ class FLAME(StatefulStrategy):
         self.tolerance = tolerance
         self.tolerance_decay = tolerance_decay
         self.max_steps = max_steps
-        self.weights = weights
         self.duals = duals
         self.averaged = averaged
         self._averaged = compile_pattern("averaged", averaged)
@@ -192,9 +189,7 @@ class FLAME(StatefulStrategy):
 
     def init_state(self, arrays: Arrays) -> None:
         """Start with theta_i^0 = w_i^0 = w^0, the initial model, so pi_i^0 = 0 as (33) wants."""
-        shared = {name: array for name, array in arrays.items() if self._is_shared(name, array)}
-        if not shared:
-            raise ValueError("The model has no array of floating point numbers to optimise.")
+        shared = optimised(arrays, self._averaged)
         self._block = Block(spec_of(shared))
         first = self._block.vector(arrays)
         m = len(self.client_ids)
@@ -203,23 +198,9 @@ class FLAME(StatefulStrategy):
         self.thetas = np.tile(first, (rows, 1))  # theta_i
         self.copies = self.thetas.copy()  # w_i
         self.others = {name: array for name, array in arrays.items() if name not in shared}
-        self.alpha: NDArray[np.float64] = np.full(m, 1 / m)
+        self.alpha = self.uniform_weights()
         self.tolerances: NDArray[np.float64] = np.full(m, float(self.tolerance))  # epsilon_i
         self._index = {client: index for index, client in enumerate(self.client_ids)}
-
-    def _is_shared(self, name: str, array: NDArray[Any]) -> bool:
-        assert self._averaged is not None
-        return array.dtype.kind == "f" and not self._averaged.search(name)
-
-    def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
-        """Ask for n_i where the clients are weighted by it."""
-        if self.weights == "uniform":
-            return {}
-        return {client: Order({"nothing": {}}) for client in client_ids}
-
-    def handshake(self, replies: Mapping[int, Reply]) -> None:
-        """Set alpha_i = n_i/n."""
-        self.alpha = size_weights([reply.num_examples for reply in replies.values()])
 
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Send what theta_i is pulled to, or w where clients keep their own variables.

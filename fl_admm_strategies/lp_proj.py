@@ -18,12 +18,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import Block, Spec, compile_pattern, spec_of
-from .checks import check_choice, check_count, check_positive
-from .consensus import Consensus, size_weights
-from .fedadmm import BATCH_NORM
+from .blocks import BATCH_NORM, Block, Spec, compile_pattern, optimised, spec_of
+from .checks import check_count, check_positive
+from .consensus import Consensus
 from .flame import advance
-from .strategy import StatefulStrategy
+from .weighting import WeightedStrategy
 from .wire import Arrays, Order, Reply
 
 _IMAGE = "P theta"
@@ -47,7 +46,7 @@ def projection(seed: int, num_rows: int, size: int, dtype: str) -> NDArray[Any]:
     return matrix
 
 
-class LpProjADMM(StatefulStrategy):
+class LpProjADMM(WeightedStrategy):
     """Federated learning with low-dimensional projections, by ADMM (Lp-Proj-2).
 
     Parameters
@@ -65,7 +64,7 @@ class LpProjADMM(StatefulStrategy):
         round (in that, it receives the initial model).
     weights : {"uniform", "size"} (default: "uniform")
         alpha_i: 1/m, or n_i/n, which a hand-shake asks for.
-    unprojected : str (default: `fedadmm.BATCH_NORM`)
+    unprojected : str (default: `blocks.BATCH_NORM`)
         Regular expression searched in the arrays' names: arrays that P leaves out, as it must those
         without a gradient. They stay with the client, as do all integers, and are trained on its
         loss alone.
@@ -95,19 +94,17 @@ class LpProjADMM(StatefulStrategy):
         unprojected: str = BATCH_NORM,
         **base: Any,
     ) -> None:
-        super().__init__(**base)
+        super().__init__(weights=weights, **base)
         check_positive("lam", lam)
         check_positive("rho", rho)
         check_positive("lr", lr)
         check_count("local_epochs", local_epochs, least=1)
         check_count("dimension", dimension, least=1)
-        check_choice("weights", weights, ("uniform", "size"))
         self.lam = lam
         self.rho = rho
         self.lr = lr
         self.local_epochs = local_epochs
         self.dimension = dimension
-        self.weights = weights
         self.unprojected = unprojected
         self._unprojected = compile_pattern("unprojected", unprojected)
         self._block = Block({})
@@ -126,9 +123,7 @@ class LpProjADMM(StatefulStrategy):
     def init_state(self, arrays: Arrays) -> None:
         """Start with theta_i^0 the initial model, w_i^0 = w^0 = P theta_i^0 and pi_i^0 = 0."""
         self._initial = arrays
-        self._block = Block(
-            spec_of({name: array for name, array in arrays.items() if self._moves(name, array)})
-        )
+        self._block = Block(spec_of(optimised(arrays, self._unprojected)))
         if self._block.size < self.dimension:
             raise ValueError(
                 f"dimension={self.dimension}, but the model has only {self._block.size} floating "
@@ -140,22 +135,8 @@ class LpProjADMM(StatefulStrategy):
         self.consensus = Consensus(first, m, self.rho, on_clients=True)  # of the u_i
         self.images = np.tile(first, (m, 1))  # P theta_i
         self.copies = self.images.copy()  # w_i
-        self.alpha: NDArray[np.float64] = np.full(m, 1 / m)
+        self.alpha = self.uniform_weights()
         self._index = {client: index for index, client in enumerate(self.client_ids)}
-
-    def _moves(self, name: str, array: NDArray[Any]) -> bool:
-        assert self._unprojected is not None
-        return array.dtype.kind == "f" and not self._unprojected.search(name)
-
-    def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
-        """Ask for n_i where the clients are weighted by it."""
-        if self.weights == "uniform":
-            return {}
-        return {client: Order({"nothing": {}}) for client in client_ids}
-
-    def handshake(self, replies: Mapping[int, Reply]) -> None:
-        """Set alpha_i = n_i/n."""
-        self.alpha = size_weights([reply.num_examples for reply in replies.values()])
 
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Send w_i, and before a client's first upload the initial model."""
