@@ -110,8 +110,7 @@ class FedADMMClient(TorchClient):
             u = to_tensors(names, start, self.device)
             dual = {name: torch.zeros_like(u[name]) for name in names}
         else:
-            if (own := self.memory.recall(config)) is None:
-                raise self.memory.lost(config)
+            own = self.memory.require(config)
             u, dual = (
                 to_tensors(names, [own[f"{kind}/{name}"] for name in names], self.device)
                 if f"{kind}/{names[0]}" in own

@@ -104,15 +104,10 @@ class FLAMEClient(TorchClient):
         if start is not None:  # w_i^0 = theta_i^0
             theta = copy = dict(zip(names, start, strict=True))
         else:
-            own = self._own(config)
+            own = self.memory.require(config)
             theta = {name: own[f"theta/{name}"] for name in names}
             copy = {name: own[f"w_i/{name}"] for name in names if f"w_i/{name}" in own}
         return theta, copy if config["duals"] == "client" else {}
-
-    def _own(self, config: Scalars) -> Arrays:
-        if (own := self.memory.recall(config)) is None:
-            raise self.memory.lost(config)
-        return own
 
     def _theta_step(self, names: Sequence[str], anchor: Arrays, config: Scalars) -> Scalars:
         """Minimise f_i(theta) + lambda/2 ||theta - anchor||^2 (11) as the server asks."""
@@ -197,7 +192,7 @@ class FLAMEClient(TorchClient):
         if "start" in groups:
             theta = dict(zip(names, groups["start"], strict=True))
         else:
-            own = self._own(config)
+            own = self.memory.require(config)
             theta = {name: own[f"theta/{name}"] for name in names}
         return [
             theta.get(name, array)

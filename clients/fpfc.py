@@ -108,8 +108,7 @@ class FPFCClient(TorchClient):
         """Return omega_i: what the server sent along, else the client's own last iterate."""
         if received is not None:
             return to_tensors(names, received, self.device)
-        if (own := self.memory.recall(config)) is None:
-            raise self.memory.lost(config)
+        own = self.memory.require(config)
         return to_tensors(names, [own[name] for name in names], self.device)
 
     def _gradient(self, model: list[NDArray[Any]], names: list[str]) -> Tensor:

@@ -72,8 +72,7 @@ class LpProjADMMClient(TorchClient):
         return ProjectedTerm(weight, matrix.to(self.device), target.to(self.device), names)
 
     def _own(self, config: Scalars) -> list[NDArray[Any]]:
-        if (own := self.memory.recall(config)) is None:
-            raise self.memory.lost(config)
+        own = self.memory.require(config)
         return [own[name] for name in self.model.state_dict()]
 
     def evaluate(

@@ -167,6 +167,12 @@ class Memory:
         """
         return self._store.read(int(config["version"]), _run(config))
 
+    def require(self, config: Mapping[str, Any]) -> Arrays:
+        """Return what `recall` does; raise `lost` where there is nothing."""
+        if (arrays := self.recall(config)) is None:
+            raise self.lost(config)
+        return arrays
+
     def keep(self, config: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep arrays as those of this round, beside those that the server knows of."""
         server_round = int(config["server-round"])
