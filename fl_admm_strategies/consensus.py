@@ -116,13 +116,57 @@ class Consensus:
         mean = (self.total / self.num_clients).astype(self.w.dtype)
         self.w = mean if self.prox is None else self.prox(mean)
 
-    def restart(self, server_round: int) -> None:
+    def add(self, places: Sequence[int]) -> None:
+        """Let new clients count, with u_i = w and pi_i = 0: their z_i = w leaves the mean as it is.
+
+        Parameters
+        ----------
+        places : sequence of int
+            For every new client the row before which it goes, as `numpy.insert` counts.
+        """
+        self.total += len(places) * self.w.astype(np.float64)
+        self.num_clients += len(places)
+        if not self.on_clients:
+            self.iterates = np.insert(self.iterates, places, self.w, axis=0)
+            self.duals = np.insert(self.duals, places, 0, axis=0)
+
+    def remove(self, indices: Sequence[int], messages: NDArray[Any] | None = None) -> None:
+        """Let clients count no more: their z_i leave the sum, and w with the next `aggregate`.
+
+        ADMM for the clients that are left converges from any start, this one included. Where only
+        the clients know their z_i, use `restart`.
+
+        Parameters
+        ----------
+        indices : sequence of int
+            Their rows.
+        messages : ndarray of shape (len(indices), d), optional
+            Their z_i, where they are not kept here.
+        """
+        if messages is None:
+            messages = self.iterates[indices] + self.duals[indices] / self._scalar(self.rho)
+        self.total -= messages.sum(axis=0, dtype=np.float64)
+        self.num_clients -= len(indices)
+        if not self.on_clients:
+            self.iterates = np.delete(self.iterates, indices, axis=0)
+            self.duals = np.delete(self.duals, indices, axis=0)
+
+    def restart(self, server_round: int, *, left: int = 0) -> None:
         """Set every u_i to w and every pi_i to 0, where clients keep them.
 
-        The sum holds a z_i of a client that has lost it; nobody knows it any more, so no new z_i
-        can take its place. ADMM converges from any start that both sides agree on, and this is the
-        nearest that both know. The strategy must send it to everybody: see `starts`.
+        The sum holds a z_i of a client that has lost it, or has left; nobody knows it any more, so
+        no new z_i can take its place, nor can it be taken out. ADMM converges from any start that
+        both sides agree on, and this is the nearest that both know. The strategy must send it to
+        everybody: see `starts`.
+
+        Parameters
+        ----------
+        server_round : int
+            The last round.
+        left : int (default: 0)
+            How many clients have left.
         """
+        self.num_clients -= left
         self.total = self.w.astype(np.float64) * self.num_clients
         self.first = self.w.copy()
         self.began_in = server_round
@@ -162,10 +206,3 @@ class Consensus:
                 )
             setattr(self, name, arrays[name].astype(own.dtype))
         self.began_in = int(self.began_in)
-
-
-def size_weights(num_examples: Sequence[float]) -> NDArray[np.float64]:
-    """Return alpha_i = n_i / n, shape (m,)."""
-    sizes = np.asarray(num_examples, dtype=np.float64)
-    weights: NDArray[np.float64] = sizes / sizes.sum()
-    return weights

@@ -46,12 +46,18 @@ class FedADMM(WeightedStrategy):
         up, and the server needs O(d) memory. The same trajectory up to rounding, the same bytes.
         Should a client lose its state, it goes on from u_i as the server has it with "strategy".
         With "client" the server's sum of the z_i cannot be put right, so all clients start afresh
-        from u_i = w, pi_i = 0.
+        from u_i = w, pi_i = 0; likewise when a client has left.
     averaged : str (default: `BATCH_NORM`)
         Regular expression searched in the arrays' names: arrays without a gradient, which are
         averaged over the participants, weighted by their examples, as are all integers.
     **base
         The parameters of `StatefulStrategy`.
+
+    Notes
+    -----
+    A client that connects in mid-run starts with u_i = w, pi_i = 0 and counts in the mean from its
+    first accepted upload; before it, z_i = w would leave the mean as it is. When a client has left
+    (`forget_after`), its z_i leaves the mean.
 
     Examples
     --------
@@ -105,8 +111,7 @@ class FedADMM(WeightedStrategy):
         num_clients = len(self.client_ids)
         self.consensus = Consensus(first, num_clients, self.rho, on_clients=self.duals == "client")
         self.others = {name: array for name, array in arrays.items() if name not in shared}
-        self.alpha = self.uniform_weights()
-        self._index = {client: index for index, client in enumerate(self.client_ids)}
+        self.start_weights()
         self._metrics: Metrics = {}
 
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
@@ -123,7 +128,18 @@ class FedADMM(WeightedStrategy):
         groups = {"center": self._model(center)}
         if (start := self._start(client)) is not None:
             groups["start"] = self._block.arrays(start)
-        return Order(groups, self._settings(index))
+        return Order(groups, self._settings(float(self.alpha[index])))
+
+    def newcomer_orders(
+        self, server_round: int, newcomers: Mapping[int, Reply]
+    ) -> dict[int, Order]:
+        """Let new clients start with u_i = w and pi_i = 0."""
+        groups = {"center": self._model(self.consensus.w)}
+        groups["start"] = self._block.arrays(self.consensus.w)
+        return {
+            client: Order(groups, self._settings(self.weight_of(reply)))
+            for client, reply in newcomers.items()
+        }
 
     def _start(self, client: int) -> NDArray[Any] | None:
         """Return u_i where the client may not hold it."""
@@ -132,12 +148,12 @@ class FedADMM(WeightedStrategy):
         starts = self.consensus.starts(self.accepted_in[client])
         return self.consensus.first if starts else None
 
-    def _settings(self, index: int) -> dict[str, Scalar]:
+    def _settings(self, alpha: float) -> dict[str, Scalar]:
         return {
             "rho": float(self.rho),
             "lr": float(self.lr),
             "local-epochs": int(self.local_epochs),
-            "loss-weight": float(self.alpha[index]),
+            "loss-weight": alpha,
             "duals": self.duals,
             "shared": ",".join(self._block.names),
         }
@@ -166,6 +182,19 @@ class FedADMM(WeightedStrategy):
         """Start everybody from w where clients keep their duals, see `Consensus.restart`."""
         if self.duals == "client":
             self.consensus.restart(server_round)
+
+    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        """Take new clients into the mean, with u_i = w and pi_i = 0."""
+        self.consensus.add(places)
+        self.add_weights(newcomers, places)
+
+    def remove_clients(self, indices: Sequence[int]) -> None:
+        """Take z_i out of the mean; where nobody here knows it, everybody starts from w."""
+        self.alpha = np.delete(self.alpha, indices)
+        if self.duals == "strategy":
+            self.consensus.remove(indices)
+        else:
+            self.consensus.restart(self.last_round, left=len(indices))
 
     # ------------------------------------------------------------------------------------------
     # Models
@@ -203,7 +232,7 @@ class FedADMM(WeightedStrategy):
         return {
             **{f"consensus/{key}": value for key, value in self.consensus.state_arrays().items()},
             **{f"others/{name}": value for name, value in self.others.items()},
-            "alpha": self.alpha,
+            **self.weight_arrays(),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -213,4 +242,4 @@ class FedADMM(WeightedStrategy):
             {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
         )
         self.others = {name: arrays[f"others/{name}"] for name in self.others}
-        self.alpha = arrays["alpha"].astype(np.float64)
+        self.load_weight_arrays(arrays)

@@ -54,7 +54,8 @@ class FedAPM(FedADMM):
     -----
     The initial arrays are a whole model, any client's: they say which arrays are shared, and start
     them. v_i^0 is what the client's own model holds when it is built. `global_model` has the shared
-    arrays only, since nobody but the clients has the others.
+    arrays only, since nobody but the clients has the others. Clients that come and go: as with
+    `FedADMM`; a new one brings its own v_i.
 
     Examples
     --------
@@ -125,8 +126,8 @@ class FedAPM(FedADMM):
             order.groups["start"] = self._block.arrays(self.consensus.w)
         return order
 
-    def _settings(self, index: int) -> dict[str, Scalar]:
-        settings = super()._settings(index) | {
+    def _settings(self, alpha: float) -> dict[str, Scalar]:
+        settings = super()._settings(alpha) | {
             "sigma": float(self.sigma),
             "personal-epochs": int(self.personal_epochs),
         }
@@ -150,7 +151,8 @@ class FedAPM(FedADMM):
             groups = {"global": model}
             if (start := self._start(client)) is not None:
                 groups["start"] = self._block.arrays(start)
-            orders[client] = Order(groups, self._settings(self._index[client]))
+            alpha = float(self.alpha[self._index[client]])
+            orders[client] = Order(groups, self._settings(alpha))
         return orders
 
     def personal_model(self, client_id: int) -> Arrays:

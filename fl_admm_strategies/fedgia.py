@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from .blocks import Block, Spec, spec_of
 from .checks import check_choice, check_count, check_fraction, check_positive, listing
 from .strategy import Metrics, StatefulStrategy, StopRule
-from .wire import Arrays, Order, Reply
+from .wire import Arrays, Order, Reply, Scalar
 
 _DUAL = "dual/"
 _GRADIENT = "gradient/"
@@ -91,7 +91,7 @@ class FedGiA(StatefulStrategy):
 
     Minimises f(x) = (1/m) sum_i f_i(x), all clients counting equally. Every client takes part in
     every round, so there is no `fraction_train`; a client whose reply is missing counts with its
-    last z_i.
+    last z_i, until it has left the run (`forget_after`).
 
     Parameters
     ----------
@@ -130,6 +130,11 @@ class FedGiA(StatefulStrategy):
 
     The first step may increase the augmented Lagrangian, whatever t is: with pi_i^0 = 0 equation
     (34), on which the descent lemma rests, holds only from the second on (specs 3).
+
+    A client that connects in mid-run is asked for its r_i, takes the gradient step in its first
+    round and counts from its first accepted upload on. In sigma and in the clients' steps m stays
+    what it was at the start: the same algorithm for m'/m times f with the m' clients there are, so
+    that nobody's pi_i changes its scale.
 
     Examples
     --------
@@ -217,7 +222,6 @@ class FedGiA(StatefulStrategy):
             x=first,
             point=first,
         )
-        self._index = {client: index for index, client in enumerate(self.client_ids)}
         if self.t <= 6:
             log(INFO, "FedGiA: t = %s; the convergence theory assumes t > 6", self.t)
 
@@ -230,18 +234,17 @@ class FedGiA(StatefulStrategy):
         return np.array([self.curvature[client] for client in self.client_ids], dtype=np.float64)
 
     def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
-        """Ask every client for its r_i, at the initial model."""
-        if self.curvature is not None:
+        """Ask clients for their r_i, at the global model, unless it was given."""
+        if isinstance(self.curvature, int | float):
             return {}
+        given = self.curvature or {}
         order = Order({"global": self.global_model()}, {"hessian": self.hessian})
-        return dict.fromkeys(client_ids, order)
+        return {client: order for client in client_ids if client not in given}
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Take in every r_i; say what the clients found in their data."""
         for client, reply in replies.items():
-            curvature = reply.metrics.get("curvature", math.nan)
-            check_positive(f"The curvature that client {client} reported", curvature)
-            self.state.curvatures[self._index[client]] = curvature
+            self.state.curvatures[self._index[client]] = self._curvature(client, reply)
         for kind in ("zero", "constant"):
             counts = [reply.metrics.get(f"{kind}-columns", 0) for reply in replies.values()]
             if any(counts):
@@ -255,11 +258,21 @@ class FedGiA(StatefulStrategy):
                     max(counts),
                 )
 
+    def _curvature(self, client: int, reply: Reply) -> float:
+        """Return r_i as it was given, or as the client's reply to the hand-shake has it."""
+        if isinstance(self.curvature, int | float):
+            return float(self.curvature)
+        if self.curvature is not None and client in self.curvature:
+            return float(self.curvature[client])
+        reported = reply.metrics.get("curvature", math.nan)
+        check_positive(f"The curvature that client {client} reported", reported)
+        return reported
+
     @property
     def sigma(self) -> float:
         """The penalty parameter, t r/m with r = max_i r_i; NaN before the hand-shake."""
         self._need_state()
-        return self.t * float(self.state.curvatures.max()) / len(self.client_ids)
+        return self.t * float(self.state.curvatures.max()) / self.num_founders
 
     def admm_group(self, server_round: int) -> NDArray[np.bool_]:
         """Return which clients are in the inexact ADMM group C of a round, shape (m,).
@@ -281,27 +294,54 @@ class FedGiA(StatefulStrategy):
         """Send x (and pi_i) to every client, and which group it is in."""
         everybody = self.global_model()
         in_admm = self.admm_group(server_round)
-        sigma = self.sigma
         orders = {}
         for client in client_ids:
             index = self._index[client]
             groups = {"global": everybody}
             if self.duals == "strategy" and in_admm[index]:  # the others need none
                 groups["dual"] = self._block.arrays(self.state.duals[index])
-            orders[client] = Order(
-                groups,
-                {
-                    "admm": bool(in_admm[index]),
-                    "hessian": self.hessian,
-                    "curvature": float(self.state.curvatures[index]),
-                    "sigma": sigma,
-                    "num-clients": len(self.client_ids),
-                    "local-steps": int(self.local_steps),
-                    "keep-dual": self.duals == "client",
-                    "report-gradient": self._sends_gradient,
-                },
-            )
+            config = self._settings(float(self.state.curvatures[index]), admm=bool(in_admm[index]))
+            orders[client] = Order(groups, config)
         return orders
+
+    def newcomer_orders(
+        self, server_round: int, newcomers: Mapping[int, Reply]
+    ) -> dict[int, Order]:
+        """Send x to new clients, for a gradient step, which finds their pi_i at once."""
+        groups = {"global": self.global_model()}
+        return {
+            client: Order(groups, self._settings(self._curvature(client, reply), admm=False))
+            for client, reply in newcomers.items()
+        }
+
+    def _settings(self, curvature: float, *, admm: bool) -> dict[str, Scalar]:
+        return {
+            "admm": admm,
+            "hessian": self.hessian,
+            "curvature": curvature,
+            "sigma": self.sigma,
+            "num-clients": self.num_founders,
+            "local-steps": int(self.local_steps),
+            "keep-dual": self.duals == "client",
+            "report-gradient": self._sends_gradient,
+        }
+
+    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        """Take in r_i of new clients; z_i and pi_i come with the update that follows."""
+        state = self.state
+        new = [self._curvature(client, reply) for client, reply in newcomers.items()]
+        state.messages = np.insert(state.messages, places, state.x, axis=0)
+        if self.duals == "strategy":
+            state.duals = np.insert(state.duals, places, 0, axis=0)
+        state.curvatures = np.insert(state.curvatures, places, new)
+
+    def remove_clients(self, indices: Sequence[int]) -> None:
+        """Take clients out of the mean; x follows with the next update."""
+        state = self.state
+        state.messages = np.delete(state.messages, indices, axis=0)
+        if self.duals == "strategy":
+            state.duals = np.delete(state.duals, indices, axis=0)
+        state.curvatures = np.delete(state.curvatures, indices)
 
     def reply_spec(self) -> Spec:
         """Return the model's arrays for z_i, and further sets for pi_i and the gradient."""
@@ -317,7 +357,7 @@ class FedGiA(StatefulStrategy):
         """Take in every z_i and pi_i, then what they say about f at the point that was sent."""
         state = self.state
         total = np.zeros(self._block.size)
-        gradient = np.zeros(self._block.size)  # grad f(x) = sum_i grad f_i(x)/m
+        gradient = np.zeros(self._block.size)  # sum_i grad f_i(x)/m, m being that of the start
         for client, index in self._index.items():
             if client in replies:
                 reply = replies[client]
@@ -334,6 +374,7 @@ class FedGiA(StatefulStrategy):
         losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
         state.objective = float(np.mean(losses)) if everybody else math.nan
         known = everybody and self.report_gradient
+        gradient *= self.num_founders / len(self.client_ids)
         state.squared_gradient = float(np.sum(gradient**2)) if known else math.nan
 
     def _mean(self, total: NDArray[np.float64]) -> NDArray[Any]:
@@ -347,7 +388,7 @@ class FedGiA(StatefulStrategy):
     def _add_gradient(self, index: int, gradient: NDArray[np.float64]) -> None:
         """Add grad f_i(x)/m = -pi_i - (r_i/m) (x_i - x), which is (34) with H_i = r_i I."""
         state = self.state
-        weight = float(state.curvatures[index]) / len(self.client_ids)
+        weight = float(state.curvatures[index]) / self.num_founders
         moved = np.subtract(state.messages[index], state.x, dtype=np.float64)
         moved *= weight  # x_i - x = (z_i - x) - pi_i/sigma, by (15)
         gradient -= moved

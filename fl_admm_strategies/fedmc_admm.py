@@ -112,6 +112,12 @@ class FedMCADMM(StatefulStrategy):
     in the message, with W_i as the strategy has it; with ``duals="client"`` the strategy has its
     Z_i in a sum only, which cannot be put right, so all clients go on with W_i = V, Y_i = 0.
 
+    A client that connects in mid-run starts with W_i = V, Y_i = 0 and counts in the mean from its
+    first accepted upload. When a client has left (`forget_after`), its Z_i leaves the mean; with
+    ``duals="client"`` all others go on with W_i = V, Y_i = 0. p stays what it was at the start, in
+    the clients' steps and in that of R's proximal operator: with p' clients this is Algorithm 1 for
+    p'/p times (2), so that the minimiser is that of the p' clients and no Y_i changes its scale.
+
     That U_i stays is no promise of privacy: by Lemma 4.5 Y_i is a gradient with a proximal term,
     from which something can be inferred about the ratings (specs 6.3). With ``duals="client"`` the
     server needs no more than a sum over the clients, which secure aggregation can give it.
@@ -174,7 +180,6 @@ class FedMCADMM(StatefulStrategy):
             )
         self._block = Block(spec_of(arrays))
         self._shape = first.shape
-        self._index = {client: index for index, client in enumerate(self.client_ids)}
         self.consensus = Consensus(
             self._block.vector(arrays),
             len(self.client_ids),
@@ -185,7 +190,7 @@ class FedMCADMM(StatefulStrategy):
 
     def _prox(self, mean: NDArray[Any]) -> NDArray[Any]:
         """Return prox_{R/(p beta)}: (68) for the squared l2 norm, (73) for the l1 norm."""
-        step = 1 / (len(self.client_ids) * self.beta)
+        step = 1 / (self.num_founders * self.beta)
         return self.regularizer.prox(mean.reshape(self._shape), step).ravel()
 
     def _config(self, client: int) -> dict[str, Scalar]:
@@ -194,15 +199,19 @@ class FedMCADMM(StatefulStrategy):
         return {
             "factor-seed": int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)),
             "factor-scale": float(self.init_scale),
-            "num-clients": len(self.client_ids),
+            "num-clients": self.num_founders,
         }
 
     def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
-        """Ask every client for its Y_i^0, with y0="handshake"."""
+        """Ask every client for its Y_i^0 before round 1, with y0="handshake"."""
         if self.y0 == "zero":
             return {}
         first = self._block.arrays(self.consensus.first)
-        return {client: Order({"start": first}, self._config(client)) for client in client_ids}
+        return {
+            client: Order({"start": first}, self._config(client))
+            for client in client_ids
+            if client in self._index  # those that come later start with 0
+        }
 
     def handshake_spec(self) -> Spec:
         """Return the shape of Y_i^0, which is that of V."""
@@ -220,6 +229,7 @@ class FedMCADMM(StatefulStrategy):
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Send V - Y_i/beta, or V where the client has Y_i; W_i to those that start with it."""
         orders = {}
+        y0 = "zero" if self.consensus.began_in else self.y0
         for client in client_ids:
             if self.duals == "client":
                 down, start = self.consensus.w, self.consensus.first
@@ -229,14 +239,26 @@ class FedMCADMM(StatefulStrategy):
             groups = {"center": self._block.arrays(down)}
             if self.consensus.starts(self.accepted_in[client]):
                 groups["start"] = self._block.arrays(start)
-            config: dict[str, Scalar] = {
-                "beta": float(self.beta),
-                "inner-steps": int(self.inner_steps),
-                "y0": "zero" if self.consensus.began_in else self.y0,
-                "duals": self.duals,
-            }
-            orders[client] = Order(groups, self._config(client) | config)
+            orders[client] = Order(groups, self._training_config(client, y0))
         return orders
+
+    def newcomer_orders(
+        self, server_round: int, newcomers: Mapping[int, Reply]
+    ) -> dict[int, Order]:
+        """Let new clients start with W_i = V and Y_i = 0, whatever `y0` is."""
+        factors = self._block.arrays(self.consensus.w)
+        groups = {"center": factors, "start": factors}
+        return {
+            client: Order(groups, self._training_config(client, "zero")) for client in newcomers
+        }
+
+    def _training_config(self, client: int, y0: str) -> dict[str, Scalar]:
+        return self._config(client) | {
+            "beta": float(self.beta),
+            "inner-steps": int(self.inner_steps),
+            "y0": y0,
+            "duals": self.duals,
+        }
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in W_i, update Y_i by the old V (13); then V over all clients (16)."""
@@ -252,6 +274,17 @@ class FedMCADMM(StatefulStrategy):
         """Start everybody from W_i = V where clients keep Y_i, see `Consensus.restart`."""
         if self.duals == "client":
             self.consensus.restart(server_round)
+
+    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        """Take new clients into the mean, with W_i = V and Y_i = 0."""
+        self.consensus.add(places)
+
+    def remove_clients(self, indices: Sequence[int]) -> None:
+        """Take Z_i out of the mean; where nobody here knows it, everybody starts from V."""
+        if self.duals == "strategy":
+            self.consensus.remove(indices)
+        else:
+            self.consensus.restart(self.last_round, left=len(indices))
 
     # ------------------------------------------------------------------------------------------
     # Models

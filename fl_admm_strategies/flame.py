@@ -60,6 +60,27 @@ def advance(
     return new, change
 
 
+def messages(
+    thetas: NDArray[Any], copies: NDArray[Any], *, a: NDArray[np.float64], rho: float
+) -> NDArray[Any]:
+    """Return u_i = w_i + pi_i/rho with pi_i = a_i (theta_i - w_i).
+
+    Parameters
+    ----------
+    thetas, copies : ndarray of shape (k, d)
+        theta_i and w_i.
+    a : ndarray of shape (k, 1)
+        lambda alpha_i.
+    rho : float
+
+    Returns
+    -------
+    ndarray of shape (k, d)
+    """
+    result: NDArray[Any] = copies + a / rho * (thetas - copies)
+    return result
+
+
 class FLAME(WeightedStrategy):
     """Federated learning by ADMM with Moreau envelopes (FLAME).
 
@@ -100,7 +121,7 @@ class FLAME(WeightedStrategy):
         server needs O(d) memory. The same trajectory up to rounding, the same bytes. Should a
         client lose its state, it goes on from theta_i as the server has it with "strategy". With
         "client" the server's sum of the u_i cannot be put right, so all clients start afresh from
-        theta_i = w_i = w.
+        theta_i = w_i = w; likewise when a client has left.
     averaged : str (default: `blocks.BATCH_NORM`)
         Regular expression searched in the arrays' names: arrays without a gradient, which are
         averaged over the participants, weighted by their examples, as are all integers.
@@ -116,6 +137,10 @@ class FLAME(WeightedStrategy):
 
     The result of H epochs is theta^{t,H} (printed as theta^{t,H-1}, specs 6.1), and the global
     model is one aggregation ahead of the one that Algorithm 1 returns (specs 6.6).
+
+    A client that connects in mid-run starts with theta_i = w_i = w and counts in the mean from its
+    first accepted upload; before it, u_i = w would leave the mean as it is. When a client has left
+    (`forget_after`), its u_i leaves the mean.
 
     Examples
     --------
@@ -198,9 +223,8 @@ class FLAME(WeightedStrategy):
         self.thetas = np.tile(first, (rows, 1))  # theta_i
         self.copies = self.thetas.copy()  # w_i
         self.others = {name: array for name, array in arrays.items() if name not in shared}
-        self.alpha = self.uniform_weights()
+        self.start_weights()
         self.tolerances: NDArray[np.float64] = np.full(m, float(self.tolerance))  # epsilon_i
-        self._index = {client: index for index, client in enumerate(self.client_ids)}
 
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Send what theta_i is pulled to, or w where clients keep their own variables.
@@ -222,18 +246,30 @@ class FLAME(WeightedStrategy):
         groups = {"center": self._model(center)}
         if start is not None:
             groups["start"] = self._block.arrays(start)
-        return Order(groups, self._settings(index))
+        weight, tolerance = float(self.alpha[index]), float(self.tolerances[index])
+        return Order(groups, self._settings(weight, tolerance))
 
-    def _settings(self, index: int) -> dict[str, Scalar]:
+    def newcomer_orders(
+        self, server_round: int, newcomers: Mapping[int, Reply]
+    ) -> dict[int, Order]:
+        """Let new clients start with theta_i = w_i = w, so pi_i = 0."""
+        groups = {"center": self._model(self.consensus.w)}
+        groups["start"] = self._block.arrays(self.consensus.w)
+        return {
+            client: Order(groups, self._settings(self.weight_of(reply), float(self.tolerance)))
+            for client, reply in newcomers.items()
+        }
+
+    def _settings(self, alpha: float, tolerance: float) -> dict[str, Scalar]:
         return {
             "lam": float(self.lam),
             "rho": float(self.rho),
-            "alpha": float(self.alpha[index]),
+            "alpha": alpha,
             "anchor": self.anchor,
             "theta-step": self.theta_step,
             "lr": float(self.lr),
             "local-epochs": int(self.local_epochs),
-            "tolerance": float(self.tolerances[index] * self.tolerance_decay),  # (18)
+            "tolerance": tolerance * float(self.tolerance_decay),  # (18)
             "max-steps": int(self.max_steps),
             "duals": self.duals,
             "shared": ",".join(self._block.names),
@@ -262,6 +298,28 @@ class FLAME(WeightedStrategy):
         """Start everybody from w where clients keep their variables, see `Consensus.restart`."""
         if self.duals == "client":
             self.consensus.restart(server_round)
+
+    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        """Take new clients into the mean, with theta_i = w_i = w and so u_i = w."""
+        self.consensus.add(places)
+        if self.duals == "strategy":
+            self.thetas = np.insert(self.thetas, places, self.consensus.w, axis=0)
+            self.copies = np.insert(self.copies, places, self.consensus.w, axis=0)
+        self.tolerances = np.insert(self.tolerances, places, float(self.tolerance))
+        self.add_weights(newcomers, places)
+
+    def remove_clients(self, indices: Sequence[int]) -> None:
+        """Take u_i out of the mean; where nobody here knows it, everybody starts from w."""
+        if self.duals == "strategy":
+            a = self.lam * self.alpha[indices, None]
+            gone = messages(self.thetas[indices], self.copies[indices], a=a, rho=self.rho)
+            self.consensus.remove(indices, gone)
+            self.thetas = np.delete(self.thetas, indices, axis=0)
+            self.copies = np.delete(self.copies, indices, axis=0)
+        else:
+            self.consensus.restart(self.last_round, left=len(indices))
+        self.tolerances = np.delete(self.tolerances, indices)
+        self.alpha = np.delete(self.alpha, indices)
 
     # ------------------------------------------------------------------------------------------
     # Models
@@ -311,7 +369,7 @@ class FLAME(WeightedStrategy):
             "thetas": self.thetas,
             "copies": self.copies,
             "tolerances": self.tolerances,
-            "alpha": self.alpha,
+            **self.weight_arrays(),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -335,4 +393,4 @@ class FLAME(WeightedStrategy):
         self.copies = arrays["copies"].astype(self.copies.dtype)
         self.tolerances = arrays["tolerances"].astype(np.float64)
         self.others = {name: arrays[f"others/{name}"] for name in self.others}
-        self.alpha = arrays["alpha"].astype(np.float64)
+        self.load_weight_arrays(arrays)

@@ -120,6 +120,13 @@ class FPFC(StatefulStrategy):
     1 prints "and", specs 6.2 A1 and A2). The convergence theory wants rho > 2 lambda / xi, which
     the paper's own experiments do not satisfy (specs 6.1 E8).
 
+    A client that connects in mid-run does as the newcomers of section 6.4.2, only that the others
+    go on training: it first trains on its own, without a pull, from the global model (the paper
+    does not say from where), and from its first accepted upload on it has pairs with everybody,
+    with v_ij = 0 at first (specs 6.2 A19), and counts in every mean. When a client has left
+    (`forget_after`), its model and its pairs are dropped; m in (5) is the number of clients at the
+    time.
+
     Examples
     --------
     >>> strategy = FPFC(SmoothedSCAD(lam=0.6), rho=1.0, lr=0.3, fraction_train=0.5)
@@ -187,7 +194,6 @@ class FPFC(StatefulStrategy):
             shared={n: array for n, array in arrays.items() if n not in self._block.spec},
             num_examples=np.zeros(num_clients),
         )
-        self._index = {client: index for index, client in enumerate(self.client_ids)}
 
     def _clustered(self, arrays: Arrays) -> list[str]:
         if self._pattern is not None:
@@ -205,24 +211,50 @@ class FPFC(StatefulStrategy):
         holds another iterate than the server, so these are sent omega_i to start from.
         """
         zeta = self.state.pairs.zeta([self._index[client] for client in client_ids])
-        lr = self.lr(server_round) if callable(self.lr) else self.lr
-        check_positive(f"lr in round {server_round}", lr)
         orders = {}
         for client, anchor in zip(client_ids, zeta, strict=True):
             index = self._index[client]
             groups = {"anchor": self._model(anchor)}
             if not self.in_sync(client):
                 groups["start"] = self._block.arrays(self.state.pairs.omega[index])
-            orders[client] = Order(
-                groups,
-                {
-                    "rho": float(self.rho),
-                    "lr": float(lr),
-                    "local-epochs": self._epochs(server_round, client),
-                    "clustered": ",".join(self._block.names),
-                },
-            )
+            config = self._settings(server_round, client)
+            orders[client] = Order(groups, config | {"rho": float(self.rho)})
         return orders
+
+    def newcomer_orders(
+        self, server_round: int, newcomers: Mapping[int, Reply]
+    ) -> dict[int, Order]:
+        """Let new clients train the global model on their own, without a pull (section 6.4.2)."""
+        model = self.global_model()
+        start = {name: model[name] for name in self._block.names}
+        return {
+            client: Order(
+                {"anchor": model, "start": start},
+                self._settings(server_round, client) | {"rho": 0.0},
+            )
+            for client in newcomers
+        }
+
+    def _settings(self, server_round: int, client: int) -> dict[str, wire.Scalar]:
+        lr = self.lr(server_round) if callable(self.lr) else self.lr
+        check_positive(f"lr in round {server_round}", lr)
+        return {
+            "lr": float(lr),
+            "local-epochs": self._epochs(server_round, client),
+            "clustered": ",".join(self._block.names),
+        }
+
+    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        """Give new clients pairs with all others, with v_ij = 0; omega_i comes with the update."""
+        state = self.state
+        mean = state.pairs.omega.mean(axis=0)
+        state.pairs.add(places, np.tile(mean, (len(places), 1)))
+        state.num_examples = np.insert(state.num_examples, places, 0)
+
+    def remove_clients(self, indices: Sequence[int]) -> None:
+        """Drop the clients' models and their pairs."""
+        self.state.pairs.remove(indices)
+        self.state.num_examples = np.delete(self.state.num_examples, indices)
 
     def _epochs(self, server_round: int, client: int) -> int:
         if not callable(self.local_epochs):

@@ -31,7 +31,7 @@ from flwr.server.strategy import Strategy
 
 from . import wire
 from .checks import check_count
-from .nodes import check_actor, is_client_id, too_few
+from .nodes import AWAY, PATIENCE, check_actor, is_client_id, too_few
 from .strategy import StatefulStrategy, named_arrays
 from .wire import ClientReply, Order, RawReply
 
@@ -101,6 +101,8 @@ class LegacyStrategy(Strategy):
         self.resume = resume
         self._proxy_of: dict[int, ClientProxy] = {}
         self._client_of: dict[str, int] = {}
+        self._identities: dict[str, tuple[int, int]] = {}  # cid: client id, clients it knows of
+        self._away: list[int] = []  # of the clients that are asked in this phase
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Wait for the clients, learn who they are, start the state or put back a saved one."""
@@ -112,8 +114,8 @@ class LegacyStrategy(Strategy):
             keep=self.checkpoint_keep,
             resume=self.resume,
         )
-        self._find_clients(client_manager)
-        self.strategy.begin(self.initial_arrays, self._proxy_of)
+        announced = self._find_clients(client_manager)
+        self.strategy.begin(self.initial_arrays, self._proxy_of, announced)
         self._first_round = self.strategy.last_round + 1
         self.strategy.shake_hands(self._exchange, self.train_config)
         self.strategy.close_round(self.strategy.last_round)
@@ -121,35 +123,60 @@ class LegacyStrategy(Strategy):
         model = self.strategy.global_model() if resumed else self.initial_arrays
         return ndarrays_to_parameters(list(model.values()))
 
-    def _find_clients(self, client_manager: ClientManager) -> None:
-        deadline = time.monotonic() + self.strategy.node_timeout
-        known: dict[str, tuple[int, int]] = {}  # proxy's cid: client id, clients it knows of
+    def _find_clients(self, client_manager: ClientManager) -> int:
+        """Wait for the clients that the run needs; return the size of their federation."""
+        strategy = self.strategy
+        self._identities, self._proxy_of = {}, {}
+        deadline = time.monotonic() + strategy.node_timeout
         while True:
-            # num_available() first: it makes Flower's manager look for new nodes.
-            client_manager.num_available()
-            proxies = client_manager.all()
-            new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in known]
-            if new:
-                with ThreadPoolExecutor() as pool:
-                    known |= dict(zip((p.cid for p in new), pool.map(_identity, new), strict=True))
-            announced = max((total for _, total in known.values()), default=0)
-            needed = max(self.strategy.min_available_nodes, announced)
-            if len(known) >= needed:
-                break
+            announced, trouble = self._look_around(client_manager, timeout=None)
+            if trouble:
+                raise ValueError(f"{trouble} Give every node its own partition-id.")
+            wanted = strategy.saved_clients
+            missing = [client for client in wanted if client not in self._proxy_of]
+            found, least = len(self._proxy_of), strategy.min_available_nodes
+            needed = max(least, len(wanted) if wanted else announced)
+            if found >= needed and not missing:
+                return announced
             if time.monotonic() > deadline:
+                if strategy.forget_after is not None and wanted and found >= least:
+                    return announced
                 raise TimeoutError(
-                    too_few(len(known), len(known), needed, self.strategy.node_timeout)
+                    too_few(found, found, needed, strategy.node_timeout, missing=missing)
                 )
             time.sleep(0.1)
-        self._proxy_of, self._client_of = {}, {}
-        for cid, (client, _) in sorted(known.items()):
-            if client in self._proxy_of:
-                raise ValueError(
-                    f"Two nodes say that they are client {client}: "
-                    f"{self._proxy_of[client].cid} and {cid}. Give every node its own partition-id."
+
+    def _look_around(
+        self, client_manager: ClientManager, *, timeout: float | None
+    ) -> tuple[int, str]:
+        """Find out who is connected and which clients they are.
+
+        Of two nodes that say that they are the same client, the one keeps it that had it.
+
+        Returns
+        -------
+        announced, trouble : int, str
+            The size of their federation, and which two nodes say that they are the same client.
+        """
+        # num_available() first: it makes Flower's manager look for new nodes.
+        client_manager.num_available()
+        proxies = client_manager.all()
+        new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in self._identities]
+        if new:
+            with ThreadPoolExecutor() as pool:
+                found = pool.map(partial(_identity, timeout=timeout), new)
+                self._identities |= dict(zip((p.cid for p in new), found, strict=True))
+        trouble = ""
+        holders = {c: proxy for c, proxy in self._proxy_of.items() if proxy.cid in proxies}
+        for cid, proxy in sorted(proxies.items()):
+            client, _ = self._identities[cid]
+            if holders.setdefault(client, proxy).cid != cid:
+                trouble = (
+                    f"Nodes {holders[client].cid} and {cid} both say they are client {client}."
                 )
-            self._proxy_of[client] = proxies[cid]
-            self._client_of[cid] = client
+        self._proxy_of = holders
+        self._client_of = {proxy.cid: client for client, proxy in holders.items()}
+        return max((total for _, total in self._identities.values()), default=0), trouble
 
     def _exchange(self, orders: dict[int, Order], message_type: str) -> list[ClientReply]:
         """Send training orders to their clients and return what came back."""
@@ -157,8 +184,10 @@ class LegacyStrategy(Strategy):
 
         def ask(client: int) -> ClientReply:
             ins = FitIns(*_payload(orders[client]))
+            if (proxy := self._proxy_of.get(client)) is None:
+                return client, AWAY
             try:
-                res = self._proxy_of[client].fit(ins, timeout=None, group_id=0)
+                res = proxy.fit(ins, timeout=None, group_id=0)
             except Exception as error:  # whatever the client raises
                 check_actor(str(error))
                 return client, RawReply(error=wire.brief(str(error)))
@@ -179,9 +208,24 @@ class LegacyStrategy(Strategy):
         """Return what each sampled client gets for training."""
         if server_round < self._first_round:
             return []
+        before = {client: proxy.cid for client, proxy in self._proxy_of.items()}
+        announced, trouble = self._look_around(client_manager, timeout=PATIENCE)
+        if trouble:
+            log(WARNING, "round %s: %s The first keeps it.", server_round, trouble)
+        self.strategy.meet(
+            server_round,
+            self._proxy_of,
+            self._exchange,
+            self.train_config,
+            announced=announced,
+            restarted=[c for c, p in self._proxy_of.items() if before.get(c) != p.cid],
+        )
         orders = self.strategy.plan_train(server_round, self.train_config)
+        self._away = [client for client in orders if client not in self._proxy_of]
         return [
-            (self._proxy_of[client], FitIns(*_payload(order))) for client, order in orders.items()
+            (self._proxy_of[client], FitIns(*_payload(order)))
+            for client, order in orders.items()
+            if client in self._proxy_of
         ]
 
     def aggregate_fit(
@@ -196,6 +240,7 @@ class LegacyStrategy(Strategy):
             (self._client_of.get(proxy.cid), self._reply(res, names)) for proxy, res in results
         ]
         replies += self._failures(server_round, failures)
+        replies += [(client, AWAY) for client in self._away]
         means = self.strategy.absorb_train(server_round, replies)
         if not means:
             return None, {}
@@ -211,9 +256,11 @@ class LegacyStrategy(Strategy):
         orders = self.strategy.plan_evaluate(server_round, self.evaluate_config) if due else {}
         if not orders:
             self.strategy.close_round(server_round)
+        self._away = [client for client in orders if client not in self._proxy_of]
         return [
             (self._proxy_of[client], EvaluateIns(*_payload(order)))
             for client, order in orders.items()
+            if client in self._proxy_of
         ]
 
     def aggregate_evaluate(
@@ -238,6 +285,7 @@ class LegacyStrategy(Strategy):
             for proxy, res in results
         ]
         replies += self._failures(server_round, failures)
+        replies += [(client, AWAY) for client in self._away]
         means = self.strategy.absorb_evaluate(server_round, replies)
         self.strategy.close_round(server_round)
         return means.get("loss"), dict(means)
@@ -266,11 +314,11 @@ class LegacyStrategy(Strategy):
         return replies
 
 
-def _identity(proxy: ClientProxy) -> tuple[int, int]:
+def _identity(proxy: ClientProxy, timeout: float | None) -> tuple[int, int]:
     """Return a client's id and the number of clients it knows of (0: it does not know)."""
     try:
         properties: dict[str, Any] = proxy.get_properties(
-            GetPropertiesIns({}), timeout=None, group_id=0
+            GetPropertiesIns({}), timeout=timeout, group_id=0
         ).properties
     except Exception as error:  # whatever the client's own get_properties raises
         check_actor(str(error))

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from .blocks import BATCH_NORM, Block, Spec, compile_pattern, optimised, spec_of
 from .checks import check_count, check_positive
 from .consensus import Consensus
-from .flame import advance
+from .flame import advance, messages
 from .weighting import WeightedStrategy
-from .wire import Arrays, Order, Reply
+from .wire import Arrays, Order, Reply, Scalar
 
 _IMAGE = "P theta"
 
@@ -75,6 +75,10 @@ class LpProjADMM(WeightedStrategy):
     -----
     There are personal models only, on their clients (``LpProjADMMClient.personal_arrays()``). What
     is global is w, `dimension` numbers: `global_arrays` holds it, and it is no model.
+
+    A client that connects in mid-run starts with the initial model and w_i = w, and counts in the
+    mean from its first accepted upload. When a client has left (`forget_after`), its u_i leaves the
+    mean.
 
     Examples
     --------
@@ -133,29 +137,58 @@ class LpProjADMM(WeightedStrategy):
         first = projection(self.seed, self.dimension, theta.size, theta.dtype.name) @ theta
         m = len(self.client_ids)
         self.consensus = Consensus(first, m, self.rho, on_clients=True)  # of the u_i
+        self.first = first  # P theta^0
         self.images = np.tile(first, (m, 1))  # P theta_i
         self.copies = self.images.copy()  # w_i
-        self.alpha = self.uniform_weights()
-        self._index = {client: index for index, client in enumerate(self.client_ids)}
+        self.start_weights()
 
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Send w_i, and before a client's first upload the initial model."""
-        orders = {}
-        for client in client_ids:
-            groups: dict[str, Arrays] = {"center": {"w_i": self.copies[self._index[client]]}}
-            if not self.accepted_in[client]:
-                groups["start"] = self._initial
-            orders[client] = Order(
-                groups,
-                {
-                    "lam": float(self.lam),
-                    "lr": float(self.lr),
-                    "local-epochs": int(self.local_epochs),
-                    "projection-seed": int(self.seed),
-                    "projected": ",".join(self._block.names),
-                },
+        return {
+            client: self._order(
+                self.copies[self._index[client]], starts=not self.accepted_in[client]
             )
-        return orders
+            for client in client_ids
+        }
+
+    def newcomer_orders(
+        self, server_round: int, newcomers: Mapping[int, Reply]
+    ) -> dict[int, Order]:
+        """Let new clients start with the initial model and w_i = w."""
+        return {client: self._order(self.consensus.w, starts=True) for client in newcomers}
+
+    def _order(self, copy: NDArray[Any], *, starts: bool) -> Order:
+        groups: dict[str, Arrays] = {"center": {"w_i": copy}}
+        if starts:
+            groups["start"] = self._initial
+        config: dict[str, Scalar] = {
+            "lam": float(self.lam),
+            "lr": float(self.lr),
+            "local-epochs": int(self.local_epochs),
+            "projection-seed": int(self.seed),
+            "projected": ",".join(self._block.names),
+        }
+        return Order(groups, config)
+
+    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        """Take new clients into the mean, with the initial model and w_i = w."""
+        self.consensus.add(places)
+        self.images = np.insert(self.images, places, self.first, axis=0)
+        self.copies = np.insert(self.copies, places, self.consensus.w, axis=0)
+        self.add_weights(newcomers, places)
+        for reply in newcomers.values():  # u_i is not w, which `add` takes it for
+            a = np.array([[self.lam * self.weight_of(reply)]])
+            own = messages(self.first[None], self.consensus.w[None], a=a, rho=self.rho)[0]
+            self.consensus.update_message(own - self.consensus.w)
+
+    def remove_clients(self, indices: Sequence[int]) -> None:
+        """Take u_i out of the mean."""
+        a = self.lam * self.alpha[indices, None]
+        gone = messages(self.images[indices], self.copies[indices], a=a, rho=self.rho)
+        self.consensus.remove(indices, gone)
+        self.images = np.delete(self.images, indices, axis=0)
+        self.copies = np.delete(self.copies, indices, axis=0)
+        self.alpha = np.delete(self.alpha, indices)
 
     def reply_spec(self) -> Spec:
         """Return the shape of P theta_i."""
@@ -199,7 +232,7 @@ class LpProjADMM(WeightedStrategy):
             **{f"initial/{name}": value for name, value in self._initial.items()},
             "images": self.images,
             "copies": self.copies,
-            "alpha": self.alpha,
+            **self.weight_arrays(),
             "projection-seed": np.array(self.seed, dtype=np.uint64),
         }
 
@@ -223,4 +256,4 @@ class LpProjADMM(WeightedStrategy):
         self._initial = {name: arrays[f"initial/{name}"] for name in self._initial}
         self.images = arrays["images"].astype(self.images.dtype)
         self.copies = arrays["copies"].astype(self.copies.dtype)
-        self.alpha = arrays["alpha"].astype(np.float64)
+        self.load_weight_arrays(arrays)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import TypeGuard
 
@@ -25,8 +25,10 @@ _LEGACY_APP = (
 
 
 # Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
-_PATIENCE = 10.0
+PATIENCE = 10.0
 
+# What a client has replied whose node is not there.
+AWAY = RawReply(error="its node is not connected")
 
 # Flower puts a dead actor back into its pool, where every later message to it fails (FLOWER.md §6).
 _DEAD_ACTOR = re.compile(r"ray\.exceptions\.(ActorDiedError|RayActorError|OutOfMemoryError)\b")
@@ -67,6 +69,12 @@ class ClientDirectory:
     mute : bool (default: False)
         Whether the nodes' app does not answer queries, so that a client is its node.
 
+    Attributes
+    ----------
+    announced : int
+        The size of the federation as its nodes know it, the largest number where they differ; 0
+        where they do not know.
+
     Raises
     ------
     ValueError
@@ -76,6 +84,7 @@ class ClientDirectory:
     def __init__(self, hosted: Mapping[int, list[int]], *, mute: bool = False) -> None:
         self._hosted = dict(sorted(hosted.items()))  # as every node said, in use or not
         self._mute = mute
+        self.announced = 0
         self._connected = set(self._hosted)
         self._node_of: dict[int, int] = {}
         self._sent: list[Metadata] = []  # of the orders of this phase
@@ -92,11 +101,20 @@ class ClientDirectory:
                 self._node_of[client] = node
 
     @classmethod
-    def find(cls, grid: Grid, *, at_least: int, timeout: float) -> ClientDirectory:
+    def find(
+        cls,
+        grid: Grid,
+        *,
+        at_least: int,
+        timeout: float,
+        wanted: Collection[int] = (),
+        lenient: bool = False,
+    ) -> ClientDirectory:
         """Ask every node which clients it hosts, until all that are needed are known.
 
         A node whose app does not answer queries hosts one client, whose id is the node's. Nodes
-        that know the size of their federation are waited for in full.
+        that know the size of their federation are waited for in full, unless it is said who is
+        wanted.
 
         Parameters
         ----------
@@ -106,11 +124,15 @@ class ClientDirectory:
             Clients that are needed.
         timeout : float
             Seconds to wait for them.
+        wanted : collection of int
+            Clients to wait for: those of a run that is resumed.
+        lenient : bool
+            Whether to do without some of those in the end.
 
         Raises
         ------
         TimeoutError
-            If they are too few by then; the message says what to do.
+            If they are too few by then, or not those; the message says what to do.
         ValueError
             If two nodes host a client of the same id, or a node runs an app of the older API.
         """
@@ -144,14 +166,20 @@ class ClientDirectory:
                     probing = False
                     continue
             found = sum(map(len, hosted.values()))
-            needed = max(at_least, announced)
-            if found >= needed:
-                return cls(hosted, mute=mute)
+            needed = max(at_least, len(wanted) if wanted else announced)
+            missing = sorted(set(wanted).difference(*hosted.values()))
+            enough = found >= needed and not missing
+            if enough or (remaining <= 0 and lenient and found >= at_least):
+                directory = cls(hosted, mute=mute)
+                directory.announced = announced
+                return directory
             if remaining <= 0:
-                raise TimeoutError(too_few(found, len(hosted), needed, timeout) + trouble)
+                raise TimeoutError(
+                    too_few(found, len(hosted), needed, timeout, missing=missing) + trouble
+                )
             if time.monotonic() >= next_word:
                 next_word += 10.0
-                log(INFO, "waiting for clients: %s of %s connected", found, needed)
+                log(INFO, waiting(found, needed, missing))
             time.sleep(min(0.1, max(remaining, 0.0)))
 
     @property
@@ -159,14 +187,23 @@ class ClientDirectory:
         """All clients, sorted."""
         return sorted(self._node_of)
 
+    @property
+    def connected(self) -> list[int]:
+        """The clients whose node was connected when it was last looked, sorted."""
+        return [c for c in self.client_ids if self._node_of[c] in self._connected]
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Strike clients off; should they come back, they are new ones."""
+        for client in clients:
+            self._node_of.pop(client, None)
+
     def refresh(self, grid: Grid, *, at_least: int, timeout: float) -> list[int]:
-        """Find out before a phase who is connected, and where clients have come back.
+        """Find out before a phase who is connected, who has come back, and who is new.
 
         A SuperNode that was restarted has another node id than before. So nodes that were not there
-        are asked which clients they host. One takes over if the run knows all of them and none of
-        them has a node that is still connected: two live nodes with the same partition-id are a
-        mistake, and the first keeps its clients. Flower counts a node that died as connected for up
-        to a minute.
+        are asked which clients they host. One takes them over if none of them has a node that is
+        still connected: two live nodes with the same partition-id are a mistake, and the first
+        keeps its clients. Flower counts a node that died as connected for up to a minute.
 
         Parameters
         ----------
@@ -180,8 +217,8 @@ class ClientDirectory:
         Returns
         -------
         list of int
-            The clients that are on another node than before, or whose node was away: what they kept
-            may be gone.
+            The clients that are new, or on another node than before, or whose node was away: what
+            they kept may be gone.
 
         Raises
         ------
@@ -196,9 +233,11 @@ class ClientDirectory:
             # A node that Flower knows by its key keeps its id when it is restarted.
             back = self._connected - before
             moved += [client for client, node in self._node_of.items() if node in back]
-            if not self._mute:
+            if self._mute:
+                self._hosted |= {node: [node] for node in self._connected - self._hosted.keys()}
+            else:
                 self._meet(grid)
-                moved += self._take_over()
+            moved += self._take_over()
             found = sum(node in self._connected for node in self._node_of.values())
             if found >= at_least:
                 return moved
@@ -210,7 +249,7 @@ class ClientDirectory:
                 )
             if time.monotonic() >= next_word:
                 next_word += 10.0
-                log(INFO, "waiting for clients: %s of %s connected", found, at_least)
+                log(INFO, waiting(found, at_least))
             time.sleep(0.2)
 
     def _take_over(self) -> list[int]:
@@ -220,22 +259,23 @@ class ClientDirectory:
             clients = self._hosted[node]
             if all(self._node_of.get(client) == node for client in clients):
                 continue
-            if unknown := [client for client in clients if client not in self._node_of]:
-                trouble = f"clients {listing(unknown)}, whom this run did not begin with"
-            elif taken := [c for c in clients if self._node_of[c] in self._connected - {node}]:
-                others = sorted({self._node_of[client] for client in taken})
+            others = self._connected - {node}
+            if taken := [c for c in clients if self._node_of.get(c) in others]:
+                holders = sorted({self._node_of[client] for client in taken})
                 trouble = (
-                    f"clients {listing(taken)}, as does node {listing(others)}, which is connected "
-                    "(Flower says so for up to a minute after a node died)"
+                    f"clients {listing(taken)}, as does node {listing(holders)}, which is "
+                    "connected (Flower says so for up to a minute after a node died)"
                 )
-            else:
-                self._node_of |= dict.fromkeys(clients, node)
-                moved += clients
-                log(INFO, "clients %s are back, on node %s", listing(clients), node)
+                if self._left_out.get(node) != trouble:
+                    self._left_out[node] = trouble
+                    log(WARNING, "node %s is left out: it says that it hosts %s", node, trouble)
                 continue
-            if self._left_out.get(node) != trouble:
-                self._left_out[node] = trouble
-                log(WARNING, "node %s is left out: it says that it hosts %s", node, trouble)
+            new = [client for client in clients if client not in self._node_of]
+            for who, what in ((new, "new"), ([c for c in clients if c not in new], "back")):
+                if who:
+                    log(INFO, "clients %s are %s, on node %s", listing(who), what, node)
+            self._node_of |= dict.fromkeys(clients, node)
+            moved += clients
         return moved
 
     def _meet(self, grid: Grid) -> None:
@@ -249,14 +289,15 @@ class ClientDirectory:
         if queries:
             grid.push_messages(queries)
             self._queries |= {q.metadata.message_id: q.metadata.dst_node_id for q in queries}
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while self._queries:
             for reply in grid.pull_messages(list(self._queries)):
                 node = self._queries.pop(reply.metadata.reply_to_message_id, None)
                 if node is None:
                     continue
                 try:
-                    self._hosted[node], _ = _read_identity(node, reply)
+                    self._hosted[node], total = _read_identity(node, reply)
+                    self.announced = max(self.announced, total)
                 except (ValueError, _UnclearError, _NoAnswer) as error:
                     self._hosted[node] = []
                     log(WARNING, "node %s is left out: %s", node, error)
@@ -295,9 +336,8 @@ class ClientDirectory:
             The clients that were asked: a node that fails as a whole fails for these, and those
             whose node was not connected have failed already.
         """
-        away = RawReply(error="its node is not connected")
         replies: list[ClientReply] = [
-            (client, away) for client in asked if self._node_of[client] not in self._connected
+            (client, AWAY) for client in asked if self._node_of[client] not in self._connected
         ]
         for message in messages:
             node = _asked_node(message, self._sent)
@@ -334,11 +374,20 @@ def _asked_node(reply: Message, sent: Iterable[Metadata]) -> int:
     return reply.metadata.src_node_id
 
 
-def too_few(found: int, nodes: int, needed: int, timeout: float) -> str:
+def waiting(found: int, needed: int, missing: Sequence[int] = ()) -> str:
+    """Return what to tell a user who waits for clients."""
+    whom = f", {listing(missing)} not yet" if missing else ""
+    return f"waiting for clients: {found} of {needed} connected{whom}"
+
+
+def too_few(
+    found: int, nodes: int, needed: int, timeout: float, *, missing: Sequence[int] = ()
+) -> str:
     """Return what to tell a user for whom too few clients connected in time."""
+    absent = f" The saved run's clients {listing(missing)} are missing." if missing else ""
     return (
         f"Waited {timeout:g} s: {found} clients on {nodes} nodes connected, the strategy needs "
-        f"{needed}. In a simulation, ask for more nodes: flwr run . --federation-config "
+        f"{needed}.{absent} In a simulation, ask for more nodes: flwr run . --federation-config "
         f"'num-supernodes={needed}' (the default is 2). In a deployment, start more SuperNodes, or "
         "lower min_available_nodes, or raise node_timeout."
     )

@@ -73,17 +73,24 @@ class PairwiseStore:
         self.penalty = penalty
         self.engine, self._kernels = _choose_kernels(engine)
         self._omega = omega.copy()
-        m, d = omega.shape
-        pairs = m * (m - 1) // 2
         # Slots 0..n-1 are all live, in the slabs one after the other.
         self._slabs: list[FloatArray] = []
-        self._slab_rows = max(1, min(pairs, _SLAB_BYTES // (d * omega.itemsize)))
+        self._slab_rows = self._wanted_slab_rows()
         self._pair_i = np.empty(0, dtype=np.int32)
         self._pair_j = np.empty(0, dtype=np.int32)
         self._norm = np.empty(0)
         # Kept beside the norm, not recomputed from it: it must survive a change of penalty (A5).
         self._scale = np.empty(0)
-        self._slot_of = np.full(pairs, -1, dtype=np.int32)
+        self._slot_of = np.full(self._num_pairs, -1, dtype=np.int32)
+
+    @property
+    def _num_pairs(self) -> int:
+        m = len(self._omega)
+        return m * (m - 1) // 2
+
+    def _wanted_slab_rows(self) -> int:
+        fitting = _SLAB_BYTES // self._omega[:1].nbytes
+        return max(1, min(self._num_pairs, fitting))
 
     @property
     def penalty(self) -> Penalty:
@@ -149,6 +156,66 @@ class PairwiseStore:
         slots = self._slot_of[self._condensed(i, j)]
         self._update_stored(np.sort(slots[slots >= 0]))
         self._store_near(i[slots < 0], j[slots < 0])
+
+    def add(self, places: Sequence[int], omega: ArrayLike) -> None:
+        """Take in new clients with these models, and v = 0, θ_ij = ω_i - ω_j for their pairs.
+
+        Parameters
+        ----------
+        places : sequence of int
+            For every new client the present client before which it goes, as `numpy.insert` counts.
+        omega : array_like, shape (len(places), d)
+            Their models; converted to the dtype of the store.
+
+        Raises
+        ------
+        ValueError
+            If `omega` has the wrong shape or is not finite in the store's dtype.
+        """
+        new = np.asarray(omega).astype(self._omega.dtype)
+        expected = (len(places), self._omega.shape[1])
+        if new.shape != expected or not np.isfinite(new).all():
+            raise ValueError(f"omega must be finite and of shape {expected}, got {new.shape}.")
+        is_old = np.insert(np.ones(len(self._omega), dtype=np.bool_), places, False)
+        self._omega = np.insert(self._omega, places, new, axis=0)
+        self._renumber(np.flatnonzero(is_old))
+        if (rows := self._wanted_slab_rows()) > self._slab_rows:
+            # The one slab there is at most was made for a few clients; many of its kind would be
+            # slow.
+            for slab in self._slabs:
+                larger = np.empty((rows, slab.shape[1]), dtype=slab.dtype)
+                larger[: self.num_stored] = slab[: self.num_stored]
+                self._slabs = [larger]
+            self._slab_rows = rows
+
+    def remove(self, indices: Sequence[int]) -> None:
+        """Let clients go, with their models and all of their pairs.
+
+        Parameters
+        ----------
+        indices : sequence of int
+            Some of the clients, not all; each at most once.
+
+        Raises
+        ------
+        ValueError
+            If an index is out of range or occurs twice, or nobody would be left.
+        """
+        clients = self._checked_clients(indices)
+        if len(clients) == len(self._omega):
+            raise ValueError("All clients were to be removed; a store has at least one.")
+        gone = np.zeros(len(self._omega), dtype=np.bool_)
+        gone[clients] = True
+        self._release(np.flatnonzero(gone[self._pair_i] | gone[self._pair_j]))
+        self._omega = self._omega[~gone]
+        self._renumber(np.cumsum(~gone) - 1)
+
+    def _renumber(self, new: NDArray[np.integer]) -> None:
+        """Give every client i of the pairs its new index new[i]; the order stays."""
+        self._pair_i = new[self._pair_i].astype(np.int32)
+        self._pair_j = new[self._pair_j].astype(np.int32)
+        self._slot_of = np.full(self._num_pairs, -1, dtype=np.int32)
+        self._slot_of[self._condensed(self._pair_i, self._pair_j)] = np.arange(self.num_stored)
 
     def zeta(self, indices: Sequence[int] | NDArray[np.integer]) -> FloatArray:
         """Return ``ζ_i = (1/m) Σ_j (ω_j + θ_ij - v_ij/ρ)`` for some clients (Algorithm 2).

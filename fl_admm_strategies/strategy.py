@@ -14,6 +14,7 @@ import os
 import time
 import uuid
 from abc import abstractmethod
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,6 +85,10 @@ class StatefulStrategy(Strategy):
         case.
     node_timeout : float (default: 120.0)
         Seconds to wait for these clients before the run ends with an error that says what to do.
+    forget_after : int, optional
+        Rounds in a row in which a client is not connected until it has left: from then on it does
+        not count in any mean, and should it come back, it is a new client. By default clients
+        count as long as the run lasts.
     weighted_by_key : str (default: "num-examples")
         The metric of a reply that holds its number of examples.
     seed : int (default: 0)
@@ -93,7 +98,13 @@ class StatefulStrategy(Strategy):
     Attributes
     ----------
     client_ids : list of int
-        The clients of the run, sorted. Empty before `start`.
+        The clients of the run, sorted. Empty before `start`. Clients that connect later are asked
+        to train like the others from the next round on, and belong to the run once a reply of
+        theirs was accepted.
+    num_founders : int
+        How many clients the run began with. It stands for m (or p, n) wherever that is a mere scale
+        of the objective, so that nobody's step changes when clients come and go; means are over
+        those that belong to the run.
     train_metrics, evaluate_metrics : dict of int to dict of int to dict of str to float
         Metrics of every client in every round: ``metrics[server_round][client_id][name]``.
     traffic : dict of int to Traffic
@@ -112,6 +123,7 @@ class StatefulStrategy(Strategy):
         min_evaluate_nodes: int = 1,
         min_available_nodes: int = 2,
         node_timeout: float = 120.0,
+        forget_after: int | None = None,
         weighted_by_key: str = wire.NUM_EXAMPLES,
         seed: int = 0,
     ) -> None:
@@ -121,6 +133,8 @@ class StatefulStrategy(Strategy):
         check_count("min_evaluate_nodes", min_evaluate_nodes, least=0)
         check_count("min_available_nodes", min_available_nodes, least=1)
         check_positive("node_timeout", node_timeout)
+        if forget_after is not None:
+            check_count("forget_after", forget_after, least=1)
         check_count("seed", seed, least=0)
         self.fraction_train = fraction_train
         self.fraction_evaluate = fraction_evaluate
@@ -128,10 +142,12 @@ class StatefulStrategy(Strategy):
         self.min_evaluate_nodes = min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
         self.node_timeout = node_timeout
+        self.forget_after = forget_after
         self.weighted_by_key = weighted_by_key
         self.seed = seed
 
         self.client_ids: list[int] = []
+        self.num_founders = 0
         self.accepted_in: dict[int, int] = {}
         self.traffic: dict[int, Traffic] = {}
         self.train_metrics: dict[int, dict[int, Metrics]] = {}
@@ -148,6 +164,10 @@ class StatefulStrategy(Strategy):
         self._past_rounds: list[int] = []  # those before this process, where there is a record
         self._result = Result()
         self._lost: list[int] = []
+        self._index: dict[int, int] = {}  # the row of every client in the state
+        self._present_in: dict[int, int] = {}  # the last round that found a client connected
+        self._newcomers: dict[int, Reply] = {}  # with what they replied to the hand-shake
+        self._announced = 0  # the size of the federation as its nodes know it
         self._spec: Spec = {}
         self._in_sync: set[int] = set()
         self._train_rng, self._evaluate_rng = np.random.default_rng(seed).spawn(2)
@@ -161,6 +181,9 @@ class StatefulStrategy(Strategy):
     @abstractmethod
     def init_state(self, arrays: Arrays) -> None:
         """Start the state for the clients in `client_ids` from the initial arrays.
+
+        What the state keeps for every client is in the order of `client_ids`; `_index` has the row
+        of each.
 
         Raises
         ------
@@ -176,9 +199,31 @@ class StatefulStrategy(Strategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Change the state by the checked replies of a round, given in the order of client ids.
 
-        It is called once a round, only with at least one reply. Nothing else but `handshake` and
-        `start_afresh` changes what `state_arrays` returns.
+        It is called once a round, only with at least one reply. Nothing else changes what
+        `state_arrays` returns but `handshake`, `start_afresh`, `add_clients` and `remove_clients`.
         """
+
+    @abstractmethod
+    def newcomer_orders(
+        self, server_round: int, newcomers: Mapping[int, Reply]
+    ) -> dict[int, Order]:
+        """Return what sampled clients get for training that do not belong to the run yet.
+
+        `newcomers` has their replies to the hand-shake, without content where there is none. The
+        state does not know of them until a reply of theirs was accepted.
+        """
+
+    @abstractmethod
+    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        """Take new clients into the state; `update` with their first replies follows.
+
+        `newcomers` is as in `newcomer_orders`, `places` has for each of them the row before which
+        its row goes, as `numpy.insert` counts. `client_ids` and `_index` have them already.
+        """
+
+    @abstractmethod
+    def remove_clients(self, indices: Sequence[int]) -> None:
+        """Take clients with these rows out of the state; `client_ids` has been without them."""
 
     @abstractmethod
     def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
@@ -211,11 +256,11 @@ class StatefulStrategy(Strategy):
         return self._spec
 
     def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
-        """Return what to ask every client before round 1; by default nothing.
+        """Return what to ask clients before their first round; by default nothing.
 
-        For what the server must know of all clients at the start: their numbers of examples, the
+        For what the server must know of clients at the start: their numbers of examples, the
         curvature of their losses. It is a training message of round 0 with ``handshake`` set, so
-        that it works under both of Flower's APIs.
+        that it works under both of Flower's APIs. Clients that come later are asked as well.
         """
         return {}
 
@@ -281,7 +326,10 @@ class StatefulStrategy(Strategy):
         state = {
             "base/round": np.array(self._round, dtype=np.int64),
             "base/client_ids": np.array(self.client_ids, dtype=np.uint64),
+            "base/num_founders": np.array(self.num_founders, dtype=np.int64),
+            "base/announced": np.array(self._announced, dtype=np.int64),
             "base/accepted_in": np.array(list(self.accepted_in.values()), dtype=np.int64),
+            "base/present_in": np.array(list(self._present_in.values()), dtype=np.int64),
             "base/train_rng": _generator_to_array(self._train_rng),
             "base/evaluate_rng": _generator_to_array(self._evaluate_rng),
         }
@@ -298,7 +346,9 @@ class StatefulStrategy(Strategy):
         ValueError
             If the state lacks an entry.
         """
-        needed = ("round", "client_ids", "accepted_in", "train_rng", "evaluate_rng")
+        needed: tuple[str, ...] = ("round", "client_ids", "num_founders", "announced")
+        needed += ("accepted_in", "present_in")
+        needed += ("train_rng", "evaluate_rng")
         missing = [f"base/{name}" for name in needed if f"base/{name}" not in state]
         if missing:
             raise ValueError(
@@ -389,7 +439,8 @@ class StatefulStrategy(Strategy):
         self.open_checkpoints(
             arrays, checkpoint_dir, every=checkpoint_every, keep=checkpoint_keep, resume=resume
         )
-        self.begin(arrays, self._connect(grid))
+        client_ids = self._connect(grid)
+        self.begin(arrays, client_ids, self._directory.announced)
         result = self._result
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
@@ -426,6 +477,7 @@ class StatefulStrategy(Strategy):
                 if stopping:
                     break
                 self._look_around(grid)
+                self._meet(server_round, exchange, train_config)
                 orders = self.plan_train(server_round, train_config)
                 replies = exchange(orders, MessageType.TRAIN)
                 trained = self.absorb_train(server_round, replies)
@@ -487,9 +539,11 @@ class StatefulStrategy(Strategy):
     ) -> Iterable[Message]:
         """Return one message a node with the orders of its sampled clients."""
         if not self._spec:
-            self.begin(named_arrays(arrays), self._connect(grid))
+            client_ids = self._connect(grid)
+            self.begin(named_arrays(arrays), client_ids, self._directory.announced)
             self.shake_hands(self._exchange(grid, timeout=3600), config)
         self._look_around(grid)
+        self._meet(server_round, self._exchange(grid, timeout=3600), config)
         return self._directory.messages(self.plan_train(server_round, config), MessageType.TRAIN)
 
     def aggregate_train(
@@ -524,9 +578,20 @@ class StatefulStrategy(Strategy):
     def _connect(self, grid: Grid) -> list[int]:
         """Wait for the clients that the run needs; return their ids."""
         self._directory = ClientDirectory.find(
-            grid, at_least=self.min_available_nodes, timeout=self.node_timeout
+            grid,
+            at_least=self.min_available_nodes,
+            timeout=self.node_timeout,
+            wanted=self.saved_clients,
+            lenient=self.forget_after is not None,
         )
         return self._directory.client_ids
+
+    @property
+    def saved_clients(self) -> list[int]:
+        """The clients of the saved state that the coming run goes on from, if there is one."""
+        if self._restored is None:
+            return []
+        return [int(client) for client in self._restored["base/client_ids"]]
 
     def _look_around(self, grid: Grid) -> None:
         """Before a phase, see who is connected and who came back, and wait where it is too few."""
@@ -535,8 +600,21 @@ class StatefulStrategy(Strategy):
         )
         self._in_sync.difference_update(restarted)
 
-    def begin(self, arrays: Arrays, client_ids: Iterable[int]) -> None:
+    def _meet(self, server_round: int, exchange: Exchange, config: Mapping[str, Any]) -> None:
+        here, announced = self._directory.connected, self._directory.announced
+        self.meet(server_round, here, exchange, config, announced=announced)
+
+    def begin(self, arrays: Arrays, client_ids: Iterable[int], announced: int = 0) -> None:
         """Start the state, or put back a loaded one, for these clients.
+
+        Parameters
+        ----------
+        arrays : Arrays
+            The initial model.
+        client_ids : iterable of int
+            The clients that there are.
+        announced : int
+            The size of their federation; 0 where nobody knows it.
 
         Raises
         ------
@@ -544,9 +622,15 @@ class StatefulStrategy(Strategy):
             If the arrays are not a usable model, or a loaded state belongs to other clients.
         """
         _check_initial_arrays(arrays)
-        self.client_ids = sorted(client_ids)
+        found = sorted(client_ids)
+        if self._restored is not None:
+            self._compare_clients(found, announced)
+        self.accepted_in, self._present_in = {}, {}
+        self._set_clients(self.saved_clients or found, server_round=0)
+        self.num_founders, self._announced = len(self.client_ids), announced
+        self._newcomers = {}
         self._spec = spec_of(arrays)
-        self.accepted_in, self._in_sync = dict.fromkeys(self.client_ids, 0), set()
+        self._in_sync = set()
         self.train_metrics, self.evaluate_metrics, self.traffic = {}, {}, {}
         self._round, self._ever_usable, self._last_refusal = 0, False, "nobody was asked"
         self._shaken = False
@@ -562,14 +646,23 @@ class StatefulStrategy(Strategy):
             self._restore_record(self._resumed)
             self._resumed = None
 
-    def _restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        saved = [int(client) for client in state["base/client_ids"]]
-        if saved != self.client_ids:
+    def _compare_clients(self, found: Sequence[int], announced: int) -> None:
+        """Refuse to go on from a saved state with another federation than its own."""
+        assert self._restored is not None
+        saved, known = self.saved_clients, int(self._restored["base/announced"])
+        missing, more = set(saved).difference(found), set(found).difference(saved)
+        # More clients than the saved run knew of could be new ones, were it not for their word
+        # that the federation is larger: in a simulation all of them then have other data.
+        if (more and announced > known) or (missing and self.forget_after is None):
             raise ValueError(
                 f"The saved state belongs to clients {listing(saved)}, but the federation has "
-                f"clients {listing(self.client_ids)}. Continue with the same clients, or start "
-                "anew without the saved state."
+                f"clients {listing(found)}. Continue with the same clients, or start anew without "
+                "the saved state."
             )
+        if missing:
+            log(WARNING, "clients %s of the saved run are not connected", listing(sorted(missing)))
+
+    def _restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         prefix = "state/"
         own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         expected = self.state_arrays()
@@ -581,6 +674,10 @@ class StatefulStrategy(Strategy):
         self.load_state_arrays(own)
         rounds = state["base/accepted_in"].tolist()
         self.accepted_in = dict(zip(self.client_ids, rounds, strict=True))
+        present_in = state["base/present_in"].tolist()
+        self._present_in = dict(zip(self.client_ids, present_in, strict=True))
+        self.num_founders = int(state["base/num_founders"])
+        self._announced = max(self._announced, int(state["base/announced"]))
         self._round, self._shaken = int(state["base/round"]), True
         self._train_rng = _generator_from_array(state["base/train_rng"])
         self._evaluate_rng = _generator_from_array(state["base/evaluate_rng"])
@@ -643,8 +740,9 @@ class StatefulStrategy(Strategy):
         self._restored, self._resumed = saved.arrays, saved
 
     def _fingerprint(self, spec: Spec) -> dict[str, Any]:
-        sampling = ("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes")
-        settings = {name: getattr(self, name) for name in sampling} | self.hyperparameters()
+        names = ["fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes"]
+        names += ["forget_after"]
+        settings = {name: getattr(self, name) for name in names} | self.hyperparameters()
         return {
             "algorithm": type(self).__name__,
             "model": {name: f"{dtype} {shape}" for name, (shape, dtype) in spec.items()},
@@ -659,7 +757,7 @@ class StatefulStrategy(Strategy):
         if not last and (server_round == 0 or server_round % self._checkpoints.every):
             return
         self._durable.append(dict(self.accepted_in))
-        versions = [list(accepted_in.values()) for accepted_in in self._durable]
+        versions = [[then.get(i, 0) for i in self.client_ids] for then in self._durable]
         self._checkpoints.save(
             server_round,
             self._state() | {_DURABLE: np.array(versions, dtype=np.int64)},
@@ -728,18 +826,109 @@ class StatefulStrategy(Strategy):
         if self._shaken:
             return
         self._shaken = True
-        if not (orders := self.handshake_orders(self.client_ids)):
-            return
-        spec = self.handshake_spec()
-        asked = self._complete(0, {**config, "handshake": True}, orders, spec)
-        accepted = self._accept(0, exchange(asked, MessageType.TRAIN), spec=spec)
-        if missing := sorted(asked.keys() - accepted.keys()):
+        replies, failed = self._ask(0, self.client_ids, exchange, config)
+        if failed:
             raise RuntimeError(
-                f"The hand-shake before round 1 failed for clients {listing(missing)}; "
+                f"The hand-shake before round 1 failed for clients {listing(failed)}; "
                 f"{type(self).__name__} needs every client's answer. {self._last_refusal}"
             )
-        self.handshake(accepted)
-        self.traffic[0] = Traffic(_bytes_down(asked), _bytes_up(accepted))
+        if replies:
+            self.handshake(replies)
+
+    def _ask(
+        self,
+        server_round: int,
+        clients: Sequence[int],
+        exchange: Exchange,
+        config: Mapping[str, Any],
+    ) -> tuple[dict[int, Reply], list[int]]:
+        """Shake hands with clients; return the replies, and who did not reply usably."""
+        if not (orders := self.handshake_orders(clients)):
+            return {}, []
+        spec = self.handshake_spec()
+        asked = self._complete(0, {**config, "handshake": True}, orders, spec)
+        replies = self._accept(0, exchange(asked, MessageType.TRAIN), spec=spec)
+        self._count(server_round, down=_bytes_down(asked), up=_bytes_up(replies))
+        return replies, sorted(asked.keys() - replies.keys())
+
+    # ------------------------------------------------------------------------------------------
+    # Clients that come and go
+    # ------------------------------------------------------------------------------------------
+
+    def meet(
+        self,
+        server_round: int,
+        connected: Iterable[int],
+        exchange: Exchange,
+        config: Mapping[str, Any],
+        *,
+        announced: int = 0,
+        restarted: Iterable[int] = (),
+    ) -> None:
+        """Before a round of training, let go who has left, and get to know who is new.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        connected : iterable of int
+            The clients that are there.
+        exchange : Exchange
+            Sends orders and returns what came back.
+        config : mapping
+            The user's settings.
+        announced : int
+            The size of the federation, as in `begin`.
+        restarted : iterable of int
+            Clients that may have lost what they keep.
+        """
+        self._in_sync.difference_update(restarted)
+        here = set(connected)
+        self._announced = max(self._announced, announced)
+        self._present_in |= {c: server_round for c in self.client_ids if c in here}
+        self._let_go(server_round)
+        self._newcomers = {c: reply for c, reply in self._newcomers.items() if c in here}
+        if new := sorted(here.difference(self._index, self._newcomers)):
+            replies, failed = self._ask(server_round, new, exchange, config)
+            blank = Reply({}, 0.0, {})
+            self._newcomers |= {c: replies.get(c, blank) for c in new if c not in failed}
+
+    def _let_go(self, server_round: int) -> None:
+        """Take clients that have been away for too long out of the run; somebody must be left."""
+        if self.forget_after is None:
+            return
+        gone = [
+            c for c, last in self._present_in.items() if server_round - last >= self.forget_after
+        ]
+        if not gone or len(gone) == len(self.client_ids):
+            return
+        log(
+            WARNING,
+            "round %s: clients %s have not been connected for %s rounds; they have left the run",
+            server_round,
+            listing(gone),
+            self.forget_after,
+        )
+        indices = [self._index[client] for client in gone]
+        self._directory.forget(gone)
+        self._set_clients(set(self.client_ids).difference(gone), server_round)
+        self._in_sync.difference_update(gone)
+        self.remove_clients(indices)
+
+    def _admit(self, server_round: int, clients: Sequence[int]) -> None:
+        """Take clients into the run whose first reply was accepted."""
+        log(INFO, "round %s: clients %s belong to the run now", server_round, listing(clients))
+        newcomers = {client: self._newcomers.pop(client) for client in clients}
+        places = [bisect(self.client_ids, client) for client in clients]
+        self._set_clients([*self.client_ids, *clients], server_round)
+        self.add_clients(newcomers, places)
+
+    def _set_clients(self, clients: Iterable[int], server_round: int) -> None:
+        """Let the run have these clients; what is kept by client goes in the order of their ids."""
+        self.client_ids = sorted(clients)
+        self._index = {client: index for index, client in enumerate(self.client_ids)}
+        self.accepted_in = {c: self.accepted_in.get(c, 0) for c in self.client_ids}
+        self._present_in = {c: self._present_in.get(c, server_round) for c in self.client_ids}
 
     def in_sync(self, client_id: int) -> bool:
         """Return whether a client surely holds what the server knows of it.
@@ -751,13 +940,21 @@ class StatefulStrategy(Strategy):
 
     def plan_train(self, server_round: int, config: Mapping[str, Any]) -> dict[int, Order]:
         """Draw the clients of a round and return what each gets."""
-        sampled = self._sample(self._train_rng, self.fraction_train, self.min_train_nodes)
-        log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), self._total)
-        orders = self.train_orders(server_round, sampled)
+        pool = sorted([*self.client_ids, *self._newcomers])
+        sampled = _sample(self._train_rng, pool, self.fraction_train, self.min_train_nodes)
+        log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), len(pool))
+        members = [client for client in sampled if client in self._index]
+        orders = self.train_orders(server_round, members) if members else {}
+        if new := {c: self._newcomers[c] for c in sampled if c not in self._index}:
+            orders |= self.newcomer_orders(server_round, new)
         asked = self._complete(server_round, config, orders, self.reply_spec())
         self._in_sync.difference_update(asked)
-        self.traffic[server_round] = Traffic(_bytes_down(asked), 0)
+        self._count(server_round, down=_bytes_down(asked))
         return asked
+
+    def _count(self, server_round: int, *, down: int = 0, up: int = 0) -> None:
+        before = self.traffic.get(server_round, Traffic(0, 0))
+        self.traffic[server_round] = Traffic(before.down + down, before.up + up)
 
     def absorb_train(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of a round, then let them change the state; return the mean metrics."""
@@ -768,10 +965,12 @@ class StatefulStrategy(Strategy):
             self._forget_lost(server_round)
             return {}
         self._ever_usable = True
+        if joined := [client for client in accepted if client in self._newcomers]:
+            self._admit(server_round, joined)
         self.update(server_round, accepted)
         self.accepted_in |= dict.fromkeys(accepted, server_round)
         self._in_sync.update(accepted)
-        self.traffic[server_round] = Traffic(self.traffic[server_round].down, _bytes_up(accepted))
+        self._count(server_round, up=_bytes_up(accepted))
         self.train_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
         self._forget_lost(server_round)
         return _weighted_means(accepted) | self.round_metrics()
@@ -780,7 +979,8 @@ class StatefulStrategy(Strategy):
         """Draw the clients that evaluate and return the models each gets."""
         if self.fraction_evaluate == 0:
             return {}
-        sampled = self._sample(self._evaluate_rng, self.fraction_evaluate, self.min_evaluate_nodes)
+        least = self.min_evaluate_nodes
+        sampled = _sample(self._evaluate_rng, self.client_ids, self.fraction_evaluate, least)
         orders = self.evaluate_orders(server_round, sampled)
         return self._complete(server_round, config, orders, spec=None)
 
@@ -813,21 +1013,11 @@ class StatefulStrategy(Strategy):
         self._in_sync.difference_update(lost)
         self.start_afresh(server_round, lost)
 
-    @property
-    def _total(self) -> int:
-        return len(self.client_ids)
-
     def _need_state(self) -> None:
         if not self._spec:
             raise RuntimeError(
                 f"{type(self).__name__} has no state yet: call start(grid, initial_arrays) first."
             )
-
-    def _sample(self, rng: np.random.Generator, fraction: float, least: int) -> list[int]:
-        # The small term undoes roundings such as 0.29 * 100 = 28.999999999999996.
-        size = min(self._total, max(int(fraction * self._total + 1e-9), least, 1))
-        chosen = rng.choice(self._total, size=size, replace=False)
-        return [self.client_ids[index] for index in sorted(chosen)]
 
     def _complete(
         self,
@@ -848,11 +1038,11 @@ class StatefulStrategy(Strategy):
                 **config,
                 "server-round": server_round,
                 "seed": _client_seed(self.seed, client, server_round),
-                "version": self.accepted_in[client],
+                "version": self.accepted_in.get(client, 0),
                 "run": self._run,
             }
             if self._checkpoints is not None:
-                versions = {accepted_in[client] for accepted_in in self._durable}
+                versions = {accepted_in.get(client, 0) for accepted_in in self._durable}
                 own["durable"] = ",".join(str(version) for version in sorted(versions))
             if spec is not None and list(spec) != list(next(iter(order.groups.values()))):
                 own["reply"] = ",".join(spec)
@@ -901,7 +1091,7 @@ class StatefulStrategy(Strategy):
                 refused[client] = "no reply within the timeout"
         for client, reason in sorted(refused.items()):
             self._last_refusal = f"client {client}: {reason}"
-            if wire.who_lost(reason) is not None and self.accepted_in[client] > 0:
+            if wire.who_lost(reason) is not None and self.accepted_in.get(client, 0) > 0:
                 self._lost.append(client)
                 continue
             log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
@@ -966,6 +1156,15 @@ def _check_initial_arrays(arrays: Arrays) -> None:
             raise ValueError(f"Array '{name}' has dtype {array.dtype}, expected real numbers.")
         if not np.isfinite(array).all():
             raise ValueError(f"Array '{name}' of the initial model holds NaN or infinity.")
+
+
+def _sample(
+    rng: np.random.Generator, clients: Sequence[int], fraction: float, least: int
+) -> list[int]:
+    # The small term undoes roundings such as 0.29 * 100 = 28.999999999999996.
+    size = min(len(clients), max(int(fraction * len(clients) + 1e-9), least, 1))
+    chosen = rng.choice(len(clients), size=size, replace=False)
+    return [clients[index] for index in sorted(chosen)]
 
 
 def _bytes_down(orders: Mapping[int, Order]) -> int:

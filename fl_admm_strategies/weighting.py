@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import check_choice
-from .consensus import size_weights
 from .strategy import StatefulStrategy
 from .wire import Order, Reply
 
@@ -20,7 +20,9 @@ class WeightedStrategy(StatefulStrategy):
     Parameters
     ----------
     weights : {"uniform", "size"}
-        alpha_i: 1/m, or n_i/n, which a hand-shake asks for.
+        alpha_i: 1/m, or n_i/n, which a hand-shake asks for. m and n stay those of the start when
+        clients come and go: only the ratios of the alpha_i matter to the minimiser, and nobody's
+        step changes.
     **base
         The parameters of `StatefulStrategy`.
 
@@ -28,6 +30,8 @@ class WeightedStrategy(StatefulStrategy):
     ----------
     alpha : ndarray of shape (m,)
         alpha_i, part of the state.
+    total_examples : float
+        n at the start, part of the state; NaN with uniform weights.
     """
 
     def __init__(self, *, weights: Literal["uniform", "size"], **base: Any) -> None:
@@ -35,11 +39,12 @@ class WeightedStrategy(StatefulStrategy):
         check_choice("weights", weights, ("uniform", "size"))
         self.weights = weights
         self.alpha: NDArray[np.float64] = np.zeros(0)
+        self.total_examples = math.nan
 
-    def uniform_weights(self) -> NDArray[np.float64]:
-        """Return alpha_i = 1/m, which hold until a hand-shake says otherwise."""
-        num_clients = len(self.client_ids)
-        return np.full(num_clients, 1 / num_clients)
+    def start_weights(self) -> None:
+        """Set alpha_i = 1/m, which hold until a hand-shake says otherwise."""
+        self.alpha = np.full(self.num_founders, 1 / self.num_founders)
+        self.total_examples = math.nan
 
     def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
         """Ask for n_i where the clients are weighted by it."""
@@ -49,4 +54,26 @@ class WeightedStrategy(StatefulStrategy):
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Set alpha_i = n_i/n."""
-        self.alpha = size_weights([reply.num_examples for reply in replies.values()])
+        sizes = np.array([reply.num_examples for reply in replies.values()])
+        self.total_examples = float(sizes.sum())
+        self.alpha = sizes / self.total_examples
+
+    def weight_of(self, newcomer: Reply) -> float:
+        """Return the alpha_i of a client that comes later."""
+        if self.weights == "uniform":
+            return 1 / self.num_founders
+        return newcomer.num_examples / self.total_examples
+
+    def add_weights(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        """Insert the alpha_i of new clients."""
+        new = [self.weight_of(reply) for reply in newcomers.values()]
+        self.alpha = np.insert(self.alpha, places, new)
+
+    def weight_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the state of the weights."""
+        return {"alpha": self.alpha, "total-examples": np.array(self.total_examples)}
+
+    def load_weight_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `weight_arrays` returned."""
+        self.alpha = arrays["alpha"].astype(np.float64)
+        self.total_examples = float(arrays["total-examples"])

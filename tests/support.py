@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType
 from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -136,6 +137,53 @@ class WatchedGrid(InProcessGrid):
     def replies(self, kind: str, server_round: int) -> list[Message]:
         """Return the replies that came in a phase."""
         return next(m for k, r, m in self.received if (k, r) == (kind, server_round))
+
+
+Online = Mapping[int, Sequence[int]]
+
+
+class RestlessGrid(InProcessGrid):
+    """Nodes with the given partition ids, of which only some are connected in a round.
+
+    Attributes
+    ----------
+    online : dict of int to sequence of int
+        The connected nodes by round; a round that is missing is like the one before it.
+    server_round : int
+        The round of the last training message.
+    asked : list of int
+        The nodes that got a query after the run had begun.
+    deaf_for : int
+        How often `pull_messages` has nothing to say.
+    """
+
+    def __init__(self, app: ClientApp, partitions: Sequence[int], online: Online) -> None:
+        configs = [{"partition-id": p, "num-partitions": 3} for p in partitions]
+        super().__init__(app, len(partitions), node_configs=configs)
+        self.online = dict(online)
+        self.server_round = 0
+        self.asked: list[int] = []
+        self.deaf_for = 0
+
+    def get_node_ids(self) -> list[int]:
+        known = [r for r in self.online if r <= self.server_round + 1]
+        return list(self.online[max(known)])
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        for message in messages:
+            if message.metadata.message_type == MessageType.QUERY and self.server_round:
+                self.asked.append(message.metadata.dst_node_id)
+            if message.metadata.message_type == MessageType.TRAIN:
+                # A hand-shake with new clients is of round 0.
+                self.server_round = max(self.server_round, int(message.metadata.group_id))
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        if self.deaf_for:
+            self.deaf_for -= 1
+            return []
+        return super().pull_messages(message_ids)
 
 
 def node_of(client: int) -> int:

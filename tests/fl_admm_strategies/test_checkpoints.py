@@ -290,11 +290,19 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_difference_named(
         strategy.start(new_grid(), arrays, 6, checkpoint_dir=copy / "checkpoints", resume=True)
 
 
-def test_other_clients_are_refused(copy: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_clients", "reason"),
+    [
+        (3, r"3 clients .*, the strategy needs 4. The saved run's clients \[3\] \(1\) are missing"),
+        (5, r"clients \[0, 1, 2, 3\] \(4\), but the federation has clients \[0, 1, 2, 3, 4\]"),
+    ],
+)
+def test_another_federation_is_refused(num_clients: int, reason: str, copy: Path) -> None:
     app = client_app(lambda context: Averaging(context, None).to_client())
-    with pytest.raises(ValueError, match=r"clients \[0, 1, 2, 3\].*clients \[0, 1, 2\]"):
-        new_strategy().start(
-            InProcessGrid(app, 3), first(), 6, checkpoint_dir=copy / "checkpoints", resume=True
+    grid = InProcessGrid(app, num_clients)
+    with pytest.raises((TimeoutError, ValueError), match=reason):
+        new_strategy(node_timeout=0.3).start(
+            grid, first(), 6, checkpoint_dir=copy / "checkpoints", resume=True
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from fl_admm_strategies.consensus import Consensus, size_weights
+from fl_admm_strategies.consensus import Consensus
 
 
 def vector(*values: float, dtype: Any = np.float64) -> np.ndarray:
@@ -154,7 +154,3 @@ def test_a_state_of_other_shapes_is_refused() -> None:
     saved = after_one_round().state_arrays()
     with pytest.raises(ValueError, match=r"'w' has shape \(2,\), this run's \(3,\)"):
         Consensus(vector(0, 0, 0), 2, 2.0).load_state_arrays(saved)
-
-
-def test_the_weights_by_size() -> None:
-    assert_array_equal(size_weights([1, 4, 3]), [0.125, 0.5, 0.375])

@@ -233,7 +233,9 @@ def test_two_nodes_may_not_be_the_same_client() -> None:
         context.node_config["partition-id"] = 1
         return make_client(FPFCClient, context).to_client()
 
-    with pytest.raises(ValueError, match=r"Two nodes say that they are client 1: .* partition-id"):
+    with pytest.raises(
+        ValueError, match=r"Nodes .* and .* both say they are client 1\. .* partition-id"
+    ):
         run(LegacyStrategy(fpfc(), initial_arrays()), client_fn=client_fn)
 
 

@@ -6,60 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, MessageType
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD, nodes
-from tests.support import assert_same_bits, client_fn_of, initial_arrays, warnings_in
+from tests.support import (
+    Online,
+    RestlessGrid,
+    assert_same_bits,
+    client_fn_of,
+    initial_arrays,
+    warnings_in,
+)
 
 # Nodes 2, 3, 4 are clients 0, 1, 2; further nodes are added per test, from id 5 on.
 FIRST = (0, 1, 2)
-Online = Mapping[int, Sequence[int]]
-
-
-class RestlessGrid(InProcessGrid):
-    """Nodes with the given partition ids, of which only some are connected in a round.
-
-    Attributes
-    ----------
-    online : dict of int to sequence of int
-        The connected nodes by round; a round that is missing is like the one before it.
-    server_round : int
-        The round of the last training message.
-    asked : list of int
-        The nodes that got a query after the run had begun.
-    deaf_for : int
-        How often `pull_messages` has nothing to say.
-    """
-
-    def __init__(self, app: ClientApp, partitions: Sequence[int], online: Online) -> None:
-        configs = [{"partition-id": p, "num-partitions": 3} for p in partitions]
-        super().__init__(app, len(partitions), node_configs=configs)
-        self.online = dict(online)
-        self.server_round = 0
-        self.asked: list[int] = []
-        self.deaf_for = 0
-
-    def get_node_ids(self) -> list[int]:
-        known = [r for r in self.online if r <= self.server_round + 1]
-        return list(self.online[max(known)])
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        for message in messages:
-            if message.metadata.message_type == MessageType.QUERY and self.server_round:
-                self.asked.append(message.metadata.dst_node_id)
-            if message.metadata.message_type == MessageType.TRAIN:
-                self.server_round = int(message.metadata.group_id)
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        if self.deaf_for:
-            self.deaf_for -= 1
-            return []
-        return super().pull_messages(message_ids)
 
 
 def fpfc(**settings: Any) -> FPFC:
@@ -151,19 +114,18 @@ def test_a_second_node_of_a_client_waits_until_the_first_is_gone(
     assert "clients [1] (1), as does node [3] (1), which is connected" in line
 
 
-def test_a_stranger_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_hosts_new_clients_is_welcome(caplog: pytest.LogCaptureFixture) -> None:
     strategy, grid = run({0: [2, 3, 4], 2: [2, 3, 4, 5]}, partitions=(0, 1, 2, 7))
-    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3, 4)}
+    assert trained(strategy) == {1: [0, 1, 2]} | {r: [0, 1, 2, 7] for r in (2, 3, 4)}
     assert grid.asked == [5]
-    (line,) = warnings_in(caplog.records)
-    assert "node 5 is left out" in line
-    assert "clients [7] (1), whom this run did not begin with" in line
+    assert warnings_in(caplog.records) == []
+    assert "clients [7] (1) are new, on node 5" in [r.getMessage() for r in caplog.records]
 
 
 def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nodes, "_PATIENCE", 0.3)
+    monkeypatch.setattr(nodes, "PATIENCE", 0.3)
     grid = RestlessGrid(fpfc_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
     strategy = fpfc()
 
@@ -275,6 +237,6 @@ def test_an_app_without_a_query_handler_has_no_way_to_say_who_came_back() -> Non
     grid = RestlessGrid(app, (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
     strategy = fpfc()
     strategy.start(grid, initial_arrays(), 3)
-    assert strategy.client_ids == [2, 3, 4]  # the node ids
-    assert trained(strategy)[3] == [2, 4]
+    assert strategy.client_ids == [2, 3, 4, 5]  # the node ids: who comes back is a new client
+    assert trained(strategy)[3] == [2, 4, 5]
     assert grid.asked == []
