@@ -96,7 +96,7 @@ def run(
     try:
         # Whatever is wrong with the experiment is said here, before an engine takes its time.
         experiment = prepare(config)
-        config = replace(config, out=results_folder(config))
+        config = replace(config, out=results_folder(config, experiment.settings))
         num_clients = len(experiment.data.clients)
         Console().print(
             f"{experiment.settings.title}\n{num_clients} clients, "

@@ -18,7 +18,9 @@ from .algorithms import Experiment
 from .baselines import Baseline, run_baselines
 from .config import RunConfig
 from .report import Report, Result, Score, results_table, write_metrics_line, write_result
-from .settings import load_experiment, published_rows
+from .settings import Settings, changed_settings, load_experiment, load_settings, published_rows
+
+_SETTINGS = "experiment.toml"
 
 
 def prepare(config: RunConfig) -> Experiment:
@@ -69,8 +71,18 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     experiment = prepare(config)
     settings, strategy = experiment.settings, experiment.strategy
     name = Path(config.experiment).stem
-    out = results_folder(config)
-    (out / "experiment.toml").write_text(settings.to_toml(), encoding="utf-8")
+    out = results_folder(config, settings)
+    if changed := _changed(out, settings):
+        differences = "; ".join(f"{key} {how}" for key, how in changed.items())
+        console.print(
+            f"Resuming with other settings: {differences}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+    written = out / f"{_SETTINGS}.part"
+    written.write_text(settings.to_toml(), encoding="utf-8")
+    written.replace(out / _SETTINGS)  # whole or not at all, should the run be killed here
     path = out / "metrics.jsonl"
     earlier = None  # seconds of what is resumed, once it is known where
 
@@ -165,13 +177,14 @@ def _drop_from(path: Path, server_round: int) -> float:
     return max((record["seconds"] for record in compress(whole, kept)), default=0.0)
 
 
-def results_folder(config: RunConfig) -> Path:
+def results_folder(config: RunConfig, settings: Settings) -> Path:
     """Make the folder of a run, or find that of the run to resume.
 
     Raises
     ------
     ValueError
-        If a folder has something in it that is not to be resumed.
+        If a folder has something in it that is not to be resumed, or the run to resume has another
+        seed, other data, another model or another algorithm.
     """
     wanted, name = config.out, Path(config.experiment).stem
     if config.resume and wanted is None:
@@ -184,6 +197,12 @@ def results_folder(config: RunConfig) -> Path:
                 f"the results folder {wanted} is not empty; give another --out, or --resume to "
                 "continue the run in it"
             )
+        if other := [f"{k} {how}" for k, how in _changed(wanted, settings).items() if _fixed(k)]:
+            raise ValueError(
+                f"{wanted} is of another run: {'; '.join(other)}. Resume it with the --profile, "
+                "--set and --seed that it was started with, or give another --out, or leave "
+                "--resume out to start a new run."
+            )
         wanted.mkdir(parents=True, exist_ok=True)
         return wanted
     stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -195,6 +214,17 @@ def results_folder(config: RunConfig) -> Path:
             continue
         return folder
     raise FileExistsError(f"runs/{stamp} and its numbered neighbours exist already")
+
+
+def _changed(folder: Path, settings: Settings) -> dict[str, str]:
+    """Return how settings differ from those of the run in a folder; empty where there is none."""
+    path = folder / _SETTINGS
+    return changed_settings(load_settings(str(path)), settings) if path.exists() else {}
+
+
+def _fixed(key: str) -> bool:
+    """Return whether a run cannot go on with another value of a setting."""
+    return key in ("seed", "algorithm.name") or key.startswith(("data.", "model."))
 
 
 def _draw_metric(
@@ -234,7 +264,7 @@ def _print_files(console: Console, out: Path, report: Report) -> None:
         **report.files,
         "result.json": "the numbers above",
         "metrics.jsonl": "every round, with the metrics of every client",
-        "experiment.toml": "the settings: run this file for the same numbers",
+        _SETTINGS: "the settings: run this file for the same numbers",
         "state.safetensors": "the server's state, with all the models",
     }
     console.print(f"Results: [bold]{out.resolve()}[/bold]", soft_wrap=True)

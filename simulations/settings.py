@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -177,6 +177,34 @@ def load_experiment(config: RunConfig) -> tuple[Settings, Any]:
     data = load(settings.data.name, settings.seed, config.data_root, **dict(settings.data.options))
     settings.algorithm.check(settings, data)
     return settings, data
+
+
+def changed_settings(before: Settings, now: Settings) -> dict[str, str]:
+    """Return what differs between two experiments in seed, data, model, training and algorithm.
+
+    Returns
+    -------
+    dict of str to str
+        By dotted key, the value now and, in brackets, that of before.
+    """
+    parts = {"seed", "data", "model", "training", "algorithm"}
+    old, new = (
+        dict(_flat(one.model_dump(by_alias=True, exclude_none=True, include=parts)))
+        for one in (before, now)
+    )
+    return {
+        key: f"{new.get(key, 'not given')} (was {old.get(key, 'not given')})"
+        for key in {**new, **old}
+        if new.get(key) != old.get(key)
+    }
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _read(experiment: str) -> dict[str, Any]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 import simulations.run
+from fl_admm_strategies import InProcessGrid
+from simulations import cli
 from simulations.config import RunConfig
 from simulations.run import results_folder
+from simulations.settings import load_settings
 from tests.simulations.test_run import run
 from tests.support import assert_same_bits
 
@@ -72,11 +78,97 @@ def test_without_a_folder_the_last_run_that_has_not_ended_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = RunConfig("digits-fpfc", resume=True)
-    first = results_folder(config)  # there is none: a new one
+    config, settings = RunConfig("digits-fpfc", resume=True), load_settings("digits-fpfc")
+    first = results_folder(config, settings)  # there is none: a new one
     assert first.is_dir()
-    assert results_folder(config) == first
+    assert results_folder(config, settings) == first
     (first / "result.json").write_text("{}")
-    second = results_folder(config)
+    second = results_folder(config, settings)
     assert second != first
-    assert results_folder(config) == second
+    assert results_folder(config, settings) == second
+
+
+# --- Which settings may change --------------------------------------------------------------------
+
+OWN = ("data.options.clients=6", "training.num-rounds=2", "training.batch-size=40")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of a run of two rounds."""
+    return run(RunConfig("digits-fpfc", changes=OWN, out=tmp_path_factory.mktemp("ended") / "run"))
+
+
+@pytest.fixture
+def resume(ended: Path, tmp_path: Path) -> RunConfig:
+    """What resumes a copy of that run."""
+    shutil.copytree(ended, tmp_path / "run")
+    return RunConfig("digits-fpfc", changes=OWN, out=tmp_path / "run", resume=True)
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        (["seed=7"], "seed 7 (was 0)"),
+        (["data.options.clients=9"], "data.options.clients 9 (was 6)"),
+        (["data.options.validation=true"], "data.options.validation True (was not given)"),
+        (
+            ["data.name=digits", "model.init=normal"],
+            "data.name digits (was digits-swap); model.init normal (was pytorch)",
+        ),
+        (["model.name=mlp"], "model.name mlp (was softmax)"),
+        (
+            ["algorithm={ name = 'fedadmm', lr = 0.3, local-epochs = 10, rho = 1.0 }"],
+            "algorithm.name fedadmm (was fpfc)",
+        ),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_another_experiment_is_refused_before_anything_is_sent(
+    changes: list[str], difference: str, resume: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resume.out is not None
+    before = content(resume.out)
+    monkeypatch.setattr(InProcessGrid, "push_messages", lambda *_: pytest.fail("it was sent"))
+    message = re.escape(f"{resume.out} is of another run: {difference}. Resume it with")
+    with pytest.raises(ValueError, match=message):
+        run(replace(resume, changes=(*OWN, *changes)))
+    assert content(resume.out) == before
+
+
+@pytest.mark.usefixtures("flower_logger_as_before")
+def test_the_command_line_refuses_it_before_an_engine_starts(
+    resume: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("the run was started"))
+    result = CliRunner().invoke(
+        cli.cli, ["run", "digits-fpfc", "--resume", "--out", str(resume.out), "--seed", "7"]
+    )
+    assert result.exit_code == 1
+    assert "seed 7 (was 0); data.options.clients not given (was 6)" in result.output
+
+
+def test_more_rounds_and_other_hyperparameters_go_on(
+    resume: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = (*OWN, "training.num-rounds=3", "training.batch-size=50", "algorithm.lr=0.2")
+    folder = run(replace(resume, changes=changes))
+    assert [record["round"] for record in lines(folder)] == [1, 2, 3]
+    # The library's own warning knows nothing of batches.
+    assert (
+        "Resuming with other settings: training.num-rounds 3 (was 2); training.batch-size 50 "
+        "(was 40); algorithm.lr 0.2 (was 0.3)"
+    ) in capsys.readouterr().out
+    assert load_settings(str(folder / "experiment.toml")).training.num_rounds == 3
+
+
+def test_the_written_settings_resume_the_run(
+    resume: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert resume.out is not None
+    run(RunConfig(str(resume.out / "experiment.toml"), out=resume.out, resume=True))
+    assert "other settings" not in capsys.readouterr().out
