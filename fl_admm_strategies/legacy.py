@@ -153,6 +153,13 @@ class LegacyStrategy(Strategy):
 
         Of two nodes that say that they are the same client, the one keeps it that had it.
 
+        Parameters
+        ----------
+        client_manager : ClientManager
+            Flower's.
+        timeout : float or None
+            Seconds to wait for the answer of a new node; None: before round 1, for ever.
+
         Returns
         -------
         announced, trouble : int, str
@@ -165,10 +172,14 @@ class LegacyStrategy(Strategy):
         if new:
             with ThreadPoolExecutor() as pool:
                 found = pool.map(partial(_identity, timeout=timeout), new)
-                self._identities |= dict(zip((p.cid for p in new), found, strict=True))
+                for proxy, who in zip(new, found, strict=True):
+                    if who is not None:
+                        self._identities[proxy.cid] = who
         trouble = ""
         holders = {c: proxy for c, proxy in self._proxy_of.items() if proxy.cid in proxies}
         for cid, proxy in sorted(proxies.items()):
+            if cid not in self._identities:
+                continue
             client, _ = self._identities[cid]
             if holders.setdefault(client, proxy).cid != cid:
                 trouble = (
@@ -314,14 +325,20 @@ class LegacyStrategy(Strategy):
         return replies
 
 
-def _identity(proxy: ClientProxy, timeout: float | None) -> tuple[int, int]:
-    """Return a client's id and the number of clients it knows of (0: it does not know)."""
+def _identity(proxy: ClientProxy, timeout: float | None) -> tuple[int, int] | None:
+    """Return a client's id and the number of clients it knows of (0: it does not know).
+
+    None for one that does not say so in time; it is asked again.
+    """
     try:
         properties: dict[str, Any] = proxy.get_properties(
             GetPropertiesIns({}), timeout=timeout, group_id=0
         ).properties
     except Exception as error:  # whatever the client's own get_properties raises
         check_actor(str(error))
+        if timeout is not None:
+            log(WARNING, "node %s is left out: %s", proxy.cid, wire.brief(str(error)))
+            return None
         log(INFO, "client %s has no properties (%s); its node id is its id", proxy.cid, error)
         properties = {}
     client = properties.get(wire.CLIENT_ID, int(proxy.cid))

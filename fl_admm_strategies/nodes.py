@@ -190,7 +190,10 @@ class ClientDirectory:
     @property
     def connected(self) -> list[int]:
         """The clients whose node was connected when it was last looked, sorted."""
-        return [c for c in self.client_ids if self._node_of[c] in self._connected]
+        return [client for client in self.client_ids if self._is_connected(client)]
+
+    def _is_connected(self, client: int) -> bool:
+        return self._node_of.get(client) in self._connected
 
     def forget(self, clients: Iterable[int]) -> None:
         """Strike clients off; should they come back, they are new ones."""
@@ -311,7 +314,7 @@ class ClientDirectory:
         """Return one message for every connected node that hosts one of the clients."""
         by_node: dict[int, dict[int, Order]] = {}
         for client, order in orders.items():
-            if self._node_of[client] in self._connected:
+            if self._is_connected(client):
                 by_node.setdefault(self._node_of[client], {})[client] = order
         messages = [
             Message(
@@ -337,7 +340,7 @@ class ClientDirectory:
             whose node was not connected have failed already.
         """
         replies: list[ClientReply] = [
-            (client, AWAY) for client in asked if self._node_of[client] not in self._connected
+            (client, AWAY) for client in asked if not self._is_connected(client)
         ]
         for message in messages:
             node = _asked_node(message, self._sent)

@@ -176,7 +176,7 @@ class RestlessGrid(InProcessGrid):
                 self.asked.append(message.metadata.dst_node_id)
             if message.metadata.message_type == MessageType.TRAIN:
                 # A hand-shake with new clients is of round 0.
-                self.server_round = max(self.server_round, int(message.metadata.group_id))
+                self.server_round = max(self.server_round, int(message.metadata.group_id or 0))
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

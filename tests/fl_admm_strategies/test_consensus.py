@@ -154,3 +154,45 @@ def test_a_state_of_other_shapes_is_refused() -> None:
     saved = after_one_round().state_arrays()
     with pytest.raises(ValueError, match=r"'w' has shape \(2,\), this run's \(3,\)"):
         Consensus(vector(0, 0, 0), 2, 2.0).load_state_arrays(saved)
+
+
+def test_a_new_client_by_hand() -> None:
+    consensus = after_one_round()  # w = (4, 0), z_0 = (1, 1), z_1 = (7, -1)
+    consensus.add([1])  # between the two, with u = (4, 0), pi = 0, z = (4, 0)
+    assert_array_equal(consensus.iterates, [[1, 1], [4, 0], [4, 0]])
+    assert_array_equal(consensus.duals, [[0, 0], [0, 0], [6, -2]])
+    consensus.aggregate()
+    assert_array_equal(consensus.w, [4, 0])  # it leaves the mean as it is
+    # Its first round: pi = 2 ((6, 3) - (4, 0)) = (4, 6), z = (6, 3) + (2, 3) = (8, 6); the mean of
+    # (1, 1), (8, 6), (7, -1) is (16, 6)/3.
+    consensus.update(1, vector(6, 3))
+    consensus.aggregate()
+    assert_allclose(consensus.w, [16 / 3, 2], rtol=1e-15)
+
+
+def test_a_client_that_left_by_hand() -> None:
+    consensus = after_one_round()
+    consensus.add([2, 2])
+    consensus.remove([0, 3])
+    assert_array_equal(consensus.iterates, [[4, 0], [4, 0]])
+    assert_array_equal(consensus.duals, [[6, -2], [0, 0]])
+    assert_array_equal(consensus.w, [4, 0])
+    consensus.aggregate()
+    assert_array_equal(consensus.w, [5.5, -0.5])  # of z_1 = (7, -1) and (4, 0)
+
+
+def test_clients_that_keep_their_duals_come_and_go() -> None:
+    consensus = Consensus(vector(1, 1), 2, 2.0, on_clients=True)
+    consensus.update_message(vector(6, -2))  # z_1 from (1, 1) to (7, -1)
+    consensus.aggregate()
+    consensus.add([2])
+    consensus.update_message(vector(4, 6))  # z_2 from (4, 0) to (8, 6)
+    consensus.aggregate()
+    assert_allclose(consensus.w, [16 / 3, 2], rtol=1e-15)
+    # Nobody knows z_0 but the client, which is gone: the other two start from w.
+    consensus.restart(7, left=1)
+    assert consensus.num_clients == 2
+    assert consensus.starts(7)
+    consensus.update_message(vector(2, 2))
+    consensus.aggregate()
+    assert_allclose(consensus.w, [16 / 3 + 1, 3], rtol=1e-15)

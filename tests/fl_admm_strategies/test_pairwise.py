@@ -57,6 +57,20 @@ class Dense:
                     self.theta[i, j], self.theta[j, i] = theta, -theta
                     self.v[i, j], self.v[j, i] = v, -v
 
+    def add(self, place: int, omega: np.ndarray) -> None:
+        self.omega = np.insert(self.omega, place, omega, axis=0)
+        for axis in (0, 1):
+            self.theta = np.insert(self.theta, place, 0, axis=axis)
+            self.v = np.insert(self.v, place, 0, axis=axis)
+        self.theta[place] = omega - self.omega
+        self.theta[:, place] = self.omega - omega
+
+    def remove(self, indices: list[int]) -> None:
+        self.omega = np.delete(self.omega, indices, axis=0)
+        for axis in (0, 1):
+            self.theta = np.delete(self.theta, indices, axis=axis)
+            self.v = np.delete(self.v, indices, axis=axis)
+
     def zeta(self) -> np.ndarray:
         return (self.omega[None] + self.theta - self.v / self.rho).mean(axis=1)
 
@@ -478,3 +492,53 @@ def test_without_numba_one_line_says_so(
     assert [store.engine for store in stores] == ["numpy", "numpy"]
     lines = {id(r): r for r in caplog.records if "pip install numba" in r.getMessage()}
     assert len(lines) == 1
+
+
+@pytest.mark.parametrize("slab_rows", [3, None])
+def test_clients_that_come_and_go(
+    engine: Any, slab_rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(5)
+    d = 4
+    if slab_rows:  # several slabs, and holes that the last of them fill
+        monkeypatch.setattr(pairwise, "_SLAB_BYTES", slab_rows * d * 8)
+    first = np.tile(rng.normal(size=d), (2, 1))  # one pair: its slab is too small for what comes
+    store, dense = PairwiseStore(first, SCAD, 1.0, engine=engine), Dense(first, SCAD, 1.0)
+    most = 0
+    for step in range(40):
+        m, before = len(store.omega), store.num_stored
+        if step % 4 == 1 and m < 9:
+            places = sorted(rng.integers(0, m + 1, size=2).tolist())
+            models = dense.omega.mean(axis=0) + 0.1 * rng.normal(size=(2, d))
+            store.add(places, models)
+            for shift, (place, model) in enumerate(zip(places, models, strict=True)):
+                dense.add(place + shift, model)
+        elif step % 8 == 7:
+            gone = rng.permutation(m)[: m // 3].tolist()
+            store.remove(gone)
+            dense.remove(gone)
+            most = max(most, before - store.num_stored)
+        else:
+            ((active, models),) = rounds(rng, dense.omega, 1)
+            store.update(active, models)
+            dense.update(active, models)
+        everybody = range(len(dense.omega))
+        assert_allclose(store.omega, dense.omega, rtol=0, atol=1e-12)
+        assert_allclose(all_pairs(store, "theta"), dense.theta, rtol=0, atol=1e-10)
+        assert_allclose(all_pairs(store, "v"), dense.v, rtol=0, atol=1e-10)
+        assert_allclose(store.zeta(everybody), dense.zeta(), rtol=0, atol=1e-10)
+        restored = PairwiseStore.from_state_arrays(store.state_arrays(), SCAD, 1.0, engine=engine)
+        assert_array_equal(restored.zeta(everybody), store.zeta(everybody))
+    assert most > 3  # pairs went with their clients
+
+
+def test_what_cannot_be_added_or_removed() -> None:
+    store = PairwiseStore(np.ones((2, 3)), SCAD, 1.0)
+    with pytest.raises(ValueError, match=r"finite and of shape \(1, 3\), got \(3,\)"):
+        store.add([0], np.ones(3))
+    with pytest.raises(ValueError, match="must be finite"):
+        store.add([0], np.full((1, 3), np.nan))
+    with pytest.raises(ValueError, match="All clients"):
+        store.remove([0, 1])
+    with pytest.raises(ValueError, match=r"in 0\.\.1"):
+        store.remove([2])
