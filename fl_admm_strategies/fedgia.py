@@ -110,7 +110,7 @@ class FedGiA(StatefulStrategy):
         round; the others take the gradient step.
     curvature : float or mapping of int to float, optional
         r_i, of all clients or by client id. By default every client reports its own in a hand-shake
-        before round 1.
+        before round 1, as does one that comes later and is not in the mapping.
     duals : {'strategy', 'client'} (default: 'strategy')
         Where pi_i lives. 'strategy': it travels both ways (down 2n numbers for the ADMM group and n
         for the others, up 2n) and clients keep nothing. 'client': the paper's wire, n down and n
@@ -229,17 +229,25 @@ class FedGiA(StatefulStrategy):
         if not isinstance(self.curvature, Mapping):
             value = math.nan if self.curvature is None else float(self.curvature)
             return np.full(len(self.client_ids), value)
-        if missing := [client for client in self.client_ids if client not in self.curvature]:
-            raise ValueError(f"curvature has no value for the clients {listing(missing)}.")
-        return np.array([self.curvature[client] for client in self.client_ids], dtype=np.float64)
+        given = [self.curvature.get(client, math.nan) for client in self.client_ids]
+        return np.array(given, dtype=np.float64)
 
     def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
-        """Ask clients for their r_i, at the global model, unless it was given."""
+        """Ask clients for their r_i, at the global model, unless it was given.
+
+        Raises
+        ------
+        ValueError
+            If r_i was given for some of those only that are there from the start.
+        """
         if isinstance(self.curvature, int | float):
             return {}
         given = self.curvature or {}
+        missing = [client for client in client_ids if client not in given]
+        if given and (founders := [client for client in missing if client in self._index]):
+            raise ValueError(f"curvature has no value for the clients {listing(founders)}.")
         order = Order({"global": self.global_model()}, {"hessian": self.hessian})
-        return {client: order for client in client_ids if client not in given}
+        return dict.fromkeys(missing, order)
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Take in every r_i; say what the clients found in their data."""

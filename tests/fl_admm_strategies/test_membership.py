@@ -418,6 +418,25 @@ def test_a_newcomer_that_fails_the_hand_shake_is_asked_again(
     assert any("client 2 refused: it failed: " in line for line in warnings_in(caplog.records))
 
 
+def test_the_curvature_of_a_newcomer_that_was_not_given(tmp_path: Path) -> None:
+    def start(grid: RestlessGrid, num_rounds: int) -> FedGiA:
+        curvature = {0: 1.0, 1: 3.0, 4: 2.0}  # f_i = (x - i)^2 has 2
+        strategy = FedGiA(curvature=curvature, fraction_evaluate=0, seed=1)
+        strategy.start(
+            grid,
+            ArrayRecord({"weight": torch.zeros(1, 1)}),
+            num_rounds,
+            checkpoint_dir=tmp_path,
+            resume=True,
+        )
+        return strategy
+
+    app = client_app(lambda context: target_client(FedGiAClient, context).to_client())
+    grid = RestlessGrid(app, PARTITIONS, FROM_ROUND_3)
+    assert_allclose(start(grid, 3).state.curvatures, [1, 3, 2, 2], rtol=1e-3)
+    assert_allclose(start(grid, 4).state.curvatures, [1, 3, 2, 2], rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("strategy", "client_class", "expected"),
     [
