@@ -33,7 +33,7 @@ from tests.support import assert_same_bits
 ROOT = Path(__file__).parents[1]
 APP = ROOT / "examples" / "deployment"
 GUIDE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-PORTS = ("8000", "9094", "9095", "9096")
+PORTS = ("8000", "9094", "9095", "9096", "9097")
 
 # What the guide's commands leave in the folder of the app.
 IGNORED = [line.strip("/") for line in (APP / ".gitignore").read_text(encoding="utf-8").split()]
@@ -51,15 +51,24 @@ def section(title: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
+def inline(start: str) -> str:
+    """Return the command that stands in the text of the guide and starts so."""
+    (command,) = re.findall(rf"`({start} [^`]*)`", GUIDE)
+    return command
+
+
 def is_service(block: str) -> bool:
     """Return whether a block starts something that runs until it is stopped."""
     return block.startswith(("flower-superlink", "flower-supernode"))
 
 
 (ENVIRONMENT,) = section("What runs where")
-(CHANGE_FOLDER, *PLAIN) = section("Three sites on one machine")
+(INSTALL, CHANGE_FOLDER, *PLAIN) = section("Three sites on one machine")
 (FAILING_RUN, STATUS) = section("Did it succeed\\?")
+(MORE_DATA, NEW_SITE) = section("Sites that join and leave")
 SECURE = section("TLS and known sites")
+LOG, STOP = inline("flwr log"), inline("flwr stop")
+LOCK_OUT = inline("flwr supernode unregister")
 
 
 # --- The commands without running them ------------------------------------------------------------
@@ -71,7 +80,10 @@ def blocks() -> list[str]:
 
 def test_every_block_is_used_by_the_slow_tests() -> None:
     assert CHANGE_FOLDER == "cd examples/deployment\n"
-    used = [ENVIRONMENT, CHANGE_FOLDER, *PLAIN, FAILING_RUN, STATUS, *SECURE]
+    # The environment that the tests run in: `.ci/run` makes it as README says.
+    assert INSTALL.splitlines()[-1] == "pip install '.[sim]'"
+    used = [ENVIRONMENT, INSTALL, CHANGE_FOLDER, *PLAIN, FAILING_RUN, STATUS, MORE_DATA, NEW_SITE]
+    used += SECURE
     assert sorted(used) == sorted(blocks())
     assert sum(map(is_service, PLAIN)) == sum(map(is_service, SECURE)) == 4
 
@@ -84,7 +96,8 @@ def test_every_block_is_shell(block: str) -> None:
 def invocations() -> dict[tuple[str, ...], set[str]]:
     """Return the Flower commands of the guide and the options each is given."""
     found: dict[tuple[str, ...], set[str]] = {}
-    for line in "".join(blocks()).replace("\\\n", " ").splitlines():
+    lines = "".join(blocks()).replace("\\\n", " ").splitlines()
+    for line in [*lines, LOG, STOP, LOCK_OUT]:
         words = shlex.split(line.partition(" | ")[0]) if line.startswith("fl") else []
         if not words:
             continue
@@ -119,7 +132,12 @@ def test_the_settings_of_a_run_are_those_of_the_app() -> None:
 
 def test_the_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\((?!https?:)(.*?)\)", GUIDE):
-        assert (ROOT / "docs" / target).exists(), target
+        name, _, heading = target.partition("#")
+        path = ROOT / "docs" / (name or "deployment.md")
+        assert path.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert heading in [title.lower().replace(" ", "-") for title in titles]
 
 
 # --- A federation of real processes ---------------------------------------------------------------
@@ -186,7 +204,7 @@ class Federation:
             self._services[name] = self._launch(f"exec {block}", log)
 
     def _launch(self, block: str, output: IO[bytes] | int) -> subprocess.Popen[bytes]:
-        text = re.sub("|".join(PORTS), lambda port: self._ports[port[0]], block)
+        text = re.sub(rf"\b({'|'.join(PORTS)})\b", lambda port: self._ports[port[0]], block)
         return subprocess.Popen(
             ["timeout", "--signal=KILL", LIFETIME, "bash", "-euo", "pipefail", "-c", text],
             cwd=self.folder,
@@ -268,7 +286,12 @@ def module(name: str) -> Any:
         sys.path.remove(str(APP))
 
 
-def run_here(folder: Path, away: Mapping[int, Sequence[int]], **settings: Any) -> Path:
+def run_here(
+    folder: Path,
+    away: Mapping[int, Sequence[int]],
+    connected: Callable[[int], Sequence[int]] = lambda _: range(3),
+    **settings: Any,
+) -> Path:
     """Run the app in this process and return its results.
 
     Parameters
@@ -277,24 +300,31 @@ def run_here(folder: Path, away: Mapping[int, Sequence[int]], **settings: Any) -
         Where the data are.
     away : mapping of int to sequence of int
         By round, the clients that are not sampled.
+    connected : callable
+        Returns the sites whose node is connected in a round.
     """
     defaults = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))
     here = folder.parent / "here"
     config = defaults["tool"]["flwr"]["app"]["config"] | settings | {"out": str(here)}
+    data = [folder / "data" / f"site-{i}.npz" for i in range(3)] + [folder / "more" / "site-3.npz"]
     with InProcessGrid(
         module("client_app").app,
-        3,
+        len(data),
         run_config=config,
         node_configs=[
             {
                 "partition-id": i,
                 "num-partitions": 3,
-                "data": str(folder / f"data/site-{i}.npz"),
+                "data": str(path),
                 "state": str(here / "state"),
             }
-            for i in range(3)
+            for i, path in enumerate(data)
         ],
     ) as grid:
+        nodes = grid.get_node_ids()
+        grid.get_node_ids = lambda: [  # type: ignore[method-assign]
+            nodes[site] for site in connected(len(rounds(here / str(config["name"]))) + 1)
+        ]
         server = module("server_app")
         strategies = dict(server.STRATEGIES)
         make = strategies[config["strategy"]]
@@ -316,10 +346,13 @@ def without(strategy: StatefulStrategy, away: Mapping[int, Sequence[int]]) -> St
     return strategy
 
 
+def trained(out: Path) -> dict[int, list[int]]:
+    """Return by round who trained; of a round that came again, the second time counts."""
+    return {line["round"]: line["trained"] for line in rounds(out)}
+
+
 def assert_same_results(out: Path, expected: Path) -> None:
-    assert [line["trained"] for line in rounds(out)] == [
-        line["trained"] for line in rounds(expected)
-    ]
+    assert trained(out) == trained(expected)
     assert_same_bits(
         load_file(out / "state.safetensors"), load_file(expected / "state.safetensors")
     )
@@ -358,12 +391,19 @@ def status(federation: Federation) -> str:
     return federation.run(STATUS)
 
 
+def last_run(federation: Federation) -> str:
+    """Return the id of the last run, as the first word of what the guide's command prints."""
+    found = re.search(r"^(\d+) ", federation.run(f"({STATUS}) || true"), flags=re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
 @pytest.mark.slow
 def test_the_guides_run_has_the_bits_of_a_run_in_this_process(shown: Federation) -> None:
     shown.run(PLAIN[-1])
     assert "finished:completed" in status(shown)
     out = shown.folder / "results" / "one"
-    assert [line["trained"] for line in rounds(out)] == [[0, 1, 2]] * 5
+    assert [line["trained"] for line in rounds(out)] == [[0, 1, 2]] * 3
     assert_same_results(out, run_here(shown.folder, {}, name="one", strategy="fpfc"))
 
 
@@ -372,6 +412,9 @@ def test_a_run_that_fails_exits_with_0_and_the_list_tells(shown: Federation) -> 
     assert "exit code 0" in shown.run(FAILING_RUN)
     with pytest.raises(AssertionError, match="exit code 1"):
         status(shown)
+    log = shown.run(LOG.replace("RUN_ID", last_run(shown)))
+    assert "Traceback" in log
+    assert "ValueError: out is 'results', expected an absolute path" in log
 
 
 @contextmanager
@@ -440,6 +483,60 @@ def test_a_server_that_is_killed_goes_on(shown: Federation) -> None:
 
 
 @pytest.mark.long
+def test_a_site_joins_and_another_is_gone_for_good(tmp_path: Path) -> None:
+    federation = Federation(tmp_path / "app")
+    # The run is stopped when all has happened and then goes on for two rounds, so that it does not
+    # matter how many rounds it takes on this machine.
+    endless, name = 1000, "change"
+    settings: dict[str, Any] = {"name": name, "strategy": "fpfc", "forget-after": 2}
+    settings["evaluate-every"] = endless
+    out, log = federation.folder / "results" / name, federation.log("run")
+
+    def belongs(site: int) -> bool:
+        return any(site in line["trained"] for line in rounds(out))
+
+    def left() -> int:
+        pattern = (
+            r"round (\d+): clients \[1\] \(1\) have not been connected for 2 rounds; they have"
+        )
+        found = re.search(pattern, log.read_text(errors="replace"))
+        return int(found[1]) if found else endless
+
+    try:
+        for block in [PLAIN[0], MORE_DATA, PLAIN[-2]]:  # data and connection
+            federation.run(block)
+        federation.start_all([block for block in PLAIN if is_service(block)])
+        federation.wait_for_sites("sites", 3)
+        with running(federation, **settings, **{"num-rounds": endless}) as run:
+            federation.wait("round 1 is over", lambda: len(rounds(out)) >= 1)
+            federation.start("3", NEW_SITE)
+            federation.wait("site 3 has trained", lambda: belongs(3))
+            federation.kill("1")
+            federation.wait("site 1 has left", lambda: len(rounds(out)) >= left())
+            federation.run(STOP.replace("RUN_ID", last_run(federation)))
+            assert run.wait(PATIENCE) == 0
+        assert "finished:stopped" in federation.run(f"({STATUS}) || true")
+        settings["num-rounds"] = len(rounds(out)) + 2
+        with running(federation, **settings) as run:
+            assert run.wait(PATIENCE) == 0
+        assert "finished:completed" in status(federation)
+        who = trained(out)
+        joined = min(server_round for server_round in who if 3 in who[server_round])
+        assert 1 < joined < left()
+        assert who[1] == [0, 1, 2]
+        assert all(who[r] == [0, 2, 3] for r in range(left() - 1, settings["num-rounds"] + 1))
+
+        def connected(server_round: int) -> list[int]:
+            return [0, *[1] * (server_round <= left() - 2), 2, *[3] * (server_round >= joined)]
+
+        # It was refused in the round in which it was killed.
+        away = {r: [1] for r in who if 1 not in who[r]}
+        assert_same_results(out, run_here(federation.folder, away, connected, **settings))
+    finally:
+        federation.stop()
+
+
+@pytest.mark.long
 def test_the_guides_secure_federation_runs(tmp_path: Path) -> None:
     federation = Federation(tmp_path / "app")
     services = [block for block in SECURE if is_service(block)]
@@ -457,6 +554,17 @@ def test_the_guides_secure_federation_runs(tmp_path: Path) -> None:
         federation.run(run)
         here = run_here(federation.folder, {}, name="two", strategy="flame")
         assert_same_results(federation.folder / "results" / "two", here)
+        # Who is locked out ends, and its key is not taken a second time.
+        node = re.search(r"SuperNode ID: (\d+)", federation.log("0").read_text(errors="replace"))
+        assert node is not None
+        locked_out = federation.forget("0")
+        try:
+            federation.run(LOCK_OUT.replace("NODE_ID", node[1]))
+            locked_out.wait(PATIENCE)
+        finally:
+            kill_all_of(locked_out)
+        again = f"({register.splitlines()[-3]}) || true"
+        assert "Public key already in use" in federation.run(again)
         # Nobody gets in who is not registered.
         federation.run(keys.replace("0 1 2", "stranger"))
         stranger = services[1].replace("keys/site-0", "keys/site-stranger")

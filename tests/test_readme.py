@@ -123,7 +123,10 @@ def test_the_ci_script_runs_the_readmes_own_commands() -> None:
     "command",
     [part for line in commands() for part in line.split(" && ") if "-m simulations" in part],
 )
-def test_the_commands_name_what_there_is(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_name_what_there_is(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no interrupted run of somebody's own to resume
     monkeypatch.setattr(cli, "_run", lambda *_: None)  # everything but the run itself
     arguments = shlex.split(command.split("-m simulations ")[1])
     result = CliRunner().invoke(cli.cli, arguments)

@@ -30,7 +30,10 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(config["out"]) / config["name"]
     out.mkdir(parents=True, exist_ok=True)
     make_strategy = STRATEGIES[config["strategy"]]
-    strategy = make_strategy(min_available_nodes=config["min-available-nodes"])
+    strategy = make_strategy(
+        min_available_nodes=config["min-available-nodes"],
+        forget_after=config["forget-after"] or None,
+    )
 
     def on_round(server_round, metrics):
         trained = sorted(strategy.train_metrics.get(server_round, {}))
