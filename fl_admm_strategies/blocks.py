@@ -124,6 +124,16 @@ def matching(setting: str, pattern: re.Pattern[str], arrays: Arrays) -> list[str
     )
 
 
+def prefixed(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays with a prefix before their names."""
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return those of the arrays that have a prefix before their names, without it."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
 def weighted_average(arrays: Arrays, replies: Mapping[int, Reply]) -> Arrays:
     """Return the means of the replies' arrays of these names, weighted by their examples.
 

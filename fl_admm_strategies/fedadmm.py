@@ -16,7 +16,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import BATCH_NORM, Block, compile_pattern, optimised, spec_of, weighted_average
+from .blocks import (
+    BATCH_NORM,
+    Block,
+    compile_pattern,
+    optimised,
+    prefixed,
+    spec_of,
+    under,
+    weighted_average,
+)
 from .checks import check_choice, check_count, check_positive
 from .consensus import Consensus
 from .strategy import Metrics
@@ -230,16 +239,13 @@ class FedADMM(WeightedStrategy):
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the consensus variables, the averaged arrays and alpha_i."""
         return {
-            **{f"consensus/{key}": value for key, value in self.consensus.state_arrays().items()},
-            **{f"others/{name}": value for name, value in self.others.items()},
+            **prefixed("consensus/", self.consensus.state_arrays()),
+            **prefixed("others/", self.others),
             **self.weight_arrays(),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
-        prefix = "consensus/"
-        self.consensus.load_state_arrays(
-            {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-        )
-        self.others = {name: arrays[f"others/{name}"] for name in self.others}
+        self.consensus.load_state_arrays(under("consensus/", arrays))
+        self.others = under("others/", arrays)
         self.load_weight_arrays(arrays)

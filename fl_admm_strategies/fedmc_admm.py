@@ -22,7 +22,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import DTypeLike, NDArray
 
-from .blocks import Block, Spec, spec_of
+from .blocks import Block, Spec, prefixed, spec_of, under
 from .checks import check_choice, check_count, check_positive
 from .consensus import Consensus
 from .regularizers import Regularizer, check_regularizer
@@ -336,14 +336,11 @@ class FedMCADMM(StatefulStrategy):
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables of the consensus, V among them."""
-        return {f"consensus/{key}": a for key, a in self.consensus.state_arrays().items()}
+        return prefixed("consensus/", self.consensus.state_arrays())
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
-        prefix = "consensus/"
-        self.consensus.load_state_arrays(
-            {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-        )
+        self.consensus.load_state_arrays(under("consensus/", arrays))
 
 
 def _total(values: Iterable[float]) -> float:

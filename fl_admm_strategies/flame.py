@@ -18,7 +18,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import BATCH_NORM, Block, compile_pattern, optimised, spec_of, weighted_average
+from .blocks import (
+    BATCH_NORM,
+    Block,
+    compile_pattern,
+    optimised,
+    prefixed,
+    spec_of,
+    under,
+    weighted_average,
+)
 from .checks import check_choice, check_count, check_fraction, check_positive
 from .consensus import Consensus
 from .weighting import WeightedStrategy
@@ -364,8 +373,8 @@ class FLAME(WeightedStrategy):
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables, epsilon_i and alpha_i among them."""
         return {
-            **{f"consensus/{key}": value for key, value in self.consensus.state_arrays().items()},
-            **{f"others/{name}": value for name, value in self.others.items()},
+            **prefixed("consensus/", self.consensus.state_arrays()),
+            **prefixed("others/", self.others),
             "thetas": self.thetas,
             "copies": self.copies,
             "tolerances": self.tolerances,
@@ -380,10 +389,7 @@ class FLAME(WeightedStrategy):
         ValueError
             If it is of another model, or was saved with the other setting of `duals`.
         """
-        prefix = "consensus/"
-        self.consensus.load_state_arrays(
-            {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-        )
+        self.consensus.load_state_arrays(under("consensus/", arrays))
         if arrays["thetas"].shape != self.thetas.shape:
             raise ValueError(
                 f"The saved 'thetas' has shape {arrays['thetas'].shape}, this run's "
@@ -392,5 +398,5 @@ class FLAME(WeightedStrategy):
         self.thetas = arrays["thetas"].astype(self.thetas.dtype)
         self.copies = arrays["copies"].astype(self.copies.dtype)
         self.tolerances = arrays["tolerances"].astype(np.float64)
-        self.others = {name: arrays[f"others/{name}"] for name in self.others}
+        self.others = under("others/", arrays)
         self.load_weight_arrays(arrays)

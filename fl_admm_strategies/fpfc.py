@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from . import wire
-from .blocks import Block, compile_pattern, matching, spec_of, weighted_average
+from .blocks import Block, compile_pattern, matching, prefixed, spec_of, under, weighted_average
 from .checks import check_positive
 from .clustering import NormDistribution, cluster_models, clusters, fusion_bound, norm_quantiles
 from .pairwise import PairwiseStore
@@ -378,16 +378,15 @@ class FPFC(StatefulStrategy):
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return omega, the pairs (views of the store), phi and n_i."""
-        pairs = self.state.pairs.state_arrays()
         return {
-            **{f"pairs/{key}": value for key, value in pairs.items()},
-            **{f"shared/{name}": value for name, value in self.state.shared.items()},
+            **prefixed("pairs/", self.state.pairs.state_arrays()),
+            **prefixed("shared/", self.state.shared),
             "num_examples": self.state.num_examples,
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
-        pairs = {k.removeprefix("pairs/"): v for k, v in arrays.items() if k.startswith("pairs/")}
+        pairs = under("pairs/", arrays)
         shape = self.state.pairs.omega.shape
         if pairs["omega"].shape != shape:
             raise ValueError(
@@ -397,7 +396,7 @@ class FPFC(StatefulStrategy):
             )
         self.state = FPFCState(
             pairs=PairwiseStore.from_state_arrays(pairs, self.penalty, self.rho),
-            shared={name: arrays[f"shared/{name}"] for name in self.state.shared},
+            shared=under("shared/", arrays),
             num_examples=arrays["num_examples"].astype(np.float64),
         )
 

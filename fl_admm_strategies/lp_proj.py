@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import BATCH_NORM, Block, Spec, compile_pattern, optimised, spec_of
+from .blocks import BATCH_NORM, Block, Spec, compile_pattern, optimised, prefixed, spec_of, under
 from .checks import check_count, check_positive
 from .consensus import Consensus
 from .flame import advance, messages
@@ -228,8 +228,8 @@ class LpProjADMM(WeightedStrategy):
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables, the seed of P and the initial model."""
         return {
-            **{f"consensus/{key}": value for key, value in self.consensus.state_arrays().items()},
-            **{f"initial/{name}": value for name, value in self._initial.items()},
+            **prefixed("consensus/", self.consensus.state_arrays()),
+            **prefixed("initial/", self._initial),
             "images": self.images,
             "copies": self.copies,
             **self.weight_arrays(),
@@ -249,11 +249,9 @@ class LpProjADMM(WeightedStrategy):
                 f"The state was saved with seed={int(arrays['projection-seed'])}, this run has "
                 f"seed={self.seed} and so another projection. Continue with the same seed."
             )
-        prefix = "consensus/"
-        self.consensus.load_state_arrays(
-            {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-        )
-        self._initial = {name: arrays[f"initial/{name}"] for name in self._initial}
+        self.consensus.load_state_arrays(under("consensus/", arrays))
+        initial = under("initial/", arrays)
+        self._initial = {name: initial[name] for name in self._initial}  # the order is the model's
         self.images = arrays["images"].astype(self.images.dtype)
         self.copies = arrays["copies"].astype(self.copies.dtype)
         self.load_weight_arrays(arrays)

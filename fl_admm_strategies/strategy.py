@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import wire
-from .blocks import Spec, spec_of
+from .blocks import Spec, prefixed, spec_of, under
 from .checkpoints import Checkpoint, Checkpoints, as_text, changed_settings, differences
 from .checks import check_count, check_fraction, check_positive, listing
 from .nodes import ClientDirectory
@@ -45,6 +45,7 @@ Exchange = Callable[[dict[int, Order], str], Iterable[ClientReply]]
 
 
 _DURABLE = "base/durable"
+_STATE = "state/"  # before the names of the algorithm's own arrays
 
 
 class Traffic(NamedTuple):
@@ -333,7 +334,7 @@ class StatefulStrategy(Strategy):
             "base/train_rng": _generator_to_array(self._train_rng),
             "base/evaluate_rng": _generator_to_array(self._evaluate_rng),
         }
-        return state | {f"state/{key}": value for key, value in self.state_arrays().items()}
+        return state | prefixed(_STATE, self.state_arrays())
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a `state_dict` at the next `start`.
@@ -663,8 +664,7 @@ class StatefulStrategy(Strategy):
             log(WARNING, "clients %s of the saved run are not connected", listing(sorted(missing)))
 
     def _restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        prefix = "state/"
-        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        own = under(_STATE, state)
         expected = self.state_arrays()
         if missing := sorted(expected.keys() - own.keys()):
             raise ValueError(

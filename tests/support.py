@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import accuracy
-from fl_admm_strategies import InProcessGrid
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from fl_admm_strategies.wire import Arrays, Order, Reply
 
 ClientFn = Callable[[Context], Any]
 Spoil = Callable[[list[Message]], list[Message]]
@@ -65,6 +66,49 @@ def client_fn_of(client_class: Callable[..., NumPyClient]) -> ClientFn:
         return make_client(client_class, context).to_client()
 
     return client_fn
+
+
+class Mean(StatefulStrategy):
+    """The smallest strategy: the model is the plain mean of what the clients send."""
+
+    def init_state(self, arrays: Arrays) -> None:
+        self.model = arrays
+
+    def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        return {client: Order({"model": self.model}) for client in client_ids}
+
+    def newcomer_orders(
+        self, server_round: int, newcomers: Mapping[int, Reply]
+    ) -> dict[int, Order]:
+        return self.train_orders(server_round, list(newcomers))
+
+    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        pass
+
+    def remove_clients(self, indices: Sequence[int]) -> None:
+        pass
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        uploads = [reply.arrays["w"] for reply in replies.values()]
+        self.model = {"w": np.mean(uploads, axis=0).astype(self.model["w"].dtype)}
+
+    def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
+        return {client: Order({"global": self.model}) for client in client_ids}
+
+    def global_model(self) -> Arrays:
+        return self.model
+
+    def personal_model(self, client_id: int) -> Arrays:
+        return self.model
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        return {"w": self.model["w"].copy()}
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.model = {"w": arrays["w"]}
+
+    def hyperparameters(self) -> dict[str, Any]:
+        return {}
 
 
 class Raising(NumPyClient):

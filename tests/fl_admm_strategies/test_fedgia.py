@@ -503,10 +503,13 @@ def test_partial_participation_is_refused() -> None:
     ],
 )
 def test_settings_that_do_not_fit_the_clients(settings: dict[str, Any], message: str) -> None:
-    strategy = FedGiA(**settings)
-    with pytest.raises(ValueError, match=message):
+    def begin() -> None:
+        strategy = FedGiA(**settings)
         strategy.begin({"x": np.zeros(N)}, range(M))
         strategy.shake_hands(lambda orders, kind: pytest.fail("somebody was asked"), {})
+
+    with pytest.raises(ValueError, match=message):
+        begin()
 
 
 def test_a_model_without_floating_point_numbers_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,54 +23,10 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD, StatefulStrategy
-from fl_admm_strategies.wire import Arrays, Order, Reply
-from tests.support import WatchedGrid, client_fn_of, initial_arrays, warnings_in
+from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
+from tests.support import Mean, WatchedGrid, client_fn_of, initial_arrays, warnings_in
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
-
-
-class Mean(StatefulStrategy):
-    """The smallest strategy: the model is the plain mean of what the clients send."""
-
-    def init_state(self, arrays: Arrays) -> None:
-        self.model = arrays
-
-    def train_orders(self, server_round: int, client_ids: Any) -> dict[int, Order]:
-        return {client: Order({"model": self.model}) for client in client_ids}
-
-    def newcomer_orders(
-        self, server_round: int, newcomers: Mapping[int, Reply]
-    ) -> dict[int, Order]:
-        return self.train_orders(server_round, list(newcomers))
-
-    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
-        pass
-
-    def remove_clients(self, indices: Sequence[int]) -> None:
-        pass
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        uploads = [reply.arrays["w"] for reply in replies.values()]
-        self.model = {"w": np.mean(uploads, axis=0, dtype=np.float32)}
-
-    def evaluate_orders(self, server_round: int, client_ids: Any) -> dict[int, Order]:
-        return {client: Order({"global": self.model}) for client in client_ids}
-
-    def global_model(self) -> Arrays:
-        return self.model
-
-    def personal_model(self, client_id: int) -> Arrays:
-        return self.model
-
-    def state_arrays(self) -> dict[str, NDArray[Any]]:
-        return {"w": self.model["w"].copy()}
-
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.model = {"w": arrays["w"]}
-
-    def hyperparameters(self) -> dict[str, Any]:
-        return {}
 
 
 def echo_app() -> ClientApp:

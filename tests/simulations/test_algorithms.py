@@ -1,7 +1,7 @@
 """The app with an algorithm that has nothing of FPFC's: no model, no torch, one number."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from fl_admm_strategies import run_in_process
-from fl_admm_strategies.strategy import StatefulStrategy
-from fl_admm_strategies.wire import Arrays, Order, Reply
 from simulations.algorithms import ALGORITHMS, Algorithm, Experiment, TorchAlgorithm
 from simulations.client_app import make_client_app
 from simulations.config import RunConfig
@@ -25,6 +23,7 @@ from simulations.run import prepare
 from simulations.server_app import make_server_app
 from simulations.settings import load_settings
 from tests.simulations.screen import row
+from tests.support import Mean
 
 
 @dataclass(frozen=True)
@@ -38,48 +37,6 @@ class Targets:
 # Not with `from __future__ import annotations`: the registry of data sets reads these annotations.
 def targets(seed: int, root: Path, *, shift: float = 0.0) -> Targets:
     return Targets("targets", [shift, shift + 1.0, shift + 2.0])
-
-
-class Halving(StatefulStrategy):
-    """w is the mean of what the clients send."""
-
-    def init_state(self, arrays: Arrays) -> None:
-        self.model = arrays
-
-    def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
-        return {client: Order({"model": self.model}) for client in client_ids}
-
-    def newcomer_orders(
-        self, server_round: int, newcomers: Mapping[int, Reply]
-    ) -> dict[int, Order]:
-        return self.train_orders(server_round, list(newcomers))
-
-    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
-        pass
-
-    def remove_clients(self, indices: Sequence[int]) -> None:
-        pass
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        self.model = {"w": np.mean([reply.arrays["w"] for reply in replies.values()], axis=0)}
-
-    def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
-        return {client: Order({"global": self.model}) for client in client_ids}
-
-    def global_model(self) -> Arrays:
-        return self.model
-
-    def personal_model(self, client_id: int) -> Arrays:
-        return self.model
-
-    def state_arrays(self) -> dict[str, NDArray[Any]]:
-        return dict(self.model)
-
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.model = dict(arrays)
-
-    def hyperparameters(self) -> dict[str, Any]:
-        return {}
 
 
 class HalvingClient(NumPyClient):
@@ -107,8 +64,8 @@ class HalvingSettings(Algorithm):
     def title(self) -> str:
         return "Halving"
 
-    def strategy(self, settings: Any, data: Targets, **base: Any) -> Halving:
-        return Halving(**base)
+    def strategy(self, settings: Any, data: Targets, **base: Any) -> Mean:
+        return Mean(**base)
 
     def initial_arrays(self, settings: Any, data: Targets) -> ArrayRecord:
         return ArrayRecord({"w": Array(np.zeros(1))})
