@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from logging import INFO, WARNING
+from threading import Thread
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -102,6 +103,7 @@ class LegacyStrategy(Strategy):
         self._proxy_of: dict[int, ClientProxy] = {}
         self._client_of: dict[str, int] = {}
         self._identities: dict[str, tuple[int, int]] = {}  # cid: client id, clients it knows of
+        self._asking: dict[str, Future[tuple[int, int] | None]] = {}  # those not answered yet
         self._away: list[int] = []  # of the clients that are asked in this phase
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
@@ -126,10 +128,10 @@ class LegacyStrategy(Strategy):
     def _find_clients(self, client_manager: ClientManager) -> int:
         """Wait for the clients that the run needs; return the size of their federation."""
         strategy = self.strategy
-        self._identities, self._proxy_of = {}, {}
+        self._identities, self._asking, self._proxy_of = {}, {}, {}
         deadline = time.monotonic() + strategy.node_timeout
         while True:
-            announced, trouble = self._look_around(client_manager, timeout=None)
+            announced, trouble = self._look_around(client_manager, patience=None)
             if trouble:
                 raise ValueError(f"{trouble} Give every node its own partition-id.")
             wanted = strategy.saved_clients
@@ -147,7 +149,7 @@ class LegacyStrategy(Strategy):
             time.sleep(0.1)
 
     def _look_around(
-        self, client_manager: ClientManager, *, timeout: float | None
+        self, client_manager: ClientManager, *, patience: float | None
     ) -> tuple[int, str]:
         """Find out who is connected and which clients they are.
 
@@ -157,8 +159,9 @@ class LegacyStrategy(Strategy):
         ----------
         client_manager : ClientManager
             Flower's.
-        timeout : float or None
-            Seconds to wait for the answer of a new node; None: before round 1, for ever.
+        patience : float or None
+            Seconds to wait for the answers of new nodes; one that comes later counts for a later
+            look. None: before round 1, for ever.
 
         Returns
         -------
@@ -168,13 +171,19 @@ class LegacyStrategy(Strategy):
         # num_available() first: it makes Flower's manager look for new nodes.
         client_manager.num_available()
         proxies = client_manager.all()
-        new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in self._identities]
-        if new:
+        unknown = self._identities.keys() | self._asking.keys()
+        new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in unknown]
+        if patience is None:
             with ThreadPoolExecutor() as pool:
-                found = pool.map(partial(_identity, timeout=timeout), new)
-                for proxy, who in zip(new, found, strict=True):
-                    if who is not None:
-                        self._identities[proxy.cid] = who
+                found = pool.map(partial(_identity, begun=False), new)
+                self._identities |= {p.cid: who for p, who in zip(new, found, strict=True) if who}
+        else:
+            self._asking |= {p.cid: _in_background(partial(_identity, p, begun=True)) for p in new}
+            for future in wait(self._asking.values(), patience if new else 0).done:
+                (cid,) = (cid for cid, asked in self._asking.items() if asked is future)
+                del self._asking[cid]
+                if (who := future.result()) is not None:
+                    self._identities[cid] = who
         trouble = ""
         holders = {c: proxy for c, proxy in self._proxy_of.items() if proxy.cid in proxies}
         for cid, proxy in sorted(proxies.items()):
@@ -220,7 +229,7 @@ class LegacyStrategy(Strategy):
         if server_round < self._first_round:
             return []
         before = {client: proxy.cid for client, proxy in self._proxy_of.items()}
-        announced, trouble = self._look_around(client_manager, timeout=PATIENCE)
+        announced, trouble = self._look_around(client_manager, patience=PATIENCE)
         if trouble:
             log(WARNING, "round %s: %s The first keeps it.", server_round, trouble)
         self.strategy.meet(
@@ -325,18 +334,32 @@ class LegacyStrategy(Strategy):
         return replies
 
 
-def _identity(proxy: ClientProxy, timeout: float | None) -> tuple[int, int] | None:
+def _in_background(function: Callable[[], tuple[int, int] | None]) -> Future[Any]:
+    """Call a function in a thread that does not keep the process alive, as a pool's would."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def _identity(proxy: ClientProxy, *, begun: bool) -> tuple[int, int] | None:
     """Return a client's id and the number of clients it knows of (0: it does not know).
 
-    None for one that does not say so in time; it is asked again.
+    Once the run has begun, None for one that fails to say so; it is asked again.
     """
     try:
         properties: dict[str, Any] = proxy.get_properties(
-            GetPropertiesIns({}), timeout=timeout, group_id=0
+            GetPropertiesIns({}), timeout=None, group_id=0
         ).properties
     except Exception as error:  # whatever the client's own get_properties raises
         check_actor(str(error))
-        if timeout is not None:
+        if begun:
             log(WARNING, "node %s is left out: %s", proxy.cid, wire.brief(str(error)))
             return None
         log(INFO, "client %s has no properties (%s); its node id is its id", proxy.cid, error)

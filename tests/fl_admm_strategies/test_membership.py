@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from flwr.app import ArrayRecord, Context, MessageType, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.common.constant import MessageTypeLegacy
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.workflow import DefaultWorkflow
 from numpy.testing import assert_allclose, assert_array_equal
@@ -527,6 +530,39 @@ def test_a_new_node_of_the_older_api_that_cannot_say_who_it_is_is_asked_again(
     assert trained(strategy)[3] == FOUNDERS
     assert trained(strategy)[4] == [0, 1, 2, 4]
     assert any("node 5 is left out" in line for line in warnings_in(caplog.records))
+
+
+def test_a_new_node_of_the_older_api_may_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_admm_strategies.legacy.PATIENCE", 0.1)
+    in_round_4 = Event()
+    strategy = FPFC(SmoothedSCAD(0.5), lr=0.2, fraction_evaluate=0)
+
+    class Slow(LegacyStrategy):
+        def configure_fit(self, server_round: int, *args: Any, **kwargs: Any) -> Any:
+            if server_round == 4:
+                in_round_4.set()
+                wait(self._asking.values(), 60)
+            return super().configure_fit(server_round, *args, **kwargs)
+
+    class Grid(RestlessGrid):
+        def send_and_receive(self, messages: Any, **kwargs: Any) -> Any:
+            messages = list(messages)
+            asked = messages[0].metadata
+            if asked.message_type == MessageTypeLegacy.GET_PROPERTIES and asked.dst_node_id == 5:
+                assert in_round_4.wait(60)
+            return super().send_and_receive(messages, **kwargs)
+
+    grid = Grid(ClientApp(client_fn=client_fn_of(FPFCClient)), PARTITIONS, FROM_ROUND_3)
+    context = LegacyContext(
+        Context(1, 1, {}, RecordDict(), {}),
+        ServerConfig(num_rounds=5),
+        strategy=Slow(strategy, initial_arrays()),
+    )
+    DefaultWorkflow()(grid, context)
+    assert trained(strategy) == {
+        **{1: FOUNDERS, 2: FOUNDERS, 3: FOUNDERS},
+        **{4: [0, 1, 2, 4], 5: [0, 1, 2, 4]},
+    }
 
 
 # --- The setting --------------------------------------------------------------------------------
