@@ -9,15 +9,13 @@ when a run stops: that is here, once, and knows no algorithm by name.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import uuid
 from abc import abstractmethod
 from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
@@ -27,18 +25,18 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import wire
 from .blocks import Spec, prefixed, spec_of, under
 from .checkpoints import Checkpoint, Checkpoints, as_text, changed_settings, differences
 from .checks import check_count, check_fraction, check_positive, listing
 from .nodes import ClientDirectory
-from .wire import Arrays, ClientReply, Order, RawReply, Reply, Scalar
+from .progress import progress_bar
+from .randomness import client_seed, generator_from_array, generator_to_array, sample
+from .replies import sort_out, weighted_means
+from .wire import Arrays, ClientReply, Order, Reply, Scalar
 
 Metrics = dict[str, float]
-_MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
 
 StopRule = Callable[[int, Mapping[str, float]], bool]
 Exchange = Callable[[dict[int, Order], str], Iterable[ClientReply]]
@@ -331,8 +329,8 @@ class StatefulStrategy(Strategy):
             "base/announced": np.array(self._announced, dtype=np.int64),
             "base/accepted_in": np.array(list(self.accepted_in.values()), dtype=np.int64),
             "base/present_in": np.array(list(self._present_in.values()), dtype=np.int64),
-            "base/train_rng": _generator_to_array(self._train_rng),
-            "base/evaluate_rng": _generator_to_array(self._evaluate_rng),
+            "base/train_rng": generator_to_array(self._train_rng),
+            "base/evaluate_rng": generator_to_array(self._evaluate_rng),
         }
         return state | prefixed(_STATE, self.state_arrays())
 
@@ -473,7 +471,7 @@ class StatefulStrategy(Strategy):
         stopping = False
         for server_round in self._past_rounds:
             stopping = stopping_at(server_round, self._measured(server_round))
-        with _progress_bar(type(self).__name__, num_rounds, self._round, progress) as advance:
+        with progress_bar(type(self).__name__, num_rounds, self._round, progress) as advance:
             for server_round in range(self._round + 1, num_rounds + 1):
                 if stopping:
                     break
@@ -679,8 +677,8 @@ class StatefulStrategy(Strategy):
         self.num_founders = int(state["base/num_founders"])
         self._announced = max(self._announced, int(state["base/announced"]))
         self._round, self._shaken = int(state["base/round"]), True
-        self._train_rng = _generator_from_array(state["base/train_rng"])
-        self._evaluate_rng = _generator_from_array(state["base/evaluate_rng"])
+        self._train_rng = generator_from_array(state["base/train_rng"])
+        self._evaluate_rng = generator_from_array(state["base/evaluate_rng"])
         self._ever_usable = any(rounds)
 
     # ------------------------------------------------------------------------------------------
@@ -941,7 +939,7 @@ class StatefulStrategy(Strategy):
     def plan_train(self, server_round: int, config: Mapping[str, Any]) -> dict[int, Order]:
         """Draw the clients of a round and return what each gets."""
         pool = sorted([*self.client_ids, *self._newcomers])
-        sampled = _sample(self._train_rng, pool, self.fraction_train, self.min_train_nodes)
+        sampled = sample(self._train_rng, pool, self.fraction_train, self.min_train_nodes)
         log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), len(pool))
         members = [client for client in sampled if client in self._index]
         orders = self.train_orders(server_round, members) if members else {}
@@ -973,14 +971,14 @@ class StatefulStrategy(Strategy):
         self._count(server_round, up=_bytes_up(accepted))
         self.train_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
         self._forget_lost(server_round)
-        return _weighted_means(accepted) | self.round_metrics()
+        return weighted_means(accepted) | self.round_metrics()
 
     def plan_evaluate(self, server_round: int, config: Mapping[str, Any]) -> dict[int, Order]:
         """Draw the clients that evaluate and return the models each gets."""
         if self.fraction_evaluate == 0:
             return {}
         least = self.min_evaluate_nodes
-        sampled = _sample(self._evaluate_rng, self.client_ids, self.fraction_evaluate, least)
+        sampled = sample(self._evaluate_rng, self.client_ids, self.fraction_evaluate, least)
         orders = self.evaluate_orders(server_round, sampled)
         return self._complete(server_round, config, orders, spec=None)
 
@@ -996,7 +994,7 @@ class StatefulStrategy(Strategy):
                 log(WARNING, "round %s: no usable evaluation", server_round)
             return {}
         self.evaluate_metrics[server_round] = {i: reply.metrics for i, reply in accepted.items()}
-        return _weighted_means(accepted)
+        return weighted_means(accepted)
 
     def _forget_lost(self, server_round: int) -> None:
         """Let the clients that said in a phase that they lost their state start afresh."""
@@ -1037,7 +1035,7 @@ class StatefulStrategy(Strategy):
             own: dict[str, Scalar] = {
                 **config,
                 "server-round": server_round,
-                "seed": _client_seed(self.seed, client, server_round),
+                "seed": client_seed(self.seed, client, server_round),
                 "version": self.accepted_in.get(client, 0),
                 "run": self._run,
             }
@@ -1063,79 +1061,21 @@ class StatefulStrategy(Strategy):
         """Return the usable replies by client id; one log line for every other client.
 
         `spec` says which arrays they must hold; None: those of an evaluation hold none.
-
-        Two replies of one client are both refused: which came first is chance, and the result of a
-        round must not depend on chance.
         """
-        accepted: dict[int, Reply] = {}
-        refused: dict[int, str] = {}
-        answered: set[int] = set()
-        for client, raw in replies:
-            if client is None or client not in self._asked:
-                who = "somebody who is no client" if client is None else f"client {client}"
-                reason = raw.error or "it was not asked in this round"
-                self._last_refusal = f"{who}: {reason}"
-                log(WARNING, "round %s: reply of %s refused: %s", server_round, who, reason)
-                continue
-            if client in answered:
-                accepted.pop(client, None)
-                refused[client] = "it replied more than once"
-                continue
-            answered.add(client)
-            try:
-                accepted[client] = self._check_reply(raw, spec)
-            except ValueError as error:
-                refused[client] = str(error)
-        for client in self._asked:
-            if client not in answered:
-                refused[client] = "no reply within the timeout"
-        for client, reason in sorted(refused.items()):
+        accepted, refused, strangers = sort_out(
+            replies, self._asked, spec, weighted_by_key=self.weighted_by_key
+        )
+        for who, reason in strangers:
+            self._last_refusal = f"{who}: {reason}"
+            log(WARNING, "round %s: reply of %s refused: %s", server_round, who, reason)
+        for client, reason in refused.items():
             self._last_refusal = f"client {client}: {reason}"
             if wire.who_lost(reason) is not None and self.accepted_in.get(client, 0) > 0:
                 self._lost.append(client)
                 continue
             log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
         self._asked = {}
-        return dict(sorted(accepted.items()))
-
-    def _check_reply(self, raw: RawReply, spec: Spec | None) -> Reply:
-        if raw.error is not None:
-            raise ValueError(f"it failed: {raw.error}")
-        metrics: Metrics = {
-            key: value
-            for key, value in raw.metrics.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
-        for key, value in metrics.items():  # 64 bits is what Flower's own messages hold
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise ValueError(f"the metric {wire.brief(repr(key))} has more than 64 bits")
-        num_examples = metrics.get(self.weighted_by_key)
-        if num_examples is None:
-            raise ValueError(f"its metrics lack the number '{self.weighted_by_key}'")
-        if spec is None and num_examples == 0:
-            return Reply({}, 0.0, {})
-        if not 0 < num_examples <= _MOST_EXAMPLES:
-            raise ValueError(
-                f"'{self.weighted_by_key}' is {num_examples}, expected more than 0 and at most 2^53"
-            )
-        if spec is None:
-            return Reply({}, float(num_examples), metrics)
-        arrays = raw.arrays or {}
-        if arrays.keys() != spec.keys():
-            missing = [name for name in spec if name not in arrays]
-            strange = [name for name in arrays if name not in spec]
-            faults = [f"lack {listing(missing)}"] * bool(missing)
-            faults += [f"have {listing(strange)}, which was not asked for"] * bool(strange)
-            raise ValueError(f"its arrays {' and '.join(faults)}")
-        for name, (shape, dtype) in spec.items():
-            array = arrays[name]
-            if array.shape != shape:
-                raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
-            if array.dtype != dtype:
-                raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
-            if not np.isfinite(array).all():
-                raise ValueError(f"'{name}' holds NaN or infinity")
-        return Reply({name: arrays[name] for name in spec}, float(num_examples), metrics)
+        return accepted
 
 
 def named_arrays(record: ArrayRecord) -> Arrays:
@@ -1158,95 +1098,9 @@ def _check_initial_arrays(arrays: Arrays) -> None:
             raise ValueError(f"Array '{name}' of the initial model holds NaN or infinity.")
 
 
-def _sample(
-    rng: np.random.Generator, clients: Sequence[int], fraction: float, least: int
-) -> list[int]:
-    # The small term undoes roundings such as 0.29 * 100 = 28.999999999999996.
-    size = min(len(clients), max(int(fraction * len(clients) + 1e-9), least, 1))
-    chosen = rng.choice(len(clients), size=size, replace=False)
-    return [clients[index] for index in sorted(chosen)]
-
-
 def _bytes_down(orders: Mapping[int, Order]) -> int:
     return sum(array.nbytes for order in orders.values() for array in order.flat())
 
 
 def _bytes_up(replies: Mapping[int, Reply]) -> int:
     return sum(array.nbytes for reply in replies.values() for array in reply.arrays.values())
-
-
-def _weighted_means(replies: Mapping[int, Reply]) -> Metrics:
-    """Return the example-weighted mean of every metric that all replies have.
-
-    Beside an infinite metric (a client that diverged) it is NaN or infinite too.
-    """
-    common = set.intersection(*(set(reply.metrics) for reply in replies.values()))
-    weights = [reply.num_examples for reply in replies.values()]
-    names = [name for name in next(iter(replies.values())).metrics if name in common]
-    return {
-        name: _sum(
-            weight * reply.metrics[name]
-            for weight, reply in zip(weights, replies.values(), strict=True)
-        )
-        / math.fsum(weights)
-        for name in names
-    }
-
-
-def _sum(terms: Iterable[float]) -> float:
-    try:
-        return math.fsum(terms)
-    except (OverflowError, ValueError):  # too large, or infinity minus infinity
-        return math.nan
-
-
-def _client_seed(seed: int, client_id: int, server_round: int) -> int:
-    """Derive a client's seed for a round: 63 bits, since a ConfigRecord's int is signed."""
-    sequence = np.random.SeedSequence([seed, client_id, server_round])
-    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _generator_to_array(generator: np.random.Generator) -> NDArray[np.uint64]:
-    state = generator.bit_generator.state
-    words: list[int] = []
-    for number in (state["state"]["state"], state["state"]["inc"]):
-        words += [number >> 64, number & (2**64 - 1)]
-    return np.array([*words, state["has_uint32"], state["uinteger"]], dtype=np.uint64)
-
-
-def _generator_from_array(array: NDArray[Any]) -> np.random.Generator:
-    words = [int(word) for word in array]
-    bits = np.random.PCG64()
-    bits.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3]},
-        "has_uint32": words[4],
-        "uinteger": words[5],
-    }
-    return np.random.Generator(bits)
-
-
-@contextmanager
-def _progress_bar(
-    title: str, total: int, completed: int, wanted: bool | None
-) -> Iterator[Callable[[int, Metrics], None]]:
-    """Show a progress bar on standard error; yield what moves it on."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds  {task.fields[word]}"),
-        TimeRemainingColumn(),
-    )
-    hidden = not (console.is_terminal if wanted is None else wanted)
-    with Progress(*columns, console=console, disable=hidden) as bar:
-        task = bar.add_task(title, total=total, completed=completed, word="")
-
-        def advance(server_round: int, metrics: Metrics) -> None:
-            bar.update(task, completed=server_round)
-            name = next((key for key in metrics if key.endswith(("accuracy", "rmse"))), None)
-            if name is not None:
-                bar.update(task, word=f"{name} {metrics[name]:.4g}")
-
-        yield advance

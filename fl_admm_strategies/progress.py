@@ -1,0 +1,35 @@
+"""A progress bar of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@contextmanager
+def progress_bar(
+    title: str, total: int, completed: int, wanted: bool | None
+) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """Show a progress bar on standard error; yield what moves it on."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds  {task.fields[word]}"),
+        TimeRemainingColumn(),
+    )
+    hidden = not (console.is_terminal if wanted is None else wanted)
+    with Progress(*columns, console=console, disable=hidden) as bar:
+        task = bar.add_task(title, total=total, completed=completed, word="")
+
+        def advance(server_round: int, metrics: Mapping[str, float]) -> None:
+            bar.update(task, completed=server_round)
+            name = next((key for key in metrics if key.endswith(("accuracy", "rmse"))), None)
+            if name is not None:
+                bar.update(task, word=f"{name} {metrics[name]:.4g}")
+
+        yield advance
