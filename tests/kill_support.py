@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,15 @@ from tests.cases import CASES, NUM_CLIENTS
 from tests.support import client_fn_of
 
 
-def run(name: str, engine: str, num_rounds: int, folder: Path) -> None:
-    """Start the run of a case, or continue what is left of it in the folder."""
+def run(
+    name: str, engine: str, num_rounds: int, every: int, folder: Path, ray_folder: Path
+) -> None:
+    """Start the run of a case, or continue what is left of it in the folder.
+
+    The engines are "inprocess", "workers" (the same with two forked processes) and "ray". All
+    processes of the run are in the session of this one, by which they can be found.
+    """
+    os.setsid()
     torch.set_num_threads(1)
     case = next(case for case in CASES if case.name == name)
     server_app = ServerApp()
@@ -34,27 +41,35 @@ def run(name: str, engine: str, num_rounds: int, folder: Path) -> None:
             case.initial_arrays(),
             num_rounds,
             checkpoint_dir=folder / "checkpoints",
-            checkpoint_every=2,
+            checkpoint_every=every,
             resume=True,
         )
 
     client_class = partial(case.client_class, state_dir=folder / "clients")
     clients = client_app(client_fn_of(client_class))
-    if engine == "inprocess":
-        run_in_process(server_app, clients, NUM_CLIENTS)
-    else:
+    if engine == "ray":
         resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
-        init: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        init: dict[str, Any] = {
+            "num_cpus": 2,
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+            "_temp_dir": str(ray_folder),
+        }
         run_simulation(
             server_app,
             clients,
             num_supernodes=NUM_CLIENTS,
             backend_config={"client_resources": resources, "init_args": init},
         )
+    else:
+        run_in_process(server_app, clients, NUM_CLIENTS, workers=2 if engine == "workers" else 0)
 
 
-def outcome(folder: Path) -> tuple[int, dict[str, NDArray[Any]], list[dict[str, Any]]]:
-    """Return the last round, the state and all that was measured of the run in a folder.
+Arrays = dict[str, NDArray[Any]]
+
+
+def outcome(folder: Path) -> tuple[int, Arrays, list[dict[str, Any]]]:
+    """Return the last round, the state of all sides and all that was measured of a folder's run.
 
     Without the bytes: after a restart the server sends, to be on the safe side, what a client may
     have lost.
@@ -65,8 +80,7 @@ def outcome(folder: Path) -> tuple[int, dict[str, NDArray[Any]], list[dict[str, 
     history = [json.loads(line) for line in lines]
     for entry in history:
         del entry["traffic"]
+    for client in (folder / "clients").glob("client-*"):
+        held, _ = read_arrays(max(client.glob("round-*.safetensors")))
+        arrays |= {f"{client.name}/{key}": array for key, array in held.items()}
     return last, arrays, history
-
-
-if __name__ == "__main__":
-    run(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
