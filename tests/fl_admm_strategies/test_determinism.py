@@ -80,14 +80,17 @@ def assert_same_runs(actual: StatefulStrategy, expected: StatefulStrategy) -> No
     assert actual.evaluate_metrics == expected.evaluate_metrics
 
 
-@pytest.mark.long
+def long(workers: int, runs: int) -> Any:
+    return pytest.param(workers, runs, marks=pytest.mark.long)
+
+
 @forks
 @each_case
-@pytest.mark.parametrize("workers", [1, 2])
-def test_five_runs_in_process_have_the_same_bits(case: Case, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "runs"), [(2, 1), long(1, 5), long(2, 5)])
+def test_runs_in_process_have_the_same_bits(case: Case, workers: int, runs: int) -> None:
     app = client_app(client_fn_of(case.client_class))
     expected = run(case, InProcessGrid(app, NUM_CLIENTS), 0)
-    for number in range(1, 6):
+    for number in range(1, runs + 1):
         with InProcessGrid(app, NUM_CLIENTS, workers=workers) as grid:
             assert_same_runs(run(case, grid, number), expected)
 
@@ -129,12 +132,13 @@ def app_of_all_cases() -> ClientApp:
     return app
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:unclosed :ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("workers", "runs"), [(1, 2), (2, 3)])
-def test_five_runs_on_ray_have_the_same_bits(workers: int, runs: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "runs"), [pytest.param(2, 1, marks=pytest.mark.slow), long(1, 2), long(2, 3)]
+)
+def test_runs_on_ray_have_the_same_bits(workers: int, runs: int) -> None:
     server = ServerApp()
     compared: list[tuple[str, int]] = []
 
