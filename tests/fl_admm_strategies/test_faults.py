@@ -7,23 +7,40 @@ comparison of two runs, with the same seed and one schedule of faults.
 
 from __future__ import annotations
 
+import copy
+import gc
+import logging
+import multiprocessing
 import os
+import subprocess
+import sys
+import threading
 import time
+import tracemalloc
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MessageType
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from clients import client_app
-from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from clients import FedMCADMMClient, Ratings, client_app
+from fl_admm_strategies import InProcessGrid, SquaredL2, StatefulStrategy, initial_item_factors
 from tests.cases import CASES, NUM_CLIENTS, Case, each_case, forks, run
+from tests.ratings_support import ratings
 from tests.support import (
+    NUM_CLASSES,
     assert_same_bits,
     make_client,
     node_of,
@@ -253,6 +270,176 @@ def test_faults_do_not_pile_up_in_the_clients_state(case: Case) -> None:
     assert sizes(grid) == sizes(without)
 
 
+# --- Nothing leaks ------------------------------------------------------------------------------
+
+
+class Faint(nn.Module):
+    """tanh, so weak that the step sizes of the small model suit a wide one as well."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.tanh() / inputs.shape[1] ** 0.5
+
+
+def of_a_wide_model(case: Case, width: int) -> Case:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body, head = nn.Linear(3, width), nn.Linear(width, NUM_CLASSES)
+    model = nn.Sequential(OrderedDict(body=body, bend=Faint(), head=head))
+
+    def client(context: Context, _: Any, *args: Any, **kwargs: Any) -> NumPyClient:
+        return case.client_class(context, copy.deepcopy(model), *args, **kwargs)
+
+    arrays = ArrayRecord(model.state_dict())
+    return replace(case, client_class=client, initial_arrays=lambda: arrays)
+
+
+def of_many_projections(case: Case, width: int) -> Case:
+    wide = of_a_wide_model(case, width // 10)
+    return replace(wide, strategy=partial(case.strategy, dimension=width // 2))
+
+
+def of_many_items(case: Case, width: int) -> Case:
+    def client(context: Context, *_: Any, **__: Any) -> NumPyClient:
+        few = ratings(int(context.node_config["partition-id"]))
+        many = Ratings(few.users, few.items, few.values, few.num_users, width)
+        return FedMCADMMClient(context, many, SquaredL2(0.1))
+
+    arrays = partial(initial_item_factors, 3, width)
+    return replace(case, client_class=client, initial_arrays=arrays)
+
+
+def of_wide_samples(case: Case, width: int) -> Case:
+    def client(context: Context, model: Any, loader: Any, *args: Any, **_: Any) -> NumPyClient:
+        inputs, labels = loader.dataset[:2]
+        wide = DataLoader(TensorDataset(inputs.repeat(1, width), labels))
+        return case.client_class(context, model, wide, *args)
+
+    arrays = ArrayRecord({"x": Array(np.zeros(3 * width))})
+    return replace(case, client_class=client, initial_arrays=lambda: arrays)
+
+
+def of_a_known_curvature(case: Case, width: int) -> Case:
+    known = partial(case.strategy, curvature=2.0)  # to estimate it takes long
+    return replace(of_a_wide_model(case, width), strategy=known)
+
+
+LARGE = {
+    "LpProjADMM": of_many_projections,
+    "FedMC-ADMM": of_many_items,
+    "FedMC-ADMM-client-duals": of_many_items,
+    "FedGiA": of_a_known_curvature,
+    "FedGiA-gram": of_wide_samples,
+}
+
+
+def what_stays(
+    case: Case, faults: Schedule, num_rounds: int, width: int, in_use: Callable[[], int]
+) -> int:
+    """Return how many bytes more are in use after a run than before, with all that it made.
+
+    A model has some 7 `width` numbers, so that beside its messages a history is nothing, and a
+    message that stays behind now and then is a good part of what a run holds at its end.
+    """
+    large = LARGE.get(case.name, of_a_wide_model)(case, width)
+    run(large, FaultyGrid(large, {}), 1)  # what is made once in a process
+    gc.collect()
+    before = in_use()
+    with FaultyGrid(large, faults) as grid:
+        strategy = run(large, grid, num_rounds, strategy=strategy_of(large, fraction=1.0))
+        gc.collect()
+        stays = in_use() - before
+    # Nobody fails but who is meant to.
+    trained = {len(clients) for clients in strategy.train_metrics.values()}
+    assert len(strategy.train_metrics) == num_rounds
+    assert (len(trained) > 1) == bool(faults)
+    return stays
+
+
+def traced() -> int:
+    return tracemalloc.get_traced_memory()[0]
+
+
+# One case of every strategy; all of them in the long form.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.variant], ids=lambda case: case.name
+)
+def test_faults_leave_nothing_behind(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="flwr")  # pytest keeps all that is logged
+    tracemalloc.start()
+    try:
+        well, ill = (what_stays(case, f, 10, 4_000, traced) for f in ({}, random_faults(10)))
+    finally:
+        tracemalloc.stop()
+    assert well > 100_000
+    assert ill <= 1.05 * well
+
+
+def resident() -> int:
+    """Return the bytes of this process in memory: PyTorch's, too, which Python does not trace."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def stays_in_a_process(case: Case, num_rounds: int, what: str) -> int:
+    """Return what stays of a run in a process of its own."""
+    # Every array is a mapping of its own, so that what is freed goes back to the system at once.
+    exact = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-m", "tests.fl_admm_strategies.test_faults"]
+    done = subprocess.run(
+        [*command, case.name, str(num_rounds), what],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | exact,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize(
+    "case",
+    # A message of projections is smaller than a page of memory.
+    [case for case in CASES if case.name != "LpProjADMM"],
+    ids=lambda case: case.name,
+)
+def test_faults_leave_nothing_behind_in_100_rounds(case: Case) -> None:
+    well, ill = (stays_in_a_process(case, 100, what) for what in ("well", "ill"))
+    assert well > 1_000_000
+    assert ill <= 1.05 * well
+
+
+def in_hand() -> dict[str, int]:
+    gc.collect()
+    return {
+        "files and pipes": len(list(Path("/dev/fd").iterdir())),
+        "threads": threading.active_count(),
+        "processes": len(multiprocessing.active_children()),
+    }
+
+
+def more_in_hand(before: dict[str, int]) -> dict[str, int]:
+    return {what: number for what, number in in_hand().items() if number > before[what]}
+
+
+@pytest.mark.slow
+@forks
+def test_workers_that_die_leave_no_pipe_thread_or_process() -> None:
+    case, faults = CASES[0], random_faults(4)
+    dying = {client: dict.fromkeys(rounds, "dies") for client, rounds in faults.items()}
+    with FaultyGrid(case, dying, workers=2) as grid:
+        before = in_hand()
+        strategy = run(case, grid, 4, strategy=strategy_of(case, fraction=1.0))
+        assert sum(map(len, strategy.train_metrics.values())) < 4 * NUM_CLIENTS - 3
+        # An executor's thread ends some time after its worker, who is replaced when he is needed.
+        deadline = time.monotonic() + 60
+        while more_in_hand(before) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not more_in_hand(before)
+
+
 def on_ray(case: Case, strategy: StatefulStrategy, faults: Schedule) -> None:
     """Run a strategy on two Ray actors, with clients that fail as scheduled."""
     server = ServerApp()
@@ -286,3 +473,11 @@ def test_a_dead_ray_actor_is_reported_at_once() -> None:
         on_ray(CASES[0], strategy, {VICTIM: {2: "dies"}})
     assert sorted(strategy.train_metrics) == [1]  # the round of the death changes nothing
     assert set(strategy.accepted_in.values()) == {1}
+
+
+if __name__ == "__main__":  # for `stays_in_a_process`
+    _, name, num_rounds, what = sys.argv
+    torch.set_num_threads(1)
+    faults = random_faults(int(num_rounds)) if what == "ill" else {}
+    case = next(case for case in CASES if case.name == name)
+    print(what_stays(case, faults, int(num_rounds), 40_000, resident))

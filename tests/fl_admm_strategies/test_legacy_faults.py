@@ -1,0 +1,170 @@
+"""A Ray actor that dies under Flower's older API: the run ends at once, and the remedy works.
+
+Flower's older loops turn every error of a client into a failure among others, which a strategy may
+pass over. On Ray the first one after a death would not be the last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.server import LegacyContext, ServerAppComponents, ServerConfig
+from flwr.server.workflow import DefaultWorkflow
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from fl_admm_strategies import LegacyStrategy, StatefulStrategy, run_in_process
+from tests.cases import CASES, NUM_CLIENTS
+from tests.support import assert_same_bits, make_client
+
+# Its server shakes hands, and its clients hold what the server does not.
+CASE = next(case for case in CASES if case.name == "FedADMM-client-duals")
+NUM_ROUNDS = 3
+VICTIM = 3
+
+Engine = Callable[[ServerApp, ClientApp], object]
+Loop = Callable[[LegacyStrategy], ServerApp]
+
+
+def with_server_fn(legacy: LegacyStrategy) -> ServerApp:
+    def server_fn(context: Context) -> ServerAppComponents:
+        return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=NUM_ROUNDS))
+
+    return ServerApp(server_fn=server_fn)
+
+
+def with_workflow(legacy: LegacyStrategy) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config = ServerConfig(num_rounds=NUM_ROUNDS)
+        DefaultWorkflow()(grid, LegacyContext(context=context, config=config, strategy=legacy))
+
+    return app
+
+
+def in_process(server: ServerApp, clients: ClientApp) -> None:
+    run_in_process(server, clients, NUM_CLIENTS)
+
+
+def on_ray(server: ServerApp, clients: ClientApp) -> None:
+    run_simulation(
+        server,
+        clients,
+        num_supernodes=NUM_CLIENTS,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": 2, "log_to_driver": False, "logging_level": "ERROR"},
+        },
+    )
+
+
+def die() -> None:
+    os._exit(1)
+
+
+def pretend() -> None:
+    """Raise what Flower makes of the death of an actor."""
+    raise RuntimeError(
+        "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly before finishing "
+        "this task.\n\tclass_name: ClientAppActor\n\tpid: 28990\nThe actor is dead because ...'>"
+    )
+
+
+class Mortal(NumPyClient):
+    """A client that may die when it is asked who it is, shakes hands, trains or evaluates."""
+
+    def __init__(self, client: NumPyClient, where: str, end: Callable[[], None]) -> None:
+        self.client, self.where, self.end = client, where, end
+
+    def _pass(self, where: str) -> None:
+        if where == self.where:
+            self.end()
+
+    def get_properties(self, config: Any) -> Any:
+        self._pass("query")
+        return self.client.get_properties(config)
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        result = self.client.fit(parameters, config)
+        self._pass(f"training {config['server-round']}")
+        return result
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        self._pass(f"evaluation {config['server-round']}")
+        return self.client.evaluate(parameters, config)
+
+
+def start(
+    strategy: StatefulStrategy,
+    loop: Loop,
+    engine: Engine,
+    folder: Path,
+    where: str = "",
+    end: Callable[[], None] = die,
+) -> None:
+    """Run a strategy, or resume it, with a victim that dies somewhere."""
+    arrays = CASE.initial_arrays()
+    checkpoints = folder / "checkpoints"
+    legacy = LegacyStrategy(strategy, arrays, checkpoint_dir=checkpoints, resume=True)
+    client_class = partial(CASE.client_class, state_dir=folder / "clients")
+
+    def client_fn(context: Context) -> Any:
+        victim = int(context.node_config["partition-id"]) == VICTIM
+        client = make_client(client_class, context)
+        return Mortal(client, where if victim else "", end).to_client()
+
+    engine(loop(legacy), ClientApp(client_fn=client_fn))
+
+
+# By where the victim dies, the rounds of training that are over by then.
+DEATHS = {"query": [], "training 0": [], "training 2": [1], "evaluation 2": [1, 2]}
+
+
+def check(
+    loop: Loop, engine: Engine, folder: Path, where: str, end: Callable[[], None] = die
+) -> None:
+    """Let an actor die in a run, then resume it and compare with a run in which none did."""
+    strategy = CASE.strategy(seed=1)
+    with pytest.raises(RuntimeError, match=r"A Ray actor died.*--resume.*fewer workers"):
+        start(strategy, loop, engine, folder / "run", where, end)
+    assert list(strategy.train_metrics) == DEATHS[where]
+    resumed, whole = CASE.strategy(seed=1), CASE.strategy(seed=1)
+    start(resumed, loop, in_process, folder / "run")
+    start(whole, loop, in_process, folder / "whole")
+    assert_same_bits(resumed.state_dict(), whole.state_dict())
+    assert resumed.train_metrics == whole.train_metrics
+    assert resumed.evaluate_metrics == whole.evaluate_metrics
+
+
+each_loop = pytest.mark.parametrize("loop", [with_server_fn, with_workflow])
+
+
+@pytest.mark.parametrize("where", DEATHS)
+@each_loop
+def test_a_dead_actor_ends_the_run_with_what_to_do(loop: Loop, where: str, tmp_path: Path) -> None:
+    check(loop, in_process, tmp_path, where, pretend)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(where, marks=pytest.mark.slow if where == "training 2" else pytest.mark.long)
+        for where in DEATHS
+    ],
+)
+@each_loop
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:unclosed :ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_dead_ray_actor_is_reported_at_once(loop: Loop, where: str, tmp_path: Path) -> None:
+    check(loop, on_ray, tmp_path, where)
