@@ -203,28 +203,6 @@ class StatefulStrategy(Strategy):
         """
 
     @abstractmethod
-    def newcomer_orders(
-        self, server_round: int, newcomers: Mapping[int, Reply]
-    ) -> dict[int, Order]:
-        """Return what sampled clients get for training that do not belong to the run yet.
-
-        `newcomers` has their replies to the hand-shake, without content where there is none. The
-        state does not know of them until a reply of theirs was accepted.
-        """
-
-    @abstractmethod
-    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
-        """Take new clients into the state; `update` with their first replies follows.
-
-        `newcomers` is as in `newcomer_orders`, `places` has for each of them the row before which
-        its row goes, as `numpy.insert` counts. `client_ids` and `_index` have them already.
-        """
-
-    @abstractmethod
-    def remove_clients(self, indices: Sequence[int]) -> None:
-        """Take clients with these rows out of the state; `client_ids` has been without them."""
-
-    @abstractmethod
     def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         """Return the models to evaluate on each client as groups; the first is the headline."""
 
@@ -277,6 +255,27 @@ class StatefulStrategy(Strategy):
         clients are sent, or what the state holds of them. An algorithm whose state holds something
         of theirs that it can neither send nor take back must make both sides agree here.
         """
+
+    def newcomer_orders(
+        self, server_round: int, newcomers: Mapping[int, Reply]
+    ) -> dict[int, Order]:
+        """Return what sampled clients get for training that do not belong to the run yet.
+
+        `newcomers` has their replies to the hand-shake, without content where there is none. The
+        state does not know of them until a reply of theirs was accepted. By default they get what
+        the others get, which will do where the state keeps nothing for each client.
+        """
+        return self.train_orders(server_round, list(newcomers))
+
+    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
+        """Take new clients into the state; `update` with their first replies follows.
+
+        `newcomers` is as in `newcomer_orders`, `places` has for each of them the row before which
+        its row goes, as `numpy.insert` counts. `client_ids` and `_index` have them already.
+        """
+
+    def remove_clients(self, indices: Sequence[int]) -> None:
+        """Take clients with these rows out of the state; `client_ids` is without them already."""
 
     def round_metrics(self) -> Metrics:
         """Return what only the server can measure of the round that `update` has just taken in.

@@ -77,17 +77,6 @@ class Mean(StatefulStrategy):
     def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
         return {client: Order({"model": self.model}) for client in client_ids}
 
-    def newcomer_orders(
-        self, server_round: int, newcomers: Mapping[int, Reply]
-    ) -> dict[int, Order]:
-        return self.train_orders(server_round, list(newcomers))
-
-    def add_clients(self, newcomers: Mapping[int, Reply], places: Sequence[int]) -> None:
-        pass
-
-    def remove_clients(self, indices: Sequence[int]) -> None:
-        pass
-
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         uploads = [reply.arrays["w"] for reply in replies.values()]
         self.model = {"w": np.mean(uploads, axis=0).astype(self.model["w"].dtype)}
