@@ -1,7 +1,7 @@
 """FPFC's server work of one round beside a plain copy of the vectors it touches.
 
-Run with `pytest tests/benchmarks/test_pairwise_speed.py --benchmark-enable`. Compare within a
-group: the copy is single-threaded `np.copyto` of as many bytes as the touched pairs' vectors have.
+Run with `pytest tests/benchmarks/test_pairwise_speed.py --benchmark-enable -m ""`. Compare within
+a group: the copy is single-threaded `np.copyto` of as many bytes as the touched pairs' vectors have.
 All pairs are stored, which is the most expensive state. Nothing here asserts a time.
 """
 
@@ -17,7 +17,7 @@ from fl_admm_strategies.penalties import SmoothedSCAD
 
 SIZES = [
     pytest.param(100, 610, 30, id="m=100,d=610,active=30"),  # the paper's S1
-    pytest.param(400, 4010, 120, id="m=400,d=4010,active=120"),
+    pytest.param(400, 4010, 120, id="m=400,d=4010,active=120", marks=pytest.mark.slow),
 ]
 
 

@@ -131,6 +131,7 @@ def test_clients_that_always_fail_fail_the_run_with_their_reason(
 DIVERGING = ("run", "digits-fpfc", "--set", "algorithm.lr=1e30")
 
 
+@pytest.mark.slow
 def test_on_ray_a_run_that_fails_in_every_round_says_so_in_one_screen(tmp_path: Path) -> None:
     done = start(*DIVERGING, "--set", "training.num-rounds=8", "--nodes", "2", cwd=tmp_path)
     assert done.returncode == 1
