@@ -1,7 +1,7 @@
 """FPFC's server work of one round beside a plain copy of the vectors it touches.
 
 Run with `pytest tests/benchmarks/test_pairwise_speed.py --benchmark-enable -m ""`. Compare within
-a group: the copy is single-threaded `np.copyto` of as many bytes as the touched pairs' vectors have.
+a group: the copy is single-threaded `np.copyto` of the bytes that the touched pairs' vectors have.
 All pairs are stored, which is the most expensive state. Nothing here asserts a time.
 """
 
