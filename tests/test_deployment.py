@@ -107,6 +107,7 @@ def invocations() -> dict[tuple[str, ...], set[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", invocations(), ids=" ".join)
 def test_flower_has_the_options(command: tuple[str, ...], tmp_path: Path) -> None:
     help_text = subprocess.run(
@@ -434,8 +435,13 @@ def running(federation: Federation, **settings: Any) -> Iterator[subprocess.Pope
 ALL_THREE: dict[str, Any] = {"num-rounds": 4, "evaluate-every": 4, "min-available-nodes": 3}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("strategy", ["fpfc", "flame"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("fpfc", marks=pytest.mark.slow),
+        pytest.param("flame", marks=pytest.mark.long),
+    ],
+)
 def test_a_site_that_is_killed_comes_back(shown: Federation, strategy: str) -> None:
     settings = ALL_THREE | {"name": f"site-{strategy}", "strategy": strategy}
     began = shown.log("1").stat().st_size

@@ -628,7 +628,7 @@ RAY_CASES = [
 
 
 @pytest.mark.parametrize("case", RAY_CASES)
-@pytest.mark.parametrize("api", ["current", "legacy"])
+@pytest.mark.parametrize("api", ["current", pytest.param("legacy", marks=pytest.mark.slow)])
 def test_ray_gives_the_same_bits(case: Case, api: str) -> None:
     strategy, expected = host(case, api, on_ray), host(case, "current", in_process)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
