@@ -174,7 +174,7 @@ class Checkpoints:
         return list(self.folder.iterdir()) if self.folder.is_dir() else []
 
     def _path(self, server_round: int) -> Path:
-        return self.folder / f"round-{server_round:06d}.safetensors"
+        return self.folder / _name(server_round)
 
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint that can be read, None where there is none at all.
@@ -228,6 +228,29 @@ class Checkpoints:
                 path.unlink()
 
 
+def _name(server_round: int) -> str:
+    return f"round-{server_round:06d}.safetensors"
+
+
+def _is_header(header: dict[str, Any]) -> bool:
+    types = {"algorithm": str, "seed": int, "model": dict, "settings": dict, "run": str}
+    return all(type(header[key]) is kind for key, kind in types.items())
+
+
+def _is_entry(entry: dict[str, Any]) -> bool:
+    """Return whether this is what was measured in a round, as `record` gets it."""
+    train, evaluate = ({} if entry[k] is None else entry[k] for k in ("train", "evaluate"))
+    traffic = [0, 0] if entry["traffic"] is None else entry["traffic"]
+    means = [*train.values(), *evaluate.values(), *entry["result"]]
+    return (
+        type(entry["round"]) is int
+        and [type(number) for number in traffic] == [int, int]
+        and all(re.fullmatch("[0-9]{1,20}", client) for client in [*train, *evaluate])
+        and len(entry["result"]) == 3
+        and all(type(value) in (int, float) for mean in means for value in mean.values())
+    )
+
+
 def _read(path: Path) -> tuple[Checkpoint, bytes]:
     """Return a checkpoint, and its history as it is written."""
     arrays, _ = read_arrays(path)
@@ -236,9 +259,13 @@ def _read(path: Path) -> tuple[Checkpoint, bytes]:
         fingerprint = json.loads(header)
         if fingerprint.pop("format") != _FORMAT:
             raise DamagedFileError("it is of another version of fl-admm-strategies")
-        server_round = int(fingerprint.pop("round"))
+        server_round = fingerprint.pop("round")
         history = [json.loads(line) for line in text.splitlines()]
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        if not (_is_header(fingerprint) and path == path.with_name(_name(server_round))):
+            raise DamagedFileError("its header is not that of a checkpoint of this round")
+        if not all(map(_is_entry, history)):
+            raise DamagedFileError("its history is not that of a run")
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DamagedFileError):
             raise
         raise DamagedFileError(f"it is no checkpoint: {error!r}") from error

@@ -384,6 +384,10 @@ class FPFC(StatefulStrategy):
             "num_examples": self.state.num_examples,
         }
 
+    def may_grow(self, name: str) -> bool:
+        """Return whether it is of the pairs that are stored, whose number changes."""
+        return name.startswith(("pairs/pair_", "pairs/norm", "pairs/scale", "pairs/delta."))
+
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
         pairs = under("pairs/", arrays)

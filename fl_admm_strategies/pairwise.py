@@ -383,7 +383,8 @@ class PairwiseStore:
             arrays[f"delta.{k}"] for k in range(sum(name.startswith("delta.") for name in arrays))
         ]
         if (
-            not i.shape == j.shape == norm.shape == scale.shape == (sum(map(len, parts)),)
+            any(part.ndim != 2 for part in parts)
+            or not i.shape == j.shape == norm.shape == scale.shape == (sum(map(len, parts)),)
             or any(part.dtype != store._omega.dtype or part.shape[1:] != (d,) for part in parts)
             or np.any((i < 0) | (i >= j) | (j >= m))
             or len(np.unique(store._condensed(i, j))) != len(i)

@@ -35,8 +35,17 @@ def generator_to_array(generator: np.random.Generator) -> NDArray[np.uint64]:
 
 
 def generator_from_array(array: NDArray[Any]) -> np.random.Generator:
-    """Return a generator in the state that `generator_to_array` returned."""
+    """Return a generator in the state that `generator_to_array` returned.
+
+    Raises
+    ------
+    ValueError
+        If it is not what `generator_to_array` returned.
+    """
     words = [int(word) for word in array]
+    # With an even increment PCG64 may stand still, and a draw would never end.
+    if words[3] % 2 == 0 or words[4] > 1 or words[5] >= 2**32:
+        raise ValueError(f"The saved state of a random generator, {words}, is none of PCG64.")
     bits = np.random.PCG64()
     bits.state = {
         "bit_generator": "PCG64",

@@ -228,6 +228,10 @@ class StatefulStrategy(Strategy):
 
     # What most algorithms leave as it is
 
+    def may_grow(self, name: str) -> bool:
+        """Return whether a state array's shape follows from the run, not from model and clients."""
+        return False
+
     def reply_spec(self) -> Spec:
         """Return the names, shapes and dtypes of an upload: those of the initial arrays."""
         return self._spec
@@ -342,16 +346,30 @@ class StatefulStrategy(Strategy):
         Raises
         ------
         ValueError
-            If the state lacks an entry.
+            If the state lacks an entry, or one has another shape or dtype than it must.
         """
-        needed: tuple[str, ...] = ("round", "client_ids", "num_founders", "announced")
-        needed += ("accepted_in", "present_in")
-        needed += ("train_rng", "evaluate_rng")
-        missing = [f"base/{name}" for name in needed if f"base/{name}" not in state]
-        if missing:
+        clients = np.zeros(np.size(state.get("base/client_ids", ())), np.int64)
+        number = np.zeros((), np.int64)
+        needed = {
+            "base/round": number,
+            "base/client_ids": clients.astype(np.uint64),
+            "base/num_founders": number,
+            "base/announced": number,
+            "base/accepted_in": clients,
+            "base/present_in": clients,
+            "base/train_rng": generator_to_array(self._train_rng),
+            "base/evaluate_rng": generator_to_array(self._evaluate_rng),
+        }
+        if missing := sorted(needed.keys() - state.keys()):
             raise ValueError(
                 f"This is not a state of {type(self).__name__}.state_dict(): it lacks {missing}."
             )
+        _check_saved(state, needed)
+        known = state["base/client_ids"]
+        if not len(known) or np.any(known[1:] <= known[:-1]):
+            raise ValueError(f"The saved clients are {listing(known.tolist())}, not sorted ids.")
+        if negative := [name for name in needed if np.any(state[name] < 0)]:
+            raise ValueError(f"The saved {negative} hold numbers below 0: no run has these.")
         self._restored = {key: np.array(value) for key, value in state.items()}
 
     # ------------------------------------------------------------------------------------------
@@ -668,6 +686,7 @@ class StatefulStrategy(Strategy):
                 f"The saved state lacks {missing}, which {type(self).__name__} needs. It was saved "
                 "by another algorithm or with other settings."
             )
+        _check_saved(own, {n: a for n, a in expected.items() if not self.may_grow(n)})
         self.load_state_arrays(own)
         rounds = state["base/accepted_in"].tolist()
         self.accepted_in = dict(zip(self.client_ids, rounds, strict=True))
@@ -734,7 +753,11 @@ class StatefulStrategy(Strategy):
         if changed := changed_settings(saved.fingerprint, own):
             log(WARNING, "Resuming with other settings: %s", "; ".join(changed))
         log(INFO, "Resuming after round %s from %s", saved.server_round, saved.path)
-        self._restored, self._resumed = saved.arrays, saved
+        self.load_state_dict(saved.arrays)
+        versions = saved.arrays.get(_DURABLE, np.zeros(0))
+        size = (versions.shape[:1] or (0,)) + saved.arrays["base/client_ids"].shape
+        _check_saved({_DURABLE: versions}, {_DURABLE: np.zeros(size, np.int64)})
+        self._resumed = saved
 
     def _fingerprint(self, spec: Spec) -> dict[str, Any]:
         names = ["fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes"]
@@ -1075,6 +1098,18 @@ class StatefulStrategy(Strategy):
             log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
         self._asked = {}
         return accepted
+
+
+def _check_saved(saved: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> None:
+    """Raise unless saved arrays have the shapes and dtypes of those that a run has itself."""
+    for name, own in expected.items():
+        found = saved[name]
+        if (found.shape, found.dtype) != (own.shape, own.dtype):
+            raise ValueError(
+                f"The saved '{name}' has shape {found.shape}, this run's {own.shape} (as "
+                f"{found.dtype} and {own.dtype}). Continue with the model and the settings (such "
+                "as `duals`) that the state was saved with."
+            )
 
 
 def named_arrays(record: ArrayRecord) -> Arrays:

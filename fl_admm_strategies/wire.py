@@ -111,7 +111,7 @@ class Reply:
 
 def who_lost(error: str) -> int | None:
     """Return which client says in an error that it lost what it keeps; None for another error."""
-    found = re.search(rf"\[{STATE_LOST} (\d+)\]", error)
+    found = re.search(rf"\[{STATE_LOST} ([0-9]{{1,20}})\]", error)
     return None if found is None else int(found[1])
 
 

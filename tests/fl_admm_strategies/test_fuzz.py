@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import math
+import re
+import shutil
+import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,14 +33,18 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.common import Code, FitRes, Parameters, Status
+from flwr.common import Code, EvaluateRes, FitRes, Parameters, Status
+from flwr.server.compat.grid_client_proxy import GridClientProxy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients import client_app
+from clients.memory import Memory
 from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy, wire
+from fl_admm_strategies.checkpoints import read_arrays, write_arrays
 from fl_admm_strategies.nodes import ClientDirectory
 from fl_admm_strategies.wire import RawReply
+from tests import checkpoint_support
 from tests.cases import CASES, NUM_CLIENTS, Case, each_case, grid_of, run
 from tests.support import WatchedGrid, assert_same_bits, client_fn_of, node_of
 
@@ -269,6 +277,49 @@ def test_a_reply_of_any_content_is_refused_or_good(case: Case, data: st.DataObje
         assert_same_bits(strategy.state_dict(), expected.state_dict())
         assert strategy.train_metrics == expected.train_metrics
     assert_as_finite(strategy, without_victim(case))
+
+
+class Packed(InProcessGrid):
+    """Two nodes of three clients each; the second one's reply in round 2 is changed."""
+
+    def __init__(self, case: Case, change: Callable[[RecordDict], RecordDict] | None) -> None:
+        super().__init__(client_app(client_fn_of(case.client_class), num_clients=NUM_CLIENTS), 2)
+        self.change = change
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        messages = list(messages)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        if not self.change or phase_of(messages[0]) != (MessageType.TRAIN, 2):
+            return replies
+        good, changed = replies
+        content = self.change(changed.content)
+        return [good, Message(content, reply_to=messages[1])]
+
+
+@few
+@given(data=st.data())
+@each_unlike_case
+def test_a_packed_reply_of_any_content_concerns_its_own_clients_alone(
+    case: Case, data: st.DataObject
+) -> None:
+    sent = RecordDict()
+
+    def spoil(good: RecordDict) -> RecordDict:
+        sent.update(data.draw(st.one_of(contents, changed(good))))
+        return sent
+
+    def only(good: RecordDict) -> RecordDict:
+        return RecordDict({k: r for k, r in sent.items() if k.partition("@")[2] in believed})
+
+    strategy = run(case, Packed(case, spoil), 2)
+    took_part = list(strategy.train_metrics[2])
+    assert took_part[:3] == [0, 1, 2]
+    believed = [str(client) for client in took_part[3:]]
+    assert_same_bits(
+        strategy.state_dict(), run(case, Packed(case, only), 2).state_dict()
+    )  # as if the others of the node had said nothing
 
 
 @few
@@ -512,6 +563,182 @@ def test_a_reply_of_the_older_api_is_refused_or_good(
     if not means:
         assert_same_bits(strategy.state_arrays(), before)
     assert bool(means) == (0 in strategy.train_metrics.get(1, {}))
+
+
+@many
+@given(
+    loss=scalars,
+    num_examples=numbers,
+    reported=st.dictionaries(metric_names, scalars, max_size=3),
+    reason=st.one_of(texts, st.sampled_from([f"[state-lost {'9' * 5000}]", "[state-lost 1]"])),
+)
+def test_an_evaluation_or_a_failure_of_the_older_api_changes_no_state(
+    loss: Any, num_examples: Any, reported: dict[str, Any], reason: str
+) -> None:
+    strategy = CASES[0].strategy(seed=1)
+    arrays = CASES[0].initial_arrays()
+    legacy = LegacyStrategy(strategy, arrays)
+    strategy.begin(wire.from_array_record(arrays), [0, 1])
+    proxy = GridClientProxy(node_of(0), InProcessGrid(lambda m, c: m, 2), run_id=1)
+    legacy._client_of[proxy.cid] = 0
+    before = strategy.state_arrays()
+    strategy.plan_evaluate(1, {})
+    result = EvaluateRes(Status(Code.OK, ""), loss, num_examples, reported)
+    legacy.aggregate_evaluate(1, [(proxy, result)], [ValueError(reason)])
+    assert_same_bits(strategy.state_arrays(), before)
+
+
+# --- Saved states and checkpoints ---------------------------------------------------------------
+
+plain = ["bool", "int8", "int64", "uint64", "float16", "float32", "float64"]
+
+
+@st.composite
+def plain_arrays(draw: st.DrawFn) -> np.ndarray:
+    shape = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7)
+    return draw(hnp.arrays(draw(st.sampled_from(plain)), shape))
+
+
+@st.composite
+def changed_arrays(draw: st.DrawFn, good: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return a good state with an array or two changed, as no damage to a file would."""
+    state = dict(good)
+    for key in draw(st.lists(st.sampled_from(sorted(state)), min_size=1, max_size=2, unique=True)):
+        old = state[key]
+        match draw(st.sampled_from(["gone", "another", "values", "one less", "deeper", "dtype"])):
+            case "gone":
+                del state[key]
+            case "another":
+                state[key] = draw(plain_arrays())
+            case "values":
+                state[key] = draw(hnp.arrays(old.dtype, old.shape))
+            case "one less":
+                state[key] = old.reshape(-1)[:-1]
+            case "deeper":
+                state[key] = old[np.newaxis]
+            case "dtype":
+                with np.errstate(all="ignore"):
+                    state[key] = old.astype(draw(st.sampled_from(plain)))
+    return state
+
+
+@cache
+def saved_state(case: Case) -> dict[str, np.ndarray]:
+    return run(case, grid_of(case), 2).state_dict()
+
+
+def sizes_of(state: dict[str, np.ndarray], strategy: StatefulStrategy) -> dict[str, Any]:
+    grows = {f"state/{name}" for name in strategy.state_arrays() if strategy.may_grow(name)}
+    return {k: (a.shape, a.dtype) for k, a in state.items() if k not in grows}
+
+
+@few
+@given(data=st.data())
+@each_case
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+def test_a_saved_state_of_any_content_is_loaded_or_refused(case: Case, data: st.DataObject) -> None:
+    good = saved_state(case)
+    strategy = case.strategy(seed=1)
+    try:
+        strategy.load_state_dict(data.draw(changed_arrays(good)))
+        strategy.begin(wire.from_array_record(case.initial_arrays()), range(NUM_CLIENTS))
+    except ValueError as error:
+        assert re.search("[Ss]aved|state|omega", str(error)), error  # noqa: PT017 - it may be good
+        return
+    assert sizes_of(strategy.state_dict(), strategy) == sizes_of(good, strategy)
+    assert strategy.last_round >= 0
+
+
+def test_a_random_generator_that_stands_still_is_refused() -> None:
+    state = saved_state(CASES[0]) | {"base/train_rng": np.zeros(6, np.uint64)}
+    strategy = CASES[0].strategy(seed=1)
+    strategy.load_state_dict(state)
+    with pytest.raises(ValueError, match="none of PCG64"):
+        strategy.begin(wire.from_array_record(CASES[0].initial_arrays()), range(NUM_CLIENTS))
+
+
+@cache
+def saved_checkpoint() -> tuple[dict[str, np.ndarray], list[Any]]:
+    """Return the arrays of a checkpoint of round 3, and its header and history."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint_support.start(checkpoint_support.new_strategy(), 3, checkpoint_dir=folder)
+        arrays, _ = read_arrays(Path(folder) / "round-000003.safetensors")
+    lines = arrays.pop("record").tobytes().splitlines()
+    return arrays, [json.loads(line) for line in lines]
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-3, 9), st.floats(), texts, st.just(10**400)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=4,
+)
+
+
+@st.composite
+def changed_json(draw: st.DrawFn, value: Any) -> Any:
+    """Return a value with one thing in it changed, added or gone, however deep."""
+    if not isinstance(value, dict | list) or not value or draw(st.integers(0, 4)) == 0:
+        return draw(json_values)
+    copied: Any = value.copy()
+    key = draw(st.sampled_from(sorted(copied) if isinstance(copied, dict) else range(len(copied))))
+    how = draw(st.sampled_from(["gone", "inside", "inside", "inside", "one more"]))
+    if how == "gone":
+        del copied[key]
+    elif how == "inside":
+        copied[key] = draw(changed_json(copied[key]))
+    elif isinstance(copied, dict):
+        copied[draw(texts)] = draw(json_values)
+    else:
+        copied.insert(key, draw(json_values))
+    return copied
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_checkpoint_of_any_content_is_resumed_or_refused(
+    data: st.DataObject, tmp_path: Path
+) -> None:
+    arrays, record = saved_checkpoint()
+    if data.draw(st.booleans()):
+        arrays = data.draw(changed_arrays(arrays))
+    else:
+        record = data.draw(changed_json(record))
+    text = b"\n".join(
+        json.dumps(line).encode() for line in (record if isinstance(record, list) else [record])
+    )
+    folder = tmp_path / "checkpoints"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    path = folder / "round-000003.safetensors"
+    write_arrays(path, {**arrays, "record": np.frombuffer(text, np.uint8)})
+    before = path.read_bytes()
+    strategy = checkpoint_support.new_strategy()
+    try:
+        checkpoint_support.start(strategy, 4, checkpoint_dir=folder, resume=True)
+    except ValueError as error:
+        words = "[Ss]aved|state|checkpoint|is of another run"
+        assert re.search(words, str(error)), error  # noqa: PT017 - it may be good
+        assert [file.read_bytes() for file in folder.iterdir()] == [before]
+        return
+    assert strategy.last_round >= 3
+
+
+@many
+@given(data=st.binary(max_size=200))
+def test_a_clients_file_of_any_bytes_counts_as_lost(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        memory = Memory(Context(1, 2, {}, RecordDict(), {}), folder)
+        config = {"server-round": 1, "version": 0, "durable": "", "run": "a"}
+        memory.keep(config, {"u": np.ones(3)})
+        (path,) = (Path(folder) / "client-2").iterdir()
+        path.write_bytes(data)
+        then = config | {"server-round": 2, "version": 1}
+        assert memory.recall(then) is None
+        assert path.read_bytes() == data
+        memory.keep(then | {"version": 0}, {"u": np.zeros(3)})
+        assert memory.recall(config | {"server-round": 3, "version": 2})["u"].tolist() == [0] * 3
 
 
 # --- Pickles ------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ leaves = st.one_of(
     st.floats(),
     st.text(max_size=6),
     st.dates(),
+    st.times(),
     st.datetimes(),
     st.sampled_from([*ALGORITHMS, "sgd", ""]),
 )
