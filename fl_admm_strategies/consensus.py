@@ -191,18 +191,7 @@ class Consensus:
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned.
-
-        Raises
-        ------
-        ValueError
-            If the shapes differ from this run's.
-        """
-        for name, own in self.state_arrays().items():
-            if arrays[name].shape != own.shape:
-                raise ValueError(
-                    f"The saved '{name}' has shape {arrays[name].shape}, this run's {own.shape}. "
-                    "Continue with the model and the settings that the state was saved with."
-                )
-            setattr(self, name, arrays[name].astype(own.dtype))
+        """Put back what `state_arrays` returned, for as many clients."""
+        for name in self.state_arrays():
+            setattr(self, name, arrays[name].copy())
         self.began_in = int(self.began_in)

@@ -476,19 +476,7 @@ class FedGiA(StatefulStrategy):
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned.
-
-        Raises
-        ------
-        ValueError
-            If the shapes are those of another model, or of the other place for the duals.
-        """
-        for name, own in self.state_arrays().items():
-            if arrays[name].shape != own.shape:
-                raise ValueError(
-                    f"The saved '{name}' has shape {arrays[name].shape}, this run's {own.shape}. "
-                    "Continue with the model and the settings that the state was saved with."
-                )
+        """Put back what `state_arrays` returned."""
         dtype = self._block.dtype
         objective, squared_gradient = (float(value) for value in arrays["measures"])
         self.state = FedGiAState(

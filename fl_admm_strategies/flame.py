@@ -382,19 +382,8 @@ class FLAME(WeightedStrategy):
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned.
-
-        Raises
-        ------
-        ValueError
-            If it is of another model, or was saved with the other setting of `duals`.
-        """
+        """Put back what `state_arrays` returned."""
         self.consensus.load_state_arrays(under("consensus/", arrays))
-        if arrays["thetas"].shape != self.thetas.shape:
-            raise ValueError(
-                f"The saved 'thetas' has shape {arrays['thetas'].shape}, this run's "
-                f"{self.thetas.shape}. Continue with the `duals` that the state was saved with."
-            )
         self.thetas = arrays["thetas"].astype(self.thetas.dtype)
         self.copies = arrays["copies"].astype(self.copies.dtype)
         self.tolerances = arrays["tolerances"].astype(np.float64)

@@ -391,13 +391,6 @@ class FPFC(StatefulStrategy):
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned."""
         pairs = under("pairs/", arrays)
-        shape = self.state.pairs.omega.shape
-        if pairs["omega"].shape != shape:
-            raise ValueError(
-                f"The saved models have shape {pairs['omega'].shape}, this run's {shape} "
-                "(clients x clustered parameters). Use the model and the `clustered` pattern that "
-                "the state was saved with."
-            )
         self.state = FPFCState(
             pairs=PairwiseStore.from_state_arrays(pairs, self.penalty, self.rho),
             shared=under("shared/", arrays),

@@ -259,7 +259,7 @@ class LegacyStrategy(Strategy):
         replies: list[ClientReply] = [
             (self._client_of.get(proxy.cid), self._reply(res, names)) for proxy, res in results
         ]
-        replies += self._failures(server_round, failures)
+        replies += self._failures(server_round, replies, failures)
         replies += [(client, AWAY) for client in self._away]
         means = self.strategy.absorb_train(server_round, replies)
         if not means:
@@ -304,7 +304,7 @@ class LegacyStrategy(Strategy):
             )
             for proxy, res in results
         ]
-        replies += self._failures(server_round, failures)
+        replies += self._failures(server_round, replies, failures)
         replies += [(client, AWAY) for client in self._away]
         means = self.strategy.absorb_evaluate(server_round, replies)
         self.strategy.close_round(server_round)
@@ -319,19 +319,25 @@ class LegacyStrategy(Strategy):
         return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
     @staticmethod
-    def _failures(server_round: int, failures: Sequence[Any]) -> list[ClientReply]:
-        """Log the failures; return those of clients that say in them who they are."""
+    def _failures(
+        server_round: int, replies: Sequence[ClientReply], failures: Sequence[Any]
+    ) -> list[ClientReply]:
+        """Log the failures; return those of clients that say in them who they are.
+
+        Not of one that has replied: then it is somebody else who says so.
+        """
         # The older API does not say which client failed; the strategy's own line about a client
         # without a reply names it.
-        replies: list[ClientReply] = []
+        answered = {client for client, _ in replies}
+        failed: list[ClientReply] = []
         for failure in failures:
             reason = failure[1].status.message if isinstance(failure, tuple) else str(failure)
             check_actor(reason)
-            if (client := wire.who_lost(reason)) is None:
+            if (client := wire.who_lost(reason)) is None or client in answered:
                 log(WARNING, "round %s: a client failed: %s", server_round, wire.brief(reason))
             else:
-                replies.append((client, RawReply(error=reason)))
-        return replies
+                failed.append((client, RawReply(error=reason)))
+        return failed
 
 
 def _in_background(function: Callable[[], tuple[int, int] | None]) -> Future[Any]:

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 from flwr.app import Message, MessageType, Metadata, RecordDict
 from flwr.common import log
-from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 
 from . import wire
@@ -40,7 +40,7 @@ def check_actor(reason: str) -> None:
         raise RuntimeError(
             "A Ray actor died: its process ran out of memory, crashed or was killed. Flower does "
             "not replace it, so every later round would lose the clients that it is given. Run "
-            "again from the last checkpoint (--resume, or strategy.start(..., resume=True)), with "
+            "again from the last checkpoint (--resume, or resume=True), with "
             "more memory or fewer workers (more CPUs per client), or look for the cause with "
             f"--engine inprocess. Ray says: {brief(reason)}"
         )
@@ -347,7 +347,8 @@ class ClientDirectory:
             own = [c for c in self._hosted.get(node, []) if self._node_of[c] == node]
             if message.has_error():
                 reason = message.error.reason or "no reason given"
-                check_actor(reason)
+                if message.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION:  # a client's words
+                    check_actor(reason)
                 error = RawReply(error=brief(reason))
                 concerned = [client for client in own if client in asked]
                 replies += [(client, error) for client in concerned or own] or [(None, error)]

@@ -220,7 +220,11 @@ class StatefulStrategy(Strategy):
 
     @abstractmethod
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned; `init_state` has been called before."""
+        """Put back what `state_arrays` returned; `init_state` has been called before.
+
+        Shapes and dtypes have been compared with those of the present state, except of arrays that
+        `may_grow`.
+        """
 
     @abstractmethod
     def hyperparameters(self) -> dict[str, Any]:

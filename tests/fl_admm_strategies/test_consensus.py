@@ -150,12 +150,6 @@ def test_a_restart_sets_everybody_to_w_with_duals_of_0() -> None:
     assert_array_equal(consensus.w, [5, 1])
 
 
-def test_a_state_of_other_shapes_is_refused() -> None:
-    saved = after_one_round().state_arrays()
-    with pytest.raises(ValueError, match=r"'w' has shape \(2,\), this run's \(3,\)"):
-        Consensus(vector(0, 0, 0), 2, 2.0).load_state_arrays(saved)
-
-
 def test_a_new_client_by_hand() -> None:
     consensus = after_one_round()  # w = (4, 0), z_0 = (1, 1), z_1 = (7, -1)
     consensus.add([1])  # between the two, with u = (4, 0), pi = 0, z = (4, 0)

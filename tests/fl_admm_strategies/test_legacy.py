@@ -239,6 +239,26 @@ def test_two_nodes_may_not_be_the_same_client() -> None:
         run(LegacyStrategy(fpfc(), initial_arrays()), client_fn=client_fn)
 
 
+def test_a_client_cannot_say_that_another_lost_its_state() -> None:
+    # The older API does not tell who failed; a client that replied has not.
+    def client_fn(context: Context) -> Any:
+        client = make_client(FPFCClient, context)
+        fit = client.fit
+
+        def lie(parameters: Any, config: Any) -> Any:
+            if context.node_config["partition-id"] == 1 and config["server-round"] == 2:
+                raise OSError("[state-lost 2]")
+            return fit(parameters, config)
+
+        client.fit = lie  # type: ignore[method-assign]
+        return client.to_client()
+
+    strategy = fpfc(fraction_train=1.0)
+    run(LegacyStrategy(strategy, initial_arrays()), client_fn=client_fn)
+    assert sorted(strategy.train_metrics[2]) == [0, 2, 3]
+    assert strategy.accepted_in == {0: 3, 1: 3, 2: 3, 3: 3}
+
+
 def test_the_constructor_refuses() -> None:
     with pytest.raises(TypeError, match=r"strategy is a FedAvg, expected one of this library"):
         LegacyStrategy(FedAvg(), initial_arrays())  # type: ignore[arg-type]

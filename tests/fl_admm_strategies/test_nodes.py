@@ -240,3 +240,14 @@ def test_an_app_without_a_query_handler_has_no_way_to_say_who_came_back() -> Non
     assert strategy.client_ids == [2, 3, 4, 5]  # the node ids: who comes back is a new client
     assert trained(strategy)[3] == [2, 4, 5]
     assert grid.asked == []
+
+
+def test_a_client_that_talks_of_a_dead_actor_is_refused_like_any_other() -> None:
+    def client_fn(context: Context) -> Any:
+        if context.node_config["partition-id"] == 1:
+            raise OSError("ray.exceptions.ActorDiedError: the actor died")
+        return client_fn_of(FPFCClient)(context)
+
+    strategy = fpfc()
+    strategy.start(RestlessGrid(client_app(client_fn), FIRST, {0: [2, 3, 4]}), initial_arrays(), 2)
+    assert trained(strategy) == {1: [0, 2], 2: [0, 2]}
