@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 
 from .checks import check_count
 
-_FORMAT = 1
+_FORMAT = 2
 _CHECKSUM = "checksum"
 _RECORD = "record"
 _PART = ".part"

@@ -450,7 +450,7 @@ def test_a_damaged_file_does_not_push_out_a_whole_one(copy: Path, whole: Any) ->
 
 
 def a_checkpoint(**changes: Any) -> bytes:
-    header = {"format": 1, "round": 4, "algorithm": "FedADMM"} | changes
+    header = {"format": 2, "round": 4, "algorithm": "FedADMM"} | changes
     record = np.frombuffer(json.dumps(header).encode() + b"\n", np.uint8)
     return save({"record": record})
 
@@ -478,7 +478,7 @@ def test_arbitrary_bytes_are_damage(tmp_path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [b"", b"[]", b"{}", b"null\n", b'{"format": 2}', b'{"format": 1}', b"\xff\xfe", b"{\n{"],
+    [b"", b"[]", b"{}", b"null\n", b'{"format": 1}', b'{"format": 2}', b"\xff\xfe", b"{\n{"],
 )
 def test_a_whole_file_that_is_no_checkpoint_is_damage(record: bytes, tmp_path: Path) -> None:
     path = tmp_path / "round-000001.safetensors"
