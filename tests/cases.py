@@ -52,7 +52,8 @@ class Case:
     `TorchClient`. What an algorithm promises differs in three points: `fedavg_clients`, a client
     that knows nothing of the library will do; `stateless_clients`, the server can make up for what
     a client lost; `everybody_trains`, in every round. `ray_is_slow` keeps the runs on Ray out of
-    the default suite, `variant` all of its tests: another setting of a strategy that is in it.
+    the default suite, `variant` all of its tests: another setting of a strategy that is in it, or one
+    that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj with FLAME).
     """
 
     name: str
@@ -101,6 +102,7 @@ CASES = [
         partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2),
         FedADMMClient,
         ray_is_slow=True,
+        variant=True,
     ),
     Case(
         "FedADMM-client-duals",
@@ -150,6 +152,7 @@ CASES = [
         fedavg_clients=False,
         stateless_clients=False,
         ray_is_slow=True,
+        variant=True,
     ),
     Case(
         "FedMC-ADMM",
