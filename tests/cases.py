@@ -52,8 +52,8 @@ class Case:
     `TorchClient`. What an algorithm promises differs in three points: `fedavg_clients`, a client
     that knows nothing of the library will do; `stateless_clients`, the server can make up for what
     a client lost; `everybody_trains`, in every round. `ray_is_slow` keeps the runs on Ray out of
-    the default suite, `variant` all of its tests: another setting of a strategy that is in it, or one
-    that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj with FLAME).
+    the default suite, `variant` all of its tests: another setting of a strategy that is in it, or
+    one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj with FLAME).
     """
 
     name: str
