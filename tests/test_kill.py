@@ -22,12 +22,8 @@ from tests.support import assert_same_bits
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks, and ends sessions of processes")
 
-CASES = [
-    ("FPFC", "inprocess"),
-    ("FedAPM-client-duals", "inprocess"),
-    ("FedMC-ADMM-client-duals", "inprocess"),
-]
-SLOWER = [("FedAPM-client-duals", "workers"), ("FedAPM-client-duals", "ray")]
+CASES = [("FPFC", "inprocess"), ("FedMC-ADMM-client-duals", "inprocess")]
+SLOWER = [("FedAPM-client-duals", engine) for engine in ("inprocess", "workers", "ray")]
 
 # Seconds that killed processes may take to disappear, on however busy a machine.
 PATIENCE = 60.0

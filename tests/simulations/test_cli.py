@@ -160,6 +160,7 @@ def test_verbose_shows_flowers_messages_and_the_traceback(
     assert not any(record.levelno < logging.WARNING for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_a_run_on_ray_shows_no_noise_and_gives_the_bits_of_the_other_engines(
     tmp_path: Path,
 ) -> None:
@@ -184,7 +185,10 @@ def test_a_run_on_ray_shows_no_noise_and_gives_the_bits_of_the_other_engines(
     assert_same_bits(load_file(tmp_path / "packed" / "state.safetensors"), expected)
 
 
-@pytest.mark.parametrize(("env", "telemetry"), [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")])
+@pytest.mark.parametrize(
+    ("env", "telemetry"),
+    [({}, "0"), pytest.param({"FLWR_TELEMETRY_ENABLED": "1"}, "1", marks=pytest.mark.slow)],
+)
 def test_telemetry_is_off_unless_the_user_turns_it_on(
     env: dict[str, str], telemetry: str, tmp_path: Path
 ) -> None:
