@@ -217,7 +217,7 @@ class FedGiA(StatefulStrategy):
         self.state = FedGiAState(
             messages=np.tile(first, (m, 1)),
             duals=np.zeros((m if self.duals == "strategy" else 0, first.size), first.dtype),
-            curvatures=self._given_curvatures(),
+            curvatures=np.array([self._given(client) for client in self.client_ids]),
             seed=self.seed,
             x=first,
             point=first,
@@ -225,12 +225,11 @@ class FedGiA(StatefulStrategy):
         if self.t <= 6:
             log(INFO, "FedGiA: t = %s; the convergence theory assumes t > 6", self.t)
 
-    def _given_curvatures(self) -> NDArray[np.float64]:
-        if not isinstance(self.curvature, Mapping):
-            value = math.nan if self.curvature is None else float(self.curvature)
-            return np.full(len(self.client_ids), value)
-        given = [self.curvature.get(client, math.nan) for client in self.client_ids]
-        return np.array(given, dtype=np.float64)
+    def _given(self, client: int) -> float:
+        """Return a client's r_i as it was given; NaN where it was not."""
+        if isinstance(self.curvature, Mapping):
+            return float(self.curvature.get(client, math.nan))
+        return math.nan if self.curvature is None else float(self.curvature)
 
     def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
         """Ask clients for their r_i, at the global model, unless it was given.
@@ -240,11 +239,8 @@ class FedGiA(StatefulStrategy):
         ValueError
             If r_i was given for some of those only that are there from the start.
         """
-        if isinstance(self.curvature, int | float):
-            return {}
-        given = self.curvature or {}
-        missing = [client for client in client_ids if client not in given]
-        if given and (founders := [client for client in missing if client in self._index]):
+        missing = [client for client in client_ids if math.isnan(self._given(client))]
+        if self.curvature and (founders := [c for c in missing if c in self._index]):
             raise ValueError(f"curvature has no value for the clients {listing(founders)}.")
         order = Order({"global": self.global_model()}, {"hessian": self.hessian})
         return dict.fromkeys(missing, order)
@@ -268,10 +264,8 @@ class FedGiA(StatefulStrategy):
 
     def _curvature(self, client: int, reply: Reply) -> float:
         """Return r_i as it was given, or as the client's reply to the hand-shake has it."""
-        if isinstance(self.curvature, int | float):
-            return float(self.curvature)
-        if self.curvature is not None and client in self.curvature:
-            return float(self.curvature[client])
+        if not math.isnan(given := self._given(client)):
+            return given
         reported = reply.metrics.get("curvature", math.nan)
         check_positive(f"The curvature that client {client} reported", reported)
         return reported

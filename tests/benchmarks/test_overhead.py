@@ -13,7 +13,7 @@ Aim: at most 1.10. Nothing here asserts a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -23,12 +23,12 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from numpy.typing import NDArray
 from torch import nn
 
-from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.blocks import weighted_average
-from fl_admm_strategies.wire import Arrays, Order, Reply
+from fl_admm_strategies.wire import Reply
+from tests.support import Mean
 
 NUM_CLIENTS, NUM_IMAGES, BATCH = 10, 600, 10
 
@@ -40,35 +40,11 @@ def two_nn() -> nn.Module:
     )
 
 
-class Averaging(StatefulStrategy):
+class Averaging(Mean):
     """FedAvg as a strategy of this library."""
-
-    def init_state(self, arrays: Arrays) -> None:
-        self.model = arrays
-
-    def train_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
-        return {client: Order({"arrays": self.model}) for client in client_ids}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         self.model = weighted_average(self.model, replies)
-
-    def evaluate_orders(self, server_round: int, client_ids: Sequence[int]) -> dict[int, Order]:
-        return {}
-
-    def global_model(self) -> Arrays:
-        return self.model
-
-    def personal_model(self, client_id: int) -> Arrays:
-        return self.model
-
-    def state_arrays(self) -> dict[str, NDArray[Any]]:
-        return dict(self.model)
-
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.model = dict(arrays)
-
-    def hyperparameters(self) -> dict[str, Any]:
-        return {}
 
 
 def fedavg_app() -> ClientApp:

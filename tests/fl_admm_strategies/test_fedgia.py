@@ -531,3 +531,10 @@ def test_a_client_that_cannot_serve_the_gram_matrix_ends_the_run() -> None:
 def test_nothing_is_warned_about_in_a_good_run(caplog: pytest.LogCaptureFixture) -> None:
     run(regression(), 3)
     assert warnings_in(caplog.records) == []
+
+
+def test_a_curvature_of_numpys_is_a_number_too() -> None:
+    strategy = FedGiA(curvature=np.float32(2.0))  # type: ignore[arg-type]
+    strategy.begin({"x": np.zeros(N)}, range(M))
+    strategy.shake_hands(lambda orders, kind: pytest.fail("somebody was asked"), {})
+    np.testing.assert_array_equal(strategy.state.curvatures, np.full(M, 2.0))
