@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -597,20 +595,15 @@ def in_process(server_app: ServerApp, client_app: ClientApp) -> None:
 
 
 def on_ray(server_app: ServerApp, client_app: ClientApp) -> None:
-    with warnings.catch_warnings():
-        # What Ray leaves open when it is shut down is noticed when it is collected: now.
-        warnings.filterwarnings("ignore", "subprocess .* is still running", ResourceWarning)
-        warnings.filterwarnings("ignore", "unclosed ", ResourceWarning)
-        run_simulation(
-            server_app,
-            client_app,
-            num_supernodes=NUM_CLIENTS,
-            backend_config={
-                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                "init_args": {"log_to_driver": False, "logging_level": "ERROR"},
-            },
-        )
-        gc.collect()
+    run_simulation(
+        server_app,
+        client_app,
+        num_supernodes=NUM_CLIENTS,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"log_to_driver": False, "logging_level": "ERROR"},
+        },
+    )
 
 
 @each_case

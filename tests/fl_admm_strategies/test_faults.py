@@ -464,9 +464,6 @@ def on_ray(case: Case, strategy: StatefulStrategy, faults: Schedule) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-@pytest.mark.filterwarnings("ignore:unclosed :ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_dead_ray_actor_is_reported_at_once() -> None:
     strategy = strategy_of(CASES[0], fraction=1.0)
     with pytest.raises(RuntimeError, match=r"A Ray actor died.*--resume.*fewer workers"):

@@ -163,8 +163,5 @@ def test_a_dead_actor_ends_the_run_with_what_to_do(loop: Loop, where: str, tmp_p
     ],
 )
 @each_loop
-@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-@pytest.mark.filterwarnings("ignore:unclosed :ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_dead_ray_actor_is_reported_at_once(loop: Loop, where: str, tmp_path: Path) -> None:
     check(loop, on_ray, tmp_path, where)
