@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
 from flwr.common import log
 from numpy.typing import NDArray
 from safetensors import safe_open
@@ -30,6 +31,8 @@ _CHECKSUM = "checksum"
 _RECORD = "record"
 _PART = ".part"
 _SHOWN = 5  # differences in an error
+_LOCK = ".lock"
+_WAIT = 5.0  # seconds for the forked workers of a run that was killed to end and to let go
 
 
 class DamagedFileError(ValueError):
@@ -94,6 +97,30 @@ def make_folder(folder: Path) -> None:
         _sync_folder(folder.parent)
 
 
+def lock_folder(folder: Path) -> AcquireReturnProxy[BaseFileLock]:
+    """Keep other processes out of a folder for a `with` block, or until the lock is released.
+
+    Two runs in one folder would replace each other's files, and a resumed run would continue now
+    the one and now the other. The process that holds a folder may lock it once more: a run that
+    failed, say in a notebook, can be resumed where it was started.
+
+    Raises
+    ------
+    RuntimeError
+        If another process holds it.
+    """
+    make_folder(folder)
+    lock: BaseFileLock = FileLock(folder.resolve() / _LOCK, thread_local=False, is_singleton=True)
+    try:
+        return lock.acquire(timeout=_WAIT)
+    except Timeout:
+        raise RuntimeError(
+            f"Another process is using the checkpoints in {folder}: a run that is still going on, "
+            "or a notebook in which one failed. Wait for it or end it, or start a new run in "
+            "another folder."
+        ) from None
+
+
 def _sync_folder(folder: Path) -> None:
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
@@ -144,7 +171,7 @@ class Checkpoints:
     Parameters
     ----------
     folder : str or Path
-        Made with the first checkpoint.
+        Made if it is missing when it is locked.
     every : int (default: 1)
         Save every so many rounds.
     keep : int (default: 3)
@@ -162,6 +189,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self.every = every
         self.keep = keep
+        self._lock: BaseFileLock | None = None
         self._history = bytearray()  # a line of JSON for every round, encoded once
         self._recorded = -1
 
@@ -216,7 +244,7 @@ class Checkpoints:
         fingerprint: Mapping[str, Any],
     ) -> None:
         """Write a checkpoint; then remove what is older than the last `keep`."""
-        make_folder(self.folder)
+        make_folder(self.folder)  # should somebody have removed it
         header = json.dumps({"format": _FORMAT, "round": server_round, **fingerprint}).encode()
         record = np.frombuffer(header + b"\n" + self._history, dtype=np.uint8)
         write_arrays(self._path(server_round), {**arrays, _RECORD: record})
@@ -226,6 +254,16 @@ class Checkpoints:
             old = path.suffix == ".safetensors" and path not in map(self._path, kept)
             if path.name.startswith("round-") and (old or path.suffix == _PART):
                 path.unlink()
+
+    def lock(self) -> None:
+        """Keep other processes out of the folder until `unlock`; see `lock_folder`."""
+        self._lock = lock_folder(self.folder).lock
+
+    def unlock(self) -> None:
+        """Leave the folder to others: the run has ended."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
 
 def _name(server_round: int) -> str:

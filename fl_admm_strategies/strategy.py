@@ -446,8 +446,9 @@ class StatefulStrategy(Strategy):
         TimeoutError
             If too few clients connected within `node_timeout`.
         RuntimeError
-            If a client did not take part in the hand-shake of an algorithm that needs one, or not
-            a single reply of the whole run was usable.
+            If another process is using `checkpoint_dir`, a client did not take part in the
+            hand-shake of an algorithm that needs one, or not a single reply of the whole run was
+            usable.
         """
         check_count("num_rounds", num_rounds, least=1)
         check_count("evaluate_every", evaluate_every, least=1)
@@ -518,6 +519,8 @@ class StatefulStrategy(Strategy):
                 advance(server_round, metrics)
         if stopping:
             log(INFO, "The stop rule ended the run after round %s", self._round)
+        if self._checkpoints is not None:
+            self._checkpoints.unlock()
         if not self._ever_usable:
             raise RuntimeError(
                 f"{type(self).__name__} ended without a single usable reply, so the model is "
@@ -727,7 +730,7 @@ class StatefulStrategy(Strategy):
 
         Raises
         ------
-        ValueError
+        ValueError, RuntimeError
             As in `start`.
         """
         self._checkpoints = self._resumed = None
@@ -736,6 +739,7 @@ class StatefulStrategy(Strategy):
                 raise ValueError("resume=True needs a checkpoint_dir to resume from.")
             return
         checkpoints = Checkpoints(folder, every=every, keep=keep)
+        checkpoints.lock()
         if not resume and (rounds := checkpoints.rounds()):
             raise ValueError(
                 f"{checkpoints.folder} holds checkpoints of a run, the last of round {rounds[-1]}. "

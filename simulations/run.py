@@ -13,6 +13,8 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from safetensors.numpy import save_file
 
+from fl_admm_strategies.checkpoints import lock_folder
+
 from . import plots
 from .algorithms import Experiment
 from .baselines import Baseline, run_baselines
@@ -21,6 +23,7 @@ from .report import Report, Result, Score, results_table, write_metrics_line, wr
 from .settings import Settings, changed_settings, load_experiment, load_settings, published_rows
 
 _SETTINGS = "experiment.toml"
+_CHECKPOINTS = "checkpoints"
 
 
 def prepare(config: RunConfig) -> Experiment:
@@ -66,12 +69,24 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     ValueError, FileNotFoundError
         If settings or data are not usable; nothing has been sent by then.
     RuntimeError
-        If not one reply, or not one evaluation, of the whole run was usable.
+        If the run to resume is still going on, or not one reply, or not one evaluation, of the
+        whole run was usable.
     """
     experiment = prepare(config)
+    out = results_folder(config, experiment.settings)
+    with lock_folder(out / _CHECKPOINTS):  # until the last file is written
+        return _run_in(out, grid, config, experiment, engine, console)
+
+
+def _run_in(
+    out: Path,
+    grid: Grid,
+    config: RunConfig,
+    experiment: Experiment,
+    engine: str,
+    console: Console,
+) -> Result:
     settings, strategy = experiment.settings, experiment.strategy
-    name = Path(config.experiment).stem
-    out = results_folder(config, settings)
     if changed := _changed(out, settings):
         differences = "; ".join(f"{key} {how}" for key, how in changed.items())
         console.print(
@@ -115,7 +130,7 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
             evaluate_every=settings.training.evaluate_every,
             stop=settings.algorithm.stop_rule(experiment),
             on_round=on_round,
-            checkpoint_dir=out / "checkpoints",
+            checkpoint_dir=out / _CHECKPOINTS,
             checkpoint_every=settings.training.checkpoint_every,
             resume=config.resume,
         )
@@ -140,7 +155,7 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     for row, more in report.cells.items():
         cells[row] = {**cells.get(row, {}), **more}
     result = Result(
-        experiment=name,
+        experiment=Path(config.experiment).stem,
         algorithm=settings.algorithm.title,
         data=experiment.data.name,
         metric=settings.algorithm.metric(experiment.data),
@@ -185,6 +200,8 @@ def results_folder(config: RunConfig, settings: Settings) -> Path:
     ValueError
         If a folder has something in it that is not to be resumed, or the run to resume has another
         seed, other data, another model or another algorithm.
+    RuntimeError
+        If the run in the folder is still going on.
     """
     wanted, name = config.out, Path(config.experiment).stem
     if config.resume and wanted is None:
@@ -204,6 +221,9 @@ def results_folder(config: RunConfig, settings: Settings) -> Path:
                 "--resume out to start a new run."
             )
         wanted.mkdir(parents=True, exist_ok=True)
+        if config.resume:
+            with lock_folder(wanted / _CHECKPOINTS):
+                pass  # nobody is in it, which is better known before an engine is started
         return wanted
     stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     for suffix in ("", *(f"-{count}" for count in range(2, 1000))):

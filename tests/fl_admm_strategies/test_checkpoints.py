@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
-from collections.abc import Callable
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock, Timeout
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.server import LegacyContext, ServerConfig
@@ -23,7 +29,14 @@ from safetensors import safe_open
 from safetensors.numpy import save, save_file
 
 from clients import client_app
-from fl_admm_strategies import FLAME, FedADMM, InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies import (
+    FLAME,
+    FedADMM,
+    InProcessGrid,
+    LegacyStrategy,
+    checkpoints,
+    run_in_process,
+)
 from fl_admm_strategies.checkpoints import (
     Checkpoints,
     DamagedFileError,
@@ -87,7 +100,7 @@ def assert_equal(actual: Any, expected: Any) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
 def newest(folder: Path) -> Path:
@@ -255,6 +268,48 @@ def test_checkpoints_are_never_overwritten_by_a_run_that_does_not_resume(copy: P
     assert {path.name: path.read_bytes() for path in (copy / "checkpoints").iterdir()} == before
 
 
+@contextmanager
+def another_process_in(folder: Path) -> Iterator[None]:
+    """Have a run go on in a process of its own, and kill it at the end."""
+    code = f"""
+from tests.checkpoint_support import new_strategy, start
+def say_and_wait(server_round, metrics):
+    print(server_round, flush=True)
+    input()
+start(new_strategy(), 4, checkpoint_dir={str(folder)!r}, on_round=say_and_wait)
+"""
+    root = Path(__file__).parents[2]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=root, text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        yield
+        process.kill()
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "_WAIT", 0.1)
+    with another_process_in(tmp_path):
+        for resume in (False, True):
+            with pytest.raises(RuntimeError, match=r"Another process.*still going on"):
+                start(new_strategy(), 4, checkpoint_dir=tmp_path, resume=resume)
+        assert files(tmp_path) == []
+    start(new_strategy(), 4, checkpoint_dir=tmp_path, resume=True)  # it has been killed
+
+
+def test_a_run_that_has_ended_leaves_the_folder_to_others(tmp_path: Path) -> None:
+    strategy = new_strategy()
+    start(strategy, 2, checkpoint_dir=tmp_path)
+    lock_of_another_process = FileLock(tmp_path / ".lock")  # no singleton, so not this process's
+    with lock_of_another_process.acquire(blocking=False):
+        pass
+    with pytest.raises(Killed):
+        start(strategy, 4, checkpoint_dir=tmp_path, resume=True, on_round=killer(3))
+    with pytest.raises(Timeout):
+        lock_of_another_process.acquire(blocking=False)
+    start(new_strategy(), 4, checkpoint_dir=tmp_path, resume=True)  # where it failed
+
+
 def test_resume_needs_a_folder() -> None:
     with pytest.raises(ValueError, match="needs a checkpoint_dir"):
         start(new_strategy(), 2, resume=True)
@@ -349,6 +404,31 @@ def test_a_checkpoint_is_plain_numbers_and_json(copy: Path) -> None:
     header, *rounds = arrays["record"].tobytes().splitlines()
     assert json.loads(header)["algorithm"] == "FedADMM"
     assert [json.loads(line)["round"] for line in rounds] == [0, 1, 2, 3, 4]
+
+
+def test_a_file_has_its_name_only_once_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    write_arrays(path, {"a": np.zeros(3)})
+    before, steps = path.read_bytes(), []
+    fsync, replace = os.fsync, Path.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        assert (path.read_bytes() == before) == ("rename" not in steps)
+        fsync(descriptor)
+
+    def watched_replace(self: Path, target: Path) -> Path:
+        steps.append("rename")
+        assert path.read_bytes() == before
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(Path, "replace", watched_replace)
+    write_arrays(path, {"a": np.ones(3)})
+    assert steps == ["file", "rename", "folder"]
+    assert_array_equal(read_arrays(path)[0]["a"], np.ones(3))
 
 
 def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:

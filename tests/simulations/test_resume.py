@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import simulations.run
-from fl_admm_strategies import InProcessGrid
+from fl_admm_strategies import InProcessGrid, checkpoints
 from simulations import cli
 from simulations.config import RunConfig
 from simulations.run import results_folder
@@ -86,6 +87,39 @@ def test_without_a_folder_the_last_run_that_has_not_ended_is_resumed(
     second = results_folder(config, settings)
     assert second != first
     assert results_folder(config, settings) == second
+
+
+def test_a_run_that_is_going_on_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoints, "_WAIT", 0.1)
+    config, settings = RunConfig("digits-fpfc", resume=True), load_settings("digits-fpfc")
+    folder = results_folder(config, settings)
+    with (
+        FileLock(folder / "checkpoints" / ".lock"),  # no singleton, so like another process's
+        pytest.raises(RuntimeError, match=r"Another process.*still going on"),
+    ):
+        results_folder(config, settings)
+
+
+def test_a_run_keeps_others_out_until_its_last_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    lock = FileLock(out / "checkpoints" / ".lock")  # like another process's
+    seen = []
+
+    def result_written(path: Path, result: Any) -> None:
+        seen.append(path.name)
+        with pytest.raises(Timeout):
+            lock.acquire(blocking=False)
+
+    monkeypatch.setattr(simulations.run, "write_result", result_written)
+    run(RunConfig("digits-fpfc", changes=OWN, out=out))
+    assert seen == ["result.json"]
+    with lock.acquire(blocking=False):
+        pass
 
 
 # --- Which settings may change --------------------------------------------------------------------
