@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -32,7 +31,7 @@ from flwr.server.strategy import Strategy
 
 from . import wire
 from .checks import check_count
-from .nodes import AWAY, PATIENCE, check_actor, is_client_id, too_few
+from .nodes import AWAY, PATIENCE, Census, check_actor, is_client_id, wait_for_clients
 from .strategy import StatefulStrategy, named_arrays
 from .wire import ClientReply, Order, RawReply
 
@@ -127,26 +126,23 @@ class LegacyStrategy(Strategy):
 
     def _find_clients(self, client_manager: ClientManager) -> int:
         """Wait for the clients that the run needs; return the size of their federation."""
-        strategy = self.strategy
         self._identities, self._asking, self._proxy_of = {}, {}, {}
-        deadline = time.monotonic() + strategy.node_timeout
-        while True:
+
+        def look() -> Census:
             announced, trouble = self._look_around(client_manager, patience=None)
             if trouble:
                 raise ValueError(f"{trouble} Give every node its own partition-id.")
-            wanted = strategy.saved_clients
-            missing = [client for client in wanted if client not in self._proxy_of]
-            found, least = len(self._proxy_of), strategy.min_available_nodes
-            needed = max(least, len(wanted) if wanted else announced)
-            if found >= needed and not missing:
-                return announced
-            if time.monotonic() > deadline:
-                if strategy.forget_after is not None and wanted and found >= least:
-                    return announced
-                raise TimeoutError(
-                    too_few(found, found, needed, strategy.node_timeout, missing=missing)
-                )
-            time.sleep(0.1)
+            return Census(list(self._proxy_of), len(self._proxy_of), announced)
+
+        strategy = self.strategy
+        census = wait_for_clients(
+            look,
+            at_least=strategy.min_available_nodes,
+            timeout=strategy.node_timeout,
+            wanted=strategy.saved_clients,
+            lenient=strategy.forget_after is not None,
+        )
+        return census.announced
 
     def _look_around(
         self, client_manager: ClientManager, *, patience: float | None

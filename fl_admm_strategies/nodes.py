@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from logging import INFO, WARNING
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from flwr.app import Message, MessageType, Metadata, RecordDict
 from flwr.common import log
@@ -26,6 +27,9 @@ _LEGACY_APP = (
 
 # Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
 PATIENCE = 10.0
+
+# Seconds until a user who waits for clients hears so, and how many there are, once more.
+_SILENCE = 10.0
 
 # What a client has replied whose node is not there.
 AWAY = RawReply(error="its node is not connected")
@@ -136,15 +140,16 @@ class ClientDirectory:
         ValueError
             If two nodes host a client of the same id, or a node runs an app of the older API.
         """
-        deadline = time.monotonic() + timeout
-        next_word = time.monotonic() + 10.0
+        end = time.monotonic() + timeout
         hosted: dict[int, list[int]] = {}
         announced, trouble, probing, mute = 0, "", True, False
-        while True:
-            remaining = deadline - time.monotonic()
+
+        def look() -> Census:
+            nonlocal announced, trouble, probing, mute
+            remaining = end - time.monotonic()
             new = sorted(set(grid.get_node_ids()) - hosted.keys())
             if mute:
-                hosted |= {node: [node] for node in new}
+                hosted.update({node: [node] for node in new})
             elif new:
                 # One node first: all run the same app, and where it has no query handler Flower
                 # logs a traceback for every node that is asked. A silent one must not stop us.
@@ -164,23 +169,15 @@ class ClientDirectory:
                         log(WARNING, "%s", error)
                 if probing:
                     probing = False
-                    continue
-            found = sum(map(len, hosted.values()))
-            needed = max(at_least, len(wanted) if wanted else announced)
-            missing = sorted(set(wanted).difference(*hosted.values()))
-            enough = found >= needed and not missing
-            if enough or (remaining <= 0 and lenient and found >= at_least):
-                directory = cls(hosted, mute=mute)
-                directory.announced = announced
-                return directory
-            if remaining <= 0:
-                raise TimeoutError(
-                    too_few(found, len(hosted), needed, timeout, missing=missing) + trouble
-                )
-            if time.monotonic() >= next_word:
-                next_word += 10.0
-                log(INFO, waiting(found, needed, missing))
-            time.sleep(min(0.1, max(remaining, 0.0)))
+                    return look()
+            return Census(list(chain(*hosted.values())), len(hosted), announced, trouble)
+
+        census = wait_for_clients(
+            look, at_least=at_least, timeout=timeout, wanted=wanted, lenient=lenient
+        )
+        directory = cls(hosted, mute=mute)
+        directory.announced = census.announced
+        return directory
 
     @property
     def client_ids(self) -> list[int]:
@@ -229,8 +226,7 @@ class ClientDirectory:
             If they are too few by then.
         """
         moved: list[int] = []
-        deadline = time.monotonic() + timeout
-        next_word = time.monotonic() + 10.0
+        wait = _Wait(timeout)
         while True:
             before, self._connected = self._connected, set(grid.get_node_ids())
             # A node that Flower knows by its key keeps its id when it is restarted.
@@ -244,16 +240,13 @@ class ClientDirectory:
             found = sum(node in self._connected for node in self._node_of.values())
             if found >= at_least:
                 return moved
-            if time.monotonic() >= deadline:
+            if wait.remaining <= 0:
                 raise TimeoutError(
                     f"Waited {timeout:g} s: {found} of the run's {len(self._node_of)} clients are "
                     f"connected, the strategy needs {at_least}. Start the missing SuperNodes, or "
                     "lower min_available_nodes, or raise node_timeout, and run again."
                 )
-            if time.monotonic() >= next_word:
-                next_word += 10.0
-                log(INFO, waiting(found, at_least))
-            time.sleep(0.2)
+            wait.go_on(found, at_least)
 
     def _take_over(self) -> list[int]:
         """Give clients to the nodes that say they host them, where possible; return those given."""
@@ -378,23 +371,78 @@ def _asked_node(reply: Message, sent: Iterable[Metadata]) -> int:
     return reply.metadata.src_node_id
 
 
-def waiting(found: int, needed: int, missing: Sequence[int] = ()) -> str:
-    """Return what to tell a user who waits for clients."""
-    whom = f", {listing(missing)} not yet" if missing else ""
-    return f"waiting for clients: {found} of {needed} connected{whom}"
+class Census(NamedTuple):
+    """Who is there: `clients` on so many `nodes` of a federation of `announced` (0: unknown)."""
+
+    clients: Sequence[int]
+    nodes: int
+    announced: int
+    trouble: str = ""
 
 
-def too_few(
-    found: int, nodes: int, needed: int, timeout: float, *, missing: Sequence[int] = ()
-) -> str:
-    """Return what to tell a user for whom too few clients connected in time."""
-    absent = f" The saved run's clients {listing(missing)} are missing." if missing else ""
-    return (
-        f"Waited {timeout:g} s: {found} clients on {nodes} nodes connected, the strategy needs "
-        f"{needed}.{absent} In a simulation, ask for more nodes: flwr run . --federation-config "
-        f"'num-supernodes={needed}' (the default is 2). In a deployment, start more SuperNodes, or "
-        "lower min_available_nodes, or raise node_timeout."
-    )
+def wait_for_clients(
+    look: Callable[[], Census],
+    *,
+    at_least: int,
+    timeout: float,
+    wanted: Collection[int],
+    lenient: bool,
+) -> Census:
+    """Look who is there until all that are needed are; say every ten seconds who is not.
+
+    Parameters
+    ----------
+    look, at_least, timeout, wanted, lenient
+        Who is there now; the others as in `ClientDirectory.find`.
+
+    Returns
+    -------
+    Census
+        The last.
+
+    Raises
+    ------
+    TimeoutError
+        If they are too few by then, or not those; the message says what to do.
+    """
+    wait = _Wait(timeout)
+    while True:
+        census = look()
+        clients, nodes, announced, trouble = census
+        found, missing = len(clients), sorted(set(wanted).difference(clients))
+        needed = max(at_least, len(wanted) if wanted else announced)
+        late = wait.remaining <= 0
+        if (found >= needed and not missing) or (late and lenient and found >= at_least):
+            return census
+        if late:
+            absent = f" The saved run's clients {listing(missing)} are missing." if missing else ""
+            raise TimeoutError(
+                f"Waited {timeout:g} s: {found} clients on {nodes} nodes connected, the strategy "
+                f"needs {needed}.{absent} In a simulation, ask for more nodes: flwr run . "
+                f"--federation-config 'num-supernodes={needed}' (the default is 2). In a "
+                "deployment, start more SuperNodes, or lower min_available_nodes, or raise "
+                f"node_timeout.{trouble}"
+            )
+        wait.go_on(found, needed, missing)
+
+
+class _Wait:
+    """Some seconds in which a user hears now and then what is being waited for."""
+
+    def __init__(self, timeout: float) -> None:
+        self._end = time.monotonic() + timeout
+        self._next_word = time.monotonic() + _SILENCE
+
+    @property
+    def remaining(self) -> float:
+        return self._end - time.monotonic()
+
+    def go_on(self, found: int, needed: int, missing: Sequence[int] = ()) -> None:
+        if time.monotonic() >= self._next_word:
+            self._next_word += _SILENCE
+            whom = f", {listing(missing)} not yet" if missing else ""
+            log(INFO, "waiting for clients: %s of %s connected%s", found, needed, whom)
+        time.sleep(min(0.1, max(self.remaining, 0.0)))
 
 
 def _read_identity(node: int, reply: Message) -> tuple[list[int], int]:

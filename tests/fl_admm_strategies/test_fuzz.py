@@ -720,7 +720,7 @@ def test_a_checkpoint_of_any_content_is_resumed_or_refused(
     except ValueError as error:
         words = "[Ss]aved|state|checkpoint|is of another run"
         assert re.search(words, str(error)), error  # noqa: PT017 - it may be good
-        assert [file.read_bytes() for file in folder.iterdir()] == [before]
+        assert [file.read_bytes() for file in folder.glob("round-*")] == [before]
         return
     assert strategy.last_round >= 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,14 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, InProcessGrid, LegacyStrategy, SmoothedSCAD, run_in_process
+from fl_admm_strategies import (
+    FPFC,
+    InProcessGrid,
+    LegacyStrategy,
+    SmoothedSCAD,
+    nodes,
+    run_in_process,
+)
 from tests.support import (
     Raising,
     assert_same_bits,
@@ -222,10 +230,15 @@ def test_without_replies_flower_gets_nothing() -> None:
     assert legacy.evaluate(1, None) is None  # type: ignore[arg-type]
 
 
-def test_too_few_nodes_end_with_an_error_that_says_what_to_do() -> None:
+def test_too_few_nodes_end_with_an_error_that_says_what_to_do(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    monkeypatch.setattr(nodes, "_SILENCE", 0.1)
     strategy = fpfc(min_available_nodes=9, node_timeout=0.2)
     with pytest.raises(TimeoutError, match=r"4 clients on 4 nodes .*needs 9.*supernodes=9"):
         run(LegacyStrategy(strategy, initial_arrays()))
+    assert 1 <= caplog.messages.count("waiting for clients: 4 of 9 connected") <= 2
 
 
 def test_two_nodes_may_not_be_the_same_client() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -176,13 +177,18 @@ def test_a_new_node_that_cannot_say_who_it_is_is_left_out(
     assert "no data on this machine" in about_5[0]
 
 
-def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do() -> None:
+def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    monkeypatch.setattr(nodes, "_SILENCE", 0.15)
     with pytest.raises(
         TimeoutError,
         match=r"Waited 0\.3 s: 1 of the run's 3 clients are connected, the strategy needs 2\. "
         r"Start the missing SuperNodes.*min_available_nodes.*node_timeout",
     ):
         run({0: [2, 3, 4], 2: [4]}, node_timeout=0.3)
+    assert 1 <= caplog.messages.count("waiting for clients: 1 of 2 connected") <= 2
 
 
 def test_a_run_waits_for_the_clients_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

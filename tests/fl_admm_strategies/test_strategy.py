@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +24,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
+from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD, nodes
 from tests.support import Mean, WatchedGrid, client_fn_of, initial_arrays, warnings_in
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
@@ -65,7 +66,11 @@ def identified_app(ids: Callable[[Context], Any], total: Any) -> ClientApp:
 # --- Waiting for nodes --------------------------------------------------------------------------
 
 
-def test_too_few_nodes_end_with_an_error_that_says_what_to_do() -> None:
+def test_too_few_nodes_end_with_an_error_that_says_what_to_do(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    monkeypatch.setattr(nodes, "_SILENCE", 0.15)
     began = time.monotonic()
     with pytest.raises(TimeoutError) as error:
         Mean(min_available_nodes=5, node_timeout=0.3).start(InProcessGrid(echo_app(), 2), MODEL)
@@ -74,6 +79,7 @@ def test_too_few_nodes_end_with_an_error_that_says_what_to_do() -> None:
     assert "Waited 0.3 s: 2 clients on 2 nodes connected, the strategy needs 5" in text
     assert "flwr run . --federation-config 'num-supernodes=5'" in text
     assert "node_timeout" in text
+    assert 1 <= caplog.messages.count("waiting for clients: 2 of 5 connected") <= 2
 
 
 class LateGrid(WatchedGrid):
