@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 
 from clients import client_app
 from fl_admm_strategies import run_in_process
 from fl_admm_strategies.checkpoints import Checkpoints, read_arrays
 from tests.cases import CASES, NUM_CLIENTS
-from tests.support import client_fn_of
+from tests.support import client_fn_of, run_on_ray
 
 
 def run(
@@ -48,19 +47,7 @@ def run(
     client_class = partial(case.client_class, state_dir=folder / "clients")
     clients = client_app(client_fn_of(client_class))
     if engine == "ray":
-        resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0.0}
-        init: dict[str, Any] = {
-            "num_cpus": 2,
-            "log_to_driver": False,
-            "logging_level": "ERROR",
-            "_temp_dir": str(ray_folder),
-        }
-        run_simulation(
-            server_app,
-            clients,
-            num_supernodes=NUM_CLIENTS,
-            backend_config={"client_resources": resources, "init_args": init},
-        )
+        run_on_ray(server_app, clients, NUM_CLIENTS, _temp_dir=str(ray_folder))
     else:
         run_in_process(server_app, clients, NUM_CLIENTS, workers=2 if engine == "workers" else 0)
 

@@ -12,6 +12,8 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,6 +35,18 @@ def make_model() -> nn.Module:
         return nn.Sequential(
             OrderedDict(body=nn.Linear(3, 4), bend=nn.Tanh(), head=nn.Linear(4, NUM_CLASSES))
         )
+
+
+def run_on_ray(server_app: ServerApp, clients: ClientApp, num_nodes: int, **init_args: Any) -> None:
+    """Run a federation in Flower's simulation engine, on two processors and without Ray's noise."""
+    quiet = {"num_cpus": 2, "log_to_driver": False, "logging_level": "ERROR"}
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    run_simulation(
+        server_app,
+        clients,
+        num_supernodes=num_nodes,
+        backend_config={"client_resources": resources, "init_args": quiet | init_args},
+    )
 
 
 def initial_arrays() -> ArrayRecord:

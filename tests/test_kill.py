@@ -177,6 +177,8 @@ def test_a_few_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "engine"), [*CASES, *SLOWER])
+@pytest.mark.parametrize(
+    ("name", "engine"), [*CASES, *SLOWER, ("FPFC", "ray"), ("FedMC-ADMM-client-duals", "ray")]
+)
 def test_25_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -> None:
     survive(Lives(name, engine, 80, ray_folder), 25, tmp_path)

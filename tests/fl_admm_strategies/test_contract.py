@@ -28,7 +28,6 @@ from flwr.server import LegacyContext, ServerConfig
 from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
-from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
@@ -44,6 +43,7 @@ from tests.support import (
     make_model,
     node_of,
     raising_client_fn,
+    run_on_ray,
     warnings_in,
 )
 
@@ -595,15 +595,7 @@ def in_process(server_app: ServerApp, client_app: ClientApp) -> None:
 
 
 def on_ray(server_app: ServerApp, client_app: ClientApp) -> None:
-    run_simulation(
-        server_app,
-        client_app,
-        num_supernodes=NUM_CLIENTS,
-        backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"log_to_driver": False, "logging_level": "ERROR"},
-        },
-    )
+    run_on_ray(server_app, client_app, NUM_CLIENTS)
 
 
 @each_case

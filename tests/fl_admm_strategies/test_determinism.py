@@ -13,12 +13,11 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
 from tests.cases import CASES, NUM_CLIENTS, Case, each_case, forks
-from tests.support import assert_same_bits, client_fn_of
+from tests.support import assert_same_bits, client_fn_of, run_on_ray
 
 SETTINGS: dict[str, Any] = {"fraction_train": 0.67, "fraction_evaluate": 0.5, "seed": 1}
 BY_NAME = {case.name: case for case in CASES}
@@ -149,13 +148,5 @@ def test_runs_on_ray_have_the_same_bits(workers: int, runs: int) -> None:
                 assert_same_runs(run(case, grid, number), expected)
                 compared.append((case.name, number))
 
-    run_simulation(
-        server,
-        app_of_all_cases(),
-        num_supernodes=NUM_CLIENTS,
-        backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": workers, "log_to_driver": False, "logging_level": "ERROR"},
-        },
-    )
+    run_on_ray(server, app_of_all_cases(), NUM_CLIENTS, num_cpus=workers)
     assert len(compared) == runs * len(CASES)

@@ -30,7 +30,6 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MessageType
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -44,6 +43,7 @@ from tests.support import (
     assert_same_bits,
     make_client,
     node_of,
+    run_on_ray,
     warnings_in,
 )
 
@@ -452,15 +452,7 @@ def on_ray(case: Case, strategy: StatefulStrategy, faults: Schedule) -> None:
         own = faults.get(int(context.node_config["partition-id"]), {})
         return FailingClient(make_client(case.client_class, context), own).to_client()
 
-    run_simulation(
-        server,
-        client_app(client_fn),
-        num_supernodes=NUM_CLIENTS,
-        backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": 2, "log_to_driver": False, "logging_level": "ERROR"},
-        },
-    )
+    run_on_ray(server, client_app(client_fn), NUM_CLIENTS)
 
 
 @pytest.mark.slow

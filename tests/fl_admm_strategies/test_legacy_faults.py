@@ -19,11 +19,10 @@ from flwr.clientapp import ClientApp
 from flwr.server import LegacyContext, ServerAppComponents, ServerConfig
 from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 
 from fl_admm_strategies import LegacyStrategy, StatefulStrategy, run_in_process
 from tests.cases import CASES, NUM_CLIENTS
-from tests.support import assert_same_bits, make_client
+from tests.support import assert_same_bits, make_client, run_on_ray
 
 # Its server shakes hands, and its clients hold what the server does not.
 CASE = next(case for case in CASES if case.name == "FedADMM-client-duals")
@@ -57,15 +56,7 @@ def in_process(server: ServerApp, clients: ClientApp) -> None:
 
 
 def on_ray(server: ServerApp, clients: ClientApp) -> None:
-    run_simulation(
-        server,
-        clients,
-        num_supernodes=NUM_CLIENTS,
-        backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": 2, "log_to_driver": False, "logging_level": "ERROR"},
-        },
-    )
+    run_on_ray(server, clients, NUM_CLIENTS)
 
 
 def die() -> None:
