@@ -51,9 +51,9 @@ class Case:
     `strategy` takes the keyword arguments of `StatefulStrategy`, `client_class` those of
     `TorchClient`. What an algorithm promises differs in three points: `fedavg_clients`, a client
     that knows nothing of the library will do; `stateless_clients`, the server can make up for what
-    a client lost; `everybody_trains`, in every round. `ray_is_slow` keeps the runs on Ray out of
-    the default suite, `variant` all of its tests: another setting of a strategy that is in it, or
-    one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj with FLAME).
+    a client lost; `everybody_trains`, in every round. `variant` keeps its tests out of the default
+    suite: another setting of a strategy that is in it, or one that shares most of its code with one
+    that is (FedADMM with FedAPM, Lp-Proj with FLAME).
     """
 
     name: str
@@ -63,7 +63,6 @@ class Case:
     fedavg_clients: bool = True
     stateless_clients: bool = True
     everybody_trains: bool = False
-    ray_is_slow: bool = False
     variant: bool = False
 
 
@@ -87,21 +86,18 @@ CASES = [
         "FPFC-l1",
         partial(FPFC, L1(0.05), lr=0.2, local_epochs=2),
         FPFCClient,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
         "FPFC-head",
         partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2, clustered="^head"),
         FPFCClient,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
         "FedADMM",
         partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2),
         FedADMMClient,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
@@ -110,7 +106,6 @@ CASES = [
         FedADMMClient,
         fedavg_clients=False,
         stateless_clients=False,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
@@ -119,7 +114,6 @@ CASES = [
         FedAPMClient,
         fedavg_clients=False,
         stateless_clients=False,
-        ray_is_slow=True,
     ),
     Case(
         "FedAPM-client-duals",
@@ -127,14 +121,12 @@ CASES = [
         FedAPMClient,
         fedavg_clients=False,
         stateless_clients=False,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
         "FLAME",
         partial(FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=2),
         FLAMEClient,
-        ray_is_slow=True,
     ),
     Case(
         "FLAME-client-duals",
@@ -142,7 +134,6 @@ CASES = [
         FLAMEClient,
         fedavg_clients=False,
         stateless_clients=False,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
@@ -151,7 +142,6 @@ CASES = [
         LpProjADMMClient,
         fedavg_clients=False,
         stateless_clients=False,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
@@ -161,7 +151,6 @@ CASES = [
         partial(initial_item_factors, 3, NUM_ITEMS),
         fedavg_clients=False,
         stateless_clients=False,
-        ray_is_slow=True,
     ),
     Case(
         "FedMC-ADMM-client-duals",
@@ -170,7 +159,6 @@ CASES = [
         partial(initial_item_factors, 3, NUM_ITEMS),
         fedavg_clients=False,
         stateless_clients=False,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
@@ -179,7 +167,6 @@ CASES = [
         FedGiAClient,
         fedavg_clients=False,
         everybody_trains=True,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
@@ -188,7 +175,6 @@ CASES = [
         FedGiAClient,
         stateless_clients=False,
         everybody_trains=True,
-        ray_is_slow=True,
         variant=True,
     ),
     Case(
@@ -198,7 +184,6 @@ CASES = [
         lambda: ArrayRecord({"x": Array(np.zeros(3))}),
         fedavg_clients=False,
         everybody_trains=True,
-        ray_is_slow=True,
     ),
 ]
 

@@ -606,15 +606,10 @@ def test_the_legacy_api_gives_the_same_bits(case: Case) -> None:
     assert legacy.evaluate_metrics == expected.evaluate_metrics
 
 
-RAY_CASES = [
-    pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.ray_is_slow else [])
-    for case in CASES
-]
-
-
-@pytest.mark.parametrize("case", RAY_CASES)
+# The other cases run on Ray in test_determinism.py, all in one simulation.
 @pytest.mark.parametrize("api", ["current", pytest.param("legacy", marks=pytest.mark.slow)])
-def test_ray_gives_the_same_bits(case: Case, api: str) -> None:
+def test_ray_gives_the_same_bits(api: str) -> None:
+    case = CASES[0]
     strategy, expected = host(case, api, on_ray), host(case, "current", in_process)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
     assert strategy.train_metrics == expected.train_metrics

@@ -1,6 +1,7 @@
 """The same seed gives the same bits: five runs, on both engines, with one and two workers.
 
-All strategies share one simulation on Ray, whose start takes longer than all of their runs.
+All strategies share one simulation on Ray, under both of Flower's APIs: to start it takes longer
+than all of their runs.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import Grid, ServerApp
 
 from clients import client_app
-from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
 from tests.cases import CASES, NUM_CLIENTS, Case, each_case, forks
 from tests.support import assert_same_bits, client_fn_of, run_on_ray
 
@@ -58,18 +61,22 @@ class Shuffled(Grid):
         return self.grid.create_message(*args, **kwargs)
 
 
-def run(case: Case, grid: Grid, number: int) -> StatefulStrategy:
+def run(case: Case, grid: Grid, number: int, context: Context | None = None) -> StatefulStrategy:
+    """Run a case; with a context under Flower's older API."""
     fraction = 1.0 if case.everybody_trains else SETTINGS["fraction_train"]
     strategy = case.strategy(**{**SETTINGS, "fraction_train": fraction})
-    config = ConfigRecord({"case": case.name, "run": number})
-    strategy.start(
-        Shuffled(grid, number),
-        case.initial_arrays(),
-        num_rounds=2,
-        train_config=config,
-        evaluate_config=config,
-        evaluate_every=2,
-    )
+    config = ConfigRecord({"case": case.name, "run": number, "legacy": context is not None})
+    configs: dict[str, Any] = {"train_config": config, "evaluate_config": config}
+    if context is None:
+        strategy.start(
+            Shuffled(grid, number), case.initial_arrays(), 2, evaluate_every=2, **configs
+        )
+    else:
+        legacy = LegacyStrategy(strategy, case.initial_arrays(), evaluate_every=2, **configs)
+        two = ServerConfig(num_rounds=2)
+        DefaultWorkflow()(
+            Shuffled(grid, number), LegacyContext(context=context, config=two, strategy=legacy)
+        )
     return strategy
 
 
@@ -94,16 +101,19 @@ def test_runs_in_process_have_the_same_bits(case: Case, workers: int, runs: int)
             assert_same_runs(run(case, grid, number), expected)
 
 
-def app_of_all_cases() -> ClientApp:
-    """Return an app whose clients are those of the case that the message names.
+class AllCases(ClientApp):
+    """The clients of all cases, under both APIs: a message says which one it is for.
 
     Every run has a state of its own on the nodes, as if it were a simulation of its own.
     """
-    app = ClientApp()
 
-    def handle(message: Message, context: Context) -> Message:
-        (config,) = message.content.config_records.values()
-        prefix = f"{config['case']}/{config['run']}/"
+    def __call__(self, message: Message, context: Context) -> Message:
+        named = [c for c in message.content.config_records.values() if "case" in c]
+        if not named:  # a question who the clients are, which all answer alike
+            legacy = message.metadata.message_type != MessageType.QUERY
+            return self.app(CASES[0], legacy)(message, context)
+        (config,) = named
+        prefix = f"{config['case']}/{config['run']}/{config['legacy']}/"
         mine = [
             (key.removeprefix(prefix), record)
             for key, record in context.state.items()
@@ -116,19 +126,15 @@ def app_of_all_cases() -> ClientApp:
             state=RecordDict(dict(mine)),
             run_config=context.run_config,
         )
-        case = BY_NAME[str(config["case"])]
-        reply = client_app(client_fn_of(case.client_class))(message, own)
+        app = self.app(BY_NAME[str(config["case"])], bool(config["legacy"]))
+        reply = app(message, own)
         context.state = RecordDict({prefix + key: record for key, record in own.state.items()})
         return reply
 
-    app.train()(handle)
-    app.evaluate()(handle)
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return client_app(lambda context: None)(message, context)
-
-    return app
+    @staticmethod
+    def app(case: Case, legacy: bool) -> ClientApp:
+        client_fn = client_fn_of(case.client_class)
+        return ClientApp(client_fn=client_fn) if legacy else client_app(client_fn)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +152,8 @@ def test_runs_on_ray_have_the_same_bits(workers: int, runs: int) -> None:
             expected = run(case, InProcessGrid(clients, NUM_CLIENTS), 0)
             for number in range(1, runs + 1):
                 assert_same_runs(run(case, grid, number), expected)
+                assert_same_runs(run(case, grid, number, context), expected)
                 compared.append((case.name, number))
 
-    run_on_ray(server, app_of_all_cases(), NUM_CLIENTS, num_cpus=workers)
+    run_on_ray(server, AllCases(), NUM_CLIENTS, num_cpus=workers)
     assert len(compared) == runs * len(CASES)
