@@ -142,35 +142,38 @@ class ClientDirectory:
         """
         end = time.monotonic() + timeout
         hosted: dict[int, list[int]] = {}
+        queries: dict[str, int] = {}  # unanswered ones, by message id
         announced, trouble, probing, mute = 0, "", True, False
 
         def look() -> Census:
             nonlocal announced, trouble, probing, mute
-            remaining = end - time.monotonic()
-            new = sorted(set(grid.get_node_ids()) - hosted.keys())
+            # One node first: all run the same app, and where it has no query handler Flower logs
+            # a traceback for every node that is asked. A silent one must not stop us.
+            first = probing and end - time.monotonic() > timeout / 2
+            there = set(grid.get_node_ids())
+            new = sorted(there - hosted.keys() - set(queries.values()))
             if mute:
-                hosted.update({node: [node] for node in new})
-            elif new:
-                # One node first: all run the same app, and where it has no query handler Flower
-                # logs a traceback for every node that is asked. A silent one must not stop us.
-                asked, patience = (new[:1], remaining / 2) if probing else (new, remaining)
-                queries = [
-                    Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in asked
-                ]
-                for reply in grid.send_and_receive(queries, timeout=max(patience, 1.0)):
-                    node = _asked_node(reply, [query.metadata for query in queries])
-                    try:
-                        hosted[node], total = _read_identity(node, reply)
-                        announced = max(announced, total)
-                    except _NoAnswer:
-                        hosted[node], mute = [node], True
-                    except _UnclearError as error:
-                        hosted[node], trouble = [], f" {error}"
-                        log(WARNING, "%s", error)
-                if probing:
-                    probing = False
-                    return look()
-            return Census(list(chain(*hosted.values())), len(hosted), announced, trouble)
+                hosted.update({node: [node] for node in sorted(there - hosted.keys())})
+                queries.clear()
+            elif not (first and queries):
+                queries.update(_ask(grid, new[:1] if first else new))
+            for reply in grid.pull_messages(list(queries)) if queries else []:
+                node = queries.pop(reply.metadata.reply_to_message_id, None)
+                if node is None:
+                    continue
+                try:
+                    hosted[node], total = _read_identity(node, reply)
+                    announced = max(announced, total)
+                except _NoAnswer:
+                    hosted[node], mute = [node], True
+                except _UnclearError as error:
+                    hosted[node], trouble = [], f" {error}"
+                    log(WARNING, "%s", error)
+            if probing and hosted:
+                probing = False
+                return look()
+            silent = sorted(there.intersection(queries.values()))
+            return Census(list(chain(*hosted.values())), len(hosted), announced, silent, trouble)
 
         census = wait_for_clients(
             look, at_least=at_least, timeout=timeout, wanted=wanted, lenient=lenient
@@ -278,13 +281,8 @@ class ClientDirectory:
         """Ask new nodes which clients they host; wait for the answers, but not for long."""
         waiting = {node: query for query, node in self._queries.items() if node in self._connected}
         self._queries = {query: node for node, query in waiting.items()}
-        queries = [
-            Message(RecordDict(), node, MessageType.QUERY, group_id="0")
-            for node in sorted(self._connected - self._hosted.keys() - waiting.keys())
-        ]
-        if queries:
-            grid.push_messages(queries)
-            self._queries |= {q.metadata.message_id: q.metadata.dst_node_id for q in queries}
+        new = _ask(grid, sorted(self._connected - self._hosted.keys() - waiting.keys()))
+        self._queries |= new
         deadline = time.monotonic() + PATIENCE
         while self._queries:
             for reply in grid.pull_messages(list(self._queries)):
@@ -297,7 +295,7 @@ class ClientDirectory:
                 except (ValueError, _UnclearError, _NoAnswer) as error:
                     self._hosted[node] = []
                     log(WARNING, "node %s is left out: %s", node, error)
-            if self._queries.keys().isdisjoint(q.metadata.message_id for q in queries):
+            if self._queries.keys().isdisjoint(new):
                 break
             if time.monotonic() >= deadline:
                 break
@@ -371,12 +369,34 @@ def _asked_node(reply: Message, sent: Iterable[Metadata]) -> int:
     return reply.metadata.src_node_id
 
 
+def _ask(grid: Grid, nodes: Sequence[int]) -> dict[str, int]:
+    """Ask nodes which clients they host; return them by the id of the message."""
+    queries = [Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in nodes]
+    if queries:
+        grid.push_messages(queries)
+    return {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
+
+
 class Census(NamedTuple):
-    """Who is there: `clients` on so many `nodes` of a federation of `announced` (0: unknown)."""
+    """Who is there.
+
+    Attributes
+    ----------
+    clients : sequence of int
+        Who is connected, on so many `nodes`.
+    nodes : int
+    announced : int
+        The size of the federation, 0 where it is not known.
+    silent : sequence of int
+        Nodes that are connected and have not said yet which clients they host.
+    trouble : str
+        What else there is to say.
+    """
 
     clients: Sequence[int]
     nodes: int
     announced: int
+    silent: Sequence[int] = ()
     trouble: str = ""
 
 
@@ -408,13 +428,16 @@ def wait_for_clients(
     wait = _Wait(timeout)
     while True:
         census = look()
-        clients, nodes, announced, trouble = census
+        clients, nodes, announced, silent, trouble = census
         found, missing = len(clients), sorted(set(wanted).difference(clients))
         needed = max(at_least, len(wanted) if wanted else announced)
         late = wait.remaining <= 0
-        if (found >= needed and not missing) or (late and lenient and found >= at_least):
+        enough = found >= needed and not missing
+        if (enough and (late or not silent)) or (late and lenient and found >= at_least):
             return census
         if late:
+            if silent:
+                trouble = f" Nodes {listing(silent)} did not say which clients they host.{trouble}"
             absent = f" The saved run's clients {listing(missing)} are missing." if missing else ""
             raise TimeoutError(
                 f"Waited {timeout:g} s: {found} clients on {nodes} nodes connected, the strategy "
@@ -423,7 +446,7 @@ def wait_for_clients(
                 "deployment, start more SuperNodes, or lower min_available_nodes, or raise "
                 f"node_timeout.{trouble}"
             )
-        wait.go_on(found, needed, missing)
+        wait.go_on(found, needed, missing, silent)
 
 
 class _Wait:
@@ -437,10 +460,13 @@ class _Wait:
     def remaining(self) -> float:
         return self._end - time.monotonic()
 
-    def go_on(self, found: int, needed: int, missing: Sequence[int] = ()) -> None:
+    def go_on(
+        self, found: int, needed: int, missing: Sequence[int] = (), silent: Sequence[int] = ()
+    ) -> None:
         if time.monotonic() >= self._next_word:
             self._next_word += _SILENCE
             whom = f", {listing(missing)} not yet" if missing else ""
+            whom += f"; nodes {listing(silent)} have not said which they host" if silent else ""
             log(INFO, "waiting for clients: %s of %s connected%s", found, needed, whom)
         time.sleep(min(0.1, max(self.remaining, 0.0)))
 

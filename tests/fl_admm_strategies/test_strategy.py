@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,54 @@ def test_a_federation_that_never_gets_whole_times_out() -> None:
     app = identified_app(lambda context: [int(context.node_config["partition-id"])], 40)
     with pytest.raises(TimeoutError, match="3 clients on 3 nodes connected, the strategy needs 40"):
         Mean(node_timeout=0.2).start(InProcessGrid(app, 3), MODEL)
+
+
+class SilentGrid(WatchedGrid):
+    """A node's answer who it is comes only after so many looks for it."""
+
+    def __init__(self, size: int, silent: int, looks: int) -> None:
+        app = identified_app(lambda context: [int(context.node_config["partition-id"])], size)
+        super().__init__(app, 3)
+        self.silent, self.looks = silent, looks
+        self.held: set[str] = set()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        pushed = super().push_messages(messages)
+        queries = (m.metadata for m in messages if m.metadata.message_type == MessageType.QUERY)
+        self.held |= {data.message_id for data in queries if data.dst_node_id == self.silent}
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        wanted = list(message_ids)
+        self.looks -= not self.held.isdisjoint(wanted)
+        held = self.held if self.looks >= 0 else set()
+        return super().pull_messages([message for message in wanted if message not in held])
+
+
+@pytest.mark.parametrize("silent", [2, 4])
+def test_a_node_that_never_says_who_it_is_is_named(
+    silent: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    monkeypatch.setattr(nodes, "_SILENCE", 0.1)
+    with pytest.raises(
+        TimeoutError, match=rf"2 clients .* needs 3\..* Nodes \[{silent}\] \(1\) did not say which"
+    ):
+        Mean(node_timeout=0.6).start(SilentGrid(3, silent, 1000), MODEL)
+    about = f"connected; nodes [{silent}] (1) have not said which they host"
+    assert f"waiting for clients: 2 of 3 {about}" in caplog.messages
+
+
+@pytest.mark.parametrize("silent", [2, 4])
+@pytest.mark.parametrize(("looks", "clients"), [(2, 3), (1000, 2)])
+def test_a_federation_of_unknown_size_is_all_that_answer_in_time(
+    silent: int, looks: int, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "PATIENCE", 0.0)  # of later rounds
+    strategy = Mean(node_timeout=0.6 if clients == 2 else 60.0, min_available_nodes=2)
+    strategy.start(SilentGrid(0, silent, looks), MODEL)
+    assert len(strategy.train_metrics[1]) == clients
 
 
 def test_two_nodes_may_not_be_the_same_client() -> None:
