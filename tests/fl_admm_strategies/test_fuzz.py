@@ -347,8 +347,8 @@ def test_a_hand_shake_of_any_content_is_good_or_ends_the_run(
     content = data.draw(bad_replies(case, phase))
     try:
         strategy = replay(case, phase, content)
-    except RuntimeError as error:
-        named = f"failed for clients [{VICTIM}]" in str(error)
+    except (RuntimeError, ValueError) as error:  # ValueError: a curvature of 0
+        named = re.search(rf"clients? \[?{VICTIM}\b", str(error))
         assert named, error  # noqa: PT017 - it may as well be good
         return
     assert_as_finite(strategy, without_victim(case))
