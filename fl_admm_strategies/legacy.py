@@ -135,12 +135,13 @@ class LegacyStrategy(Strategy):
             return Census(list(self._proxy_of), len(self._proxy_of), announced)
 
         strategy = self.strategy
+        wanted = strategy.saved_clients
         census = wait_for_clients(
             look,
             at_least=strategy.min_available_nodes,
             timeout=strategy.node_timeout,
-            wanted=strategy.saved_clients,
-            lenient=strategy.forget_after is not None,
+            wanted=wanted,
+            lenient=bool(wanted) and strategy.forget_after is not None,
         )
         return census.announced
 
