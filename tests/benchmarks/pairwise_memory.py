@@ -6,15 +6,17 @@ a few local steps (5) each, so that the clusters drift apart gradually. Dense
 theta and v would take 2 m^2 d = 32 GB in float32. Linux only (it reads /proc).
 """
 
+from __future__ import annotations
+
 import resource
 import time
 from pathlib import Path
 
 import numpy as np
 
-from fl_admm_strategies.clustering import clusters
-from fl_admm_strategies.pairwise import PairwiseStore
-from fl_admm_strategies.penalties import SmoothedSCAD
+from fl_admm_strategies.maths.clustering import clusters
+from fl_admm_strategies.maths.pairs import PairwiseStore
+from fl_admm_strategies.maths.penalties import SmoothedSCAD
 
 CLIENTS, WIDTH, ACTIVE, CLUSTERS = 1000, 4010, 300, 4
 RHO, MAX_ROUNDS = 1.0, 60

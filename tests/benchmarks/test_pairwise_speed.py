@@ -5,6 +5,8 @@ a group: the copy is single-threaded `np.copyto` of the bytes that the touched p
 All pairs are stored, which is the most expensive state. Nothing here asserts a time.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -12,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_admm_strategies.pairwise import PairwiseStore
-from fl_admm_strategies.penalties import SmoothedSCAD
+from fl_admm_strategies.maths.pairs import PairwiseStore
+from fl_admm_strategies.maths.penalties import SmoothedSCAD
 
 SIZES = [
     pytest.param(100, 610, 30, id="m=100,d=610,active=30"),  # the paper's S1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fl_admm_strategies.regularizers import L1Norm, Regularizer, SquaredL2
+from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 
 BOTH = [SquaredL2(0.7), L1Norm(0.7)]
 

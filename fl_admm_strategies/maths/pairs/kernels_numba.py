@@ -1,4 +1,4 @@
-"""Numba kernels of `fl_admm_strategies.pairwise`; the numpy forms there say what each computes.
+"""The kernels compiled by numba; see `kernels.Kernels` for what each of them computes.
 
 A kernel works on a piece of its rows, sums or columns, without the interpreter's lock, and plain
 threads share the pieces. Numba's own threads are not used: with OpenMP they share torch's library,
@@ -6,6 +6,8 @@ so that torch's number of threads changes behind its back and a process forked a
 Every number is computed by one thread in an order that no split changes, so the bits do not depend
 on the number of threads.
 """
+
+from __future__ import annotations
 
 import functools
 import os
@@ -102,6 +104,7 @@ def update_rows(
     omega: NDArray[Any],
     keep: NDArray[Any],
 ) -> NDArray[np.float64]:
+    """See `Kernels.update_rows`."""
     norms = np.empty(len(rows))
     _share(
         lambda start, stop: _update_rows(slab, rows, i, j, omega, keep, norms, start, stop),
@@ -134,6 +137,7 @@ def _difference_norms(
 def difference_norms(
     omega: NDArray[Any], i: NDArray[np.int32], j: NDArray[np.int32]
 ) -> NDArray[np.float64]:
+    """See `Kernels.difference_norms`."""
     norms = np.empty(len(i))
     _share(
         lambda start, stop: _difference_norms(omega, i, j, norms, start, stop),
@@ -175,6 +179,7 @@ def residual_norms(
     omega: NDArray[Any],
     scale: NDArray[np.float64],
 ) -> NDArray[np.float64]:
+    """See `Kernels.residual_norms`."""
     norms = np.empty(len(rows))
     _share(
         lambda start, stop: _residual_norms(slab, rows, i, j, omega, scale, norms, start, stop),
@@ -190,7 +195,7 @@ def _add_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
     starts: NDArray[np.int64],
-    coefficient: NDArray[Any],
+    weight: NDArray[Any],
     total: NDArray[np.float64],
     first: int,
     last: int,
@@ -211,16 +216,16 @@ def _add_rows(
                 r6 = slab[rows[p + 6], low:high]
                 r7 = slab[rows[p + 7], low:high]
                 c0, c1, c2, c3 = (
-                    coefficient[p],
-                    coefficient[p + 1],
-                    coefficient[p + 2],
-                    coefficient[p + 3],
+                    weight[p],
+                    weight[p + 1],
+                    weight[p + 2],
+                    weight[p + 3],
                 )
                 c4, c5, c6, c7 = (
-                    coefficient[p + 4],
-                    coefficient[p + 5],
-                    coefficient[p + 6],
-                    coefficient[p + 7],
+                    weight[p + 4],
+                    weight[p + 5],
+                    weight[p + 6],
+                    weight[p + 7],
                 )
                 for c in range(len(target)):
                     target[c] += np.float64(
@@ -230,7 +235,7 @@ def _add_rows(
                 p += 8
             while p < starts[k + 1]:
                 row = slab[rows[p], low:high]
-                c0 = coefficient[p]
+                c0 = weight[p]
                 for c in range(len(target)):
                     target[c] += np.float64(c0 * row[c])
                 p += 1
@@ -240,11 +245,12 @@ def add_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
     starts: NDArray[np.int64],
-    coefficient: NDArray[np.float64],
+    weight: NDArray[np.float64],
     total: NDArray[np.float64],
 ) -> None:
+    """See `Kernels.add_rows`."""
     nbytes = int(starts[-1] - starts[0]) * slab[0].nbytes
-    narrow = coefficient.astype(slab.dtype)
+    narrow = weight.astype(slab.dtype)
     _share(
         lambda first, last: _add_rows(slab, rows, starts, narrow, total, first, last),
         len(total),
@@ -271,6 +277,7 @@ def _sum_chosen(
 
 
 def sum_chosen(omega: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """See `Kernels.sum_chosen`."""
     total = np.zeros((len(chosen), omega.shape[1]))
     _share(
         lambda low, high: _sum_chosen(omega, chosen, total, low, high),

@@ -1,9 +1,15 @@
+"""The penalties and their proximal operators against their definitions and hand-made numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_admm_strategies.penalties import L1, MCP, Penalty, SmoothedSCAD
+from fl_admm_strategies.maths.penalties import L1, MCP, Penalty, SmoothedSCAD
 
 SCAD = SmoothedSCAD(lam=0.6)  # a = 3.7, xi = 1e-4: the paper's own values
 # (penalty, rho): every one passes check(rho).
@@ -124,21 +130,27 @@ def test_without_strength_there_is_no_fusion(penalty: Penalty) -> None:
     assert (penalty.derivative(r) == 0).all()
 
 
+def refused(value: object, expected: str) -> Any:
+    """Return the check that an argument of this value is refused, by its type or its size."""
+    if isinstance(value, float):
+        return pytest.raises(ValueError, match=f"is {value}, expected a finite {expected}")
+    return pytest.raises(TypeError, match=f"is {value!r}, expected a {expected}")
+
+
 @pytest.mark.parametrize("bad", [-0.1, np.nan, np.inf, True, "0.6", None])
 @pytest.mark.parametrize("penalty", [SmoothedSCAD, L1, MCP])
 def test_bad_strength_is_refused(penalty: type, bad: object) -> None:
-    with pytest.raises(ValueError, match="needs lam to be a finite number >= 0"):
+    with refused(bad, "number >= 0"):
         penalty(bad)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"a": 1.0}, "a to be a finite number > 1"),
-        ({"a": np.inf}, "a to be a finite number > 1"),
-        ({"xi": 0.0}, "xi to be a finite number > 0"),
-        ({"xi": 0.6}, "needs xi < lam"),
-        ({"xi": False}, "xi to be a finite number > 0"),
+        ({"a": 1.0}, "a is 1.0, expected a finite number > 1"),
+        ({"a": np.inf}, "a is inf, expected a finite number > 1"),
+        ({"xi": 0.0}, "xi is 0.0, expected a finite number > 0"),
+        ({"xi": 0.6}, "xi is 0.6 with lam = 0.6, expected xi < lam"),
     ],
 )
 def test_bad_scad_shape_is_refused(arguments: dict[str, float], message: str) -> None:
@@ -146,23 +158,28 @@ def test_bad_scad_shape_is_refused(arguments: dict[str, float], message: str) ->
         SmoothedSCAD(0.6, **arguments)
 
 
+def test_a_truth_value_is_no_number() -> None:
+    with pytest.raises(TypeError, match="xi is False, expected a number > 0"):
+        SmoothedSCAD(0.6, xi=False)
+
+
 def test_bad_mcp_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="gamma to be a finite number > 0"):
+    with pytest.raises(ValueError, match="gamma is 0, expected a finite number > 0"):
         MCP(0.6, gamma=0)
 
 
-@pytest.mark.parametrize("bad", [0, -1.0, np.nan, np.inf, True, "1"])
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf, True, "1"])
 @pytest.mark.parametrize("penalty", [SCAD, L1(0.6), MCP(0.6), SmoothedSCAD(0.0)])
 def test_bad_rho_is_refused(penalty: Penalty, bad: float) -> None:
-    with pytest.raises(ValueError, match="needs rho to be a finite number > 0"):
+    with refused(bad, "number > 0"):
         penalty.check(bad)
 
 
 def test_rho_too_small_for_a_unique_minimiser_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"needs \(a - 1\) \* rho > 1, got a=3 and rho=0.5"):
+    with pytest.raises(ValueError, match=r"rho is 0.5 with a = 3, expected \(a - 1\) \* rho > 1"):
         SmoothedSCAD(0.6, a=3).check(0.5)
     SmoothedSCAD(0.6, a=3).check(0.51)
-    with pytest.raises(ValueError, match=r"needs gamma \* rho > 1, got gamma=2 and rho=0.5"):
+    with pytest.raises(ValueError, match=r"rho is 0.5 with gamma = 2, expected gamma \* rho > 1"):
         MCP(0.6, gamma=2).check(0.5)
     MCP(0.6, gamma=2).check(0.51)
 

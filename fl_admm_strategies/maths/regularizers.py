@@ -1,24 +1,25 @@
-"""Regularisers by their proximal operator: what FedMC-ADMM puts on its factors."""
+"""Convex regularisers, given by their proximal operators: FedMC-ADMM puts them on its factors."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import check_not_negative
+
 
 class Regularizer(Protocol):
-    """A convex function R of an array, of which two things are asked.
+    """A convex function R of an array.
 
     Any object with these two methods will do: a norm, or the indicator of a closed convex set,
-    whose `prox` is the projection onto it and whose `value` in it is 0.
+    whose `prox` is the projection onto the set and whose `value` in it is 0.
     """
 
     def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
-        """Return argmin_u step R(u) + |u - x|^2 / 2, of the shape and dtype of x; x is kept."""
+        """Return argmin_u step R(u) + ||u - x||^2 / 2, of the shape and dtype of x; x is kept."""
 
     def value(self, x: NDArray[Any]) -> float:
         """Return R(x)."""
@@ -33,58 +34,51 @@ def check_regularizer(name: str, regularizer: object) -> None:
         )
 
 
-def _check_weight(lam: object) -> None:
-    if isinstance(lam, bool) or not isinstance(lam, int | float | np.number):
-        raise TypeError(f"lam is {lam!r}, expected a number >= 0.")
-    if not (math.isfinite(float(lam)) and float(lam) >= 0):
-        raise ValueError(f"lam is {lam}, expected a finite number >= 0.")
-
-
 @dataclass(frozen=True)
 class SquaredL2:
-    """R(x) = (lam/2) |x|_F^2.
+    """R(x) = (lambda/2) ||x||_F^2.
 
     Parameters
     ----------
     lam : float
-        lam >= 0; 0 is no regularisation.
+        lambda >= 0; 0 is no regularisation.
     """
 
     lam: float
 
     def __post_init__(self) -> None:
-        _check_weight(self.lam)
+        check_not_negative("lam", self.lam)
 
     def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
-        """Return x / (1 + step lam)."""
+        """Return x / (1 + step lambda)."""
         shrunk: NDArray[Any] = x / (1 + step * self.lam)
         return shrunk
 
     def value(self, x: NDArray[Any]) -> float:
-        """Return (lam/2) |x|_F^2."""
+        """Return R(x)."""
         return self.lam / 2 * float(np.vdot(x, x))
 
 
 @dataclass(frozen=True)
 class L1Norm:
-    """R(x) = lam |x|_1, entry by entry.
+    """R(x) = lambda ||x||_1, the sum over the entries.
 
     Parameters
     ----------
     lam : float
-        lam >= 0.
+        lambda >= 0; 0 is no regularisation.
     """
 
     lam: float
 
     def __post_init__(self) -> None:
-        _check_weight(self.lam)
+        check_not_negative("lam", self.lam)
 
     def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
-        """Return the soft threshold of x at step lam (FedMC-ADMM (72))."""
+        """Return x with its entries moved towards 0 by step lambda (FedMC-ADMM (72))."""
         shrunk: NDArray[Any] = np.sign(x) * np.maximum(np.abs(x) - step * self.lam, 0)
         return shrunk
 
     def value(self, x: NDArray[Any]) -> float:
-        """Return lam |x|_1."""
+        """Return R(x)."""
         return self.lam * float(np.abs(x).sum())

@@ -1,4 +1,4 @@
-"""Checks of arguments, with one wording for all of them."""
+"""Checks of arguments, with one wording for all of them: "X is V, expected E."."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ def check_count(name: str, value: object, *, least: int) -> None:
         raise ValueError(f"{name} is {value}, expected an integer >= {least}.")
 
 
+def check_above(name: str, value: object, bound: float) -> None:
+    """Raise unless `value` is a finite number above `bound`."""
+    number = _number(name, value, f"a number > {bound:g}")
+    if not (math.isfinite(number) and number > bound):
+        raise ValueError(f"{name} is {value}, expected a finite number > {bound:g}.")
+
+
 def check_positive(name: str, value: object) -> None:
     """Raise unless `value` is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} is {value!r}, expected a number > 0.")
-    if not (math.isfinite(float(value)) and float(value) > 0):
-        raise ValueError(f"{name} is {value}, expected a finite number > 0.")
+    check_above(name, value, 0)
 
 
 def check_not_negative(name: str, value: object) -> None:
     """Raise unless `value` is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} is {value!r}, expected a number >= 0.")
-    if not (math.isfinite(float(value)) and float(value) >= 0):
+    number = _number(name, value, "a number >= 0")
+    if not (math.isfinite(number) and number >= 0):
         raise ValueError(f"{name} is {value}, expected a finite number >= 0.")
 
 
 def check_fraction(name: str, value: object, *, zero: bool) -> None:
     """Raise unless `value` is a number in (0, 1], or in [0, 1] with `zero`."""
     allowed = f"a number in {'[0' if zero else '(0'}, 1]"
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} is {value!r}, expected {allowed}.")
-    if not (0 <= float(value) <= 1) or (float(value) == 0 and not zero):
+    number = _number(name, value, allowed)
+    if not (0 <= number <= 1) or (number == 0 and not zero):
         raise ValueError(f"{name} is {value}, expected {allowed}.")
 
 
@@ -51,3 +53,9 @@ def listing(items: Sequence[object], most: int = 6) -> str:
     """Return the first items and how many there are, for a message."""
     shown = ", ".join(repr(item) for item in items[:most])
     return f"[{shown}{', ...' if len(items) > most else ''}] ({len(items)})"
+
+
+def _number(name: str, value: object, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"{name} is {value!r}, expected {expected}.")
+    return float(value)

@@ -1,0 +1,112 @@
+"""The passes over the pairs' vectors: what a kernel computes, and which kernels to use."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import check_choice
+from . import kernels_numpy
+
+Engine = Literal["numba", "numpy"]
+
+FloatArray = NDArray[np.floating]
+Float64Array = NDArray[np.float64]
+Indices = NDArray[np.int32]
+Rows = NDArray[np.int64]
+
+
+class Kernels(Protocol):
+    """`kernels_numpy` and `kernels_numba`, which do each of these in one pass over the vectors.
+
+    ``slab[rows]`` are the vectors delta of some pairs, whose clients are `i` and `j`. Numbers of
+    the two agree to rounding.
+    """
+
+    def update_rows(
+        self,
+        slab: FloatArray,
+        rows: Rows,
+        i: Indices,
+        j: Indices,
+        omega: FloatArray,
+        keep: FloatArray,
+    ) -> Float64Array:
+        """Set ``slab[rows]`` to `algebra.next_delta` and return its norms.
+
+        That is ``omega[i] - omega[j] + keep * slab[rows]``. A row with ``keep == 0`` is not read:
+        it may be uninitialised.
+        """
+
+    def difference_norms(self, omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
+        """Return ``||omega[i] - omega[j]||``."""
+
+    def residual_norms(
+        self,
+        slab: FloatArray,
+        rows: Rows,
+        i: Indices,
+        j: Indices,
+        omega: FloatArray,
+        scale: Float64Array,
+    ) -> Float64Array:
+        """Return ``||omega[i] - omega[j] - scale * slab[rows]||``."""
+
+    def add_rows(
+        self,
+        slab: FloatArray,
+        rows: Rows,
+        starts: NDArray[np.int64],
+        weight: Float64Array,
+        total: Float64Array,
+    ) -> None:
+        """Add to ``total[k]`` the ``weight * slab[rows]`` of ``starts[k]:starts[k + 1]``."""
+
+    def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> Float64Array:
+        """Return for each k the sum of the ``omega[j]`` with ``chosen[k, j]``."""
+
+
+def choose_kernels(engine: Engine | None) -> tuple[Engine, Kernels]:
+    """Return the kernels asked for; with None numba's, where numba can be imported.
+
+    Raises
+    ------
+    ValueError
+        If `engine` is neither.
+    ImportError
+        If ``engine="numba"`` and numba cannot be imported.
+    """
+    if engine is not None:
+        check_choice("engine", engine, ("numba", "numpy"))
+    if engine == "numpy":
+        return "numpy", kernels_numpy
+    kernels = numba_kernels()
+    if not isinstance(kernels, ImportError):
+        return "numba", kernels
+    if engine == "numba":
+        raise ImportError(
+            "engine is 'numba', expected that numba can be imported. Install it: pip install numba"
+        ) from kernels
+    return "numpy", kernels_numpy
+
+
+@cache
+def numba_kernels() -> Kernels | ImportError:
+    """Import numba's kernels, or return why that fails and log it, once.
+
+    Not at the top of the module, since it takes half a second.
+    """
+    try:
+        from . import kernels_numba
+    except ImportError as error:
+        logging.getLogger("flwr").info(
+            "FPFC's pair updates run on numpy, several times slower than on numba, which cannot be "
+            "imported (%s). To install it: pip install numba",
+            error,
+        )
+        return error
+    return kernels_numba

@@ -1,0 +1,98 @@
+"""The kernels in plain numpy; see `kernels.Kernels` for what each of them computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import algebra
+
+FloatArray = NDArray[np.floating]
+
+# What a kernel works on at a time: a few such blocks fit a core's cache.
+_BLOCK_BYTES = 2**18
+
+
+def update_rows(
+    slab: FloatArray,
+    rows: NDArray[np.int64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    omega: FloatArray,
+    keep: FloatArray,
+) -> NDArray[np.float64]:
+    """See `Kernels.update_rows`."""
+    norms = np.empty(len(rows))
+    for block in _blocks(len(rows), slab):
+        delta = slab[rows[block]]
+        delta[keep[block] == 0] = 0
+        difference = omega[i[block]] - omega[j[block]]
+        delta = algebra.next_delta(difference, keep[block, None], delta)
+        slab[rows[block]] = delta
+        norms[block] = _row_norms(delta)
+    return norms
+
+
+def difference_norms(
+    omega: FloatArray, i: NDArray[np.int32], j: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """See `Kernels.difference_norms`."""
+    norms = np.empty(len(i))
+    for block in _blocks(len(i), omega):
+        norms[block] = _row_norms(omega[i[block]] - omega[j[block]])
+    return norms
+
+
+def residual_norms(
+    slab: FloatArray,
+    rows: NDArray[np.int64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    omega: FloatArray,
+    scale: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """See `Kernels.residual_norms`."""
+    norms = np.empty(len(rows))
+    for block in _blocks(len(rows), slab):
+        difference = omega[i[block]] - omega[j[block]]
+        theta = algebra.theta(scale[block, None], slab[rows[block]])
+        norms[block] = _row_norms(difference - theta)
+    return norms
+
+
+def add_rows(
+    slab: FloatArray,
+    rows: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    total: NDArray[np.float64],
+) -> None:
+    """See `Kernels.add_rows`."""
+    for k, target in enumerate(total):
+        chosen = rows[starts[k] : starts[k + 1]]
+        own = weight[starts[k] : starts[k + 1]]
+        for block in _blocks(len(chosen), slab):
+            target += own[block] @ slab[chosen[block]]
+
+
+def sum_chosen(omega: FloatArray, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """See `Kernels.sum_chosen`."""
+    total = np.empty((len(chosen), omega.shape[1]))
+    for row, members in zip(total, chosen, strict=True):
+        omega[members].sum(axis=0, dtype=np.float64, out=row)
+    return total
+
+
+def _blocks(count: int, array: FloatArray) -> Iterator[slice]:
+    """Yield slices over `count` rows of the width of `array`, each about `_BLOCK_BYTES`."""
+    step = max(1, _BLOCK_BYTES // (array.shape[1] * array.itemsize))
+    for start in range(0, count, step):
+        yield slice(start, start + step)
+
+
+def _row_norms(rows: FloatArray) -> NDArray[np.float64]:
+    wide = rows.astype(np.float64, copy=False)
+    norms: NDArray[np.float64] = np.sqrt(np.einsum("kc,kc->k", wide, wide))
+    return norms
