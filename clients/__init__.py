@@ -1,19 +1,24 @@
-"""The client half of every algorithm: one `NumPyClient` each, over the solvers they share."""
+"""The client half of every method: one `NumPyClient` each, over the solvers they share."""
 
-from .app import client_app
-from .curvature import LeastSquares, Logistic
-from .fedadmm import FedADMMClient
-from .fedapm import FedAPMClient
-from .fedgia import FedGiAClient, FedGiALinearClient
-from .fedmc_admm import FedMCADMMClient
-from .flame import FLAMEClient
-from .fpfc import FPFCClient
-from .lp_proj import LpProjADMMClient
-from .personalization import SplitInput, input_layers, output_layers, split_input
-from .ratings import Ratings
-from .torch_client import TorchClient, accuracy, rmse
+from .methods.ditto import DittoClient
+from .methods.fedadmm import FedADMMClient
+from .methods.fedapm import FedAPMClient
+from .methods.fedgia import FedGiAClient, FedGiALinearClient
+from .methods.fedmc_admm import FedMCADMMClient
+from .methods.fedprox import FedProxClient
+from .methods.flame import FLAMEClient
+from .methods.fpfc import FPFCClient
+from .methods.local import LocalClient
+from .methods.lp_proj import LpProjADMMClient
+from .toolkit.app import client_app
+from .toolkit.base import MethodClient
+from .toolkit.curvature import LeastSquares, Logistic
+from .toolkit.personalization import SplitInput, input_layers, output_layers, split_input
+from .toolkit.ratings import Ratings
+from .toolkit.torch_client import TorchClient, accuracy, rmse
 
 __all__ = [
+    "DittoClient",
     "FLAMEClient",
     "FPFCClient",
     "FedADMMClient",
@@ -21,9 +26,12 @@ __all__ = [
     "FedGiAClient",
     "FedGiALinearClient",
     "FedMCADMMClient",
+    "FedProxClient",
     "LeastSquares",
+    "LocalClient",
     "Logistic",
     "LpProjADMMClient",
+    "MethodClient",
     "Ratings",
     "SplitInput",
     "TorchClient",

@@ -1,34 +1,43 @@
 """ADMM methods for personalised and clustered federated learning, as Flower strategies."""
 
-from .fedadmm import FedADMM
-from .fedapm import FedAPM
-from .fedgia import FedGiA
-from .fedmc_admm import FedMCADMM, initial_item_factors
-from .flame import FLAME
-from .fpfc import FPFC
-from .inprocess import InProcessGrid, run_in_process
-from .legacy import LegacyStrategy
-from .lp_proj import LpProjADMM
-from .penalties import L1, MCP, SmoothedSCAD
-from .regularizers import L1Norm, SquaredL2
-from .strategy import StatefulStrategy
+from .algorithms.ditto import Ditto
+from .algorithms.fedadmm import FedADMM
+from .algorithms.fedapm import FedAPM
+from .algorithms.fedgia import FedGiA
+from .algorithms.fedmc_admm import FedMCADMM, initial_item_factors
+from .algorithms.fedprox import FedProx
+from .algorithms.flame import FLAME
+from .algorithms.fpfc import FPFC
+from .algorithms.local import Local
+from .algorithms.lp_proj import LpProjADMM
+from .hosting.inprocess import InProcessGrid, run_in_process
+from .hosting.legacy import LegacyStrategy
+from .maths.penalties import L1, MCP, SmoothedSCAD
+from .maths.regularizers import L1Norm, SquaredL2
+from .maths.schedules import StepDecay
+from .runtime.strategy import SampledStrategy, StatefulStrategy
 
 __all__ = [
     "FLAME",
     "FPFC",
     "L1",
     "MCP",
+    "Ditto",
     "FedADMM",
     "FedAPM",
     "FedGiA",
     "FedMCADMM",
+    "FedProx",
     "InProcessGrid",
     "L1Norm",
     "LegacyStrategy",
+    "Local",
     "LpProjADMM",
+    "SampledStrategy",
     "SmoothedSCAD",
     "SquaredL2",
     "StatefulStrategy",
+    "StepDecay",
     "initial_item_factors",
     "run_in_process",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, vstack
 
-from clients.ratings import Ratings
+from clients.toolkit.ratings import Ratings
 
 from .data.federated import generator
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from rich.console import Console
 
 from clients import TorchClient, client_app
-from clients.solvers import gradient_descent
+from clients.toolkit.solvers import gradient_descent
 from fl_admm_strategies import InProcessGrid
 
 from .algorithms import Experiment, TorchAlgorithm, local_problem

@@ -16,7 +16,7 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from clients import client_app
-from clients.memory import Memory
+from clients.toolkit.memory import Memory
 
 from .config import RunConfig, read_run_config
 from .settings import load_experiment

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from sklearn.metrics import adjusted_rand_score
 
-from fl_admm_strategies.clustering import clusters, fusion_bound
+from fl_admm_strategies.maths.clustering import clusters, fusion_bound
 
 # More clusters than this scroll the part that matters off the screen.
 _MOST_CLUSTER_ROWS = 12

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.personalization import SplitInput
+from clients.toolkit.personalization import SplitInput
 from simulations.data import FederatedData
 from simulations.data.registry import unknown
 

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fl_admm_strategies.strategy import Traffic
+from fl_admm_strategies.runtime.strategy import Traffic
 
 NONE = "–"
 

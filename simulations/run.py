@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from fl_admm_strategies.checkpoints import lock_folder
+from fl_admm_strategies.runtime.checkpoints import lock_folder
 
 from . import plots
 from .algorithms import Experiment

@@ -28,7 +28,7 @@ from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
-from tests.support import assert_same_bits
+from tests.support.federation import assert_same_bits
 
 ROOT = Path(__file__).parents[1]
 APP = ROOT / "examples" / "deployment"

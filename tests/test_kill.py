@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_admm_strategies.checkpoints import Checkpoints
-from tests.kill_support import outcome, run
-from tests.support import assert_same_bits
+from fl_admm_strategies.runtime.checkpoints import Checkpoints
+from tests.support.kill import outcome, run
+from tests.support.federation import assert_same_bits
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks, and ends sessions of processes")
 
@@ -29,7 +29,7 @@ SLOWER = [("FedAPM-client-duals", engine) for engine in ("inprocess", "workers",
 PATIENCE = 60.0
 
 # With what the first round of training would import; what does not exist is passed over.
-PRELOAD = ["tests.kill_support", "torch._dynamo", "fl_admm_strategies._pairwise_numba"]
+PRELOAD = ["tests.support.kill", "torch._dynamo", "fl_admm_strategies.maths.pairs.kernels_numba"]
 
 EVERY = 2  # rounds from checkpoint to checkpoint
 

@@ -19,7 +19,7 @@ import clients
 import fl_admm_strategies
 from fl_admm_strategies import FPFC, StatefulStrategy, run_in_process
 from simulations import cli
-from tests.support import dataset, make_model
+from tests.support.federation import dataset, make_model
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

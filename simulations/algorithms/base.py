@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import nn
 
 from clients import accuracy, rmse
-from clients.torch_client import MetricFn
-from fl_admm_strategies.strategy import Metrics, StatefulStrategy, StopRule
+from clients.toolkit.torch_client import MetricFn
+from fl_admm_strategies.runtime.strategy import Metrics, StatefulStrategy, StopRule
 from simulations.data import ClientData, FederatedData, full_batch, minibatches
 from simulations.models import build, initialise, loss_of
 from simulations.report import METRICS, Metric, Report, Score, column_means, score

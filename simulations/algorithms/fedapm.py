@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import nn
 
 from clients import FedAPMClient
-from clients.torch_client import MetricFn
+from clients.toolkit.torch_client import MetricFn
 from fl_admm_strategies import FedAPM
 from simulations.algorithms.base import Experiment, TorchAlgorithm
 from simulations.data import ClientData, FederatedData

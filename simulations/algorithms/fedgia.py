@@ -23,9 +23,9 @@ from rich.text import Text
 from threadpoolctl import threadpool_limits
 
 from clients import FedGiALinearClient, LeastSquares, Logistic, client_app
-from clients.curvature import FACTOR_CACHE, DataLoss
+from clients.toolkit.curvature import FACTOR_CACHE, DataLoss
 from fl_admm_strategies import FedGiA, InProcessGrid
-from fl_admm_strategies.strategy import StopRule
+from fl_admm_strategies.runtime.strategy import StopRule
 from simulations.algorithms.base import Algorithm, Experiment
 from simulations.data import TabularData
 from simulations.report import METRICS, NONE, Metric, Report, Score

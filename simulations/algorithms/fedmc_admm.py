@@ -16,7 +16,7 @@ from rich.text import Text
 
 from clients import FedMCADMMClient
 from fl_admm_strategies import FedMCADMM, L1Norm, SquaredL2, initial_item_factors
-from fl_admm_strategies.regularizers import Regularizer
+from fl_admm_strategies.maths.regularizers import Regularizer
 from simulations.algorithms.base import Algorithm, Experiment
 from simulations.als import alternating_least_squares, rmse_of_factors, rmse_of_mean
 from simulations.data import RatingsData

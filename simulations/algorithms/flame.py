@@ -18,7 +18,7 @@ from torch import nn
 
 from clients import FLAMEClient
 from fl_admm_strategies import FLAME
-from fl_admm_strategies.strategy import Metrics
+from fl_admm_strategies.runtime.strategy import Metrics
 from simulations.algorithms.base import Experiment, TorchAlgorithm
 from simulations.data import ClientData, full_batch
 from simulations.report import NONE, Report

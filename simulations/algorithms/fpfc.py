@@ -15,7 +15,7 @@ from torch import nn
 
 from clients import FPFCClient
 from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD
-from fl_admm_strategies.penalties import Penalty
+from fl_admm_strategies.maths.penalties import Penalty
 from simulations import plots
 from simulations.algorithms.base import Experiment, TorchAlgorithm
 from simulations.clusters import (

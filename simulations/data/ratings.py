@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clients.ratings import Ratings
+from clients.toolkit.ratings import Ratings
 from simulations.data.federated import generator
 from simulations.data.files import missing_file
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fl_admm_strategies import FedADMM
-from fl_admm_strategies.wire import Order, Reply
+from fl_admm_strategies.runtime.messages import Order, Reply
 
 CLIENTS = 1000
 SHAPES = {"a.weight": (300, 300), "a.bias": (300,), "b.weight": (90, 100), "b.bias": (700,)}

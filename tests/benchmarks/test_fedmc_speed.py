@@ -16,9 +16,9 @@ from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from clients.fedmc_admm import FedMCADMMClient, Residual, item_steps, user_steps
-from clients.ratings import Ratings
-from fl_admm_strategies.regularizers import SquaredL2
+from clients.methods.fedmc_admm import FedMCADMMClient, Residual, item_steps, user_steps
+from clients.toolkit.ratings import Ratings
+from fl_admm_strategies.maths.regularizers import SquaredL2
 
 NUM_USERS, NUM_ITEMS, NUM_RATINGS, STEPS = 60, 3706, 8000, 10
 P, BETA, LAM = 100, 1.0, 1e-6

@@ -26,9 +26,9 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from fl_admm_strategies import InProcessGrid
-from fl_admm_strategies.blocks import weighted_average
-from fl_admm_strategies.wire import Reply
-from tests.support import Mean
+from fl_admm_strategies.maths.blocks import weighted_average
+from fl_admm_strategies.runtime.messages import Reply
+from tests.support.federation import Mean
 
 NUM_CLIENTS, NUM_IMAGES, BATCH = 10, 600, 10
 

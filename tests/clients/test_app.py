@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid
-from fl_admm_strategies.wire import Order, pack_orders, unpack_replies
+from fl_admm_strategies.runtime.messages import Order, pack_orders, unpack_replies
 
 
 class Counting(NumPyClient):

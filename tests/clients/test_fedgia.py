@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import curvature as module
-from clients.curvature import (
+from clients.toolkit.curvature import (
     Curvature,
     DataLoss,
     FactorCache,
@@ -23,9 +23,9 @@ from clients.curvature import (
     ScaledIdentity,
     power_iteration,
 )
-from clients.fedgia import FedGiAClient, FedGiALinearClient, admm_steps
-from clients.solvers import LocalProblem
-from clients.torch_client import split_pair
+from clients.methods.fedgia import FedGiAClient, FedGiALinearClient, admm_steps
+from clients.toolkit.solvers import LocalProblem
+from clients.toolkit.torch_client import split_pair
 
 RNG = np.random.default_rng(5)
 NUM_CLIENTS, SIGMA = 4, 0.3

@@ -14,10 +14,10 @@ import pytest
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from clients.fedmc_admm import FedMCADMMClient, Residual, item_steps, user_steps
-from clients.ratings import Ratings
-from fl_admm_strategies.regularizers import L1Norm, Regularizer, SquaredL2
-from tests.ratings_support import NUM_ITEMS, RANK, dense, initial, new_context, ratings
+from clients.methods.fedmc_admm import FedMCADMMClient, Residual, item_steps, user_steps
+from clients.toolkit.ratings import Ratings
+from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from tests.support.ratings import NUM_ITEMS, RANK, dense, initial, new_context, ratings
 
 P, BETA, LAM = 5, 0.8, 0.3
 KINDS: dict[str, Regularizer] = {"l2": SquaredL2(LAM), "l1": L1Norm(LAM)}

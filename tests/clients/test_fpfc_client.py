@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FPFCClient, TorchClient, accuracy, rmse
-from tests.support import dataset, make_client, make_model
+from tests.support.federation import dataset, make_client, make_model
 
 NAMES = ["body.weight", "body.bias", "head.weight", "head.bias"]
 

@@ -12,9 +12,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.testing import assert_array_equal
 
 from clients import FedADMMClient, FedAPMClient, client_app
-from clients.memory import Memory
+from clients.toolkit.memory import Memory
 from fl_admm_strategies import FedADMM, FedAPM, StatefulStrategy
-from tests.support import (
+from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,
     client_fn_of,

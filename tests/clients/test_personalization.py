@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clients.personalization import SplitInput, input_layers, output_layers, split_input
+from clients.toolkit.personalization import SplitInput, input_layers, output_layers, split_input
 from simulations.data import ClientData, FederatedData
 from simulations.models import build
 

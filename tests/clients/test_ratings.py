@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from clients.ratings import Ratings
+from clients.toolkit.ratings import Ratings
 
 # [[., 0, 4], [2, ., .], [., ., .]]: user 2 rated nothing, one rating is 0.
 SMALL = Ratings(np.array([1, 0, 0]), np.array([0, 2, 1]), np.array([2.0, 4.0, 0.0]), 3, 3)

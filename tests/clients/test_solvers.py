@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from clients.solvers import LocalProblem, ProximalTerm, descend_until, gradient_descent
-from clients.torch_client import split_pair
-from tests.support import dataset, make_model
+from clients.toolkit.solvers import LocalProblem, ProximalTerm, descend_until, gradient_descent
+from clients.toolkit.torch_client import split_pair
+from tests.support.federation import dataset, make_model
 
 
 def half_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from fl_admm_strategies.blocks import Block, compile_pattern, matching, spec_of, weighted_average
-from fl_admm_strategies.wire import Reply
+from fl_admm_strategies.maths.blocks import Block, compile_pattern, matching, spec_of, weighted_average
+from fl_admm_strategies.runtime.messages import Reply
 
 MODEL = {
     "body.weight": np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32),

@@ -37,13 +37,13 @@ from fl_admm_strategies import (
     checkpoints,
     run_in_process,
 )
-from fl_admm_strategies.checkpoints import (
+from fl_admm_strategies.runtime.checkpoints import (
     Checkpoints,
     DamagedFileError,
     read_arrays,
     write_arrays,
 )
-from tests.checkpoint_support import (
+from tests.support.checkpoints import (
     NUM_CLIENTS,
     Averaging,
     Killed,
@@ -55,7 +55,7 @@ from tests.checkpoint_support import (
     new_strategy,
     start,
 )
-from tests.support import assert_same_bits, warnings_in
+from tests.support.federation import assert_same_bits, warnings_in
 
 ROUNDS = 6
 
@@ -272,7 +272,7 @@ def test_checkpoints_are_never_overwritten_by_a_run_that_does_not_resume(copy: P
 def another_process_in(folder: Path) -> Iterator[None]:
     """Have a run go on in a process of its own, and kill it at the end."""
     code = f"""
-from tests.checkpoint_support import new_strategy, start
+from tests.support.checkpoints import new_strategy, start
 def say_and_wait(server_round, metrics):
     print(server_round, flush=True)
     input()

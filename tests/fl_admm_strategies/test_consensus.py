@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from fl_admm_strategies.consensus import Consensus
+from fl_admm_strategies.maths.consensus import Consensus
 
 
 def vector(*values: float, dtype: Any = np.float64) -> np.ndarray:

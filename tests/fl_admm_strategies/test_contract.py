@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader
 
 from clients import client_app
 from fl_admm_strategies import LegacyStrategy, StatefulStrategy, run_in_process
-from tests.cases import CASES, NUM_CLIENTS, Case, State, each_case, forks, grid_of, run
-from tests.support import (
+from tests.support.cases import CASES, NUM_CLIENTS, Case, State, each_case, forks, grid_of, run
+from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,
     client_fn_of,

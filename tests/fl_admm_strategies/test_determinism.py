@@ -19,8 +19,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
-from tests.cases import CASES, NUM_CLIENTS, Case, each_case, forks
-from tests.support import assert_same_bits, client_fn_of, run_on_ray
+from tests.support.cases import CASES, NUM_CLIENTS, Case, each_case, forks
+from tests.support.federation import assert_same_bits, client_fn_of, run_on_ray
 
 SETTINGS: dict[str, Any] = {"fraction_train": 0.67, "fraction_evaluate": 0.5, "seed": 1}
 BY_NAME = {case.name: case for case in CASES}

@@ -36,9 +36,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedMCADMMClient, Ratings, client_app
 from fl_admm_strategies import InProcessGrid, SquaredL2, StatefulStrategy, initial_item_factors
-from tests.cases import CASES, NUM_CLIENTS, Case, each_case, forks, run
-from tests.ratings_support import ratings
-from tests.support import (
+from tests.support.cases import CASES, NUM_CLIENTS, Case, each_case, forks, run
+from tests.support.ratings import ratings
+from tests.support.federation import (
     NUM_CLASSES,
     assert_same_bits,
     make_client,

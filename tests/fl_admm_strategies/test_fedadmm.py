@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM
-from fl_admm_strategies.strategy import Traffic
-from tests.support import WatchedGrid, client_fn_of, initial_arrays, make_client, node_of
+from fl_admm_strategies.runtime.strategy import Traffic
+from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays, make_client, node_of
 
 
 class Scalar(nn.Module):

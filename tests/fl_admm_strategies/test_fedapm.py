@@ -26,10 +26,10 @@ from clients import (
     output_layers,
     split_input,
 )
-from clients.torch_client import Scalars
+from clients.toolkit.torch_client import Scalars
 from fl_admm_strategies import FedADMM, FedAPM
-from fl_admm_strategies.strategy import named_arrays
-from tests.support import (
+from fl_admm_strategies.runtime.strategy import named_arrays
+from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,
     client_fn_of,

@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedGiAClient, FedGiALinearClient, LeastSquares, Logistic, client_app
-from clients.curvature import DataLoss
+from clients.toolkit.curvature import DataLoss
 from fl_admm_strategies import FedGiA
-from tests.support import WatchedGrid, assert_same_bits, node_of, warnings_in
+from tests.support.federation import WatchedGrid, assert_same_bits, node_of, warnings_in
 
 M, N = 6, 4
 Vectors = NDArray[np.float64]

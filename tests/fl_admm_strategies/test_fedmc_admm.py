@@ -13,12 +13,12 @@ from flwr.app import MessageType
 from numpy.typing import NDArray
 
 from clients import client_app
-from clients.fedmc_admm import FedMCADMMClient
-from fl_admm_strategies.fedmc_admm import FedMCADMM, initial_item_factors
-from fl_admm_strategies.regularizers import L1Norm, Regularizer, SquaredL2
-from fl_admm_strategies.strategy import Traffic
-from fl_admm_strategies.wire import RawReply
-from tests.ratings_support import (
+from clients.methods.fedmc_admm import FedMCADMMClient
+from fl_admm_strategies.algorithms.fedmc_admm import FedMCADMM, initial_item_factors
+from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from fl_admm_strategies.runtime.strategy import Traffic
+from fl_admm_strategies.runtime.messages import RawReply
+from tests.support.ratings import (
     NUM_CLIENTS,
     NUM_ITEMS,
     RANK,
@@ -27,7 +27,7 @@ from tests.ratings_support import (
     initial,
     ratings,
 )
-from tests.support import WatchedGrid, assert_same_bits
+from tests.support.federation import WatchedGrid, assert_same_bits
 
 P = NUM_CLIENTS
 BETA, STEPS = 0.8, 3

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from clients import FLAMEClient, client_app
 from fl_admm_strategies import FLAME, InProcessGrid
-from tests.support import WatchedGrid, dataset, node_of
+from tests.support.federation import WatchedGrid, dataset, node_of
 
 Matrix = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD
-from fl_admm_strategies.wire import RawReply, from_array_record
-from tests.support import (
+from fl_admm_strategies.runtime.messages import RawReply, from_array_record
+from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,
     client_fn_of,

@@ -39,14 +39,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients import client_app
-from clients.memory import Memory
+from clients.toolkit.memory import Memory
 from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy, wire
-from fl_admm_strategies.checkpoints import read_arrays, write_arrays
-from fl_admm_strategies.nodes import ClientDirectory
-from fl_admm_strategies.wire import RawReply
+from fl_admm_strategies.runtime.checkpoints import read_arrays, write_arrays
+from fl_admm_strategies.runtime.connections import ClientDirectory
+from fl_admm_strategies.runtime.messages import RawReply
 from tests import checkpoint_support
-from tests.cases import CASES, NUM_CLIENTS, Case, each_case, grid_of, run
-from tests.support import WatchedGrid, assert_same_bits, client_fn_of, node_of
+from tests.support.cases import CASES, NUM_CLIENTS, Case, each_case, grid_of, run
+from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, node_of
 
 VICTIM = 3
 

@@ -16,9 +16,9 @@ from numpy.testing import assert_allclose
 
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM, LegacyStrategy, run_in_process
-from fl_admm_strategies.strategy import Traffic
-from fl_admm_strategies.wire import Order, Reply
-from tests.support import (
+from fl_admm_strategies.runtime.strategy import Traffic
+from fl_admm_strategies.runtime.messages import Order, Reply
+from tests.support.federation import (
     ClientFn,
     WatchedGrid,
     assert_same_bits,

@@ -28,7 +28,7 @@ from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fl_admm_strategies.inprocess import InProcessGrid, run_in_process
+from fl_admm_strategies.hosting.inprocess import InProcessGrid, run_in_process
 
 # Python 3.12 and later warn of every fork beside another thread, and numpy's BLAS alone has some;
 # the grid forks as early as it can.
@@ -418,7 +418,7 @@ def test_a_client_that_is_done_before_it_is_watched_is_noticed(
             wait([future])
             return future
 
-    monkeypatch.setattr("fl_admm_strategies.inprocess.ProcessPoolExecutor", DoneAtOnce)
+    monkeypatch.setattr("fl_admm_strategies.hosting.inprocess.ProcessPoolExecutor", DoneAtOnce)
     with InProcessGrid(counting_app(), 2, workers=1) as grid:
         replies = grid.send_and_receive(map(train_message, grid.get_node_ids()), timeout=20)
         assert [reply.content["metrics"]["n"] for reply in replies] == [1, 1]

@@ -24,7 +24,7 @@ from fl_admm_strategies import (
     nodes,
     run_in_process,
 )
-from tests.support import (
+from tests.support.federation import (
     Raising,
     assert_same_bits,
     client_fn_of,

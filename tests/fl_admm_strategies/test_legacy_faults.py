@@ -21,8 +21,8 @@ from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import Grid, ServerApp
 
 from fl_admm_strategies import LegacyStrategy, StatefulStrategy, run_in_process
-from tests.cases import CASES, NUM_CLIENTS
-from tests.support import assert_same_bits, make_client, run_on_ray
+from tests.support.cases import CASES, NUM_CLIENTS
+from tests.support.federation import assert_same_bits, make_client, run_on_ray
 
 # Its server shakes hands, and its clients hold what the server does not.
 CASE = next(case for case in CASES if case.name == "FedADMM-client-duals")

@@ -12,8 +12,8 @@ from torch import nn
 
 from clients import LpProjADMMClient, client_app
 from fl_admm_strategies import LpProjADMM
-from fl_admm_strategies.lp_proj import projection
-from tests.support import WatchedGrid, node_of
+from fl_admm_strategies.algorithms.lp_proj import projection
+from tests.support.federation import WatchedGrid, node_of
 
 M, D, K, B = 4, 6, 2, 1.3
 C = np.random.default_rng(5).standard_normal((M, D))

@@ -45,11 +45,11 @@ from fl_admm_strategies import (
     SmoothedSCAD,
     StatefulStrategy,
 )
-from fl_admm_strategies.flame import messages
-from fl_admm_strategies.wire import RawReply
-from tests.cases import Case, each_case
-from tests.checkpoint_support import Killed, killer
-from tests.support import (
+from fl_admm_strategies.algorithms.flame import messages
+from fl_admm_strategies.runtime.messages import RawReply
+from tests.support.cases import Case, each_case
+from tests.support.checkpoints import Killed, killer
+from tests.support.federation import (
     Online,
     RestlessGrid,
     assert_same_bits,
@@ -533,7 +533,7 @@ def test_a_new_node_of_the_older_api_that_cannot_say_who_it_is_is_asked_again(
 
 
 def test_a_new_node_of_the_older_api_may_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_admm_strategies.legacy.PATIENCE", 0.1)
+    monkeypatch.setattr("fl_admm_strategies.hosting.legacy.PATIENCE", 0.1)
     in_round_4 = Event()
     strategy = FPFC(SmoothedSCAD(0.5), lr=0.2, fraction_evaluate=0)
 

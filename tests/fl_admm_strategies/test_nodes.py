@@ -13,7 +13,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD, nodes
-from tests.support import (
+from tests.support.federation import (
     Online,
     RestlessGrid,
     assert_same_bits,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD, nodes
-from tests.support import Mean, WatchedGrid, client_fn_of, initial_arrays, warnings_in
+from tests.support.federation import Mean, WatchedGrid, client_fn_of, initial_arrays, warnings_in
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
 

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.testing import assert_array_equal
 
-from fl_admm_strategies.wire import (
+from fl_admm_strategies.runtime.messages import (
     Order,
     RawReply,
     from_array_record,

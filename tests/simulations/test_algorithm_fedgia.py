@@ -21,7 +21,7 @@ from simulations.data import load
 from simulations.run import prepare
 from simulations.server_app import make_server_app
 from simulations.settings import load_settings
-from tests.support import assert_same_bits
+from tests.support.federation import assert_same_bits
 
 SMALL = ("data.options.clients=4", "algorithm.sweep=[1, 3]")
 

@@ -23,7 +23,7 @@ from simulations.run import prepare
 from simulations.server_app import make_server_app
 from simulations.settings import load_settings
 from tests.simulations.screen import row
-from tests.support import Mean
+from tests.support.federation import Mean
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from clients.ratings import Ratings
+from clients.toolkit.ratings import Ratings
 from simulations.als import alternating_least_squares, rmse_of_factors, rmse_of_mean
-from tests.ratings_support import dense, ratings
+from tests.support.ratings import dense, ratings
 
 PARTS = [ratings(i, seed=5) for i in range(4)]
 

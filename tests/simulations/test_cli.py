@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from clients import client_app
 from simulations import cli
 from simulations.settings import experiment_names, load_settings
-from tests.support import assert_same_bits
+from tests.support.federation import assert_same_bits
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("flower_logger_as_before")

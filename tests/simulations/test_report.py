@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fl_admm_strategies.strategy import Traffic
+from fl_admm_strategies.runtime.strategy import Traffic
 from simulations.report import (
     METRICS,
     Result,

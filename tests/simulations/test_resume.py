@@ -21,7 +21,7 @@ from simulations.config import RunConfig
 from simulations.run import results_folder
 from simulations.settings import load_settings
 from tests.simulations.test_run import run
-from tests.support import assert_same_bits
+from tests.support.federation import assert_same_bits
 
 SMALL = (
     "data.name=digits",

@@ -20,7 +20,7 @@ from simulations.config import RunConfig
 from simulations.run import prepare
 from simulations.server_app import make_server_app
 from simulations.settings import load_settings
-from tests.support import assert_same_bits
+from tests.support.federation import assert_same_bits
 
 
 def run(config: RunConfig, *, nodes: int = 2, workers: int = 0) -> Path:

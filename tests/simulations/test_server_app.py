@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from fl_admm_strategies import run_in_process
 from simulations import client_app, server_app
 from simulations.config import RunConfig
-from tests.support import assert_same_bits
+from tests.support.federation import assert_same_bits
 
 ROOT = Path(__file__).parents[2]
 CHANGES = ("training.num-rounds=4", "training.evaluate-every=2")

@@ -1,0 +1,66 @@
+"""The client of FedADMM; the strategy and the paper are in `fl_admm_strategies.FedADMM`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_admm_strategies import FedADMM
+from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
+from fl_admm_strategies.maths.blocks import Arrays, under
+
+from ..toolkit.base import Scalars
+from ..toolkit.solvers import ProximalTerm
+from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
+
+
+class FedADMMClient(TorchClient[Any]):
+    """Client of `FedADMM`: E epochs on its loss, pulled towards the anchor, from its own u_i."""
+
+    strategy: ClassVar = FedADMM
+    instruction: ClassVar = FedADMMInstruction
+
+    def train(self, asked: FedADMMInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Move u_i, and pi_i where the client keeps it; upload u_i or the change of z_i."""
+        self.receive(asked, asked.anchor, config)
+        w = self.block(self.trainable(asked.optimised, setting="FedADMM(averaged=...)"))
+        u, dual = self.held(asked, config)
+        self.load_block(u)
+        anchor = {name: w[name] - dual[name] / asked.rho for name in dual} or w
+        metrics, kept = self.minimise(asked, anchor, config)
+        new = self.block(asked.optimised)
+        if dual:
+            dual = {name: dual[name] + asked.rho * (new[name] - w[name]) for name in dual}  # (12)
+            # z_i - z_i of before = (u - u before) + (u - w)
+            self.load_block({name: (new[name] - u[name]) + (new[name] - w[name]) for name in dual})
+        self.memory.keep(config, kept | to_numpy(new, "u/") | to_numpy(dual, "dual/"))
+        return self.arrays(), metrics
+
+    def minimise(
+        self, asked: FedADMMInstruction, anchor: dict[str, Tensor], config: Scalars
+    ) -> tuple[Scalars, Arrays]:
+        """Run u <- u - eta [alpha_i grad f_i(u) + rho (u - anchor)]; return metrics, and v_i."""
+        term = ProximalTerm(asked.rho, anchor)
+        epochs, weight = asked.local_epochs, asked.loss_weight
+        loss = self.descend([term], lr=asked.lr, epochs=epochs, loss_weight=weight, moving=anchor)
+        return {"loss": loss}, {}
+
+    def receive(self, asked: Any, arrays: Arrays, config: Scalars) -> None:
+        """Load the arrays of a message into the model."""
+        self.load(arrays)
+
+    def held(self, asked: Any, config: Scalars) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return u_i and, where the client keeps it, pi_i."""
+        if asked.start is not None:
+            u = to_tensors(asked.start, self.device)
+            dual = {name: torch.zeros_like(u[name]) for name in u}
+        else:
+            own = self.memory.require(config)
+            u, dual = (to_tensors(under(f"{part}/", own), self.device) for part in ("u", "dual"))
+        return u, dual if asked.duals == "client" else {}
+
+    def personal_arrays(self) -> Arrays:
+        """Return u_i after the last training; RuntimeError before the first."""
+        return under("u/", self.memory.latest())

@@ -1,0 +1,151 @@
+"""The client of FedAPM; the strategy and the paper are in `fl_admm_strategies.FedAPM`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_admm_strategies import FedAPM
+from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruction
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
+
+from ..toolkit.base import Scalars
+from ..toolkit.solvers import ProximalTerm, descend_until
+from ..toolkit.torch_client import to_tensors
+from .fedadmm import FedADMMClient
+
+V, U, XI = "v/", "u/", "xi"  # how v_i, u_i and xi_i are called in the client's memory
+
+
+class FedAPMClient(FedADMMClient):
+    """Client of `FedAPM`: steps on its personal v_i, then on its copy u_i of the shared block.
+
+    v_i never leaves the client, and its shapes may be this client's own. It starts from the values
+    of the model that the client is given: seed it where you build it, so that a run can be
+    repeated. Parameters are those of `TorchClient`.
+
+    Examples
+    --------
+    >>> def client_fn(context: Context):
+    ...     torch.manual_seed(0)  # v_i of the first round
+    ...     train, test = load_data(context.node_config["partition-id"])
+    ...     return FedAPMClient(context, Net(), train, nn.CrossEntropyLoss(),
+    ...                         test_loader=test, metrics={"accuracy": accuracy}).to_client()
+    """
+
+    strategy = FedAPM
+    instruction = FedAPMInstruction
+
+    def minimise(
+        self, asked: Any, anchor: dict[str, Tensor], config: Scalars
+    ) -> tuple[Scalars, Arrays]:
+        """Run the v-step at the old u_i, then the u-step at the new v_i (Gauss-Seidel).
+
+        v <- v - eta [alpha_i grad_v f_i(v, u_i) + sigma (v - v_i)], E_v epochs. (9) prints f_i
+        without its alpha_i; (15) and all proofs have it.
+
+        The u-step is FedADMM's, or full-gradient steps until the accuracy test (16) holds for
+        xi_i^{t+1} = mu xi_i^t. Then the metrics have ``residual``, its left side, and ``steps``.
+        """
+        if asked.u_start == "server" and asked.duals == "client":  # else u_i itself was sent as w
+            w = {name: asked.anchor[name] for name in asked.optimised}
+            self.load_block(to_tensors(w, self.device))
+        personal = [
+            name
+            for name, p in self.model.named_parameters()
+            if p.requires_grad and _is_personal(name, asked.personal)
+        ]
+        weight = asked.loss_weight
+        if personal:
+            term = ProximalTerm(asked.sigma, self.block(personal))
+            epochs = asked.personal_epochs
+            self.descend([term], lr=asked.lr, epochs=epochs, loss_weight=weight, moving=personal)
+        kept: Arrays = {}
+        if asked.tolerance is None:
+            metrics, _ = super().minimise(asked, anchor, config)
+        else:
+            own = self.memory.recall(config)
+            before = asked.tolerance if own is None or XI not in own else own[XI]
+            xi = asked.tolerance_decay * float(before)
+            descent = descend_until(
+                self.train_problem,
+                [ProximalTerm(asked.rho, anchor)],
+                tolerance=xi,
+                lr=asked.lr,
+                max_steps=asked.max_steps,
+                loss_weight=weight,
+                moving=anchor,
+            )
+            kept[XI] = np.array(xi)
+            metrics = {"loss": descent.loss, "residual": descent.residual, "steps": descent.steps}
+        # Not before: the u-step moves the running statistics of a personal batch norm.
+        return metrics, kept | prefixed(V, self._own(asked.personal))
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate the client's own (v_i, u_i), the headline, and (v_i, w).
+
+        v_i and u_i are those of its last training that the server accepted, before the first the
+        initial ones; arrays that are averaged are the server's in both.
+        """
+        asked = FedAPMEvaluation.decode(parameters, config)
+        self.receive(asked, asked.global_, config)
+        shared = self.arrays()
+        u, _ = self.held(asked, config)
+        self.load_block(u)
+        with self.seeded(config):
+            return self.evaluate_models({"personal": self.arrays(), "global": shared})
+
+    def receive(self, asked: Any, arrays: Arrays, config: Scalars) -> None:
+        """Load the shared arrays of a message, and the client's own v_i, into the model."""
+        state, personal = self.arrays(), asked.personal
+        shared = [name for name in state if not _is_personal(name, personal)]
+        if sorted(arrays) != sorted(shared):
+            raise ValueError(
+                f"The server shares {len(arrays)} arrays ({', '.join(arrays)}), but "
+                f"personal={personal!r} leaves {len(shared)} of the client's model to share "
+                f"({', '.join(shared)}). Models may differ in their personal arrays only."
+            )
+        self.load(state | self._recall_personal(personal, config) | arrays)
+
+    def _recall_personal(self, personal: str | None, config: Scalars) -> Arrays:
+        """Return v_i as it was in the round that the server takes the client to be in."""
+        model = self._own(personal)
+        held = self.memory.recall(config)
+        if held is None:
+            if int(config["version"]) > 0:
+                raise self.memory.lost(config)
+            return model
+        own = under(V, held)
+        shapes, new = ({name: a.shape for name, a in arrays.items()} for arrays in (own, model))
+        if shapes != new:
+            raise ValueError(
+                f"The personal arrays of round {config['version']} were {shapes}, the client's "
+                f"model has {new} now. client_fn must build the same model in every round."
+            )
+        return own
+
+    def _own(self, personal: str | None) -> Arrays:
+        """Return the personal arrays of the model, buffers among them."""
+        return {name: a for name, a in self.arrays().items() if _is_personal(name, personal)}
+
+    def personal_arrays(self) -> Arrays:
+        """Return v_i and u_i, the client's own model after its last training, by name.
+
+        Raises
+        ------
+        RuntimeError
+            If it has not been trained yet.
+        """
+        latest = self.memory.latest()
+        return under(V, latest) | under(U, latest)
+
+
+def _is_personal(name: str, pattern: str | None) -> bool:
+    """Return whether the strategy's pattern, None where nothing is personal, is in a name."""
+    return pattern is not None and re.search(pattern, name) is not None

@@ -1,0 +1,299 @@
+"""The clients of FedGiA; the strategy and the paper are in `fl_admm_strategies.FedGiA`.
+
+Here are equations (13) to (18) of arXiv:2205.01438.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fl_admm_strategies import FedGiA
+from fl_admm_strategies.algorithms.fedgia import (
+    DUAL,
+    GRADIENT,
+    FedGiAInstruction,
+    FedGiAQuestion,
+)
+from fl_admm_strategies.maths.blocks import Arrays, Block, prefixed
+from fl_admm_strategies.runtime.messages import split_groups
+
+from ..toolkit.base import MethodClient, Scalars
+from ..toolkit.curvature import Curvature, DataLoss, ScaledIdentity, Vector, power_iteration
+from ..toolkit.torch_client import TorchClient
+
+
+def admm_steps(
+    x: Vector,
+    gradient: Vector,
+    dual: Vector,
+    hessian: Curvature,
+    *,
+    num_clients: int,
+    sigma: float,
+    steps: int,
+) -> tuple[Vector, Vector]:
+    """Take k0 steps of the inexact ADMM group, (13) and (14), at the cost of one.
+
+    The steps keep x and the gradient, so only e = gradient + pi changes: with M = (H_i/m)
+    (H_i/m + sigma I)^-1, a step is e <- M e, and k0 of them are a function of H_i.
+
+    Parameters
+    ----------
+    x : ndarray of shape (n,)
+        x^tau, the point that the server sent.
+    gradient : ndarray of shape (n,)
+        grad f_i(x)/m.
+    dual : ndarray of shape (n,)
+        pi_i at the start of the round.
+    hessian : Curvature
+        H_i.
+    num_clients : int
+        m.
+    sigma : float
+    steps : int
+        k0.
+
+    Returns
+    -------
+    iterate, dual : ndarray of shape (n,)
+        x_i and pi_i after the steps.
+    """
+    pull = num_clients * sigma
+
+    def left(h: Vector) -> Vector:  # the eigenvalues of M^k0
+        return np.asarray((h / (h + pull)) ** steps)
+
+    def step(h: Vector) -> Vector:  # those of (H_i/m + sigma I)^-1 M^(k0 - 1)
+        return np.asarray((h / (h + pull)) ** (steps - 1) * (num_clients / (h + pull)))
+
+    moved, rest = hessian.apply(gradient + dual, (step, left))
+    return x - moved, rest - gradient
+
+
+class FedGiASteps(MethodClient[FedGiAInstruction]):
+    """What the two clients share: the round, over a gradient and a curvature that they give."""
+
+    strategy = FedGiA
+    instruction = FedGiAInstruction
+
+    @abstractmethod
+    def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
+        """Return f_i and its gradient, for every floating point array of the model."""
+
+    @abstractmethod
+    def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
+        """Answer the handshake: ``curvature``, r_i, and what else the server may log."""
+
+    @abstractmethod
+    def gram(self) -> Curvature:
+        """Return the Gram matrix H_i, or refuse."""
+
+    def answer_handshake(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Return r_i as the metric ``curvature``."""
+        asked = FedGiAQuestion.decode(parameters, config)
+        if asked.hessian == "gram":
+            self.gram()
+        return [], self.train_size(), self.measure_curvature(asked.model, config)
+
+    def train(self, asked: FedGiAInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Take part in a round (Algorithm 1): one gradient, then (13)-(15) k0 times or (16)-(18).
+
+        Uploads z_i, in the arrays of the model; then pi_i, unless the client keeps it; then
+        grad f_i(x)/m, where the server asks for it. Metrics: ``loss``, f_i(x) at the point that the
+        server sent.
+        """
+        gram = self.gram() if asked.hessian == "gram" else None
+        block = Block.optimised(asked.model)
+        x = block.vector(asked.model).astype(np.float64)
+        loss, slopes = self.loss_and_gradient(asked.model)
+        gradient = np.concatenate([slopes[n].ravel() for n in block.names], dtype=np.float64)
+        gradient /= asked.num_clients
+        if asked.admm:
+            iterate, dual = admm_steps(
+                x,
+                gradient,
+                self._dual(asked, config, x),
+                gram or ScaledIdentity(asked.curvature),
+                num_clients=asked.num_clients,
+                sigma=asked.sigma,
+                steps=asked.local_steps,
+            )  # (13), (14)
+        else:
+            iterate, dual = x, -gradient  # (16), (17)
+        message = iterate + dual / asked.sigma  # (15), (18)
+        upload = asked.model | block.arrays(message)
+        if asked.keep_dual:
+            self.memory.keep(config, {"dual": dual})
+        else:
+            upload |= prefixed(DUAL, block.arrays(dual))
+        if asked.report_gradient:
+            upload |= prefixed(GRADIENT, block.arrays(gradient))
+        return upload, {"loss": loss}
+
+    def _dual(self, asked: FedGiAInstruction, config: Scalars, x: Vector) -> NDArray[np.float64]:
+        """Return pi_i: what the server sent, else what the client kept, else pi_i^0 = 0."""
+        if asked.dual is not None:
+            return np.concatenate([a.ravel() for a in asked.dual.values()], dtype=np.float64)
+        if (kept := self.memory.recall(config)) is not None:
+            return kept["dual"]
+        if config["version"] == 0:
+            return np.zeros_like(x)
+        raise self.memory.lost(config)
+
+
+class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
+    """Client of `FedGiA` with any PyTorch model: H_i = r_i I (FedGiA_D).
+
+    r_i is estimated by `power_iteration` at the initial model, unless the strategy is given
+    ``curvature=``; the method behind it must be differentiable twice. f_i is the loss of the model
+    in evaluation mode, over all samples: FedGiA's rounds need one function, so dropout is off, and
+    buffers (a batch norm's running mean) and frozen parameters stay as they start. Parameters are
+    those of `TorchClient`; `full_batch` and `optimizer_fn` have no use here.
+
+    Examples
+    --------
+    >>> def client_fn(context: Context):
+    ...     train, test = load_data(context.node_config["partition-id"])
+    ...     return FedGiAClient(context, Net(), train, nn.CrossEntropyLoss(),
+    ...                         test_loader=test, metrics={"accuracy": accuracy}).to_client()
+    """
+
+    def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
+        """Return f_i and its gradient; zero for what the model does not train."""
+        self.load(model)
+        self.model.eval()
+        loss = self.train_problem.set_gradient()
+        slopes = {
+            name: parameter.grad.cpu().numpy()
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if parameter.grad is not None
+        }
+        return loss, {
+            name: slopes[name] if name in slopes else np.zeros(array.shape, array.dtype)
+            for name, array in model.items()
+            if array.dtype.kind == "f"
+        }
+
+    def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
+        """Return the estimate of r_i."""
+        self.load(model)
+        with self.seeded(config):
+            return {"curvature": power_iteration(self.train_problem, int(config["seed"]))}
+
+    def gram(self) -> Curvature:
+        """Refuse: the Gram matrix is that of a linear model."""
+        raise ValueError(
+            "hessian='gram' needs a data matrix; a PyTorch model has none. Use "
+            "FedGiA(hessian='diagonal'), or FedGiALinearClient with LeastSquares or Logistic."
+        )
+
+
+class FedGiALinearClient(FedGiASteps):
+    """Client of `FedGiA` with a linear model over a data matrix, in float64 and closed form.
+
+    Serves both choices of H_i in Table II. The strategy's initial arrays are one array of n
+    numbers: ``ArrayRecord({"x": Array(np.zeros(n))})``.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context.
+    problem : LeastSquares or Logistic
+        f_i. Make it once a process and keep it, where you can: the factorised Gram matrix stays
+        with it.
+    test_problem : LeastSquares or Logistic, optional
+        What `evaluate` reports on; without it the client refuses to evaluate.
+    state_dir : str or path, optional
+        Folder for pi_i, where the client keeps it, so that it outlives the run: see `Memory`. By
+        default it is in ``context.state``.
+
+    Examples
+    --------
+    >>> @lru_cache
+    ... def problem(client_id: int) -> LeastSquares:
+    ...     return LeastSquares(*load_data(client_id))
+    >>> def client_fn(context: Context):
+    ...     return FedGiALinearClient(
+    ...         context, problem(context.node_config["partition-id"])
+    ...     ).to_client()
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        problem: DataLoss,
+        test_problem: DataLoss | None = None,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(context, state_dir=state_dir)
+        self.problem = problem
+        self.test_problem = test_problem
+
+    def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
+        """Return x = 0, where the paper starts."""
+        return [np.zeros(self.problem.size)]
+
+    def train_size(self) -> int:
+        """Return d_i."""
+        return self.problem.num_examples
+
+    def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
+        """Return f_i and its gradient."""
+        loss, gradient = self.problem.value_and_gradient(self._vector(model))
+        return loss, dict.fromkeys(model, gradient)
+
+    def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
+        """Return r_i, and how many columns of the data are all zero or constant."""
+        self._vector(model)
+        return {
+            "curvature": self.problem.largest_curvature(),
+            "zero-columns": len(self.problem.zero_columns),
+            "constant-columns": len(self.problem.constant_columns),
+        }
+
+    def gram(self) -> Curvature:
+        """Return the Gram matrix H_i."""
+        return self.problem.gram
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate the model on the test data.
+
+        Returns
+        -------
+        loss : float
+        num_examples : int
+        metrics : dict
+            ``global-loss``, and ``global-rmse`` or ``global-accuracy``.
+        """
+        if self.test_problem is None:
+            raise ValueError(
+                "This client has no test_problem, so it cannot evaluate. Give it one, or switch "
+                "federated evaluation off with fraction_evaluate=0."
+            )
+        x = self._vector(split_groups(parameters, config)["global"])
+        loss, _ = self.test_problem.value_and_gradient(x)
+        report = {"loss": loss} | self.test_problem.metrics(x)
+        metrics = {f"global-{name}": value for name, value in report.items()}
+        return loss, self.test_problem.num_examples, metrics
+
+    def _vector(self, model: Arrays) -> Vector:
+        """Return x as float64, shape (n,)."""
+        arrays = list(model.values())
+        if [array.size for array in arrays] != [self.problem.size]:
+            raise ValueError(
+                f"The server sent arrays of shapes {[array.shape for array in arrays]}, expected "
+                f"one of {self.problem.size} numbers, one for each column of the data matrix. "
+                'Start with ArrayRecord({"x": Array(np.zeros(n))}).'
+            )
+        return np.asarray(arrays[0].ravel(), dtype=np.float64)

@@ -1,0 +1,28 @@
+"""The client of FedProx; the strategy and the paper are in `fl_admm_strategies.FedProx`."""
+
+from __future__ import annotations
+
+from fl_admm_strategies import FedProx
+from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
+from fl_admm_strategies.maths.blocks import Arrays
+
+from ..toolkit.base import Scalars
+from ..toolkit.solvers import ProximalTerm
+from ..toolkit.torch_client import TorchClient
+
+
+class FedProxClient(TorchClient[FedProxInstruction]):
+    """Client of `FedProx`: E epochs from w, pulled back to it. It keeps nothing.
+
+    Parameters are those of `TorchClient`.
+    """
+
+    strategy = FedProx
+    instruction = FedProxInstruction
+
+    def train(self, asked: FedProxInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Run x <- x - eta [grad f_i(x) + mu (x - w)]; upload x."""
+        self.load(asked.model)
+        terms = [ProximalTerm(asked.mu, self.block(self.trained_names()))] if asked.mu else []
+        loss = self.descend(terms, lr=asked.lr, epochs=asked.local_epochs)
+        return self.arrays(), {"loss": loss}

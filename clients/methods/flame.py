@@ -1,0 +1,204 @@
+"""The client of FLAME; the strategy and the paper are in `fl_admm_strategies.FLAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_admm_strategies import FLAME
+from fl_admm_strategies.algorithms.flame import FLAMEEvaluation, FLAMEInstruction
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
+from fl_admm_strategies.maths.moreau import advance
+
+from ..toolkit.base import Scalars
+from ..toolkit.solvers import Loader, LocalProblem, ProximalTerm, descend_until
+from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
+
+Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
+
+THETA, LOCAL_W = "theta/", "w_i/"  # how theta_i and w_i are called in the client's memory
+
+
+class FLAMEClient(TorchClient[FLAMEInstruction]):
+    """Client of `FLAME`: trains its personal model theta_i, pulled towards its copy of the global.
+
+    Parameters are those of `TorchClient`, and:
+
+    Parameters
+    ----------
+    validation_loader : iterable of batches, optional
+        Validation data, part neither of the training nor of the test data. With it `evaluate`
+        reports the hybrid model ``hm-val`` as well.
+    prox : callable, optional
+        ``prox(anchor, lam)`` returns argmin f_i(theta) + lam/2 ||theta - anchor||^2 (11) as tensors
+        by parameter name, as `anchor` is. For ``FLAME(theta_step="exact")``.
+    """
+
+    strategy = FLAME
+    instruction = FLAMEInstruction
+
+    def __init__(
+        self,
+        *args: Any,
+        validation_loader: Loader | None = None,
+        prox: Prox | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.prox = prox
+        problem = self.train_problem
+        self.validation_problem = (
+            None
+            if validation_loader is None
+            else LocalProblem(
+                self.model, validation_loader, problem.loss_fn, problem.split_batch, self.device
+            )
+        )
+
+    def train(self, asked: FLAMEInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Move theta_i from where it was, then w_i where the client keeps it.
+
+        Uploads theta_i or, with the duals on the clients, the change of u_i = w_i + pi_i/rho.
+        Metrics: ``loss``, the training loss before the last step (GD), over the last epoch (SGD),
+        or at theta_i (accuracy-tested and exact steps). Of accuracy-tested steps also ``residual``,
+        the left side of (17), ``tolerance``, epsilon_i, and ``steps``.
+        """
+        self.load(asked.anchor)
+        names = self.trainable(asked.optimised, setting="FLAME(averaged=...)")
+        received = to_numpy(self.block(names))
+        theta, local_w = self._held(asked, config)
+        anchor = local_w if local_w and asked.anchor_on == "w_i" else received
+        self.load_block(to_tensors(theta, self.device))
+        metrics = self._theta_step(asked, anchor)
+        new, upload = to_numpy(self.block(names)), self.arrays()
+        kept = prefixed(THETA, new)
+        if local_w:
+            a = asked.lam * asked.alpha
+            for name in names:
+                kept[LOCAL_W + name], upload[name] = advance(  # (12), (13)
+                    new[name], theta[name], local_w[name], received[name], a=a, rho=asked.rho
+                )
+        self.memory.keep(config, kept)
+        return upload, metrics
+
+    def _held(self, asked: FLAMEInstruction, config: Scalars) -> tuple[Arrays, Arrays]:
+        """Return theta_i and, where the client keeps it, w_i."""
+        if asked.start is not None:  # w_i^0 = theta_i^0
+            theta = local_w = asked.start
+        else:
+            own = self.memory.require(config)
+            theta, local_w = under(THETA, own), under(LOCAL_W, own)
+        return theta, local_w if asked.duals == "client" else {}
+
+    def _theta_step(self, asked: FLAMEInstruction, anchor: Arrays) -> Scalars:
+        """Minimise f_i(theta) + lambda/2 ||theta - anchor||^2 (11) as the server asks."""
+        term = ProximalTerm(asked.lam, to_tensors(anchor, self.device))
+        if asked.theta_step == "fixed":
+            return {"loss": self.descend([term], lr=asked.lr, epochs=asked.local_epochs)}
+        if asked.theta_step == "accuracy":
+            # (17) tests alpha_i times the gradient that the steps are taken with.
+            scale = asked.alpha**2
+            descent = descend_until(
+                self.train_problem,
+                [term],
+                tolerance=asked.tolerance / scale,
+                lr=asked.lr,
+                max_steps=asked.max_steps,
+            )
+            return {
+                "loss": descent.loss,
+                "residual": descent.residual * scale,
+                "tolerance": asked.tolerance,
+                "steps": descent.steps,
+            }
+        if self.prox is None:
+            raise ValueError(
+                "The server asks for theta_step='exact', but this client has no solver for it. "
+                "Give FLAMEClient(prox=...), or use theta_step='accuracy'."
+            )
+        self.load_block(self.prox(term.anchor, asked.lam))
+        return {"loss": self.measure(self.train_problem)["loss"]}
+
+    # ------------------------------------------------------------------------------------------
+    # Personal, global and hybrid model
+    # ------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate the personal, the global and the hybrid model on the test data.
+
+        Hybrid is the better of the two (section IV-D): that of the higher ``accuracy``, where the
+        client measures one, and of the lower loss where it does not or they are equal. The paper
+        does not say better on which data, so there are two, and the second is only to stand beside
+        the paper's tables.
+
+        Returns
+        -------
+        loss : float
+            Test loss of the personal model.
+        num_examples : int
+        metrics : dict
+            ``KIND-loss`` and ``KIND-METRIC`` for KIND ``personal``, ``global``, ``hm-val`` (chosen
+            on the validation data, where the client has some) and ``hm-oracle`` (chosen on the test
+            data themselves); ``hm-val-personal`` is 1 where the choice fell on the personal model.
+        """
+        asked = FLAMEEvaluation.decode(parameters, config)
+        personal = asked.personal
+        if personal is None:  # theta_i never left the client
+            theta = asked.start or under(THETA, self.memory.require(config))
+            personal = asked.global_ | theta
+        models = {"personal": personal, "global": asked.global_}
+        with self.seeded(config):
+            loss, num_examples, report = self.evaluate_models(models)
+            tested = {kind: _of_kind(report, kind) for kind in models}
+            report |= _hybrid("hm-oracle", tested, tested)
+            if self.validation_problem is not None:
+                report |= _hybrid("hm-val", self._validate(models), tested)
+        return loss, num_examples, report
+
+    def _validate(self, models: Mapping[str, Arrays]) -> dict[str, dict[str, float]]:
+        assert self.validation_problem is not None
+        if self.validation_problem.num_examples() == 0:
+            raise ValueError(
+                "The client's validation_loader is empty, so it cannot choose its hybrid model. "
+                "Give it data, or leave it out; then there is no 'hm-val'."
+            )
+        scores = {}
+        for kind, arrays in models.items():
+            self.load(arrays)
+            scores[kind] = self.measure(self.validation_problem)
+        return scores
+
+    def personal_arrays(self) -> Arrays:
+        """Return theta_i, the client's personal model after its last training.
+
+        Raises
+        ------
+        RuntimeError
+            If it has not been trained yet.
+        """
+        return under(THETA, self.memory.latest())
+
+
+def _of_kind(report: Scalars, kind: str) -> dict[str, float]:
+    prefix = f"{kind}-"
+    return {k.removeprefix(prefix): v for k, v in report.items() if k.startswith(prefix)}
+
+
+def _hybrid(
+    kind: str, scores: Mapping[str, Mapping[str, float]], tested: Mapping[str, Mapping[str, float]]
+) -> Scalars:
+    """Return the test metrics of the model that the scores prefer."""
+
+    def merit(model: str) -> tuple[float, float]:
+        return scores[model].get("accuracy", 0.0), -scores[model]["loss"]
+
+    chosen = max(tested, key=merit)
+    return {
+        **{f"{kind}-{name}": value for name, value in tested[chosen].items()},
+        f"{kind}-personal": float(chosen == "personal"),
+    }

@@ -1,0 +1,24 @@
+"""The client of local training; the strategy is `fl_admm_strategies.Local`."""
+
+from __future__ import annotations
+
+from fl_admm_strategies import Local
+from fl_admm_strategies.algorithms.local import LocalInstruction
+from fl_admm_strategies.maths.blocks import Arrays
+
+from ..toolkit.base import Scalars
+from ..toolkit.own_model import OwnModelClient
+
+
+class LocalClient(OwnModelClient[LocalInstruction]):
+    """Client of `Local`: some epochs on its own loss. Parameters are those of `TorchClient`."""
+
+    strategy = Local
+    instruction = LocalInstruction
+
+    def train(self, asked: LocalInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Descend on f_i from the client's own model; upload nothing."""
+        self.load_own(asked.start, config)
+        loss = self.descend([], lr=asked.lr, epochs=asked.local_epochs)
+        self.memory.keep(config, self.arrays())
+        return {}, {"loss": loss}

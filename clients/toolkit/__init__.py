@@ -1,0 +1,1 @@
+"""What the clients share: the round, the memory, the solvers, the app that hosts them."""

@@ -1,0 +1,129 @@
+"""The round of a client, whatever its method and whatever it computes with."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Generic, TypeVar
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.messages import UPLOAD, read_names, split_groups
+from fl_admm_strategies.runtime.schema import Instruction
+from fl_admm_strategies.runtime.strategy import StatefulStrategy
+
+from .app import identity
+from .memory import Memory
+
+Scalars = dict[str, Any]
+Asked = TypeVar("Asked", bound=Instruction)
+
+
+class MethodClient(NumPyClient, Generic[Asked]):
+    """Base of the clients: reads the typed message, keeps the memory, orders the upload.
+
+    A method's client names its strategy and its message and says in `train` what it does with it.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context, as `client_fn(context)` receives it.
+    state_dir : str or path, optional
+        Folder for what the client keeps between rounds, so that it outlives the run: see `Memory`.
+        By default that is in ``context.state``.
+
+    Attributes
+    ----------
+    memory : Memory
+        What the client keeps between rounds.
+    """
+
+    strategy: ClassVar[type[StatefulStrategy]]
+    """The server's half."""
+    instruction: ClassVar[type[Instruction]]
+    """What it sends for training."""
+
+    def __init__(
+        self, context: Context, *, state_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        self.context = context
+        self.memory = Memory(context, state_dir)
+
+    @abstractmethod
+    def train(self, asked: Asked, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Do the client's part of a round.
+
+        What it keeps goes through ``self.memory``; its randomness is that of the message.
+
+        Parameters
+        ----------
+        asked : Instruction
+            The message.
+        config : dict
+            All settings that came with it, for the memory and the seed.
+
+        Returns
+        -------
+        upload : Arrays
+            At least the arrays that the server wants.
+        metrics : dict
+            What the client reports.
+        """
+
+    @abstractmethod
+    def train_size(self) -> int:
+        """Return n_i, the number of training examples; raise ValueError if there are none."""
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Take part in a round: `train` on what the message says, or answer a handshake.
+
+        Raises
+        ------
+        ValueError
+            If there is nothing to train on, the message does not fit the method or the model, or
+            the client does not hold the variables that the server takes for its own.
+        """
+        if config.get("handshake"):
+            return self.answer_handshake(parameters, config)
+        num_examples = self.train_size()
+        asked: Any = self.instruction.decode(parameters, config)
+        with self.seeded(config):
+            upload, metrics = self.train(asked, config)
+        return self.ordered(upload, parameters, config), num_examples, metrics
+
+    def answer_handshake(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Answer a handshake, which by default asks for the number of training examples only."""
+        return [], self.train_size(), {}
+
+    def ordered(
+        self, upload: Mapping[str, NDArray[Any]], parameters: list[NDArray[Any]], config: Scalars
+    ) -> list[NDArray[Any]]:
+        """Return the arrays of an upload in the order in which the server wants them."""
+        if (wanted := config.get(UPLOAD)) is not None:
+            names = read_names(UPLOAD, wanted)
+        else:
+            names = list(next(iter(split_groups(parameters, config).values())))
+        if missing := [name for name in names if name not in upload]:
+            raise ValueError(
+                f"The server wants the arrays {', '.join(missing)}, which this client does not "
+                "have. Use one model definition on both sides."
+            )
+        return [upload[name] for name in names]
+
+    @contextmanager
+    def seeded(self, config: Scalars) -> Iterator[None]:
+        """Make the client's randomness that of this client in this round; here there is none."""
+        yield
+
+    def get_properties(self, config: Scalars) -> Scalars:
+        """Return who the client is, for Flower's legacy API."""
+        return identity(self.context)

@@ -1,0 +1,276 @@
+"""What every PyTorch client here shares: its model and data, its evaluation, its randomness."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.messages import split_groups
+
+from .base import Asked, MethodClient, Scalars
+from .solvers import (
+    Batch,
+    Loader,
+    LocalProblem,
+    LossFn,
+    OptimizerFn,
+    SplitBatch,
+    Term,
+    gradient_descent,
+)
+
+MetricFn = Callable[[Tensor, Tensor], float | Tensor]
+
+
+def split_pair(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Split a batch that is a pair (inputs, targets), as `torch.utils.data.TensorDataset`'s is."""
+    if not isinstance(batch, Sequence) or len(batch) != 2:
+        raise TypeError(
+            f"The loader yields {type(batch).__name__}, expected pairs (inputs, targets). For "
+            "batches of another form give split_batch, e.g. "
+            "split_batch=lambda batch: (batch['img'], batch['label'])."
+        )
+    return batch[0], batch[1]
+
+
+class TorchClient(MethodClient[Asked]):
+    """Base of the clients with a PyTorch model: any `torch.nn.Module`, loaders and a loss.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context, as `client_fn(context)` receives it.
+    model : nn.Module
+        Its ``state_dict()`` has the names and shapes of the strategy's initial arrays.
+    train_loader : iterable of batches
+        Training data: a `DataLoader`, or a list of batches.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)``: the mean over the batch.
+    test_loader : iterable of batches, optional
+        Data for `evaluate`; without it the client refuses to evaluate.
+    metrics : mapping of str to callable, optional
+        ``metric(outputs, targets)`` on all test outputs at once, by name, e.g. accuracy.
+    full_batch : bool (default: False)
+        Gradient descent with one full-gradient step an epoch, in place of mini-batch SGD.
+    optimizer_fn : callable (default: torch.optim.SGD)
+        ``optimizer_fn(parameters, lr=lr)``, made anew every round.
+    split_batch : callable (default: `split_pair`)
+        Turns what a loader yields into (inputs, targets).
+    device : str or torch.device (default: "cpu")
+        Where the model is moved and trained.
+    state_dir : str or path, optional
+        Folder for what the client keeps between rounds, so that it outlives the run: see `Memory`.
+        By default that is in ``context.state``.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        model: nn.Module,
+        train_loader: Loader,
+        loss_fn: LossFn,
+        *,
+        test_loader: Loader | None = None,
+        metrics: Mapping[str, MetricFn] | None = None,
+        full_batch: bool = False,
+        optimizer_fn: OptimizerFn = torch.optim.SGD,
+        split_batch: SplitBatch = split_pair,
+        device: str | torch.device = "cpu",
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(context, state_dir=state_dir)
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.metrics = dict(metrics or {})
+        self.full_batch = full_batch
+        self.optimizer_fn = optimizer_fn
+        self.train_problem = LocalProblem(
+            self.model, train_loader, loss_fn, split_batch, self.device
+        )
+        self.test_problem = (
+            None
+            if test_loader is None
+            else LocalProblem(self.model, test_loader, loss_fn, split_batch, self.device)
+        )
+
+    def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
+        """Return the arrays of the model's ``state_dict``."""
+        return list(self.arrays().values())
+
+    def arrays(self) -> Arrays:
+        """Return the arrays of the model's ``state_dict`` by name."""
+        return {n: tensor.cpu().clone().numpy() for n, tensor in self.model.state_dict().items()}
+
+    def train_size(self) -> int:
+        """Return n_i, the number of training examples.
+
+        Raises
+        ------
+        ValueError
+            If there are none.
+        """
+        num_examples = self.train_problem.num_examples()
+        if num_examples == 0:
+            raise ValueError("The client's train_loader is empty.")
+        return num_examples
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate every model of the message on the test data.
+
+        Returns
+        -------
+        loss : float
+            Test loss of the first model.
+        num_examples : int
+        metrics : dict
+            ``KIND-loss`` and ``KIND-METRIC`` for every kind of model.
+        """
+        with self.seeded(config):
+            return self.evaluate_models(split_groups(parameters, config, list(self.arrays())))
+
+    def evaluate_models(self, models: Mapping[str, Arrays]) -> tuple[float, int, Scalars]:
+        """Evaluate models, given by kind, on the test data."""
+        if self.test_problem is None:
+            raise ValueError(
+                "This client has no test_loader, so it cannot evaluate. Give it one, or switch "
+                "federated evaluation off with fraction_evaluate=0."
+            )
+        num_examples = self.test_problem.num_examples()
+        if num_examples == 0:
+            raise ValueError("The client's test_loader is empty.")
+        report: Scalars = {}
+        for kind, arrays in models.items():
+            self.load(arrays)
+            for name, value in self.measure(self.test_problem).items():
+                report[f"{kind}-{name}"] = value
+        return report[f"{next(iter(models))}-loss"], num_examples, report
+
+    def measure(self, problem: LocalProblem) -> dict[str, float]:
+        """Return loss and metrics of the loaded model on a problem's data."""
+        self.model.eval()
+        with torch.no_grad():
+            pairs = [(self.model(inputs), targets) for inputs, targets in problem.batches()]
+            outputs = torch.cat([output for output, _ in pairs])
+            targets = torch.cat([target for _, target in pairs])
+            values = {"loss": float(problem.loss_fn(outputs, targets))}
+            for name, metric in self.metrics.items():
+                values[name] = float(metric(outputs, targets))
+        return values
+
+    def descend(
+        self, terms: Sequence[Term], *, lr: float, epochs: int, **options: Any
+    ) -> float:
+        """Take the client's kind of descent steps on its training loss; see `gradient_descent`."""
+        return gradient_descent(
+            self.train_problem,
+            terms,
+            lr=lr,
+            epochs=epochs,
+            full_batch=self.full_batch,
+            optimizer_fn=self.optimizer_fn,
+            **options,
+        )
+
+    def load(self, arrays: Arrays) -> None:
+        """Load the arrays of a whole ``state_dict`` into the model.
+
+        Raises
+        ------
+        ValueError
+            If names or shapes differ from the model's.
+        """
+        state = self.model.state_dict()
+        if arrays.keys() != state.keys():
+            raise ValueError(
+                f"The server sent a model of {len(arrays)} arrays ({', '.join(arrays)}), the "
+                f"client's has {len(state)} ({', '.join(state)}). Use one model definition on both "
+                "sides."
+            )
+        for name, tensor in state.items():
+            if tuple(tensor.shape) != arrays[name].shape:
+                raise ValueError(
+                    f"The server sent '{name}' of shape {arrays[name].shape}, the client's model "
+                    f"has {tuple(tensor.shape)}. Use one model definition on both sides."
+                )
+        self.model.load_state_dict({name: torch.from_numpy(arrays[name]) for name in state})
+
+    def trained_names(self) -> list[str]:
+        """Return the names of the parameters that the model trains."""
+        return [name for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def trainable(self, names: Sequence[str], *, setting: str) -> list[str]:
+        """Return the names of a block that the server optimises, once they are seen to be trained.
+
+        Raises
+        ------
+        ValueError
+            If the model does not train one of them; `setting` says where to leave it out.
+        """
+        trained = set(self.trained_names())
+        if untrained := [name for name in names if name not in trained]:
+            raise ValueError(
+                f"The server optimises {', '.join(untrained)}, which the client's model does not "
+                "train (a buffer, such as a batch norm's running mean, or a frozen parameter). "
+                f"Give {setting} a pattern that leaves it out."
+            )
+        return list(names)
+
+    def load_block(self, block: Mapping[str, Tensor]) -> None:
+        """Overwrite some of the model's parameters."""
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in block.items():
+                parameters[name].copy_(tensor)
+
+    def block(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return copies of some of the model's parameters."""
+        parameters = dict(self.model.named_parameters())
+        return {name: parameters[name].detach().clone() for name in names}
+
+    @contextmanager
+    def seeded(self, config: Scalars) -> Iterator[None]:
+        """Make torch's randomness (batch order, dropout) that of this client in this round.
+
+        An evaluation needs it too: a loader that shuffles changes the last bits of its sums.
+
+        The state of torch's generators outside is left as it was. Randomness of a user's own that
+        does not come from torch is the user's to seed, with ``config["seed"]``.
+        """
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(config.get("seed", 0)))
+            generator = getattr(self.train_problem.loader, "generator", None)
+            if generator is not None:
+                generator.manual_seed(int(config.get("seed", 0)))
+            yield
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of samples whose largest output is the target class."""
+    return (outputs.argmax(dim=1) == targets).float().mean()
+
+
+def rmse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the root of the mean squared error, in the unit of the targets."""
+    return ((outputs - targets) ** 2).mean().sqrt()
+
+
+def to_numpy(block: Mapping[str, Tensor], prefix: str = "") -> dict[str, NDArray[Any]]:
+    """Return named tensors as numpy arrays, with a prefix to their names."""
+    return {f"{prefix}{name}": tensor.cpu().numpy() for name, tensor in block.items()}
+
+
+def to_tensors(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
+    """Return named numpy arrays as tensors on a device, copied."""
+    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}

@@ -1,0 +1,1 @@
+"""The methods, one file each; a file holds what its paper says."""

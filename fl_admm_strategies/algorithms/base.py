@@ -1,0 +1,118 @@
+"""What several methods share: how much a client counts, and consensus over a model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Unpack
+
+from ..maths.blocks import BATCH_NORM, Arrays, compile_pattern
+from ..maths.checks import check_choice
+from ..runtime.membership import Membership
+from ..runtime.messages import ClientInstruction, Reply
+from ..runtime.schema import Instruction
+from ..runtime.strategy import SampledSettings, SampledStrategy
+
+Weights = Literal["uniform", "size"]
+Duals = Literal["strategy", "client"]
+
+
+class WeightedSettings(SampledSettings, total=False):
+    """The parameters of `WeightedStrategy`."""
+
+    weights: Weights
+
+
+class WeightedStrategy(SampledStrategy):
+    """Base of the methods that minimise a sum of alpha_i f_i.
+
+    Parameters
+    ----------
+    weights : {"uniform", "size"} (default: "uniform")
+        alpha_i: 1/m, or n_i/n, which a handshake asks for. m and n stay those of the start when
+        clients come and go: only the ratios of the alpha_i matter to the minimiser, and nobody's
+        step changes.
+    **base
+        The parameters of `SampledStrategy`.
+    """
+
+    def __init__(self, *, weights: Weights = "uniform", **base: Unpack[SampledSettings]) -> None:
+        super().__init__(**base)
+        check_choice("weights", weights, ("uniform", "size"))
+        self.weights = weights
+
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+        """Ask for n_i where the clients are weighted by it."""
+        if self.weights == "uniform":
+            return {}
+        return {client: ClientInstruction({"nothing": {}}) for client in client_ids}
+
+    def alpha_of(self, reply: Reply | None) -> float:
+        """Return a client's alpha_i, by its reply to the handshake."""
+        if self.weights == "uniform" or reply is None:
+            return 1 / self.membership.num_initial
+        return reply.num_examples / self.membership.initial_examples
+
+
+class ConsensusSettings(WeightedSettings, total=False):
+    """The parameters of `ConsensusStrategy`."""
+
+    duals: Duals
+    averaged: str
+
+
+class ConsensusStrategy(WeightedStrategy):
+    """Base of the ADMM methods whose clients agree on a model.
+
+    Parameters
+    ----------
+    duals : {"strategy", "client"} (default: "strategy")
+        Where the clients' variables live. "strategy": the server keeps them and a client that was
+        lost can go on. "client", the papers' own placement: the clients keep them and send the
+        change of their message, so that the server needs O(d) memory and never sees them. The same
+        trajectory up to rounding, the same bytes. With "client" all clients start afresh from the
+        global model when one has lost its state or has left: nobody can take its part out of the
+        server's sum.
+    averaged : str (default: `BATCH_NORM`)
+        Regular expression searched in the arrays' names: arrays without a gradient, which are
+        averaged over the participants, weighted by their examples, as are all integers.
+    **base
+        The parameters of `WeightedStrategy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        duals: Duals = "strategy",
+        averaged: str = BATCH_NORM,
+        **base: Unpack[WeightedSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_choice("duals", duals, ("strategy", "client"))
+        self.duals = duals
+        self.averaged = averaged
+        self._averaged = compile_pattern("averaged", averaged)
+
+
+@dataclass(frozen=True)
+class OwnModelEvaluation(Instruction):
+    """Evaluate the client's own model, and the global one where the method has one.
+
+    `personal` is empty but for a client that has no model of its own yet.
+    """
+
+    personal: Arrays
+    global_: Arrays | None
+
+
+def evaluate_own_models(
+    membership: Membership,
+    client_ids: Sequence[int],
+    initial: Arrays,
+    global_model: Arrays | None = None,
+) -> dict[int, OwnModelEvaluation]:
+    """Ask clients to evaluate the models that they keep; new ones start from the initial model."""
+    return {
+        client: OwnModelEvaluation(initial if membership.is_new(client) else {}, global_model)
+        for client in client_ids
+    }

@@ -1,0 +1,148 @@
+"""Ditto: FedAvg for one global model, and beside it a personal model that is pulled towards it.
+
+    v_i = argmin f_i(v) + lambda/2 ||v - w||^2,    w by FedAvg
+
+The personal models never leave their clients and do not influence w.
+
+Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML
+2021, arXiv:2012.04221: Algorithm 1; see docs/methods/ditto.md. The client is `clients.DittoClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+import numpy as np
+
+from ..maths.blocks import Arrays, average
+from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Reply
+from ..runtime.schema import Instruction
+from ..runtime.strategy import SampledSettings, SampledStrategy
+from .base import OwnModelEvaluation, Weights, evaluate_own_models
+
+
+@dataclass
+class DittoState:
+    """w, the global model, and w^0, which every v_i starts from."""
+
+    model: Arrays
+    initial: Arrays
+
+
+@dataclass(frozen=True)
+class DittoInstruction(Instruction):
+    """What a client gets: w, and v_i^0 before its first accepted upload."""
+
+    model: Arrays
+    start: Arrays | None
+    lam: float
+    lr: float
+    local_epochs: int
+    personal_lr: float
+    personal_epochs: int
+
+
+class Ditto(SampledStrategy):
+    """Federated learning with a global model and personal ones beside it (Ditto).
+
+    Parameters
+    ----------
+    lam : float (default: 1.0)
+        lambda, how strongly a personal model is held near the global one; 0 is local training.
+    lr : float (default: 0.1)
+        eta_g, the step size of the global model's local work.
+    local_epochs : int (default: 1)
+        K_g, its local epochs.
+    personal_lr : float, optional
+        eta_p, the step size of the personal model. By default `lr`.
+    personal_epochs : int, optional
+        K_p, its local epochs. By default `local_epochs`.
+    weights : {"uniform", "size"} (default: "uniform")
+        Whether w is the plain mean of the participants' models or weighted by their examples.
+    **base
+        The parameters of `SampledStrategy`.
+
+    Notes
+    -----
+    Both steps of a round start from what the client has when w arrives: the global one from w, the
+    personal one from v_i, pulled to that same w. A client that lost its v_i starts again from w^0.
+
+    Examples
+    --------
+    >>> strategy = Ditto(lam=1.0, lr=0.1, fraction_train=0.5)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
+
+    def __init__(
+        self,
+        *,
+        lam: float = 1.0,
+        lr: float = 0.1,
+        local_epochs: int = 1,
+        personal_lr: float | None = None,
+        personal_epochs: int | None = None,
+        weights: Weights = "uniform",
+        **base: Unpack[SampledSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_not_negative("lam", lam)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        if personal_lr is not None:
+            check_positive("personal_lr", personal_lr)
+        if personal_epochs is not None:
+            check_count("personal_epochs", personal_epochs, least=1)
+        check_choice("weights", weights, ("uniform", "size"))
+        self.lam = lam
+        self.lr = lr
+        self.local_epochs = local_epochs
+        self.personal_lr = personal_lr
+        self.personal_epochs = personal_epochs
+        self.weights = weights
+
+    def init_state(self, arrays: Arrays) -> DittoState:
+        """Start with w^0 and all v_i^0 the initial model."""
+        return DittoState(arrays, arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, DittoInstruction]:
+        """Send w to everybody, and v_i^0 to clients without a model of their own."""
+        return {
+            client: DittoInstruction(
+                model=self.state.model,
+                start=self.state.initial if self.membership.is_new(client) else None,
+                lam=self.lam,
+                lr=self.lr,
+                local_epochs=self.local_epochs,
+                personal_lr=self.personal_lr or self.lr,
+                personal_epochs=self.personal_epochs or self.local_epochs,
+            )
+            for client in client_ids
+        }
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set w to the mean of the participants' w_i."""
+        sizes = np.array([reply.num_examples for reply in replies.values()])
+        weights = sizes if self.weights == "size" else np.ones_like(sizes)
+        self.state.model = average(self.state.model, replies, weights)
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, OwnModelEvaluation]:
+        """Ask for v_i, which the clients have, and w."""
+        initial, model = self.state.initial, self.state.model
+        return evaluate_own_models(self.membership, client_ids, initial, model)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return w; v_i stays with its client."""
+        if kind == "personal":
+            return OnClient("Read DittoClient(...).personal_arrays() there.")
+        model: Arrays = self.state.model
+        return model

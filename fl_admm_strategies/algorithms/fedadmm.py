@@ -1,0 +1,144 @@
+"""FedADMM: one global model by inexact consensus ADMM, the ancestor of FedAPM and FLAME.
+
+Zhou, Li, "Federated Learning via Inexact ADMM", TPAMI 2023, in the form of FedAPM's Algorithm 1
+without personal parameters; see docs/methods/fedadmm.md. The client is `clients.FedADMMClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Block, weighted_average
+from ..maths.checks import check_count, check_positive
+from ..maths.clienttable import ClientTable, Row
+from ..maths.consensus import ConsensusADMM
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Metrics, Reply
+from ..runtime.schema import Instruction
+from .base import ConsensusSettings, ConsensusStrategy
+
+
+@dataclass
+class FedADMMState:
+    """w with all u_i and pi_i; phi, the averaged arrays; rows ``alpha``."""
+
+    consensus: ConsensusADMM
+    averaged_arrays: Arrays
+    clients: ClientTable
+
+
+@dataclass(frozen=True)
+class FedADMMInstruction(Instruction):
+    """What a client gets; `start` is u_i, sent where the client may not hold it."""
+
+    anchor: Arrays
+    start: Arrays | None
+    rho: float
+    lr: float
+    local_epochs: int
+    loss_weight: float
+    duals: str
+    optimised: list[str]
+
+
+class FedADMM(ConsensusStrategy):
+    """Federated learning by inexact ADMM (FedADMM).
+
+    Parameters
+    ----------
+    rho : float (default: 0.01)
+        rho, the ADMM penalty parameter. It stands beside the loss scaled by alpha_i = 1/m: `rho`
+        and `lr` do what m rho and lr/m do for the plain loss.
+    lr : float (default: 0.1)
+        eta, the clients' step size, for the scaled loss as well.
+    local_epochs : int (default: 3)
+        E, local epochs: full-gradient steps with GD, passes over the data with SGD.
+    **base
+        The parameters of `ConsensusStrategy`. What lives where is u_i and pi_i.
+
+    Examples
+    --------
+    >>> strategy = FedADMM(rho=0.01, lr=0.1, fraction_train=0.3)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    kinds: ClassVar = {"global": "one global model"}
+
+    def __init__(
+        self,
+        *,
+        rho: float = 0.01,
+        lr: float = 0.1,
+        local_epochs: int = 3,
+        **base: Unpack[ConsensusSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_positive("rho", rho)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        self.rho = rho
+        self.lr = lr
+        self.local_epochs = local_epochs
+
+    def init_state(self, arrays: Arrays) -> FedADMMState:
+        """Start with u_i^0 = w^0, the initial model, and pi_i^0 = 0."""
+        self._block = Block.optimised(arrays, self._averaged)
+        first, on_clients = self._block.vector(arrays), self.duals == "client"
+        consensus = ConsensusADMM(first, self.rho, on_clients=on_clients)
+        return FedADMMState(consensus, self._block.rest(arrays), ClientTable(alpha=0.0))
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Start with alpha_i."""
+        return {"alpha": self.alpha_of(reply)}
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedADMMInstruction]:
+        """Send the anchor w - pi_i/rho, or w where clients keep their duals."""
+        return {client: self._instruction(client) for client in client_ids}
+
+    def _instruction(self, client: int) -> FedADMMInstruction:
+        consensus, members = self.state.consensus, self.membership
+        start = consensus.start(
+            client,
+            holds_it=members.has_current_state(client),
+            last_accepted=members.last_accepted.get(client),
+        )
+        return FedADMMInstruction(
+            anchor=self._model(consensus.anchor(client)),
+            start=None if start is None else self._block.arrays(start),
+            rho=self.rho,
+            lr=self.lr,
+            local_epochs=self.local_epochs,
+            loss_weight=self.state.clients[client].alpha,
+            duals=self.duals,
+            optimised=self._block.names,
+        )
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Take in the participants' u_i, (12), (13); w is the mean of all z_i (8)."""
+        state, vector = self.state, self._block.vector
+        self._gaps = [state.consensus.update(c, vector(r.arrays)) for c, r in replies.items()]
+        state.consensus.aggregate()
+        state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
+
+    def round_metrics(self) -> Metrics:
+        """Return ``gap``, the mean ||u_i - w|| of the participants, where the server knows u_i."""
+        known = [gap for gap in self._gaps if gap is not None]
+        return {"gap": float(np.mean(known))} if known else {}
+
+    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
+        """Start everybody from w where clients keep their duals."""
+        self.state.consensus.restart(server_round)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return w, with the averaged arrays."""
+        return self._model(self.state.consensus.w.copy())
+
+    def _model(self, vector: NDArray[Any]) -> Arrays:
+        return self._block.model(vector, self.state.averaged_arrays, copy=False)

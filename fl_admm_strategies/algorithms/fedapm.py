@@ -1,0 +1,186 @@
+"""FedAPM: a model that is partly shared and partly every client's own, by inexact consensus ADMM.
+
+Every client first moves its personal parameters v_i, then its copy u_i of the shared ones; only the
+latter travel. It is FedADMM with a step on v_i in front.
+
+Zhu, Nie, Zeng, Wang, Sun, Yao, Chen, Xu, Yang, "FedAPM: Federated Learning via ADMM with Partial
+Model Personalization", KDD 2025: Algorithm 1, equations (8) to (16); see docs/methods/fedapm.md.
+The client is `clients.FedAPMClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Unpack
+
+from ..maths.blocks import Arrays, Spec, compile_pattern, matching, optimised, spec_of
+from ..maths.checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_not_negative,
+    check_positive,
+)
+from ..runtime.algorithm import OnClient
+from ..runtime.schema import Instruction
+from .base import ConsensusSettings
+from .fedadmm import FedADMM, FedADMMInstruction, FedADMMState
+
+
+class FedADMMSettings(ConsensusSettings, total=False):
+    """The parameters of `FedADMM`."""
+
+    rho: float
+    lr: float
+    local_epochs: int
+
+
+@dataclass(frozen=True)
+class FedAPMInstruction(FedADMMInstruction):
+    """What a client gets: FedADMM's message for the shared arrays, and the settings of v_i."""
+
+    personal: str | None
+    sigma: float
+    personal_epochs: int
+    u_start: str
+    tolerance: float | None
+    tolerance_decay: float
+    max_steps: int
+
+
+@dataclass(frozen=True)
+class FedAPMEvaluation(Instruction):
+    """What a client needs to evaluate: w, and u_i where it may not hold it."""
+
+    global_: Arrays
+    start: Arrays | None
+    personal: str | None
+    duals: str
+    optimised: list[str]
+
+
+class FedAPM(FedADMM):
+    """Federated learning with partial model personalisation by inexact ADMM (FedAPM).
+
+    Parameters
+    ----------
+    personal : str or None
+        Regular expression searched in the names of the arrays: v_i, which stays with the clients
+        and may have other shapes on each of them. `clients.input_layers`, `output_layers` and
+        `split_input` write it for the paper's three kinds of personalisation. None: nothing is
+        personal, which is `FedADMM`.
+    sigma : float (default: 0.01)
+        sigma_i, the weight of the proximal term of the v-step; 0 switches it off. The descent of
+        the augmented Lagrangian needs sigma > 8/15 rho (Lemma 5).
+    personal_epochs : int (default: 3)
+        E_v, local epochs of the v-step. `local_epochs` is E_u.
+    u_start : {"local", "server"} (default: "local")
+        Whether both steps of a client begin at its own u_i (Algorithm 1), or at the server's w as
+        FedAlt's do. With the duals in the strategy "server" sends w beside the anchor, twice the
+        bytes.
+    tolerance : float, optional
+        xi_i^0: the u-step takes full-gradient steps until the accuracy test (16) holds, in place of
+        `local_epochs`. The descent holds from the first round on if it is at least
+        ||alpha_i grad_u f_i(v_i^0, w^0)||^2.
+    tolerance_decay : float (default: 0.9)
+        mu_i: xi_i <- mu_i xi_i in every round of client i, the first included (10).
+    max_steps : int (default: 1000)
+        Steps after which the accuracy test is given up; the clients' metric ``residual`` tells.
+    **base
+        The parameters of `FedADMM`.
+
+    Notes
+    -----
+    The initial arrays are a whole model, any client's: they say which arrays are shared, and start
+    them. v_i^0 is what the client's own model holds when it is built. The global model has the
+    shared arrays only, since nobody but the clients has the others.
+
+    Examples
+    --------
+    >>> strategy = FedAPM(output_layers(model, 1), rho=0.01, lr=0.1, fraction_train=0.3)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=300)
+    """
+
+    kinds: ClassVar = {"personal": "personal model", "global": "own part with the shared one"}
+
+    def __init__(
+        self,
+        personal: str | None,
+        *,
+        sigma: float = 0.01,
+        personal_epochs: int = 3,
+        u_start: Literal["local", "server"] = "local",
+        tolerance: float | None = None,
+        tolerance_decay: float = 0.9,
+        max_steps: int = 1000,
+        **base: Unpack[FedADMMSettings],
+    ) -> None:
+        super().__init__(**base)
+        self._personal = compile_pattern("personal", personal)
+        check_not_negative("sigma", sigma)
+        check_count("personal_epochs", personal_epochs, least=1)
+        check_choice("u_start", u_start, ("local", "server"))
+        if tolerance is not None:
+            check_positive("tolerance", tolerance)
+        check_fraction("tolerance_decay", tolerance_decay, zero=False)
+        check_count("max_steps", max_steps, least=1)
+        self.personal = personal
+        self.sigma = sigma
+        self.personal_epochs = personal_epochs
+        self.u_start = u_start
+        self.tolerance = tolerance
+        self.tolerance_decay = tolerance_decay
+        self.max_steps = max_steps
+
+    def init_state(self, arrays: Arrays) -> FedADMMState:
+        """Start FedADMM's state for the shared arrays alone."""
+        if self._personal is not None:
+            # Of what is optimised something must be personal and something shared.
+            matching("personal", self._personal, optimised(arrays, self._averaged))
+            arrays = {n: a for n, a in arrays.items() if not self._personal.search(n)}
+        self._shared = spec_of(arrays)
+        return super().init_state(arrays)
+
+    def upload_spec(self) -> Spec:
+        """Return the shared arrays' names, shapes and dtypes."""
+        return self._shared
+
+    def _instruction(self, client: int) -> FedAPMInstruction:
+        common = vars(super()._instruction(client))
+        if self.u_start == "server" and self.duals == "strategy":
+            common["start"] = self._block.arrays(self.state.consensus.w)
+        return FedAPMInstruction(
+            **common,
+            personal=self.personal,
+            sigma=self.sigma,
+            personal_epochs=self.personal_epochs,
+            u_start=self.u_start,
+            tolerance=self.tolerance,
+            tolerance_decay=self.tolerance_decay,
+            max_steps=self.max_steps,
+        )
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedAPMEvaluation]:
+        """Send everybody w, and u_i to whom may not hold it; v_i is with the clients."""
+        model = self.global_model()
+        return {
+            client: FedAPMEvaluation(
+                global_=model,
+                start=super(FedAPM, self)._instruction(client).start,
+                personal=self.personal,
+                duals=self.duals,
+                optimised=self._block.names,
+            )
+            for client in client_ids
+        }
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return w, the shared arrays; the clients' own models stay with them."""
+        if kind == "personal":
+            return OnClient(
+                "Read FedAPMClient(...).personal_arrays() there; global_arrays has the shared part."
+            )
+        return super().model(kind, client_id)

@@ -1,0 +1,409 @@
+"""FedGiA: federated learning by gradient descent and inexact ADMM.
+
+In every round all clients compute one gradient at the server's point x. A random group then takes
+k0 steps of inexact ADMM with it, the others one gradient step; the server averages what they send.
+
+Zhou, Li, "Efficient and Convergent Federated Learning", arXiv:2205.01438 (published as "FedGiA: An
+Efficient Hybrid Algorithm for Federated Learning", IEEE TSP 71, 2023): Algorithm 1, equations (12)
+to (18), the choices of H_i and sigma of Table II; see docs/methods/fedgia.md. tau_k is the ceiling
+of k/k0 (its brackets are printed as a floor's), so x stays for k0 steps. The clients are
+`clients.FedGiAClient` and `clients.FedGiALinearClient`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO
+from typing import Any, ClassVar, Literal, Unpack
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Block, Spec, under
+from ..maths.checks import check_choice, check_count, check_fraction, check_positive, listing
+from ..maths.clienttable import ClientTable, Row
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Metrics, Reply
+from ..runtime.schema import Instruction
+from ..runtime.strategy import BaseSettings, StatefulStrategy, StopRule
+from .base import Duals
+
+DUAL = "dual/"
+"""Before the names of the arrays of pi_i in an upload; those of z_i have the model's names."""
+GRADIENT = "gradient/"
+"""Before those of grad f_i(x)/m."""
+
+
+@dataclass
+class FedGiAState:
+    """The server's variables, for n parameters.
+
+    Attributes
+    ----------
+    clients : ClientTable
+        Rows ``message`` (z_i, the client's last) and, where the strategy keeps it, ``pi`` (pi_i),
+        shape (n,); ``curvature`` (r_i), NaN where it is not known yet.
+    x : ndarray of shape (n,)
+        The mean of the z_i, which the next round starts from.
+    point : ndarray of shape (n,)
+        x of the last round that changed the state: where the clients computed their gradients.
+    group_seed : int
+        Draws the group of every round.
+    objective, squared_gradient : float
+        f(x) and ||grad f(x)||^2 at `point`; NaN where not every client reported.
+    """
+
+    clients: ClientTable
+    x: NDArray[Any]
+    point: NDArray[Any]
+    group_seed: int
+    objective: float = math.nan
+    squared_gradient: float = math.nan
+
+
+@dataclass(frozen=True)
+class FedGiAQuestion(Instruction):
+    """The handshake: what is r_i at this model?"""
+
+    model: Arrays
+    hessian: str
+
+
+@dataclass(frozen=True)
+class FedGiAInstruction(Instruction):
+    """What a client gets: x, and pi_i if it is in the ADMM group and does not keep it."""
+
+    model: Arrays
+    dual: Arrays | None
+    admm: bool
+    hessian: str
+    curvature: float
+    sigma: float
+    num_clients: int
+    local_steps: int
+    keep_dual: bool
+    report_gradient: bool
+
+
+@dataclass(frozen=True)
+class FedGiADiagnostics:
+    """What Table III reports of a run; see `FedGiA.diagnostics`.
+
+    Attributes
+    ----------
+    arrays : Arrays
+        x, the point of the last round: the one that the other numbers belong to. The global model
+        is one aggregation further.
+    objective : float
+        f(x) = (1/m) sum_i f_i(x); NaN where a client's reply was missing.
+    squared_gradient : float
+        ||grad f(x)||^2; NaN where it is not known.
+    communication_rounds : int
+        CR: the rounds of local work that led to x.
+    """
+
+    arrays: Arrays
+    objective: float
+    squared_gradient: float
+    communication_rounds: int
+
+
+class FedGiA(StatefulStrategy):
+    """Federated gradient descent and inexact ADMM (FedGiA).
+
+    Minimises f(x) = (1/m) sum_i f_i(x), all clients counting equally. Every client takes part in
+    every round, so there is no `fraction_train`; a client whose reply is missing counts with its
+    last z_i, until it has left the run (`max_missed_rounds`).
+
+    Parameters
+    ----------
+    t : float (default: 0.15)
+        sigma = t r/m with r = max_i r_i, the penalty parameter. The default is Table II's for
+        linear regression; for logistic regression it has max(0.1, 8 ln(d)/n). Larger is slower and
+        safer: the theory wants t > 6, and the limit of large k0, gradient descent with step
+        1/(t r), needs t > L/(2r) with L the curvature of f itself.
+    hessian : {'diagonal', 'gram'} (default: 'diagonal')
+        H_i: r_i I (FedGiA_D, for any loss) or the Gram matrix of the client's data (FedGiA_G, for
+        `clients.FedGiALinearClient`).
+    local_steps : int (default: 5)
+        k0, the inexact ADMM steps of a round. They cost no gradient, and as much as one step.
+    fraction_admm : float (default: 0.5)
+        s, the share of clients in the inexact ADMM group, ceil(s m) of them, drawn anew every
+        round; the others take the gradient step.
+    curvature : float or mapping of int to float, optional
+        r_i, of all clients or by client id. By default every client reports its own in a handshake
+        before round 1, as does one that comes later and is not in the mapping.
+    duals : {'strategy', 'client'} (default: 'strategy')
+        Where pi_i lives. 'strategy': it travels both ways (down 2n numbers for the ADMM group and n
+        for the others, up 2n) and clients keep nothing. 'client': the paper's wire, n down and n
+        up; the same trajectory up to rounding. A client that has lost its pi_i goes on with
+        pi_i = 0; its z_i is here.
+    report_gradient : bool (default: False)
+        Find out ||grad f(x)||^2, the norm of a sum over all clients, in every round. Every client
+        sends its gradient along (n more numbers up, counted in `traffic`), except with
+        hessian='diagonal' and duals='strategy', where it follows from z_i and pi_i by (34).
+    **base
+        The parameters of `StatefulStrategy`.
+
+    Notes
+    -----
+    ||grad f||^2 belongs to the point x that a round started from: the gradients come with the
+    round's replies. `gradient_tolerance` makes a stop rule of it.
+
+    The first step may increase the augmented Lagrangian, whatever t is: with pi_i^0 = 0 equation
+    (34), on which the descent lemma rests, holds only from the second on.
+
+    A client that connects in mid-run is asked for its r_i, takes the gradient step in its first
+    round and counts from its first accepted upload on. In sigma and in the clients' steps m stays
+    what it was at the start: the same algorithm for m'/m times f with the m' clients there are, so
+    that nobody's pi_i changes its scale.
+
+    Examples
+    --------
+    >>> strategy = FedGiA(t=0.15, local_steps=10, report_gradient=True)
+    >>> stop = strategy.gradient_tolerance(1e-9)
+    >>> result = strategy.start(grid, ArrayRecord({"x": Array(np.zeros(100))}), 1000, stop=stop)
+    >>> strategy.diagnostics().communication_rounds
+    7
+    """
+
+    kinds: ClassVar = {"global": "one global model"}
+
+    def __init__(
+        self,
+        *,
+        t: float = 0.15,
+        hessian: Literal["diagonal", "gram"] = "diagonal",
+        local_steps: int = 5,
+        fraction_admm: float = 0.5,
+        curvature: float | Mapping[int, float] | None = None,
+        duals: Duals = "strategy",
+        report_gradient: bool = False,
+        **base: Unpack[BaseSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_positive("t", t)
+        check_count("local_steps", local_steps, least=1)
+        check_fraction("fraction_admm", fraction_admm, zero=False)
+        check_choice("hessian", hessian, ("diagonal", "gram"))
+        check_choice("duals", duals, ("strategy", "client"))
+        if isinstance(curvature, Mapping):
+            for client, value in curvature.items():
+                check_positive(f"curvature of client {client}", value)
+        elif curvature is not None:
+            check_positive("curvature", curvature)
+        self.t = t
+        self.hessian = hessian
+        self.local_steps = local_steps
+        self.fraction_admm = fraction_admm
+        self.curvature = curvature
+        self.duals = duals
+        self.report_gradient = report_gradient
+        recovered = hessian == "diagonal" and duals == "strategy"
+        self._sends_gradient = report_gradient and not recovered
+
+    # ------------------------------------------------------------------------------------------
+    # The start
+    # ------------------------------------------------------------------------------------------
+
+    def init_state(self, arrays: Arrays) -> FedGiAState:
+        """Start with z_i = x^0 and pi_i = 0 for every client."""
+        self._block = Block.optimised(arrays)
+        self._fixed = self._block.rest(arrays)
+        first, m = self._block.vector(arrays), self.membership.num_initial
+        if self._group_size(m) < 1:
+            raise ValueError(
+                f"fraction_admm is {self.fraction_admm}, which of {m} clients is nobody. Give at "
+                f"least {1 / m:.2g}."
+            )
+        if self.t <= 6:
+            log(INFO, "FedGiA: t = %s; the convergence theory assumes t > 6", self.t)
+        dual = {"pi": np.zeros_like(first)} if self.duals == "strategy" else {}
+        clients = ClientTable(message=first, curvature=math.nan, **dual)
+        return FedGiAState(clients, x=first, point=first, group_seed=self.seed)
+
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedGiAQuestion]:
+        """Ask clients for their r_i, at the global model, unless it was given.
+
+        Raises
+        ------
+        ValueError
+            If r_i was given for some of those only that are there from the start.
+        """
+        missing = [client for client in client_ids if math.isnan(self._given(client))]
+        if self.curvature and (initial := [c for c in missing if c in self.membership]):
+            raise ValueError(f"curvature has no value for the clients {listing(initial)}.")
+        return dict.fromkeys(missing, FedGiAQuestion(self.global_model(), self.hessian))
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Start with z_i = x, pi_i = 0 and r_i as it was given or reported."""
+        curvature = self._given(client_id)
+        if math.isnan(curvature) and reply is not None:
+            curvature = reply.metrics.get("curvature", math.nan)
+            check_positive(f"The curvature that client {client_id} reported", curvature)
+        return {"message": self.state.x, "curvature": curvature}
+
+    def _given(self, client: int) -> float:
+        if isinstance(self.curvature, Mapping):
+            return float(self.curvature.get(client, math.nan))
+        return math.nan if self.curvature is None else float(self.curvature)
+
+    def handshake(self, replies: Mapping[int, Reply]) -> None:
+        """Say what the clients found in their data."""
+        for kind, what in (("zero", "all-zero"), ("constant", "constant")):
+            counts = [reply.metrics.get(f"{kind}-columns", 0) for reply in replies.values()]
+            if any(counts):
+                log(
+                    INFO,
+                    "FedGiA: %s of %s clients have %s data columns, up to %d; H_i/m + sigma I is "
+                    "invertible all the same",
+                    np.count_nonzero(counts),
+                    len(counts),
+                    what,
+                    max(counts),
+                )
+
+    # ------------------------------------------------------------------------------------------
+    # A round
+    # ------------------------------------------------------------------------------------------
+
+    @property
+    def sigma(self) -> float:
+        """The penalty parameter, t r/m with r = max_i r_i; NaN before the handshake."""
+        self._need_state()
+        largest = float(self.state.clients.column("curvature").max(initial=-math.inf))
+        return self.t * (largest if largest > 0 else math.nan) / self.membership.num_initial
+
+    def admm_group(self, server_round: int) -> NDArray[np.bool_]:
+        """Return which clients are in the inexact ADMM group C of a round, shape (m,).
+
+        Uniform without replacement; a function of the seed and the round alone, so that a run which
+        was continued from a saved state draws the same.
+        """
+        m = len(self.client_ids)
+        rng = np.random.default_rng([self.state.group_seed, server_round, *b"FedGiA"])
+        group = np.zeros(m, dtype=np.bool_)
+        group[rng.choice(m, size=self._group_size(m), replace=False)] = True
+        return group
+
+    def _group_size(self, num_clients: int) -> int:
+        # ceil(s m), as the authors round it, less roundings such as 0.07 * 100 > 7.
+        return math.ceil(self.fraction_admm * num_clients - 1e-9)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedGiAInstruction]:
+        """Send x (and pi_i) to every client, and which group it is in.
+
+        A client that is joining takes the gradient step, which finds its pi_i at once.
+        """
+        model, sigma = self.global_model(), self.sigma
+        in_admm = dict(zip(self.client_ids, self.admm_group(server_round), strict=True))
+        instructions = {}
+        for client in client_ids:
+            own, admm = self.state.clients[client], bool(in_admm.get(client, False))
+            sends_dual = self.duals == "strategy" and admm  # the others need none
+            instructions[client] = FedGiAInstruction(
+                model=model,
+                dual=self._block.arrays(own.pi) if sends_dual else None,
+                admm=admm,
+                hessian=self.hessian,
+                curvature=own.curvature,
+                sigma=sigma,
+                num_clients=self.membership.num_initial,
+                local_steps=self.local_steps,
+                keep_dual=self.duals == "client",
+                report_gradient=self._sends_gradient,
+            )
+        return instructions
+
+    def upload_spec(self) -> Spec:
+        """Return the model's arrays for z_i, and further sets for pi_i and the gradient."""
+        spec = dict(self.model_spec)
+        for prefix in [DUAL] * (self.duals == "strategy") + [GRADIENT] * self._sends_gradient:
+            spec |= {prefix + name: entry for name, entry in self._block.spec.items()}
+        return spec
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Take in every z_i and pi_i, then what they say about f at the point that was sent."""
+        state, m = self.state, self.membership.num_initial
+        total = np.zeros(self._block.size)
+        gradient = np.zeros(self._block.size)  # sum_i grad f_i(x)/m, m being that of the start
+        for client in self.client_ids:
+            own = state.clients[client]
+            if (reply := replies.get(client)) is not None:
+                own.message = self._block.vector(reply.arrays)
+                if self.duals == "strategy":
+                    own.pi = self._block.vector(under(DUAL, reply.arrays))
+                if self._sends_gradient:
+                    gradient += self._block.vector(under(GRADIENT, reply.arrays))
+                elif self.report_gradient:
+                    self._add_gradient(own, gradient)
+            total += own.message
+        state.point, state.x = state.x, (total / len(self.client_ids)).astype(self._block.dtype)
+        everybody = len(replies) == len(self.client_ids)  # (12) is a mean over all
+        losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
+        state.objective = float(np.mean(losses)) if everybody else math.nan
+        known = everybody and self.report_gradient
+        gradient *= m / len(self.client_ids)
+        state.squared_gradient = float(np.sum(gradient**2)) if known else math.nan
+
+    def _add_gradient(self, own: Any, gradient: NDArray[np.float64]) -> None:
+        """Add grad f_i(x)/m = -pi_i - (r_i/m) (x_i - x), which is (34) with H_i = r_i I."""
+        weight = float(own.curvature) / self.membership.num_initial
+        moved = np.subtract(own.message, self.state.x, dtype=np.float64)
+        moved *= weight  # x_i - x = (z_i - x) - pi_i/sigma, by (15)
+        gradient -= moved
+        np.multiply(own.pi, weight / self.sigma - 1, out=moved, dtype=np.float64)
+        gradient += moved
+
+    # ------------------------------------------------------------------------------------------
+    # Results
+    # ------------------------------------------------------------------------------------------
+
+    def round_metrics(self) -> Metrics:
+        """Return f(x) and ||grad f(x)||^2 at the point of the last round, where they are known."""
+        known = {
+            "objective": self.state.objective,
+            "squared-gradient": self.state.squared_gradient,
+        }
+        return {name: value for name, value in known.items() if not math.isnan(value)}
+
+    def diagnostics(self) -> FedGiADiagnostics:
+        """Return what Table III reports: f(x), ||grad f(x)||^2 and CR at the last round's x."""
+        self._need_state()
+        return FedGiADiagnostics(
+            arrays=self._block.model(self.state.point, self._fixed),
+            objective=self.state.objective,
+            squared_gradient=self.state.squared_gradient,
+            communication_rounds=max(self.last_round - 1, 0),
+        )
+
+    def gradient_tolerance(self, per_parameter: float = 1e-9) -> StopRule:
+        """Return a rule for ``start(stop=...)``: stop at ||grad f(x)||^2 <= n per_parameter (30).
+
+        A round in which a client's reply is missing does not stop the run: the gradient is unknown.
+
+        Parameters
+        ----------
+        per_parameter : float (default: 1e-9)
+            The tolerance for each of the n parameters.
+
+        Raises
+        ------
+        ValueError
+            Without `report_gradient`.
+        """
+        check_positive("per_parameter", per_parameter)
+        if not self.report_gradient:
+            raise ValueError("Give FedGiA(report_gradient=True): without, grad f(x) is not known.")
+        return lambda server_round, metrics: (
+            self.state.squared_gradient <= self._block.size * per_parameter
+        )
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return x, the mean of all z_i; the clients' x_i are only steps towards it."""
+        return self._block.model(self.state.x, self._fixed)

@@ -1,0 +1,94 @@
+"""FedProx: FedAvg whose clients are pulled towards the model that they received.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks",
+MLSys 2020, arXiv:1812.06127: Algorithm 2; see docs/methods/fedprox.md. The client is
+`clients.FedProxClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+from ..maths.blocks import Arrays, weighted_average
+from ..maths.checks import check_count, check_not_negative, check_positive
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Reply
+from ..runtime.schema import Instruction
+from ..runtime.strategy import SampledSettings, SampledStrategy
+
+
+@dataclass
+class FedProxState:
+    """w, the global model."""
+
+    model: Arrays
+
+
+@dataclass(frozen=True)
+class FedProxInstruction(Instruction):
+    """What a client gets: w, which it starts from and is pulled to."""
+
+    model: Arrays
+    mu: float
+    lr: float
+    local_epochs: int
+
+
+class FedProx(SampledStrategy):
+    """Federated learning with a proximal term (FedProx).
+
+    Parameters
+    ----------
+    mu : float (default: 0.1)
+        mu, the weight of the proximal term mu/2 ||w_i - w||^2; 0 is FedAvg.
+    lr : float (default: 0.1)
+        eta, the clients' step size.
+    local_epochs : int (default: 1)
+        E, local epochs.
+    **base
+        The parameters of `SampledStrategy`.
+
+    Notes
+    -----
+    w is the mean of the participants' models, weighted by their examples.
+    """
+
+    kinds: ClassVar = {"global": "one global model"}
+
+    def __init__(
+        self,
+        *,
+        mu: float = 0.1,
+        lr: float = 0.1,
+        local_epochs: int = 1,
+        **base: Unpack[SampledSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_not_negative("mu", mu)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        self.mu = mu
+        self.lr = lr
+        self.local_epochs = local_epochs
+
+    def init_state(self, arrays: Arrays) -> FedProxState:
+        """Start with w^0, the initial model."""
+        return FedProxState(arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedProxInstruction]:
+        """Send w to everybody."""
+        instruction = FedProxInstruction(self.state.model, self.mu, self.lr, self.local_epochs)
+        return dict.fromkeys(client_ids, instruction)
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set w to the mean of the participants' w_i, weighted by n_i."""
+        self.state.model = weighted_average(self.state.model, replies)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return w."""
+        model: Arrays = self.state.model
+        return model

@@ -1,0 +1,93 @@
+"""Local training: every client for itself, which is what a federation has to beat.
+
+Nothing travels but the common initial model, once; see docs/methods/local.md. The client is
+`clients.LocalClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+from ..maths.blocks import Arrays, Spec
+from ..maths.checks import check_count, check_positive
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Reply
+from ..runtime.schema import Instruction
+from ..runtime.strategy import SampledSettings, SampledStrategy
+from .base import OwnModelEvaluation, evaluate_own_models
+
+
+@dataclass
+class LocalState:
+    """The model that clients start from."""
+
+    initial: Arrays
+
+
+@dataclass(frozen=True)
+class LocalInstruction(Instruction):
+    """What a client gets; `start` is empty but before its first accepted reply."""
+
+    start: Arrays
+    lr: float
+    local_epochs: int
+
+
+class Local(SampledStrategy):
+    """Training without a federation: the clients report metrics only.
+
+    Parameters
+    ----------
+    lr : float (default: 0.1)
+        eta, the clients' step size.
+    local_epochs : int (default: 1)
+        Local epochs of a round.
+    **base
+        The parameters of `SampledStrategy`.
+    """
+
+    kinds: ClassVar = {"personal": "own model"}
+
+    def __init__(
+        self, *, lr: float = 0.1, local_epochs: int = 1, **base: Unpack[SampledSettings]
+    ) -> None:
+        super().__init__(**base)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        self.lr = lr
+        self.local_epochs = local_epochs
+
+    def init_state(self, arrays: Arrays) -> LocalState:
+        """Start with the initial model on every client."""
+        return LocalState(arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, LocalInstruction]:
+        """Ask for some epochs; send the initial model to clients without one of their own."""
+        initial, is_new = self.state.initial, self.membership.is_new
+        return {
+            client: LocalInstruction(
+                initial if is_new(client) else {}, self.lr, self.local_epochs
+            )
+            for client in client_ids
+        }
+
+    def upload_spec(self) -> Spec:
+        """Return that nothing is uploaded."""
+        return {}
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Change nothing."""
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, OwnModelEvaluation]:
+        """Ask for the clients' own models: there are no others."""
+        return evaluate_own_models(self.membership, client_ids, self.state.initial)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """All models stay with their clients."""
+        return OnClient("Read LocalClient(...).personal_arrays() there.")

@@ -1,0 +1,226 @@
+"""Lp-Proj-2 by ADMM: personal models that agree in a few random projections, and nowhere else.
+
+    minimise  sum_i alpha_i (f_i(theta_i) + lambda/2 ||P theta_i - w_i||^2)   subject to   w_i = w
+
+FLAME with P theta_i in the place of theta_i: a message has as many numbers as P has rows.
+
+Zhu, Zeng, Wang, Sun, Li, Yao, Peng, "On ADMM in Heterogeneous Federated Learning: Personalization,
+Robustness, and Fairness", arXiv:2407.16397, appendix C: Algorithm 2, equations (182) to (188), with
+p = 2; see docs/methods/lp-proj-admm.md. The client is `clients.LpProjADMMClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..maths.blocks import BATCH_NORM, Arrays, Block, Spec, compile_pattern
+from ..maths.checks import check_count, check_positive
+from ..maths.clienttable import ClientTable, Row
+from ..maths.consensus import Consensus
+from ..maths.moreau import advance, messages
+from ..maths.projection import projection
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Reply
+from ..runtime.schema import Instruction
+from .base import OwnModelEvaluation, WeightedSettings, WeightedStrategy, evaluate_own_models
+
+IMAGE = "P theta"
+"""The name of the one array that a client uploads."""
+
+
+@dataclass
+class LpProjState:
+    """The server's variables.
+
+    Attributes
+    ----------
+    consensus : Consensus
+        w and the sum of the messages u_i = w_i + pi_i/rho, shape (dimension,).
+    first : ndarray of shape (dimension,)
+        P theta^0.
+    initial : Arrays
+        The initial model, which clients start from.
+    projection_seed : int
+        Draws P.
+    clients : ClientTable
+        Rows ``alpha``, ``image`` (P theta_i) and ``local_w`` (w_i), shape (dimension,).
+    """
+
+    consensus: Consensus
+    first: NDArray[Any]
+    initial: Arrays
+    projection_seed: int
+    clients: ClientTable
+
+
+@dataclass(frozen=True)
+class LpProjInstruction(Instruction):
+    """What a client gets: w_i, and before its first upload the initial model."""
+
+    anchor: Arrays
+    start: Arrays | None
+    lam: float
+    lr: float
+    local_epochs: int
+    projection_seed: int
+    projected: list[str]
+
+
+class LpProjADMM(WeightedStrategy):
+    """Federated learning with low-dimensional projections, by ADMM (Lp-Proj-2).
+
+    Parameters
+    ----------
+    lam : float (default: 1.0)
+        lambda, how strongly a projected personal model is held near the global variable.
+    rho : float (default: 0.1)
+        rho, the ADMM penalty parameter; as FLAME's.
+    lr : float (default: 0.01)
+        eta, the clients' step size.
+    local_epochs : int (default: 1)
+        H, passes over the data in a round.
+    dimension : int (default: 10)
+        d_sub, the rows of P: what travels is so many numbers, both ways, after a client's first
+        round (in that, it receives the initial model).
+    unprojected : str (default: `BATCH_NORM`)
+        Regular expression searched in the arrays' names: arrays that P leaves out, as it must those
+        without a gradient. They stay with the client, as do all integers, and are trained on its
+        loss alone.
+    **base
+        The parameters of `WeightedStrategy`. P follows from `seed`, so that it never travels.
+
+    Notes
+    -----
+    There are personal models only, on their clients. What is global is w, `dimension` numbers that
+    are no model: ``strategy.state.consensus.w``.
+
+    Examples
+    --------
+    >>> strategy = LpProjADMM(lam=1.0, rho=0.1, lr=0.01, dimension=10)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    kinds: ClassVar = {"personal": "personal model"}
+
+    def __init__(
+        self,
+        *,
+        lam: float = 1.0,
+        rho: float = 0.1,
+        lr: float = 0.01,
+        local_epochs: int = 1,
+        dimension: int = 10,
+        unprojected: str = BATCH_NORM,
+        **base: Unpack[WeightedSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_positive("lam", lam)
+        check_positive("rho", rho)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        check_count("dimension", dimension, least=1)
+        self.lam = lam
+        self.rho = rho
+        self.lr = lr
+        self.local_epochs = local_epochs
+        self.dimension = dimension
+        self.unprojected = unprojected
+        self._unprojected = compile_pattern("unprojected", unprojected)
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper writes it."""
+        return "ADMM-Lp-Proj-2"
+
+    def init_state(self, arrays: Arrays) -> LpProjState:
+        """Start with theta_i^0 the initial model, w_i^0 = w^0 = P theta_i^0 and pi_i^0 = 0."""
+        self._block = Block.optimised(arrays, self._unprojected)
+        if self._block.size < self.dimension:
+            raise ValueError(
+                f"dimension is {self.dimension}, but the model has only {self._block.size} "
+                "floating point numbers to project. Give a smaller one."
+            )
+        theta = self._block.vector(arrays)
+        first = projection(self.seed, self.dimension, theta.size, theta.dtype.name) @ theta
+        return LpProjState(
+            consensus=Consensus(first, first.astype(np.float64) * self.membership.num_initial, first),
+            first=first,
+            initial=arrays,
+            projection_seed=self.seed,
+            clients=ClientTable(alpha=0.0, image=first, local_w=first),
+        )
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Start with the initial model and w_i = w."""
+        return {"alpha": self.alpha_of(reply), "local_w": self.state.consensus.w}
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, LpProjInstruction]:
+        """Send w_i, and before a client's first upload the initial model."""
+        return {
+            client: LpProjInstruction(
+                anchor={"w_i": self.state.clients[client].local_w},
+                start=self.state.initial if self.membership.is_new(client) else None,
+                lam=self.lam,
+                lr=self.lr,
+                local_epochs=self.local_epochs,
+                projection_seed=self.state.projection_seed,
+                projected=self._block.names,
+            )
+            for client in client_ids
+        }
+
+    def upload_spec(self) -> Spec:
+        """Return the shape of P theta_i."""
+        return {IMAGE: ((self.dimension,), self._block.dtype)}
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Take in P theta_i of the participants; w is the mean of u_i over all clients."""
+        consensus = self.state.consensus
+        for client, reply in replies.items():
+            own, image = self.state.clients[client], reply.arrays[IMAGE]
+            own.local_w, change = advance(  # (186), (187)
+                image,
+                own.image,
+                own.local_w,
+                consensus.w,
+                a=self.lam * float(own.alpha),
+                rho=self.rho,
+            )
+            own.image = image
+            consensus.add_change(change)
+        consensus.aggregate(len(self.membership))  # (188)
+
+    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
+        """Take new clients into the mean, with the initial model and w_i = w."""
+        consensus = self.state.consensus
+        consensus.join(len(client_ids))
+        for message in self._messages(client_ids):  # u_i is not w, which `join` takes it for
+            consensus.add_change(message - consensus.w)
+
+    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Take u_i out of the mean."""
+        self.state.consensus.leave(self._messages(client_ids))
+
+    def _messages(self, client_ids: Sequence[int]) -> NDArray[Any]:
+        """Return u_i of some clients, shape (k, dimension)."""
+        image, local_w, alpha = (
+            self.state.clients.rows(name, client_ids) for name in ("image", "local_w", "alpha")
+        )
+        return messages(image, local_w, a=self.lam * alpha, rho=self.rho)
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, OwnModelEvaluation]:
+        """Ask for the clients' own models: there are no others."""
+        return evaluate_own_models(self.membership, client_ids, self.state.initial)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Only P theta_i has left the client."""
+        return OnClient("Read LpProjADMMClient(...).personal_arrays() there.")

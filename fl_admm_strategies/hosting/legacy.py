@@ -1,0 +1,400 @@
+"""Any of our strategies as a strategy of Flower's legacy API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from logging import INFO, WARNING
+from threading import Thread
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.common import (
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    GetPropertiesIns,
+    NDArrays,
+    Parameters,
+    Scalar,
+    bytes_to_ndarray,
+    log,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import Strategy
+
+from ..maths.checks import check_count
+from ..runtime import messages as wire
+from ..runtime.connections import (
+    NOT_CONNECTED,
+    QUERY_TIMEOUT,
+    check_actor,
+    is_client_id,
+)
+from ..runtime.messages import ClientInstruction, ClientReply, RawReply
+from ..runtime.strategy import StatefulStrategy, named_arrays
+from ..runtime.waiting import ConnectionStatus, wait_for_clients
+
+EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
+
+
+class LegacyStrategy(Strategy):
+    """Run a strategy of this library in a project on Flower's legacy API.
+
+    For ``ServerApp(server_fn=...)`` with `ServerAppComponents`, and for `LegacyContext` with
+    `DefaultWorkflow`. The clients are run by ``ClientApp(client_fn=...)``, one on each node.
+
+    Parameters
+    ----------
+    strategy : StatefulStrategy
+        The strategy; its results are read from it after the run.
+    initial_arrays : ArrayRecord
+        The initial model, e.g. ``ArrayRecord(model.state_dict())``.
+    train_config, evaluate_config : ConfigRecord, optional
+        Settings for the clients, added to what the strategy sends.
+    evaluate_every : int (default: 1)
+        Evaluate on the clients every so many rounds. The legacy API does not tell a strategy which
+        round is the last, so choose a divisor of the number of rounds to evaluate the final models.
+    evaluate_fn : callable, optional
+        ``evaluate_fn(server_round, arrays, config)`` for the global model, as in Flower's `FedAvg`.
+    checkpoint_dir, checkpoint_every, checkpoint_keep, resume
+        As in `StatefulStrategy.start`. Flower counts its rounds from 1 in a resumed run as well:
+        those before the checkpoint pass without asking anybody, and are missing in its `History`;
+        the strategy's own records are complete.
+
+    Examples
+    --------
+    >>> strategy = FPFC(SmoothedSCAD(lam=0.6))
+    >>> legacy = LegacyStrategy(strategy, ArrayRecord(model.state_dict()))
+    >>> def server_fn(context: Context) -> ServerAppComponents:
+    ...     return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=200))
+    """
+
+    def __init__(
+        self,
+        strategy: StatefulStrategy,
+        initial_arrays: ArrayRecord,
+        *,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_every: int = 1,
+        evaluate_fn: EvaluateFn | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1,
+        checkpoint_keep: int = 3,
+        resume: bool = False,
+    ) -> None:
+        if not isinstance(strategy, StatefulStrategy):
+            raise TypeError(
+                f"strategy is a {type(strategy).__name__}, expected one of this library, e.g. FPFC."
+            )
+        check_count("evaluate_every", evaluate_every, least=1)
+        self.strategy = strategy
+        self.initial_arrays = named_arrays(initial_arrays)
+        self.train_config = train_config or ConfigRecord()
+        self.evaluate_config = evaluate_config or ConfigRecord()
+        self.evaluate_every = evaluate_every
+        self.evaluate_fn = evaluate_fn
+        self.checkpoint_dir = checkpoint_dir
+        self.checkpoint_every = checkpoint_every
+        self.checkpoint_keep = checkpoint_keep
+        self.resume = resume
+        self._proxy_of: dict[int, ClientProxy] = {}
+        self._client_of: dict[str, int] = {}
+        self._identities: dict[str, tuple[int, int]] = {}  # cid: client id, clients it knows of
+        self._asking: dict[str, Future[tuple[int, int] | None]] = {}  # those not answered yet
+        self._not_connected: list[int] = []  # of the clients that are asked in this phase
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
+        """Wait for the clients, learn who they are, start the state or put back a saved one."""
+        self.strategy.summary()
+        self.strategy.open_checkpoints(
+            self.initial_arrays,
+            self.checkpoint_dir,
+            every=self.checkpoint_every,
+            keep=self.checkpoint_keep,
+            resume=self.resume,
+        )
+        announced = self._find_clients(client_manager)
+        self.strategy.run.begin(self.initial_arrays, self._proxy_of, announced)
+        self._first_round = self.strategy.last_round + 1
+        self.strategy.run.handshake(self._exchange, self.train_config)
+        self.strategy.run.close_round(self.strategy.last_round)
+        resumed = self._first_round > 1
+        model = self.strategy.global_model() if resumed else self.initial_arrays
+        return ndarrays_to_parameters(list(model.values()))
+
+    def _find_clients(self, client_manager: ClientManager) -> int:
+        """Wait for the clients that the run needs; return the size of their federation."""
+        self._identities, self._asking, self._proxy_of = {}, {}, {}
+
+        def look() -> ConnectionStatus:
+            announced, trouble = self._refresh_connections(client_manager, patience=None)
+            if trouble:
+                raise ValueError(f"{trouble} Give every node its own partition-id.")
+            return ConnectionStatus(list(self._proxy_of), len(self._proxy_of), announced)
+
+        strategy = self.strategy
+        wanted = strategy.run.resume.saved_clients
+        status = wait_for_clients(
+            look,
+            at_least=strategy.min_available_nodes,
+            timeout=strategy.node_timeout,
+            wanted=wanted,
+            allow_missing=bool(wanted) and strategy.max_missed_rounds is not None,
+        )
+        return status.announced
+
+    def _refresh_connections(
+        self, client_manager: ClientManager, *, patience: float | None
+    ) -> tuple[int, str]:
+        """Find out who is connected and which clients they are.
+
+        Of two nodes that say that they are the same client, the one keeps it that had it.
+
+        Parameters
+        ----------
+        client_manager : ClientManager
+            Flower's.
+        patience : float or None
+            Seconds to wait for the answers of new nodes; one that comes later counts for a later
+            look. None: before round 1, for ever.
+
+        Returns
+        -------
+        announced, trouble : int, str
+            The size of their federation, and which two nodes say that they are the same client.
+        """
+        # num_available() first: it makes Flower's manager look for new nodes.
+        client_manager.num_available()
+        proxies = client_manager.all()
+        unknown = self._identities.keys() | self._asking.keys()
+        new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in unknown]
+        if patience is None:
+            with ThreadPoolExecutor() as pool:
+                found = pool.map(partial(_identity, begun=False), new)
+                self._identities |= {p.cid: who for p, who in zip(new, found, strict=True) if who}
+        else:
+            self._asking |= {p.cid: _in_background(partial(_identity, p, begun=True)) for p in new}
+            for future in wait(self._asking.values(), patience if new else 0).done:
+                (cid,) = (cid for cid, asked in self._asking.items() if asked is future)
+                del self._asking[cid]
+                if (who := future.result()) is not None:
+                    self._identities[cid] = who
+        trouble = ""
+        holders = {c: proxy for c, proxy in self._proxy_of.items() if proxy.cid in proxies}
+        for cid, proxy in sorted(proxies.items()):
+            if cid not in self._identities:
+                continue
+            client, _ = self._identities[cid]
+            if holders.setdefault(client, proxy).cid != cid:
+                trouble = (
+                    f"Nodes {holders[client].cid} and {cid} both say they are client {client}."
+                )
+        self._proxy_of = holders
+        self._client_of = {proxy.cid: client for client, proxy in holders.items()}
+        return max((total for _, total in self._identities.values()), default=0), trouble
+
+    def _exchange(
+        self, asked: dict[int, ClientInstruction], message_type: str
+    ) -> list[ClientReply]:
+        """Send training instructions to their clients and return what came back."""
+        names = list(self.strategy.handshake_spec())
+
+        def ask(client: int) -> ClientReply:
+            ins = FitIns(*_payload(asked[client]))
+            if (proxy := self._proxy_of.get(client)) is None:
+                return client, NOT_CONNECTED
+            try:
+                res = proxy.fit(ins, timeout=None, group_id=0)
+            except Exception as error:  # whatever the client raises
+                check_actor(str(error))
+                return client, RawReply(error=wire.brief(str(error)))
+            return client, self._reply(res, names)
+
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(ask, asked))
+
+    def _reply(self, res: FitRes, names: list[str]) -> RawReply:
+        arrays, error = _read(res.parameters, names)
+        if error:
+            return RawReply(error=error)
+        return RawReply(arrays, {**res.metrics, self.strategy.weighted_by_key: res.num_examples})
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        """Return what each sampled client gets for training."""
+        if server_round < self._first_round:
+            return []
+        before = {client: proxy.cid for client, proxy in self._proxy_of.items()}
+        announced, trouble = self._refresh_connections(client_manager, patience=QUERY_TIMEOUT)
+        if trouble:
+            log(WARNING, "round %s: %s The first keeps it.", server_round, trouble)
+        self.strategy.run.update_membership(
+            server_round,
+            self._proxy_of,
+            self._exchange,
+            self.train_config,
+            announced=announced,
+            restarted=[c for c, p in self._proxy_of.items() if before.get(c) != p.cid],
+        )
+        asked = self.strategy.run.configure_train(server_round, self.train_config)
+        self._not_connected = [client for client in asked if client not in self._proxy_of]
+        return [
+            (self._proxy_of[client], FitIns(*_payload(instruction)))
+            for client, instruction in asked.items()
+            if client in self._proxy_of
+        ]
+
+    def aggregate_fit(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, FitRes]],
+        failures: list[tuple[ClientProxy, FitRes] | BaseException],
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        """Check the replies, update the state, return the global model."""
+        names = list(self.strategy.upload_spec())
+        replies: list[ClientReply] = [
+            (self._client_of.get(proxy.cid), self._reply(res, names)) for proxy, res in results
+        ]
+        replies += self._failures(server_round, replies, failures)
+        replies += [(client, NOT_CONNECTED) for client in self._not_connected]
+        means = self.strategy.run.aggregate_train(server_round, replies)
+        if not means:
+            return None, {}
+        return ndarrays_to_parameters(list(self.strategy.global_model().values())), dict(means)
+
+    def configure_evaluate(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """Return the models that each sampled client evaluates."""
+        if server_round < self._first_round:
+            return []
+        due = server_round % self.evaluate_every == 0
+        asked = self.strategy.run.configure_evaluate(server_round, self.evaluate_config) if due else {}
+        if not asked:
+            self.strategy.run.close_round(server_round)
+        self._not_connected = [client for client in asked if client not in self._proxy_of]
+        return [
+            (self._proxy_of[client], EvaluateIns(*_payload(instruction)))
+            for client, instruction in asked.items()
+            if client in self._proxy_of
+        ]
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        """Check the replies and return the mean loss and metrics."""
+        replies: list[ClientReply] = [
+            (
+                self._client_of.get(proxy.cid),
+                RawReply(
+                    None,
+                    {
+                        "loss": res.loss,
+                        **res.metrics,
+                        self.strategy.weighted_by_key: res.num_examples,
+                    },
+                ),
+            )
+            for proxy, res in results
+        ]
+        replies += self._failures(server_round, replies, failures)
+        replies += [(client, NOT_CONNECTED) for client in self._not_connected]
+        means = self.strategy.run.aggregate_evaluate(server_round, replies)
+        self.strategy.run.close_round(server_round)
+        return means.get("loss"), dict(means)
+
+    def evaluate(
+        self, server_round: int, parameters: Parameters
+    ) -> tuple[float, dict[str, Scalar]] | None:
+        """Evaluate the global model on the server, where `evaluate_fn` was given."""
+        if self.evaluate_fn is None:
+            return None
+        return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
+
+    @staticmethod
+    def _failures(
+        server_round: int, replies: Sequence[ClientReply], failures: Sequence[Any]
+    ) -> list[ClientReply]:
+        """Log the failures; return those of clients that say in them who they are.
+
+        Not of one that has replied: then it is somebody else who says so.
+        """
+        # The legacy API does not say which client failed; the strategy's own line about a client
+        # without a reply names it.
+        answered = {client for client, _ in replies}
+        failed: list[ClientReply] = []
+        for failure in failures:
+            reason = failure[1].status.message if isinstance(failure, tuple) else str(failure)
+            check_actor(reason)
+            if (client := wire.who_lost(reason)) is None or client in answered:
+                log(WARNING, "round %s: a client failed: %s", server_round, wire.brief(reason))
+            else:
+                failed.append((client, RawReply(error=reason)))
+        return failed
+
+
+def _in_background(function: Callable[[], tuple[int, int] | None]) -> Future[Any]:
+    """Call a function in a thread that does not keep the process alive, as a pool's would."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def _identity(proxy: ClientProxy, *, begun: bool) -> tuple[int, int] | None:
+    """Return a client's id and the number of clients it knows of (0: it does not know).
+
+    Once the run has begun, None for one that fails to say so; it is asked again.
+    """
+    try:
+        properties: dict[str, Any] = proxy.get_properties(
+            GetPropertiesIns({}), timeout=None, group_id=0
+        ).properties
+    except Exception as error:  # whatever the client's own get_properties raises
+        check_actor(str(error))
+        if begun:
+            log(WARNING, "node %s is left out: %s", proxy.cid, wire.brief(str(error)))
+            return None
+        log(INFO, "client %s has no properties (%s); its node id is its id", proxy.cid, error)
+        properties = {}
+    client = properties.get(wire.CLIENT_ID, int(proxy.cid))
+    total = properties.get(wire.NUM_CLIENTS, 0)
+    if not (is_client_id(client) and type(total) is int):
+        raise ValueError(
+            f"Node {proxy.cid} replied {wire.CLIENT_ID}={client!r}, {wire.NUM_CLIENTS}={total!r}, "
+            "expected two integers >= 0."
+        )
+    return client, total
+
+
+def _payload(instruction: ClientInstruction) -> tuple[Parameters, dict[str, Scalar]]:
+    return ndarrays_to_parameters(instruction.flat()), instruction.full_config()
+
+
+def _read(parameters: Parameters, names: list[str]) -> tuple[dict[str, Any], str]:
+    """Return the uploaded arrays by name, or why they cannot be read."""
+    if len(parameters.tensors) != len(names):
+        return {}, f"it sent {len(parameters.tensors)} arrays, expected {len(names)}"
+    pairs = zip(names, parameters.tensors, strict=True)
+    try:
+        return {name: wire.read_array(name, partial(bytes_to_ndarray, t)) for name, t in pairs}, ""
+    except ValueError as unreadable:
+        return {}, str(unreadable)

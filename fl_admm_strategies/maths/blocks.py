@@ -1,0 +1,189 @@
+"""A model's arrays: by name, and the part that an algorithm optimises as one flat vector."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+"""Named arrays of one model, in the order of the model's ``state_dict``."""
+
+Spec = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shape and dtype of named arrays, in the order of the model."""
+
+BATCH_NORM = r"(running_mean|running_var|num_batches_tracked)$"
+"""The buffers of PyTorch's batch norm, which have no gradient and so no dual variable."""
+
+
+def spec_of(arrays: Mapping[str, NDArray[Any]]) -> Spec:
+    """Return the shapes and dtypes of named arrays."""
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+
+class Block:
+    """The arrays of a model that an algorithm treats as one vector in R^d.
+
+    Parameters
+    ----------
+    spec : Spec
+        Shape and dtype of every array of the block.
+    order : sequence of str, optional
+        The names of the whole model's arrays, for `model`.
+
+    Attributes
+    ----------
+    names : list of str
+    size : int
+        d.
+    dtype : dtype
+        Of the vector: that of the arrays, float32 at least.
+    """
+
+    def __init__(self, spec: Spec, order: list[str] | None = None) -> None:
+        self.spec = spec
+        self.order = list(spec) if order is None else order
+        self.names = list(spec)
+        self.size = sum(int(np.prod(shape)) for shape, _ in spec.values())
+        self.dtype = np.result_type(np.float32, *(dtype for _, dtype in spec.values()))
+
+    @classmethod
+    def optimised(cls, arrays: Arrays, apart: re.Pattern[str] | None = None) -> Self:
+        """Return the block of the floating point arrays, without those whose names match a pattern.
+
+        Raises
+        ------
+        ValueError
+            If there are none.
+        """
+        return cls(spec_of(optimised(arrays, apart)), list(arrays))
+
+    def rest(self, arrays: Arrays) -> Arrays:
+        """Return a model's arrays that are not in the block."""
+        return {name: array for name, array in arrays.items() if name not in self.spec}
+
+    def vector(self, arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """Return the block's arrays, out of a model or alone, as a new vector of shape (d,)."""
+        return np.concatenate([arrays[name].ravel() for name in self.spec], dtype=self.dtype)
+
+    def arrays(self, vector: NDArray[Any], *, copy: bool = True) -> Arrays:
+        """Cut a vector of shape (d,) into the block's arrays, with their own dtypes.
+
+        Without `copy` those of the vector's dtype are views of it.
+        """
+        arrays: Arrays = {}
+        start = 0
+        for name, (shape, dtype) in self.spec.items():
+            stop = start + int(np.prod(shape))
+            arrays[name] = vector[start:stop].reshape(shape).astype(dtype, copy=copy)
+            start = stop
+        return arrays
+
+    def model(self, vector: NDArray[Any], rest: Arrays, *, copy: bool = True) -> Arrays:
+        """Return a whole model: the block from a vector, the `rest` as it is."""
+        arrays = rest | self.arrays(vector, copy=copy)
+        return {name: arrays[name] for name in self.order}
+
+
+def compile_pattern(setting: str, pattern: str | None) -> re.Pattern[str] | None:
+    """Compile a user's regular expression; `setting` is the parameter it was given for.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    if pattern is None:
+        return None
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"{setting} is {pattern!r}, expected a regular expression, e.g. 'head' ({error})."
+        ) from error
+
+
+def optimised(arrays: Arrays, apart: re.Pattern[str] | None) -> Arrays:
+    """Return the floating point arrays, without those in whose names a pattern is found.
+
+    Raises
+    ------
+    ValueError
+        If there are none.
+    """
+    found = {
+        name: array
+        for name, array in arrays.items()
+        if array.dtype.kind == "f" and not (apart and apart.search(name))
+    }
+    if not found:
+        raise ValueError("The model has no array of floating point numbers to optimise.")
+    return found
+
+
+def matching(setting: str, pattern: re.Pattern[str], arrays: Arrays) -> list[str]:
+    """Return the names of the floating point arrays in which a pattern is found.
+
+    Raises
+    ------
+    ValueError
+        If it is found in none of them, or in all: then it separates nothing.
+    """
+    floating = [name for name, array in arrays.items() if array.dtype.kind == "f"]
+    found = [name for name in floating if pattern.search(name)]
+    if found and len(found) < len(floating):
+        return found
+    how_many = "all" if found else "none"
+    raise ValueError(
+        f"{setting}={pattern.pattern!r} matches {how_many} of the model's arrays: "
+        f"{', '.join(arrays)}. Give a pattern that names a part of them, e.g. 'head' or '^fc2[.]'"
+        + (f", or leave `{setting}` out." if found else ".")
+    )
+
+
+def prefixed(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return the arrays with a prefix before their names."""
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return those of the arrays that have a prefix before their names, without it."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+class Upload(Protocol):
+    """Named arrays and the number of examples behind them."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """The uploaded arrays."""
+
+    @property
+    def num_examples(self) -> float:
+        """Their weight."""
+
+
+def weighted_average(arrays: Arrays, uploads: Mapping[int, Upload]) -> Arrays:
+    """Return the means of the uploads' arrays of these names, weighted by their examples.
+
+    Integers are rounded.
+    """
+    weights = np.array([upload.num_examples for upload in uploads.values()])
+    return average(arrays, uploads, weights)
+
+
+def average(arrays: Arrays, uploads: Mapping[int, Upload], weights: NDArray[np.float64]) -> Arrays:
+    """Return the weighted means of the uploads' arrays of these names, as `weighted_average`."""
+    shares = weights / weights.sum()
+    averages: Arrays = {}
+    for name, before in arrays.items():
+        mean = sum(
+            share * upload.arrays[name].astype(np.float64)
+            for share, upload in zip(shares, uploads.values(), strict=True)
+        )
+        rounded = np.asarray(mean if before.dtype.kind == "f" else np.rint(mean))
+        averages[name] = rounded.astype(before.dtype)
+    return averages

@@ -1,0 +1,252 @@
+"""The consensus rule that FedADMM, FedAPM, FedMC-ADMM, FLAME and Lp-Proj share.
+
+    minimise  sum_i alpha_i f_i(u_i) + g(w)   subject to   u_i = w
+
+A client that takes part moves its own copy u_i and its dual variable pi_i; the shared w is the
+minimiser of the augmented Lagrangian over ALL clients, those that sat out included:
+
+    pi_i <- pi_i + rho (u_i - w),    z_i = u_i + pi_i/rho,    w <- prox_{g/(m rho)}(mean_i z_i)
+
+(FedAPM (12), (13), (8); FedMC-ADMM (13), (16); FLAME (13), (14).) With one rho for all clients the
+mean of the z_i is the exact minimiser whatever the alpha_i are. What a client needs of w and pi_i
+is one vector, the anchor: <pi_i, u - w> + rho/2 |u - w|^2 is rho/2 |u - (w - pi_i/rho)|^2 up to a
+constant in u.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .clienttable import ByClient, ClientTable, Row
+
+Prox = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+@dataclass
+class Consensus:
+    """w and the sum of all z_i. The u_i and pi_i are the caller's, or stay with the clients.
+
+    Attributes
+    ----------
+    w : ndarray of shape (d,)
+    total : ndarray of shape (d,), float64
+        sum_i z_i, kept up to date by the changes, so that a round costs O(d) for each participant.
+    first : ndarray of shape (d,)
+        Where clients that keep their own variables start, if they have not uploaded anything since
+        round `began_in`.
+    began_in : int
+        0, or the round of the last `restart`.
+    """
+
+    w: NDArray[Any]
+    total: NDArray[np.float64]
+    first: NDArray[Any]
+    began_in: int = 0
+
+    @classmethod
+    def start(cls, first: NDArray[Any]) -> Self:
+        """Start with w = `first`, whose dtype is kept, and no client."""
+        return cls(first.copy(), np.zeros(first.shape), first.copy())
+
+    def add_change(self, change: NDArray[Any]) -> None:
+        """Take in the change of one client's z_i, shape (d,)."""
+        self.total += change
+
+    def aggregate(self, num_clients: int, prox: Prox | None = None) -> None:
+        """Set w to the minimiser over all clients, once the replies of a round are in.
+
+        Parameters
+        ----------
+        num_clients : int
+            m.
+        prox : callable, optional
+            prox_{g/(m rho)}: (d,) to (d,). Without it g = 0.
+        """
+        mean = (self.total / num_clients).astype(self.w.dtype)
+        self.w = mean if prox is None else prox(mean)
+
+    def join(self, count: int) -> None:
+        """Let new clients count, with u_i = w and pi_i = 0: their z_i = w leaves the mean as it is."""
+        self.total += count * self.w.astype(np.float64)
+
+    def leave(self, messages: NDArray[Any]) -> None:
+        """Take the z_i of clients, as rows, out of the sum; w follows with the next `aggregate`.
+
+        ADMM for the clients that are left converges from any start, this one included.
+        """
+        self.total -= messages.sum(axis=0, dtype=np.float64)
+
+    def restart(self, server_round: int, num_clients: int) -> None:
+        """Set every u_i to w and every pi_i to 0, where clients keep them.
+
+        The sum holds a z_i of a client that has lost it, or has left; nobody knows it any more, so
+        no new z_i can take its place, nor can it be taken out. ADMM converges from any start that
+        both sides agree on, and this is the nearest that both know. The strategy must send it to
+        everybody: see `starting_point`.
+        """
+        self.total = self.w.astype(np.float64) * num_clients
+        self.first = self.w.copy()
+        self.began_in = server_round
+        logging.getLogger("flwr").info("All clients go on from the global model with duals of 0")
+
+    def starting_point(self, last_accepted: int) -> NDArray[Any] | None:
+        """Return what a client that keeps its variables starts from; None if it has started.
+
+        Parameters
+        ----------
+        last_accepted : int
+            The round of its last accepted upload, 0 before the first.
+        """
+        return self.first if last_accepted <= self.began_in else None
+
+
+class ConsensusADMM(ByClient):
+    """w, and u_i and pi_i of every client, or their sum alone where the clients keep theirs.
+
+    Parameters
+    ----------
+    first : ndarray of shape (d,)
+        u_i^0 = w^0; its dtype is kept.
+    rho : float
+        rho > 0.
+    on_clients : bool (default: False)
+        Clients keep u_i and pi_i themselves and upload the change of their z_i: O(d) memory here
+        instead of O(m d).
+    prox : callable, optional
+        As in `Consensus.aggregate`.
+
+    Attributes
+    ----------
+    mean : Consensus
+        w and the sum of the z_i.
+    clients : ClientTable
+        Rows ``u`` and ``pi``, shape (d,); no columns with `on_clients`.
+    """
+
+    def __init__(
+        self,
+        first: NDArray[Any],
+        rho: float,
+        *,
+        on_clients: bool = False,
+        prox: Prox | None = None,
+    ) -> None:
+        self.rho = rho
+        self.prox = prox
+        self.on_clients = on_clients
+        self.mean = Consensus.start(first)
+        columns = {} if on_clients else {"u": first, "pi": np.zeros_like(first)}
+        self.clients = ClientTable(**columns)
+
+    @property
+    def w(self) -> NDArray[Any]:
+        """The global variable, shape (d,)."""
+        return self.mean.w
+
+    def anchor(self, client: int) -> NDArray[Any]:
+        """Return w - pi_i/rho, or w where the client has pi_i itself, shape (d,)."""
+        if self.on_clients:
+            return self.w
+        anchor: NDArray[Any] = np.divide(self.clients[client].pi, self._scalar(-self.rho))
+        anchor += self.w
+        return anchor
+
+    def start(
+        self, client: int, *, holds_it: bool, last_accepted: int | None
+    ) -> NDArray[Any] | None:
+        """Return the u_i that a client is to be sent along, if any.
+
+        Parameters
+        ----------
+        client : int
+        holds_it : bool
+            Whether it has its u_i, where the strategy has it too.
+        last_accepted : int or None
+            The round of its last accepted upload; None for a client that is joining.
+        """
+        if not self.on_clients:
+            return None if holds_it else self.clients[client].u
+        return self.w if last_accepted is None else self.mean.starting_point(last_accepted)
+
+    def update(self, client: int, uploaded: NDArray[Any]) -> float | None:
+        """Take in a client's u_i, or the change of its z_i; w follows with `aggregate`.
+
+        Returns
+        -------
+        float or None
+            ||u_i - w||, where u_i is known here.
+        """
+        mean = self.mean
+        if self.on_clients:
+            mean.add_change(uploaded)
+            return None
+        own = self.clients[client]
+        step = np.subtract(uploaded, mean.w)
+        gap = float(np.linalg.norm(step))
+        # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho, where the last is u_new - w.
+        change = np.subtract(uploaded, own.u)
+        change += step
+        mean.add_change(change)
+        step *= self._scalar(self.rho)
+        own.pi += step
+        own.u = uploaded
+        return gap
+
+    def set_dual(self, client: int, dual: NDArray[Any]) -> None:
+        """Start a client's pi_i at another value than 0; w follows with `aggregate`."""
+        if self.on_clients:
+            self.mean.add_change(dual / self._scalar(self.rho))
+        else:
+            self.mean.add_change((dual - self.clients[client].pi) / self.rho)
+            self.clients[client].pi = dual
+
+    def aggregate(self) -> None:
+        """Set w to the minimiser over all clients, once the replies of a round are in."""
+        self.mean.aggregate(len(self.clients), self.prox)
+
+    def insert(self, rows: Mapping[int, Row]) -> None:
+        """Let new clients count, with u_i = w and pi_i = 0."""
+        self.mean.join(len(rows))
+        self.clients.insert(self._starts(rows))
+
+    def invite(self, rows: Mapping[int, Row]) -> None:
+        """Know joining clients, with u_i = w and pi_i = 0."""
+        self.clients.invite(self._starts(rows))
+
+    def _starts(self, clients: Iterable[int]) -> dict[int, Row]:
+        return {client: {} if self.on_clients else {"u": self.w} for client in clients}
+
+    def remove(self, clients: Iterable[int], server_round: int) -> None:
+        """Let clients count no more: their z_i leave the sum; where it is not known, see `restart`."""
+        gone = list(clients)
+        if not self.on_clients:
+            dual = self.clients.rows("pi", gone) / self._scalar(self.rho)
+            self.mean.leave(self.clients.rows("u", gone) + dual)
+        self.clients.remove(gone)
+        self.restart(server_round)
+
+    def restart(self, server_round: int) -> None:
+        """Start everybody from w where clients keep their variables, see `Consensus.restart`."""
+        if self.on_clients:
+            self.mean.restart(server_round, len(self.clients))
+
+    def _scalar(self, value: float) -> Any:
+        return self.w.dtype.type(value)  # keeps float32 arithmetic in float32
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all variables, not copied."""
+        mean = self.mean
+        own = {"w": mean.w, "total": mean.total, "first": mean.first}
+        return own | {"began_in": np.array(mean.began_in)} | self.clients.state_arrays()
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned, for as many clients."""
+        w, total, first = (arrays[name].copy() for name in ("w", "total", "first"))
+        self.mean = Consensus(w, total, first, int(arrays["began_in"]))
+        self.clients.load_state_arrays(arrays)

@@ -1,0 +1,182 @@
+"""The algorithm interface: what a method must answer, and what it may.
+
+A method answers four questions about its own state: how it starts (`init_state`), what a client
+gets (`train_instructions`), what the replies change (`update`), which models there are (`model`).
+Everything else has a default. Who is sampled, what a message looks like, which reply is believed,
+what is saved and when a run stops is the business of the other files here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..maths.blocks import Arrays, Spec
+from ..maths.clienttable import Row
+from .membership import Membership
+from .messages import ClientInstruction, Metrics, Reply
+from .schema import Instruction
+
+
+@dataclass(frozen=True)
+class OnClient:
+    """A model that stays with its client.
+
+    Attributes
+    ----------
+    how : str
+        How to get it there, as a sentence for the user.
+    """
+
+    how: str
+
+
+class Algorithm(ABC):
+    """What the runtime asks of a method.
+
+    Attributes
+    ----------
+    kinds : dict of str to str
+        The kinds of models that clients evaluate, the headline first, with a title for tables.
+    seed : int
+        The run's.
+    state : dataclass
+        What `init_state` returned. The runtime saves and loads its fields.
+    membership : Membership
+        The clients of the run.
+    model_spec : Spec
+        Names, shapes and dtypes of the initial arrays.
+    """
+
+    kinds: ClassVar[Mapping[str, str]]
+    seed: int
+    state: Any
+    membership: Membership
+    model_spec: Spec
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper writes it."""
+        return type(self).__name__
+
+    # ------------------------------------------------------------------------------------------
+    # Every method answers these
+    # ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def init_state(self, arrays: Arrays) -> Any:
+        """Return the state that the run starts from, a dataclass.
+
+        What it keeps for every client goes into a `ClientTable`, which is empty here: the runtime
+        adds a row for each client (see `new_client`).
+
+        Raises
+        ------
+        ValueError
+            If the arrays do not fit the algorithm's settings; the message says how.
+        """
+
+    @abstractmethod
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> Mapping[int, Instruction | ClientInstruction]:
+        """Return what each of the sampled clients gets for training.
+
+        Clients of ``membership.joining`` are among them. They have a row in the table of the state
+        while they are asked, and belong to the run once a reply of theirs was accepted.
+        """
+
+    @abstractmethod
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Change the state by the checked replies of a round, given in the order of client ids.
+
+        It is called once a round, only with at least one reply.
+        """
+
+    @abstractmethod
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return a client's model of one of the `kinds`; the ``"global"`` one is everybody's."""
+
+    # ------------------------------------------------------------------------------------------
+    # Most methods leave these as they are
+    # ------------------------------------------------------------------------------------------
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Return a client's row of the state's table, at the start or when it joins.
+
+        An entry that is left out is what the column was declared with. `reply` is the client's to
+        the handshake, None where there was none.
+        """
+        return {}
+
+    def upload_spec(self) -> Spec:
+        """Return the names, shapes and dtypes of an upload: those of the initial arrays."""
+        return self.model_spec
+
+    def handshake_instructions(
+        self, client_ids: Sequence[int]
+    ) -> Mapping[int, Instruction | ClientInstruction]:
+        """Return what to ask clients before their first round; by default nothing.
+
+        For what the server must know of clients at the start: their numbers of examples, the
+        curvature of their losses. It is a training message of round 0 with ``handshake`` set, so
+        that it works under both of Flower's APIs. Clients that come later are asked as well.
+        """
+        return {}
+
+    def handshake_spec(self) -> Spec:
+        """Return the names, shapes and dtypes of the arrays in a handshake's replies."""
+        return {}
+
+    def handshake(self, replies: Mapping[int, Reply]) -> None:
+        """Change the state by the replies of the initial clients, before they have their rows."""
+
+    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
+        """Change the rest of the state when clients have joined; `update` follows.
+
+        They are in `membership` and in the table. `places` has for each of them the row before
+        which its row went, as `numpy.insert` counts.
+        """
+
+    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Change the rest of the state when clients leave the run.
+
+        They are out of `membership`, and in the table for the last time; `rows` are their places.
+        """
+
+    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
+        """Change the state where clients have lost what they keep themselves.
+
+        From here on they are taken for clients without an accepted upload, and are sent what such
+        clients are sent, or what the state holds of them. An algorithm whose state holds something
+        of theirs that it can neither send nor take back must make both sides agree here.
+        """
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> Mapping[int, Instruction | ClientInstruction]:
+        """Return the models to evaluate on each client: every kind that the server has."""
+        shared = {"global": self.model("global", client_ids[0])} if "global" in self.kinds else {}
+        instructions = {}
+        for client in client_ids:
+            models = {
+                kind: shared[kind] if kind in shared else self.model(kind, client)
+                for kind in self.kinds
+            }
+            groups = {k: arrays for k, arrays in models.items() if not isinstance(arrays, OnClient)}
+            instructions[client] = ClientInstruction(groups or {"personal": {}})
+        return instructions
+
+    def round_metrics(self) -> Metrics:
+        """Return what only the server can measure of the round that `update` has just taken in.
+
+        Added to the means of the clients' training metrics: a norm of a sum over all clients is no
+        mean of theirs.
+        """
+        return {}
+
+    def evaluation_metrics(self, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+        """Return the aggregated metrics of an evaluation: by default the means of the clients'."""
+        return means

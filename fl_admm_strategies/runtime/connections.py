@@ -1,0 +1,404 @@
+"""Which node hosts which clients, and how to reach them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from logging import INFO, WARNING
+from typing import TypeGuard
+
+from flwr.app import Message, MessageType, Metadata, RecordDict
+from flwr.common import log
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.serverapp import Grid
+
+from ..maths.checks import listing
+from . import messages as wire
+from .messages import ClientInstruction, ClientReply, RawReply, brief
+from .waiting import ConnectionStatus, Wait, wait_for_clients
+
+_LEGACY_APP = (
+    "node {node} runs a ClientApp of Flower's legacy API (ClientApp(client_fn=...)), which this "
+    "strategy cannot address. Either build the app with clients.client_app(client_fn), or run the "
+    "strategy as LegacyStrategy(strategy, initial_arrays) in a ServerApp(server_fn=...)."
+)
+
+
+# Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
+QUERY_TIMEOUT = 10.0
+
+# What a client has replied whose node is not there.
+NOT_CONNECTED = RawReply(error="its node is not connected")
+
+# Flower puts a dead actor back into its pool, where every later message to it fails (FLOWER.md §6).
+_DEAD_ACTOR = re.compile(r"ray\.exceptions\.(ActorDiedError|RayActorError|OutOfMemoryError)\b")
+
+
+def check_actor(reason: str) -> None:
+    """Raise RuntimeError if the reason of an error is that a Ray actor died."""
+    if _DEAD_ACTOR.search(reason):
+        raise RuntimeError(
+            "A Ray actor died: its process ran out of memory, crashed or was killed. Flower does "
+            "not replace it, so every later round would lose the clients that it is given. Run "
+            "again from the last checkpoint (--resume, or resume=True), with "
+            "more memory or fewer workers (more CPUs per client), or look for the cause with "
+            f"--engine inprocess. Ray says: {brief(reason)}"
+        )
+
+
+def is_client_id(value: object) -> TypeGuard[int]:
+    """Return whether a value that came from a node can be a client's id."""
+    return type(value) is int and 0 <= value < 2**64
+
+
+class _NoAnswer(Exception):  # noqa: N818 - nothing is wrong
+    """A node's app does not answer queries."""
+
+
+class _UnclearError(Exception):
+    """A node's answer to a query cannot be used."""
+
+
+class ClientDirectory:
+    """The nodes of a run and the clients they host.
+
+    Parameters
+    ----------
+    hosted : mapping of int to list of int
+        The ids of the clients of every node.
+    answers_queries : bool (default: True)
+        Whether the nodes' app answers queries. Where it does not, a client is its node.
+
+    Attributes
+    ----------
+    announced : int
+        The size of the federation as its nodes know it, the largest number where they differ; 0
+        where they do not know.
+
+    Raises
+    ------
+    ValueError
+        If two nodes host a client of the same id.
+    """
+
+    def __init__(
+        self, hosted: Mapping[int, list[int]], *, answers_queries: bool = True
+    ) -> None:
+        self._hosted = dict(sorted(hosted.items()))  # as every node said, in use or not
+        self._answers_queries = answers_queries
+        self.announced = 0
+        self._connected = set(self._hosted)
+        self._node_of: dict[int, int] = {}
+        self._sent: list[Metadata] = []  # of the messages of this phase
+        self._queries: dict[str, int] = {}  # unanswered ones to new nodes, by message id
+        self._left_out: dict[int, str] = {}  # why a node is not used, so as to say it once
+        for node, clients in self._hosted.items():
+            for client in clients:
+                if (other := self._node_of.get(client)) is not None:
+                    raise ValueError(
+                        f"Nodes {other} and {node} both say that they are client {client}. Give "
+                        "every node its own partition-id (flower-supernode --node-config "
+                        '"partition-id=N num-partitions=M").'
+                    )
+                self._node_of[client] = node
+
+    @classmethod
+    def find(
+        cls,
+        grid: Grid,
+        *,
+        at_least: int,
+        timeout: float,
+        wanted: Collection[int] = (),
+        allow_missing: bool = False,
+    ) -> ClientDirectory:
+        """Ask every node which clients it hosts, until all that are needed are known.
+
+        A node whose app does not answer queries hosts one client, whose id is the node's. Nodes
+        that know the size of their federation are waited for in full, unless it is said who is
+        wanted.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the nodes are.
+        at_least : int
+            Clients that are needed.
+        timeout : float
+            Seconds to wait for them.
+        wanted : collection of int
+            Clients to wait for: those of a run that is resumed.
+        allow_missing : bool
+            Whether to do without some of those in the end.
+
+        Raises
+        ------
+        TimeoutError
+            If they are too few by then, or not those; the message says what to do.
+        ValueError
+            If two nodes host a client of the same id, or a node runs an app of the legacy API.
+        """
+        end = time.monotonic() + timeout
+        hosted: dict[int, list[int]] = {}
+        queries: dict[str, int] = {}  # unanswered ones, by message id
+        announced, trouble, probing, answers_queries = 0, "", True, True
+
+        def look() -> ConnectionStatus:
+            nonlocal announced, trouble, probing, answers_queries
+            # One node first: all run the same app, and where it has no query handler Flower logs
+            # a traceback for every node that is asked. A silent one must not stop us.
+            first = probing and end - time.monotonic() > timeout / 2
+            there = set(grid.get_node_ids())
+            new = sorted(there - hosted.keys() - set(queries.values()))
+            if not answers_queries:
+                hosted.update({node: [node] for node in sorted(there - hosted.keys())})
+                queries.clear()
+            elif not (first and queries):
+                queries.update(_ask(grid, new[:1] if first else new))
+            for reply in grid.pull_messages(list(queries)) if queries else []:
+                node = queries.pop(reply.metadata.reply_to_message_id, None)
+                if node is None:
+                    continue
+                try:
+                    hosted[node], total = _read_identity(node, reply)
+                    announced = max(announced, total)
+                except _NoAnswer:
+                    hosted[node], answers_queries = [node], False
+                except _UnclearError as error:
+                    hosted[node], trouble = [], f" {error}"
+                    log(WARNING, "%s", error)
+            if probing and hosted:
+                probing = False
+                return look()
+            silent = sorted(there.intersection(queries.values()))
+            return ConnectionStatus(list(chain(*hosted.values())), len(hosted), announced, silent, trouble)
+
+        status = wait_for_clients(
+            look, at_least=at_least, timeout=timeout, wanted=wanted, allow_missing=allow_missing
+        )
+        directory = cls(hosted, answers_queries=answers_queries)
+        directory.announced = status.announced
+        return directory
+
+    @property
+    def client_ids(self) -> list[int]:
+        """All clients, sorted."""
+        return sorted(self._node_of)
+
+    @property
+    def connected(self) -> list[int]:
+        """The clients whose node was connected when it was last looked, sorted."""
+        return [client for client in self.client_ids if self._is_connected(client)]
+
+    def _is_connected(self, client: int) -> bool:
+        return self._node_of.get(client) in self._connected
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Strike clients off; should they come back, they are new ones."""
+        for client in clients:
+            self._node_of.pop(client, None)
+
+    def refresh(self, grid: Grid, *, at_least: int, timeout: float) -> list[int]:
+        """Find out before a phase who is connected, who has come back, and who is new.
+
+        A SuperNode that was restarted has another node id than before. So nodes that were not there
+        are asked which clients they host. One takes them over if none of them has a node that is
+        still connected: two live nodes with the same partition-id are a mistake, and the first
+        keeps its clients. Flower counts a node that died as connected for up to a minute.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the nodes are.
+        at_least : int
+            Clients that must be connected.
+        timeout : float
+            Seconds to wait for them.
+
+        Returns
+        -------
+        list of int
+            The clients that are new, or on another node than before, or whose node was away: what
+            they kept may be gone.
+
+        Raises
+        ------
+        TimeoutError
+            If they are too few by then.
+        """
+        moved: list[int] = []
+        wait = Wait(timeout)
+        while True:
+            before, self._connected = self._connected, set(grid.get_node_ids())
+            # A node that Flower knows by its key keeps its id when it is restarted.
+            back = self._connected - before
+            moved += [client for client, node in self._node_of.items() if node in back]
+            if self._answers_queries:
+                self._query_new_nodes(grid)
+            else:
+                self._hosted |= {node: [node] for node in self._connected - self._hosted.keys()}
+            moved += self._take_over()
+            found = sum(node in self._connected for node in self._node_of.values())
+            if found >= at_least:
+                return moved
+            if wait.remaining <= 0:
+                raise TimeoutError(
+                    f"Waited {timeout:g} s: {found} of the run's {len(self._node_of)} clients are "
+                    f"connected, the strategy needs {at_least}. Start the missing SuperNodes, or "
+                    "lower min_available_nodes, or raise node_timeout, and run again."
+                )
+            wait.go_on(found, at_least)
+
+    def _take_over(self) -> list[int]:
+        """Give clients to the nodes that say they host them, where possible; return those given."""
+        moved: list[int] = []
+        for node in sorted(self._connected & self._hosted.keys()):
+            clients = self._hosted[node]
+            if all(self._node_of.get(client) == node for client in clients):
+                continue
+            others = self._connected - {node}
+            if taken := [c for c in clients if self._node_of.get(c) in others]:
+                holders = sorted({self._node_of[client] for client in taken})
+                trouble = (
+                    f"clients {listing(taken)}, as does node {listing(holders)}, which is "
+                    "connected (Flower says so for up to a minute after a node died)"
+                )
+                if self._left_out.get(node) != trouble:
+                    self._left_out[node] = trouble
+                    log(WARNING, "node %s is left out: it says that it hosts %s", node, trouble)
+                continue
+            new = [client for client in clients if client not in self._node_of]
+            for who, what in ((new, "new"), ([c for c in clients if c not in new], "back")):
+                if who:
+                    log(INFO, "clients %s are %s, on node %s", listing(who), what, node)
+            self._node_of |= dict.fromkeys(clients, node)
+            moved += clients
+        return moved
+
+    def _query_new_nodes(self, grid: Grid) -> None:
+        """Ask new nodes which clients they host; wait for the answers, but not for long."""
+        waiting = {node: query for query, node in self._queries.items() if node in self._connected}
+        self._queries = {query: node for node, query in waiting.items()}
+        new = _ask(grid, sorted(self._connected - self._hosted.keys() - waiting.keys()))
+        self._queries |= new
+        deadline = time.monotonic() + QUERY_TIMEOUT
+        while self._queries:
+            for reply in grid.pull_messages(list(self._queries)):
+                node = self._queries.pop(reply.metadata.reply_to_message_id, None)
+                if node is None:
+                    continue
+                try:
+                    self._hosted[node], total = _read_identity(node, reply)
+                    self.announced = max(self.announced, total)
+                except (ValueError, _UnclearError, _NoAnswer) as error:
+                    self._hosted[node] = []
+                    log(WARNING, "node %s is left out: %s", node, error)
+            if self._queries.keys().isdisjoint(new):
+                break
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.2)
+
+    def messages(
+        self, instructions: Mapping[int, ClientInstruction], message_type: str
+    ) -> list[Message]:
+        """Return one message for every connected node that hosts one of the clients."""
+        by_node: dict[int, dict[int, ClientInstruction]] = {}
+        for client, instruction in instructions.items():
+            if self._is_connected(client):
+                by_node.setdefault(self._node_of[client], {})[client] = instruction
+        messages = [
+            Message(
+                wire.pack_instructions(own, hosted=len(self._hosted[node]) > 1),
+                node,
+                message_type,
+                group_id=str(next(iter(own.values())).config["server-round"]),
+            )
+            for node, own in by_node.items()
+        ]
+        self._sent = [message.metadata for message in messages]
+        return messages
+
+    def replies(self, messages: Iterable[Message], asked: Collection[int]) -> list[ClientReply]:
+        """Return what every client replied, unchecked; None for a client that nobody knows.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            What came back.
+        asked : collection of int
+            The clients that were asked: a node that fails as a whole fails for these, and those
+            whose node was not connected have failed already.
+        """
+        replies: list[ClientReply] = [
+            (client, NOT_CONNECTED) for client in asked if not self._is_connected(client)
+        ]
+        for message in messages:
+            node = _asked_node(message, self._sent)
+            own = [c for c in self._hosted.get(node, []) if self._node_of[c] == node]
+            if message.has_error():
+                reason = message.error.reason or "no reason given"
+                if message.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION:  # a client's words
+                    check_actor(reason)
+                error = RawReply(error=brief(reason))
+                concerned = [client for client in own if client in asked]
+                replies += [(client, error) for client in concerned or own] or [(None, error)]
+                continue
+            # A node speaks for its own clients only; a single one needs no label.
+            labels: dict[str | None, int] = {str(client): client for client in own}
+            if len(self._hosted.get(node, [])) == 1 and own:
+                labels = {None: own[0]}
+            for label, reply in wire.unpack_replies(message.content):
+                if (speaker := labels.get(label)) is None:
+                    name = "its client" if label is None else f"client {brief(label)}"
+                    reason = f"node {node} replied for {name}, which this run does not know there"
+                    reply = RawReply(error=reason)
+                replies.append((speaker, reply))
+        return replies
+
+
+def _asked_node(reply: Message, sent: Iterable[Metadata]) -> int:
+    """Return the node that a reply comes from, or is about.
+
+    For a node that is gone the SuperLink itself replies, with an error.
+    """
+    if reply.metadata.src_node_id == SUPERLINK_NODE_ID:
+        for question in sent:
+            if question.message_id == reply.metadata.reply_to_message_id:
+                return question.dst_node_id
+    return reply.metadata.src_node_id
+
+
+def _ask(grid: Grid, nodes: Sequence[int]) -> dict[str, int]:
+    """Ask nodes which clients they host; return them by the id of the message."""
+    queries = [Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in nodes]
+    if queries:
+        grid.push_messages(queries)
+    return {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
+
+
+def _read_identity(node: int, reply: Message) -> tuple[list[int], int]:
+    """Return the ids of a node's clients and how many its federation has (0: it does not know)."""
+    if reply.has_error():
+        reason = reply.error.reason or "no reason given"
+        check_actor(reason)
+        if "Invalid message type" in reason:
+            raise ValueError(_LEGACY_APP.format(node=node))
+        if "No query function registered" in reason:
+            raise _NoAnswer
+        raise _UnclearError(f"Node {node} could not say which clients it hosts: {brief(reason)}")
+    for record in reply.content.config_records.values():
+        ids, total = record.get(wire.CLIENT_IDS), record.get(wire.NUM_CLIENTS, 0)
+        if ids is None:
+            continue
+        clients = [i for i in ids if is_client_id(i)] if isinstance(ids, list) else []
+        if clients != ids or len(set(clients)) < len(clients) or type(total) is not int:
+            raise _UnclearError(
+                f"Node {node} could not say which clients it hosts: it replied {wire.CLIENT_IDS}="
+                f"{brief(repr(ids))}, {wire.NUM_CLIENTS}={brief(repr(total))}, expected different "
+                "integers >= 0 and an integer."
+            )
+        return clients, total
+    return [node], 0

@@ -1,0 +1,179 @@
+"""Taking in replies: nothing that comes from a client is believed before it was checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from logging import WARNING
+from typing import NamedTuple
+
+import numpy as np
+from flwr.common import log
+
+from ..maths.blocks import Spec
+from ..maths.checks import listing
+from .membership import Membership
+from .messages import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
+
+_MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
+
+
+class Accepted(NamedTuple):
+    """The checked replies of a phase.
+
+    Attributes
+    ----------
+    replies : dict of int to Reply
+        The usable replies by client, in the order of the ids.
+    lost : list of int
+        Clients that say that they do not hold what the server takes them to hold.
+    """
+
+    replies: dict[int, Reply]
+    lost: list[int]
+
+
+class Intake:
+    """Checks what comes back from the clients that were asked.
+
+    Parameters
+    ----------
+    weighted_by_key : str
+        The metric of a reply that holds its number of examples.
+    membership : Membership
+        Says of whom anything was accepted before.
+
+    Attributes
+    ----------
+    asked : dict of int to ClientInstruction
+        What the clients of the present phase were asked; empty between two phases.
+    last_refusal : str
+        Who was refused last, and why.
+    """
+
+    def __init__(self, weighted_by_key: str, membership: Membership) -> None:
+        self.weighted_by_key = weighted_by_key
+        self._membership = membership
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a run."""
+        self.asked: dict[int, ClientInstruction] = {}
+        self.last_refusal = "nobody was asked"
+
+    def accept(
+        self, server_round: int, replies: Iterable[ClientReply], spec: Spec | None
+    ) -> Accepted:
+        """Return the usable replies; one log line for every other client.
+
+        Two replies of one client are both refused: which came first is chance, and the result of a
+        round must not depend on chance.
+
+        Parameters
+        ----------
+        server_round : int
+        replies : iterable of ClientReply
+            In any order.
+        spec : Spec or None
+            The arrays that every reply must hold; None: those of an evaluation hold none.
+        """
+        accepted: dict[int, Reply] = {}
+        refused: dict[int, str] = {}
+        answered: set[int] = set()
+        for client, raw in replies:
+            if client is None or client not in self.asked:
+                who = "somebody who is no client" if client is None else f"client {client}"
+                reason = raw.error or "it was not asked in this round"
+                self.last_refusal = f"{who}: {reason}"
+                log(WARNING, "round %s: reply of %s refused: %s", server_round, who, reason)
+            elif client in answered:
+                accepted.pop(client, None)
+                refused[client] = "it replied more than once"
+            else:
+                answered.add(client)
+                try:
+                    accepted[client] = check_reply(raw, spec, self.weighted_by_key)
+                except ValueError as error:
+                    refused[client] = str(error)
+        refused |= {c: "no reply within the timeout" for c in self.asked if c not in answered}
+        self.asked = {}
+        lost = []
+        for client, reason in sorted(refused.items()):
+            self.last_refusal = f"client {client}: {reason}"
+            if who_lost(reason) is not None and not self._membership.is_new(client):
+                lost.append(client)
+            else:
+                log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
+        return Accepted(dict(sorted(accepted.items())), lost)
+
+
+def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply:
+    """Return one client's reply, checked.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be used; the message says why, for a line in the log.
+    """
+    if raw.error is not None:
+        raise ValueError(f"it failed: {raw.error}")
+    metrics: dict[str, float] = {
+        key: value
+        for key, value in raw.metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    for key, value in metrics.items():  # 64 bits is what Flower's own messages hold
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"the metric {brief(repr(key))} has more than 64 bits")
+    num_examples = metrics.get(weighted_by_key)
+    if num_examples is None:
+        raise ValueError(f"its metrics lack the number '{weighted_by_key}'")
+    if spec is None and num_examples == 0:
+        return Reply({}, 0.0, {})
+    if not 0 < num_examples <= _MOST_EXAMPLES:
+        raise ValueError(
+            f"'{weighted_by_key}' is {num_examples}, expected more than 0 and at most 2^53"
+        )
+    if spec is None:
+        return Reply({}, float(num_examples), metrics)
+    arrays = raw.arrays or {}
+    if arrays.keys() != spec.keys():
+        missing = [name for name in spec if name not in arrays]
+        strange = [name for name in arrays if name not in spec]
+        faults = [f"lack {listing(missing)}"] * bool(missing)
+        faults += [f"have {listing(strange)}, which was not asked for"] * bool(strange)
+        raise ValueError(f"its arrays {' and '.join(faults)}")
+    for name, (shape, dtype) in spec.items():
+        array = arrays[name]
+        if array.shape != shape:
+            raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
+        if array.dtype != dtype:
+            raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"'{name}' holds NaN or infinity")
+    return Reply({name: arrays[name] for name in spec}, float(num_examples), metrics)
+
+
+def weighted_means(replies: Mapping[int, Reply]) -> dict[str, float]:
+    """Return the example-weighted mean of every metric that all replies have.
+
+    Beside an infinite metric (a client that diverged) it is NaN or infinite too.
+    """
+    common = set.intersection(*(set(reply.metrics) for reply in replies.values()))
+    weights = [reply.num_examples for reply in replies.values()]
+    names = [name for name in next(iter(replies.values())).metrics if name in common]
+    return {
+        name: _sum(
+            weight * reply.metrics[name]
+            for weight, reply in zip(weights, replies.values(), strict=True)
+        )
+        / math.fsum(weights)
+        for name in names
+    }
+
+
+def _sum(terms: Iterable[float]) -> float:
+    try:
+        return math.fsum(terms)
+    except (OverflowError, ValueError):  # too large, or infinity minus infinity
+        return math.nan

@@ -1,0 +1,421 @@
+"""A run: one round after another, without a word about messages.
+
+`StatefulStrategy` drives it under Flower's current API, `LegacyStrategy` under the legacy one.
+A round is `update_membership`, `configure_train`, `aggregate_train`, `configure_evaluate`,
+`aggregate_evaluate`, `close_round`, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import MessageType
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
+from ..maths.clienttable import Row
+from ..maths.checks import listing
+from .algorithm import Algorithm
+from .intake import Intake, weighted_means
+from .membership import Membership
+from .messages import (
+    UPLOAD,
+    ClientInstruction,
+    ClientReply,
+    Metrics,
+    Reply,
+    Scalar,
+    to_array_record,
+    to_json,
+)
+from .record import Record
+from .resume import Resume
+from .sampling import Sampling
+from .schema import Instruction
+from .settings import as_text, settings_of
+from .state import Saved, arrays_of, check_saved, load_arrays, parts_by_client
+
+Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
+"""Sends instructions of a kind to their clients and returns what came back."""
+
+_BASE = "base/"
+_STATE = "state/"  # before the names of the algorithm's own arrays
+
+
+class Run:
+    """A run of an algorithm.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Whose state changes.
+    membership, sampling, intake
+        The run's collaborators; `record` and `resume` are its own.
+
+    Attributes
+    ----------
+    last_round : int
+        The last round whose replies were taken in; 0 before the first.
+    ever_usable : bool
+        Whether any reply was.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, membership: Membership, sampling: Sampling, intake: Intake
+    ) -> None:
+        self.algorithm = algorithm
+        self.membership = membership
+        self.sampling = sampling
+        self.intake = intake
+        self.record = Record()
+        self.resume = Resume()
+        self.last_round = 0
+        self.ever_usable = False
+        self._has_rows = False  # whether the initial clients are in the state
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a state."""
+        return bool(self.algorithm.model_spec)
+
+    # ------------------------------------------------------------------------------------------
+    # The start
+    # ------------------------------------------------------------------------------------------
+
+    def begin(self, arrays: Arrays, client_ids: Iterable[int], announced: int = 0) -> None:
+        """Start the state, or put back a saved one, for these clients.
+
+        Parameters
+        ----------
+        arrays : Arrays
+            The initial model.
+        client_ids : iterable of int
+            The clients that there are.
+        announced : int
+            The size of their federation; 0 where nobody knows it.
+
+        Raises
+        ------
+        ValueError
+            If the arrays are not a usable model, or a saved state belongs to other clients.
+        """
+        _check_initial_arrays(arrays)
+        found, algorithm, resume = sorted(client_ids), self.algorithm, self.resume
+        allow_missing = self.membership.max_missed_rounds is not None
+        resume.compare_clients(found, announced, allow_missing=allow_missing)
+        self.membership.begin(resume.saved_clients or found, announced)
+        self.sampling.begin()
+        self.intake.begin()
+        self.record.begin(to_array_record(arrays))
+        self.last_round, self.ever_usable, self._has_rows = 0, False, False
+        algorithm.model_spec = spec_of(arrays)
+        algorithm.state = algorithm.init_state({n: np.array(a) for n, a in arrays.items()})
+        if resume.saved is not None:
+            self._enter_initial_clients({})
+            self._load(resume.saved)
+        self.record.load(resume.begin(self.membership.ids))
+
+    def handshake(self, exchange: Exchange, config: Mapping[str, Any]) -> None:
+        """Ask all clients what the algorithm must know before round 1, unless it knows already.
+
+        Raises
+        ------
+        RuntimeError
+            If a client does not answer, or not usably.
+        """
+        if self._has_rows:
+            return
+        replies, failed = self._ask(0, self.membership.ids, exchange, config)
+        if failed:
+            raise RuntimeError(
+                f"The handshake before round 1 failed for clients {listing(failed)}; "
+                f"{type(self.algorithm).__name__} needs every client's answer. "
+                f"{self.intake.last_refusal}"
+            )
+        if replies:
+            examples = np.array([reply.num_examples for reply in replies.values()])
+            self.membership.initial_examples = float(examples.sum())
+        self._enter_initial_clients(replies)
+        if replies:
+            self.algorithm.handshake(replies)
+
+    def _enter_initial_clients(self, replies: Mapping[int, Reply]) -> None:
+        self._has_rows = True
+        rows = self._new_rows({client: replies.get(client) for client in self.membership.ids})
+        for part in parts_by_client(self.algorithm.state):
+            part.insert(rows)
+
+    def _new_rows(self, clients: Mapping[int, Reply | None]) -> dict[int, Row]:
+        return {client: self.algorithm.new_client(client, reply) for client, reply in clients.items()}
+
+    def _ask(
+        self,
+        server_round: int,
+        clients: Sequence[int],
+        exchange: Exchange,
+        config: Mapping[str, Any],
+    ) -> tuple[dict[int, Reply], list[int]]:
+        """Shake hands with clients; return the replies, and who did not reply usably."""
+        if not (instructions := self.algorithm.handshake_instructions(clients)):
+            return {}, []
+        spec = self.algorithm.handshake_spec()
+        asked = self._complete(0, {**config, "handshake": True}, instructions, spec)
+        accepted = self.intake.accept(0, exchange(asked, MessageType.TRAIN), spec)
+        self.record.count_down(server_round, asked)
+        self.record.count_up(server_round, accepted.replies)
+        return accepted.replies, sorted(asked.keys() - accepted.replies.keys())
+
+    # ------------------------------------------------------------------------------------------
+    # One round
+    # ------------------------------------------------------------------------------------------
+
+    def update_membership(
+        self,
+        server_round: int,
+        connected: Iterable[int],
+        exchange: Exchange,
+        config: Mapping[str, Any],
+        *,
+        announced: int = 0,
+        restarted: Iterable[int] = (),
+    ) -> list[int]:
+        """Before a round of training, let go who has left, and get to know who is new.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        connected : iterable of int
+            The clients that are there.
+        exchange : Exchange
+            How to ask them.
+        config : mapping
+            The user's settings.
+        announced : int
+            The size of the federation, as in `begin`.
+        restarted : iterable of int
+            Clients that may have lost what they keep.
+
+        Returns
+        -------
+        list of int
+            Who has left.
+        """
+        members, here = self.membership, set(connected)
+        members.doubt(restarted)
+        members.see(server_round, here, announced)
+        if gone := members.overdue(server_round):
+            log(
+                WARNING,
+                "round %s: clients %s have not been connected for %s rounds; they have left the "
+                "run",
+                server_round,
+                listing(gone),
+                members.max_missed_rounds,
+            )
+            self._drop_inactive(gone)
+        if new := members.unknown(here):
+            replies, failed = self._ask(server_round, new, exchange, config)
+            members.joining |= {c: replies.get(c) for c in new if c not in failed}
+        return gone
+
+    def _drop_inactive(self, gone: Sequence[int]) -> None:
+        rows = self.membership.remove(gone)
+        self.algorithm.remove_clients(gone, rows)
+        for part in parts_by_client(self.algorithm.state):
+            part.remove(gone, self.last_round)
+
+    def configure_train(
+        self, server_round: int, config: Mapping[str, Any]
+    ) -> dict[int, ClientInstruction]:
+        """Draw the clients of a round and return what each gets."""
+        members, algorithm = self.membership, self.algorithm
+        pool = sorted([*members.ids, *members.joining])
+        sampled = self.sampling.for_training(pool)
+        log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), len(pool))
+        new = self._new_rows({c: members.joining[c] for c in sampled if c in members.joining})
+        for part in parts_by_client(algorithm.state):
+            part.invite(new)
+        instructions = algorithm.train_instructions(server_round, sampled)
+        asked = self._complete(server_round, config, instructions, algorithm.upload_spec())
+        members.doubt(asked)
+        self.record.count_down(server_round, asked)
+        return asked
+
+    def aggregate_train(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
+        """Check the replies of a round, then let them change the state; return the mean metrics."""
+        algorithm = self.algorithm
+        accepted, lost = self.intake.accept(server_round, replies, algorithm.upload_spec())
+        self.last_round = server_round
+        if not accepted:
+            log(WARNING, "round %s: no usable reply, nothing changes", server_round)
+            self._on_state_lost(server_round, lost)
+            return {}
+        self.ever_usable = True
+        self._admit(server_round, [c for c in accepted if c in self.membership.joining])
+        algorithm.update(server_round, accepted)
+        self.membership.accept(accepted, server_round)
+        self.record.count_up(server_round, accepted)
+        self.record.train_metrics[server_round] = {i: r.metrics for i, r in accepted.items()}
+        self._on_state_lost(server_round, lost)
+        means = weighted_means(accepted) | algorithm.round_metrics()
+        self.record.trained(server_round, means)
+        return means
+
+    def _admit(self, server_round: int, clients: Sequence[int]) -> None:
+        """Take clients into the run whose first reply was accepted."""
+        if not clients:
+            return
+        log(INFO, "round %s: clients %s belong to the run now", server_round, listing(clients))
+        rows = self._new_rows({client: self.membership.joining[client] for client in clients})
+        places = self.membership.admit(clients, server_round)
+        for part in parts_by_client(self.algorithm.state):
+            part.insert(rows)
+        self.algorithm.add_clients(clients, places)
+
+    def configure_evaluate(
+        self, server_round: int, config: Mapping[str, Any]
+    ) -> dict[int, ClientInstruction]:
+        """Draw the clients that evaluate and return the models each gets."""
+        if not (sampled := self.sampling.for_evaluation(self.membership.ids)):
+            return {}
+        instructions = self.algorithm.evaluate_instructions(server_round, sampled)
+        return self._complete(server_round, config, instructions, spec=None)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
+        """Check the replies of an evaluation and return the mean metrics."""
+        anybody = bool(self.intake.asked)
+        accepted, lost = self.intake.accept(server_round, replies, spec=None)
+        self._on_state_lost(server_round, lost)
+        # A client without test data says so with 0 examples; it has no say in the means.
+        accepted = {i: reply for i, reply in accepted.items() if reply.num_examples > 0}
+        if not accepted:
+            if anybody:
+                log(WARNING, "round %s: no usable evaluation", server_round)
+            return {}
+        clients = {i: reply.metrics for i, reply in accepted.items()}
+        self.record.evaluate_metrics[server_round] = clients
+        means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted))
+        self.record.evaluated(server_round, means)
+        return means
+
+    def _on_state_lost(self, server_round: int, lost: Sequence[int]) -> None:
+        if not lost:
+            return
+        log(
+            WARNING,
+            "round %s: clients %s have lost what they keep between rounds; they start afresh",
+            server_round,
+            listing(lost),
+        )
+        self.membership.reset(lost)
+        self.algorithm.on_state_lost(server_round, lost)
+
+    def _complete(
+        self,
+        server_round: int,
+        config: Mapping[str, Any],
+        instructions: Mapping[int, Instruction | ClientInstruction],
+        spec: Spec | None,
+    ) -> dict[int, ClientInstruction]:
+        """Add to the instructions what every client is told, whatever the algorithm.
+
+        The user's settings, the round, the client's own seed, the run, which of its states the
+        server takes it to be in and could go back to, and the names of the arrays to upload where
+        they are not those it received.
+        """
+        asked: dict[int, ClientInstruction] = {}
+        for client, typed in sorted(instructions.items()):
+            own = typed.encode() if isinstance(typed, Instruction) else typed
+            common: dict[str, Scalar] = {
+                **config,
+                "server-round": server_round,
+                "seed": self.sampling.client_seed(client, server_round),
+                "version": self.membership.last_accepted.get(client, 0),
+                "run": self.resume.run_id,
+            }
+            if (durable := self.resume.durable_rounds(client)) is not None:
+                common["durable"] = to_json(durable)
+            if spec is not None and list(spec) != list(next(iter(own.groups.values()))):
+                common[UPLOAD] = to_json(list(spec))
+            asked[client] = ClientInstruction(own.groups, common | own.config)
+        self.intake.asked = asked
+        return asked
+
+    # ------------------------------------------------------------------------------------------
+    # Saving
+    # ------------------------------------------------------------------------------------------
+
+    def close_round(self, server_round: int, *, last: bool = False) -> None:
+        """Save a round, once all of it is over, if it is time to; `last` says that none follows."""
+        resume = self.resume
+        if resume.record(self.record.entry(server_round)) and (
+            last or resume.is_due(server_round)
+        ):
+            fingerprint = self.fingerprint(self.algorithm.model_spec)
+            last_accepted = self.membership.last_accepted
+            resume.save(server_round, self.state_arrays(), last_accepted, fingerprint)
+
+    def fingerprint(self, spec: Spec) -> dict[str, Any]:
+        """Return which run this is, for JSON."""
+        settings = settings_of(self.algorithm)
+        return {
+            "algorithm": type(self.algorithm).__name__,
+            "model": {name: f"{dtype} {shape}" for name, (shape, dtype) in spec.items()},
+            "seed": settings.pop("seed"),
+            "settings": {name: as_text(value) for name, value in settings.items()},
+        }
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the server's state; the algorithm's arrays may be views of it."""
+        return {**self._base(), **prefixed(_STATE, arrays_of(self.algorithm.state))}
+
+    def _base(self) -> dict[str, NDArray[Any]]:
+        own = {"round": np.array(self.last_round, dtype=np.int64)}
+        own |= self.membership.state_arrays() | self.sampling.state_arrays()
+        return prefixed(_BASE, own)
+
+    def check_state(self, state: Saved) -> None:
+        """Refuse what is no state of this strategy, before anything is started.
+
+        Raises
+        ------
+        ValueError
+            If an entry is missing, or has another shape or dtype than it must.
+        """
+        per_client = ("client_ids", "last_accepted", "last_seen")
+        expected = self._base()
+        if missing := sorted(expected.keys() - state.keys()):
+            name = type(self.algorithm).__name__
+            raise ValueError(f"This is not a state of {name}.state_dict(): it lacks {missing}.")
+        size = np.size(state[f"{_BASE}client_ids"])
+        for name in per_client:
+            expected[f"{_BASE}{name}"] = np.zeros(size, expected[f"{_BASE}{name}"].dtype)
+        check_saved(state, expected)
+        known = state[f"{_BASE}client_ids"]
+        if not len(known) or np.any(known[1:] <= known[:-1]):
+            raise ValueError(f"The saved clients are {listing(known.tolist())}, not sorted ids.")
+        if negative := [name for name in expected if np.any(state[name] < 0)]:
+            raise ValueError(f"The saved {negative} hold numbers below 0: no run has these.")
+
+    def _load(self, saved: Saved) -> None:
+        own, base = under(_STATE, saved), under(_BASE, saved)
+        load_arrays(self.algorithm.state, own, type(self.algorithm).__name__)
+        self.membership.load_state_arrays(base)
+        self.sampling.load_state_arrays(base)
+        self.last_round = int(base["round"])
+        self.ever_usable = any(self.membership.last_accepted.values())
+
+
+def _check_initial_arrays(arrays: Arrays) -> None:
+    if not arrays:
+        raise ValueError("The initial arrays are empty; give the model's parameters.")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"Array '{name}' has dtype {array.dtype}, expected real numbers.")
+        if not np.isfinite(array).all():
+            raise ValueError(f"Array '{name}' of the initial model holds NaN or infinity.")

@@ -1,0 +1,106 @@
+"""Saving and loading an algorithm's state, a dataclass, without the algorithm's help.
+
+Its fields are arrays, numbers, named arrays, dataclasses of these, what is kept by client
+(`ByClient`), or structures of their own kind with ``state_arrays`` and ``load_state_arrays``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..maths.blocks import prefixed, under
+from ..maths.clienttable import ByClient
+
+Saved = Mapping[str, NDArray[Any]]
+
+
+def arrays_of(state: Any) -> dict[str, NDArray[Any]]:
+    """Return a state as named arrays, ``FIELD`` or ``FIELD/NAME``; they may be views of it."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, value in _fields(state):
+        found |= _arrays_of_field(name, value)
+    return found
+
+
+def _fields(state: Any) -> Iterator[tuple[str, Any]]:
+    for field in fields(state):
+        yield field.name, getattr(state, field.name)
+
+
+def _arrays_of_field(name: str, value: Any) -> dict[str, NDArray[Any]]:
+    if isinstance(value, np.ndarray | bool | int | float):
+        return {name: np.asarray(value)}
+    return prefixed(f"{name}/", _parts(value))
+
+
+def _parts(value: Any) -> dict[str, NDArray[Any]]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "state_arrays"):
+        arrays: dict[str, NDArray[Any]] = value.state_arrays()
+        return arrays
+    return arrays_of(value)
+
+
+def _checks_itself(value: Any) -> bool:
+    return bool(getattr(value, "self_checked", False))
+
+
+def load_arrays(state: Any, saved: Saved, owner: str) -> None:
+    """Put back what `arrays_of` returned of a state like this one.
+
+    Raises
+    ------
+    ValueError
+        If an array is missing, or has another shape or dtype; `owner` is who needs it.
+    """
+    expected = {
+        name: array
+        for field, value in _fields(state)
+        if not _checks_itself(value)
+        for name, array in _arrays_of_field(field, value).items()
+    }
+    if missing := sorted(expected.keys() - saved.keys()):
+        raise ValueError(
+            f"The saved state lacks {missing}, which {owner} needs. It was saved by another "
+            "algorithm or with other settings."
+        )
+    check_saved(saved, expected)
+    _load(state, saved)
+
+
+def _load(state: Any, saved: Saved) -> None:
+    for name, value in _fields(state):
+        parts = under(f"{name}/", saved)
+        if isinstance(value, np.ndarray):
+            setattr(state, name, np.array(saved[name]))
+        elif isinstance(value, bool | int | float):
+            setattr(state, name, type(value)(saved[name]))
+        elif isinstance(value, Mapping):
+            setattr(state, name, {key: np.array(parts[key]) for key in value})
+        elif is_dataclass(value):
+            _load(value, parts)
+        else:
+            value.load_state_arrays(parts)
+
+
+def check_saved(saved: Saved, expected: Saved) -> None:
+    """Raise ValueError unless saved arrays have the shapes and dtypes of those that a run has."""
+    for name, own in expected.items():
+        found = saved[name]
+        if (found.shape, found.dtype) != (own.shape, own.dtype):
+            raise ValueError(
+                f"The saved '{name}' has shape {found.shape}, this run's {own.shape} (as "
+                f"{found.dtype} and {own.dtype}). Continue with the model and the settings (such "
+                "as `duals`) that the state was saved with."
+            )
+
+
+def parts_by_client(state: Any) -> list[ByClient]:
+    """Return the fields of a state that hold something for every client."""
+    return [value for _, value in _fields(state) if isinstance(value, ByClient)]

@@ -1,0 +1,554 @@
+"""The base of every method here: a Flower strategy around a `Run`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, spec_of
+from ..maths.checks import check_count, check_fraction, check_positive, listing
+from .algorithm import Algorithm, OnClient
+from .connections import ClientDirectory
+from .intake import Intake
+from .membership import Membership
+from .messages import (
+    NUM_EXAMPLES,
+    ClientInstruction,
+    ClientReply,
+    Metrics,
+    from_array_record,
+    to_array_record,
+)
+from .progress import progress_bar
+from .record import Traffic
+from .run import Exchange, Run
+from .sampling import Sampling
+from .settings import as_text, settings_of
+
+StopRule = Callable[[int, Mapping[str, float]], bool]
+
+_QUERY_TIMEOUT = 3600.0  # seconds for a handshake, where the caller brings a loop of its own
+
+
+class BaseSettings(TypedDict, total=False):
+    """The parameters of `StatefulStrategy`, for the ``**base`` of those that derive from it."""
+
+    fraction_evaluate: float
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    node_timeout: float
+    max_missed_rounds: int | None
+    weighted_by_key: str
+    seed: int
+
+
+class SampledSettings(BaseSettings, total=False):
+    """The parameters of `SampledStrategy`."""
+
+    fraction_train: float
+    min_train_nodes: int
+
+
+class StatefulStrategy(Algorithm, Strategy):
+    """Base class: a Flower strategy that keeps state for every client, all of which train.
+
+    State is keyed by a stable client id: the partition id in simulations and wherever a node's
+    config has one, the node id otherwise. One node may host many clients; with one client a node,
+    "client" and "node" mean the same and the parameters below mean what they mean in `FedAvg`.
+
+    Parameters
+    ----------
+    fraction_evaluate : float (default: 1.0)
+        Fraction of the clients that evaluate in an evaluation round. 0 switches evaluation off.
+    min_evaluate_nodes : int (default: 1)
+        Evaluate on at least so many clients, unless `fraction_evaluate` is 0.
+    min_available_nodes : int (default: 2)
+        Clients that must be connected before every phase of a round. Before round 1, nodes that
+        know the size of their federation (all simulated ones do) are waited for in full in any
+        case.
+    node_timeout : float (default: 120.0)
+        Seconds to wait for these clients before the run ends with an error that says what to do.
+    max_missed_rounds : int, optional
+        Rounds in a row in which a client is not connected until it has left: from then on it does
+        not count in any mean, and should it come back, it is a new client. By default clients
+        count as long as the run lasts.
+    weighted_by_key : str (default: "num-examples")
+        The metric of a reply that holds its number of examples.
+    seed : int (default: 0)
+        The one seed of the run: client sampling and, through the messages, the clients' own
+        randomness follow from it.
+
+    Attributes
+    ----------
+    membership : Membership
+        Who belongs to the run.
+    state : dataclass
+        The algorithm's variables; there is none before `start`.
+    """
+
+    # Algorithms in which only some of the clients train in a round set these: see SampledStrategy.
+    fraction_train: float = 1.0
+    min_train_nodes: int = 1
+
+    def __init__(
+        self,
+        *,
+        fraction_evaluate: float = 1.0,
+        min_evaluate_nodes: int = 1,
+        min_available_nodes: int = 2,
+        node_timeout: float = 120.0,
+        max_missed_rounds: int | None = None,
+        weighted_by_key: str = NUM_EXAMPLES,
+        seed: int = 0,
+    ) -> None:
+        check_fraction("fraction_evaluate", fraction_evaluate, zero=True)
+        check_count("min_evaluate_nodes", min_evaluate_nodes, least=0)
+        check_count("min_available_nodes", min_available_nodes, least=1)
+        check_positive("node_timeout", node_timeout)
+        if max_missed_rounds is not None:
+            check_count("max_missed_rounds", max_missed_rounds, least=1)
+        check_count("seed", seed, least=0)
+        self.fraction_evaluate = fraction_evaluate
+        self.min_evaluate_nodes = min_evaluate_nodes
+        self.min_available_nodes = min_available_nodes
+        self.node_timeout = node_timeout
+        self.max_missed_rounds = max_missed_rounds
+        self.weighted_by_key = weighted_by_key
+        self.seed = seed
+        self.model_spec = {}
+        self.membership = Membership(max_missed_rounds)
+        sampling = Sampling(
+            fraction_train=self.fraction_train,
+            fraction_evaluate=fraction_evaluate,
+            min_train=self.min_train_nodes,
+            min_evaluate=min_evaluate_nodes,
+            seed=seed,
+        )
+        self.run = Run(self, self.membership, sampling, Intake(weighted_by_key, self.membership))
+        self._directory = ClientDirectory({})
+
+    # ------------------------------------------------------------------------------------------
+    # Results
+    # ------------------------------------------------------------------------------------------
+
+    @property
+    def client_ids(self) -> list[int]:
+        """The clients of the run, sorted; empty before `start`.
+
+        Clients that connect later are asked to train like the others from the next round on, and
+        belong to the run once a reply of theirs was accepted.
+        """
+        return self.membership.ids
+
+    @property
+    def last_round(self) -> int:
+        """The last round whose replies were taken in; 0 before the first."""
+        return self.run.last_round
+
+    @property
+    def train_metrics(self) -> dict[int, dict[int, Metrics]]:
+        """Metrics of every client in every round: ``metrics[server_round][client_id][name]``."""
+        return self.run.record.train_metrics
+
+    @property
+    def evaluate_metrics(self) -> dict[int, dict[int, Metrics]]:
+        """The same of the evaluations."""
+        return self.run.record.evaluate_metrics
+
+    @property
+    def traffic(self) -> dict[int, Traffic]:
+        """Bytes of the training messages' arrays by round; round 0 is a handshake."""
+        return self.run.record.traffic
+
+    @property
+    def global_arrays(self) -> ArrayRecord:
+        """The global model as Flower's `ArrayRecord`; empty where the method has none."""
+        self._need_state()
+        return to_array_record(self.global_model())
+
+    def global_model(self) -> Arrays:
+        """Return the global model as named numpy arrays; empty where the method has none."""
+        if "global" not in self.kinds:
+            return {}
+        model = self.model("global", self.client_ids[0])
+        assert not isinstance(model, OnClient)
+        return model
+
+    def personal_arrays(self, client_id: int) -> ArrayRecord:
+        """Return the personal model of one client as Flower's `ArrayRecord`.
+
+        Raises
+        ------
+        KeyError
+            If there is no such client.
+        ValueError
+            If the method has no personal models.
+        RuntimeError
+            If they stay with their clients; the message says how to get them there.
+        """
+        return self.model_arrays("personal", client_id)
+
+    def model_arrays(self, kind: str, client_id: int) -> ArrayRecord:
+        """Return a client's model of one of the `kinds` as Flower's `ArrayRecord`.
+
+        Raises as `personal_arrays` does.
+        """
+        self._need_state()
+        if client_id not in self.membership:
+            raise KeyError(
+                f"There is no client {client_id}; the run knows {listing(self.client_ids)}."
+            )
+        if kind not in self.kinds:
+            raise ValueError(
+                f"{type(self).__name__} has no {kind} models, expected one of {list(self.kinds)}."
+            )
+        model = self.model(kind, client_id)
+        if isinstance(model, OnClient):
+            raise RuntimeError(
+                f"The {kind} models of {type(self).__name__} stay with their clients. {model.how}"
+            )
+        return to_array_record(model)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the whole server state as plain numeric arrays.
+
+        Includes the round, the clients, the random generators and the algorithm's own arrays.
+        `load_state_dict` of a strategy with the same settings continues from it to the same bits.
+        """
+        self._need_state()
+        return {key: value.copy() for key, value in self.run.state_arrays().items()}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a `state_dict` at the next `start`.
+
+        `start` compares the clients it finds and the shape of the initial arrays with the state
+        before anything happens, and then goes on with the round after the saved one.
+
+        Raises
+        ------
+        ValueError
+            If the state lacks an entry, or one has another shape or dtype than it must.
+        """
+        self.run.check_state(state)
+        self.run.resume.saved = {key: np.array(value) for key, value in state.items()}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the parameters of the constructor with their values, as `get_params` elsewhere."""
+        return settings_of(self)
+
+    def summary(self) -> None:
+        """Log the settings of the strategy."""
+        settings = settings_of(self)
+        log(INFO, "\t└──> %s:", type(self).__name__)
+        for position, (name, value) in enumerate(settings.items()):
+            branch = "└──" if position == len(settings) - 1 else "├──"
+            log(INFO, "\t\t%s %s: %s", branch, name, as_text(value) or "a function")
+
+    # ------------------------------------------------------------------------------------------
+    # One run
+    # ------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        evaluate_every: int = 1,
+        stop: StopRule | None = None,
+        on_round: Callable[[int, Mapping[str, float]], None] | None = None,
+        progress: bool | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1,
+        checkpoint_keep: int = 3,
+        resume: bool = False,
+    ) -> Result:
+        """Run the federation, as Flower's `Strategy.start`, with more options.
+
+        Parameters
+        ----------
+        grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+            As in Flower's `Strategy.start`. `evaluate_fn` gets the global model.
+        evaluate_every : int (default: 1)
+            Evaluate on the clients every so many rounds, and after the last.
+        stop : callable, optional
+            ``stop(server_round, metrics) -> bool``, called after every round with the round's
+            aggregated metrics: those of the evaluation, and as ``train-NAME`` those of the
+            training. True ends the run. A resumed run asks it about the rounds before as well, so
+            that a rule that counts goes on counting.
+        on_round : callable, optional
+            ``on_round(server_round, metrics)``, called when a round is complete, with the same
+            metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it. It comes
+            before the round's checkpoint, so a run that was killed in between reports the round
+            again when it is resumed.
+        progress : bool, optional
+            Show a progress bar on standard error. By default where that is a terminal.
+        checkpoint_dir : str or path, optional
+            Folder of the run's checkpoints; by default there are none. Clients that keep state of
+            their own must keep it in a folder as well (``state_dir``) for the run to continue to
+            the same bits.
+        checkpoint_every : int (default: 1)
+            Save every so many rounds, and after the last.
+        checkpoint_keep : int (default: 3)
+            Checkpoints to keep. Should the newest be damaged, the run resumes from the one before.
+        resume : bool (default: False)
+            Continue after the newest checkpoint, with all that was measured before; without one,
+            start anew. Algorithm, model, clients and seed must be those of the checkpoint; other
+            settings may differ, which is logged. `num_rounds` counts from the first start.
+
+        Returns
+        -------
+        Result
+            Flower's result: the global model and the aggregated metrics of every round.
+
+        Raises
+        ------
+        ValueError
+            If an argument is out of range or the arrays do not fit the strategy, if
+            `checkpoint_dir` holds checkpoints that `resume` does not ask for, those of another run,
+            or damaged ones only.
+        TimeoutError
+            If too few clients connected within `node_timeout`.
+        RuntimeError
+            If another process is using `checkpoint_dir`, a client did not take part in the
+            handshake of an algorithm that needs one, or not a single reply of the whole run was
+            usable.
+        """
+        check_count("num_rounds", num_rounds, least=1)
+        check_count("evaluate_every", evaluate_every, least=1)
+        check_positive("timeout", timeout)
+        if evaluate_fn is not None and "global" not in self.kinds:
+            raise ValueError(
+                f"evaluate_fn is given, but {type(self).__name__} has no global model. Leave it out."
+            )
+        began = time.monotonic()
+        log(INFO, "Starting %s strategy:", type(self).__name__)
+        self.summary()
+        arrays = named_arrays(initial_arrays)
+        self.open_checkpoints(
+            arrays, checkpoint_dir, every=checkpoint_every, keep=checkpoint_keep, resume=resume
+        )
+        run = self.run
+        self._connect(grid, arrays)
+        train_config = train_config or ConfigRecord()
+        evaluate_config = evaluate_config or ConfigRecord()
+        exchange = self._exchange(grid, timeout)
+        run.handshake(exchange, train_config)
+
+        def evaluate(server_round: int) -> Metrics:
+            if self.fraction_evaluate == 0:
+                return {}
+            self._refresh_connections(grid)
+            asked = run.configure_evaluate(server_round, evaluate_config)
+            return run.aggregate_evaluate(server_round, exchange(asked, MessageType.EVALUATE))
+
+        def evaluate_centrally(server_round: int) -> None:
+            central = run.record.result.evaluate_metrics_serverapp
+            if evaluate_fn is None or server_round in central:
+                return
+            if (metrics := evaluate_fn(server_round, self.global_arrays)) is not None:
+                central[server_round] = metrics
+
+        def stopping_at(server_round: int, metrics: Metrics) -> bool:
+            return stop is not None and stop(server_round, metrics)
+
+        evaluate_centrally(run.last_round)
+        run.close_round(run.last_round)
+        stopping = False
+        for server_round in run.record.past_rounds:
+            stopping = stopping_at(server_round, run.record.measured(server_round))
+        with progress_bar(type(self).__name__, num_rounds, run.last_round, progress) as advance:
+            for server_round in range(run.last_round + 1, num_rounds + 1):
+                if stopping:
+                    break
+                self._refresh_connections(grid)
+                self._update_membership(server_round, exchange, train_config)
+                asked = run.configure_train(server_round, train_config)
+                trained = run.aggregate_train(server_round, exchange(asked, MessageType.TRAIN))
+                metrics = {f"train-{name}": value for name, value in trained.items()}
+                due = server_round % evaluate_every == 0 or server_round == num_rounds
+                if due:
+                    metrics |= evaluate(server_round)
+                stopping = stopping_at(server_round, metrics)
+                if stopping and not due:
+                    metrics |= evaluate(server_round)
+                evaluate_centrally(server_round)
+                log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, metrics)
+                if on_round:
+                    on_round(server_round, metrics)
+                run.close_round(server_round, last=stopping or server_round == num_rounds)
+                advance(server_round, metrics)
+        if stopping:
+            log(INFO, "The stop rule ended the run after round %s", run.last_round)
+        run.resume.close()
+        if not run.ever_usable:
+            raise RuntimeError(
+                f"{type(self).__name__} ended without a single usable reply, so the model is "
+                f"still the initial one. The last refusal: {run.intake.last_refusal}"
+            )
+        run.record.result.arrays = self.global_arrays
+        log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
+        return run.record.result
+
+    def open_checkpoints(
+        self,
+        arrays: Arrays,
+        folder: str | os.PathLike[str] | None,
+        *,
+        every: int,
+        keep: int,
+        resume: bool,
+    ) -> None:
+        """Prepare to save the rounds of the coming run, and to continue a saved one.
+
+        Parameters and errors are those of `start`; `arrays` is the initial model.
+        """
+        fingerprint = self.run.fingerprint(spec_of(arrays))
+        saved = self.run.resume.open(folder, fingerprint, every=every, keep=keep, resume=resume)
+        if saved is not None:
+            self.load_state_dict(saved)
+            self.run.resume.check_kept()
+
+    # ------------------------------------------------------------------------------------------
+    # Flower's abstract methods, for callers that bring a loop of their own
+    # ------------------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one message a node with the instructions of its sampled clients."""
+        exchange = self._exchange(grid, _QUERY_TIMEOUT)
+        if not self.run.has_begun:
+            self._connect(grid, named_arrays(arrays))
+            self.run.handshake(exchange, config)
+        self._refresh_connections(grid)
+        self._update_membership(server_round, exchange, config)
+        asked = self.run.configure_train(server_round, config)
+        return self._directory.messages(asked, MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies, update the state, return the global model and the mean metrics."""
+        metrics = self.run.aggregate_train(server_round, self._replies(replies))
+        if not metrics:
+            return None, None
+        return self.global_arrays, MetricRecord(dict(metrics))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one message a node with the models to evaluate."""
+        self._refresh_connections(grid)
+        asked = self.run.configure_evaluate(server_round, config)
+        return self._directory.messages(asked, MessageType.EVALUATE)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Check the replies and return their mean metrics."""
+        metrics = self.run.aggregate_evaluate(server_round, self._replies(replies))
+        return MetricRecord(dict(metrics)) if metrics else None
+
+    def _replies(self, replies: Iterable[Message]) -> list[ClientReply]:
+        return self._directory.replies(replies, self.run.intake.asked)
+
+    # ------------------------------------------------------------------------------------------
+    # Connections
+    # ------------------------------------------------------------------------------------------
+
+    def _connect(self, grid: Grid, arrays: Arrays) -> None:
+        """Wait for the clients that the run needs, and begin."""
+        self._directory = ClientDirectory.find(
+            grid,
+            at_least=self.min_available_nodes,
+            timeout=self.node_timeout,
+            wanted=self.run.resume.saved_clients,
+            allow_missing=self.max_missed_rounds is not None,
+        )
+        self.run.begin(arrays, self._directory.client_ids, self._directory.announced)
+
+    def _refresh_connections(self, grid: Grid) -> None:
+        """Before a phase, see who is connected and who came back, and wait where it is too few."""
+        restarted = self._directory.refresh(
+            grid, at_least=self.min_available_nodes, timeout=self.node_timeout
+        )
+        self.membership.doubt(restarted)
+
+    def _update_membership(
+        self, server_round: int, exchange: Exchange, config: ConfigRecord
+    ) -> None:
+        directory = self._directory
+        gone = self.run.update_membership(
+            server_round, directory.connected, exchange, config, announced=directory.announced
+        )
+        directory.forget(gone)
+
+    def _exchange(self, grid: Grid, timeout: float) -> Exchange:
+        """Return what sends instructions to their clients and returns what came back."""
+
+        def exchange(
+            asked: dict[int, ClientInstruction], message_type: str
+        ) -> Iterable[ClientReply]:
+            messages = self._directory.messages(asked, message_type)
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            return self._directory.replies(replies, asked)
+
+        return exchange
+
+    def _need_state(self) -> None:
+        if not self.run.has_begun:
+            raise RuntimeError(
+                f"{type(self).__name__} has no state yet: call start(grid, initial_arrays) first."
+            )
+
+
+class SampledStrategy(StatefulStrategy):
+    """Base class of the methods in which a sample of the clients trains in every round.
+
+    Parameters
+    ----------
+    fraction_train : float (default: 1.0)
+        Fraction of the clients that train in a round, drawn uniformly without replacement.
+    min_train_nodes : int (default: 1)
+        Train at least so many clients a round, whatever `fraction_train` says.
+    **base
+        The parameters of `StatefulStrategy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        fraction_train: float = 1.0,
+        min_train_nodes: int = 1,
+        **base: Unpack[BaseSettings],
+    ) -> None:
+        check_fraction("fraction_train", fraction_train, zero=False)
+        check_count("min_train_nodes", min_train_nodes, least=1)
+        self.fraction_train = fraction_train
+        self.min_train_nodes = min_train_nodes
+        super().__init__(**base)
+
+
+def named_arrays(record: ArrayRecord) -> Arrays:
+    """Return the initial model as named arrays; raise TypeError unless it is an `ArrayRecord`."""
+    if not isinstance(record, ArrayRecord):
+        raise TypeError(
+            f"initial_arrays is a {type(record).__name__}, expected a flwr.app.ArrayRecord, e.g. "
+            "ArrayRecord(model.state_dict())."
+        )
+    return from_array_record(record)

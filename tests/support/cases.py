@@ -1,0 +1,211 @@
+"""The strategies that every promise is tested with. A strategy joins with one `Case`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context
+from flwr.client import NumPyClient
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from clients import (
+    FedADMMClient,
+    FedAPMClient,
+    FedGiAClient,
+    FedGiALinearClient,
+    FLAMEClient,
+    FPFCClient,
+    Logistic,
+    LpProjADMMClient,
+    client_app,
+)
+from fl_admm_strategies import (
+    FLAME,
+    FPFC,
+    L1,
+    FedADMM,
+    FedAPM,
+    FedGiA,
+    FedMCADMM,
+    L1Norm,
+    LpProjADMM,
+    SmoothedSCAD,
+    SquaredL2,
+    StatefulStrategy,
+    initial_item_factors,
+)
+from tests.support.ratings import NUM_ITEMS, contract_client
+from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy, its client and the model they start from.
+
+    `strategy` takes the keyword arguments of `StatefulStrategy`, `client_class` those of
+    `TorchClient`. What an algorithm promises differs in three points: `fedavg_clients`, a client
+    that knows nothing of the library will do; `stateless_clients`, the server can make up for what
+    a client lost; `everybody_trains`, in every round. `variant` keeps its tests out of the default
+    suite: another setting of a strategy that is in it, or one that shares most of its code with one
+    that is (FedADMM with FedAPM, Lp-Proj with FLAME).
+    """
+
+    name: str
+    strategy: Callable[..., StatefulStrategy]
+    client_class: Callable[..., NumPyClient]
+    initial_arrays: Callable[[], ArrayRecord] = initial_arrays
+    fedavg_clients: bool = True
+    stateless_clients: bool = True
+    everybody_trains: bool = False
+    variant: bool = False
+
+
+def fedgia(fraction_train: float = 1.0, **settings: Any) -> FedGiA:
+    """Return FedGiA, in which everybody trains: it takes no `fraction_train`."""
+    return FedGiA(**settings)
+
+
+def fedgia_linear_client(
+    context: Context, model: Any, train_loader: Any, *args: Any, **kwargs: Any
+) -> NumPyClient:
+    """Return a client of FedGiA that tells one label of `dataset` from the others."""
+    inputs, labels = train_loader.dataset.tensors
+    loss = Logistic(inputs, labels == 0)
+    return FedGiALinearClient(context, loss, loss)
+
+
+CASES = [
+    Case("FPFC", partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2), FPFCClient),
+    Case(
+        "FPFC-l1",
+        partial(FPFC, L1(0.05), lr=0.2, local_epochs=2),
+        FPFCClient,
+        variant=True,
+    ),
+    Case(
+        "FPFC-head",
+        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2, clustered="^head"),
+        FPFCClient,
+        variant=True,
+    ),
+    Case(
+        "FedADMM",
+        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2),
+        FedADMMClient,
+        variant=True,
+    ),
+    Case(
+        "FedADMM-client-duals",
+        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2, weights="size", duals="client"),
+        FedADMMClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        variant=True,
+    ),
+    Case(
+        "FedAPM",
+        partial(FedAPM, "^head", rho=0.1, lr=0.5, local_epochs=2, personal_epochs=1),
+        FedAPMClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+    ),
+    Case(
+        "FedAPM-client-duals",
+        partial(FedAPM, "^body", rho=0.1, lr=0.5, tolerance=1e-3, duals="client", u_start="server"),
+        FedAPMClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        variant=True,
+    ),
+    Case(
+        "FLAME",
+        partial(FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=2),
+        FLAMEClient,
+    ),
+    Case(
+        "FLAME-client-duals",
+        partial(FLAME, rho=0.2, lr=0.3, theta_step="accuracy", weights="size", duals="client"),
+        FLAMEClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        variant=True,
+    ),
+    Case(
+        "LpProjADMM",
+        partial(LpProjADMM, lam=1.0, rho=0.2, lr=0.5, dimension=3),
+        LpProjADMMClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        variant=True,
+    ),
+    Case(
+        "FedMC-ADMM",
+        partial(FedMCADMM, SquaredL2(0.1), inner_steps=2),
+        contract_client,
+        partial(initial_item_factors, 3, NUM_ITEMS),
+        fedavg_clients=False,
+        stateless_clients=False,
+    ),
+    Case(
+        "FedMC-ADMM-client-duals",
+        partial(FedMCADMM, L1Norm(0.1), inner_steps=2, y0="handshake", duals="client"),
+        contract_client,
+        partial(initial_item_factors, 3, NUM_ITEMS),
+        fedavg_clients=False,
+        stateless_clients=False,
+        variant=True,
+    ),
+    Case(
+        "FedGiA",
+        partial(fedgia, t=0.5, local_steps=3),
+        FedGiAClient,
+        fedavg_clients=False,
+        everybody_trains=True,
+        variant=True,
+    ),
+    Case(
+        "FedGiA-client-duals",
+        partial(fedgia, t=0.5, curvature=2.0, duals="client"),
+        FedGiAClient,
+        stateless_clients=False,
+        everybody_trains=True,
+        variant=True,
+    ),
+    Case(
+        "FedGiA-gram",
+        partial(fedgia, hessian="gram", report_gradient=True),
+        fedgia_linear_client,
+        lambda: ArrayRecord({"x": Array(np.zeros(3))}),
+        fedavg_clients=False,
+        everybody_trains=True,
+    ),
+]
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# Python 3.12 and later warn of every fork beside another thread.
+forks = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
+
+NUM_CLIENTS = 6
+
+State = dict[str, NDArray[Any]]
+
+
+def grid_of(case: Case, **kwargs: Any) -> WatchedGrid:
+    """Return a grid with one client of the case on each of its nodes."""
+    return WatchedGrid(client_app(client_fn_of(case.client_class)), NUM_CLIENTS, **kwargs)
+
+
+def run(
+    case: Case, grid: Grid, num_rounds: int = 3, strategy: StatefulStrategy | None = None
+) -> StatefulStrategy:
+    strategy = strategy or case.strategy(seed=1)
+    strategy.start(grid, case.initial_arrays(), num_rounds)
+    return strategy
