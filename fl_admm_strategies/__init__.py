@@ -15,7 +15,8 @@ from .hosting.legacy import LegacyStrategy
 from .maths.penalties import L1, MCP, SmoothedSCAD
 from .maths.regularizers import L1Norm, SquaredL2
 from .maths.schedules import StepDecay
-from .runtime.strategy import SampledStrategy, StatefulStrategy
+from .runtime.sampled import SampledStrategy
+from .runtime.strategy import StatefulStrategy
 
 __all__ = [
     "FLAME",

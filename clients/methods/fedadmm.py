@@ -19,8 +19,8 @@ from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
 class FedADMMClient(TorchClient[Any]):
     """Client of `FedADMM`: E epochs on its loss, pulled towards the anchor, from its own u_i."""
 
-    strategy: ClassVar = FedADMM
-    instruction: ClassVar = FedADMMInstruction
+    strategy: ClassVar[Any] = FedADMM
+    instruction: ClassVar[Any] = FedADMMInstruction
 
     def train(self, asked: FedADMMInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
         """Move u_i, and pi_i where the client keeps it; upload u_i or the change of z_i."""

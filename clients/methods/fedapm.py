@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,8 @@ class FedAPMClient(FedADMMClient):
     ...                         test_loader=test, metrics={"accuracy": accuracy}).to_client()
     """
 
-    strategy = FedAPM
-    instruction = FedAPMInstruction
+    strategy: ClassVar[Any] = FedAPM
+    instruction: ClassVar[Any] = FedAPMInstruction
 
     def minimise(
         self, asked: Any, anchor: dict[str, Tensor], config: Scalars

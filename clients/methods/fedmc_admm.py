@@ -340,10 +340,15 @@ class FedMCADMMClient(MethodClient[FedMCInstruction]):
         users = self._first_users(items, asked) if held is None else held["U"]
         record = to_array_record({"user-factors": users, "item-factors": items})
         self.context.state[_EVALUATED] = record
-        loss = _half_square(self._errors(self.train_ratings, users, items)) + self.regularizer.value(users)
+        loss = _half_square(
+            self._errors(self.train_ratings, users, items)
+        ) + self.regularizer.value(users)
         squared, count = 0.0, 0
         if self.test_ratings is not None:
-            squared, count = 2 * _half_square(self._errors(self.test_ratings, users, items)), len(self.test_ratings)
+            squared, count = (
+                2 * _half_square(self._errors(self.test_ratings, users, items)),
+                len(self.test_ratings),
+            )
         metrics: Scalars = {"test-ratings": count, "squared-error": squared * self.std**2}
         if count:
             metrics["rmse"] = self.std * float(np.sqrt(squared / count))
@@ -429,7 +434,9 @@ class FedMCADMMClient(MethodClient[FedMCInstruction]):
         predicted = self.predict(np.full(len(everything), user), everything)
         candidates = everything
         if exclude_rated:
-            candidates = np.delete(everything, self.train_ratings.items[self.train_ratings.users == user])
+            candidates = np.delete(
+                everything, self.train_ratings.items[self.train_ratings.users == user]
+            )
         best = np.argsort(-predicted[candidates], kind="stable")[:n]
         return candidates[best]
 

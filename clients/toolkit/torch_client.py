@@ -168,9 +168,7 @@ class TorchClient(MethodClient[Asked]):
                 values[name] = float(metric(outputs, targets))
         return values
 
-    def descend(
-        self, terms: Sequence[Term], *, lr: float, epochs: int, **options: Any
-    ) -> float:
+    def descend(self, terms: Sequence[Term], *, lr: float, epochs: int, **options: Any) -> float:
         """Take the client's kind of descent steps on its training loss; see `gradient_descent`."""
         return gradient_descent(
             self.train_problem,

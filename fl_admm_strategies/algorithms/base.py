@@ -10,8 +10,8 @@ from ..maths.blocks import BATCH_NORM, Arrays, compile_pattern
 from ..maths.checks import check_choice
 from ..runtime.membership import Membership
 from ..runtime.messages import ClientInstruction, Reply
+from ..runtime.sampled import SampledSettings, SampledStrategy
 from ..runtime.schema import Instruction
-from ..runtime.strategy import SampledSettings, SampledStrategy
 
 Weights = Literal["uniform", "size"]
 Duals = Literal["strategy", "client"]
@@ -92,6 +92,11 @@ class ConsensusStrategy(WeightedStrategy):
         self.duals = duals
         self.averaged = averaged
         self._averaged = compile_pattern("averaged", averaged)
+
+    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
+        """Start everybody from the global model where the clients keep their variables."""
+        if self.duals == "client":
+            self.state.consensus.restart(server_round, len(self.membership))
 
 
 @dataclass(frozen=True)

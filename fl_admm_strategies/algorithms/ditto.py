@@ -20,8 +20,8 @@ from ..maths.blocks import Arrays, average
 from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import Reply
+from ..runtime.sampled import SampledSettings, SampledStrategy
 from ..runtime.schema import Instruction
-from ..runtime.strategy import SampledSettings, SampledStrategy
 from .base import OwnModelEvaluation, Weights, evaluate_own_models
 
 

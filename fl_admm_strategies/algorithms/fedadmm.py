@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, weighted_average
 from ..maths.checks import check_count, check_positive
@@ -103,14 +102,15 @@ class FedADMM(ConsensusStrategy):
         return {client: self._instruction(client) for client in client_ids}
 
     def _instruction(self, client: int) -> FedADMMInstruction:
-        consensus, members = self.state.consensus, self.membership
+        consensus, averaged = self.state.consensus, self.state.averaged_arrays
+        members = self.membership
         start = consensus.start(
             client,
             holds_it=members.has_current_state(client),
             last_accepted=members.last_accepted.get(client),
         )
         return FedADMMInstruction(
-            anchor=self._model(consensus.anchor(client)),
+            anchor=self._block.model(consensus.anchor(client), averaged, copy=False),
             start=None if start is None else self._block.arrays(start),
             rho=self.rho,
             lr=self.lr,
@@ -132,13 +132,6 @@ class FedADMM(ConsensusStrategy):
         known = [gap for gap in self._gaps if gap is not None]
         return {"gap": float(np.mean(known))} if known else {}
 
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Start everybody from w where clients keep their duals."""
-        self.state.consensus.restart(server_round)
-
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w, with the averaged arrays."""
-        return self._model(self.state.consensus.w.copy())
-
-    def _model(self, vector: NDArray[Any]) -> Arrays:
-        return self._block.model(vector, self.state.averaged_arrays, copy=False)
+        return self._block.model(self.state.consensus.w, self.state.averaged_arrays)

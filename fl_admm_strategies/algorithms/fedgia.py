@@ -66,7 +66,7 @@ class FedGiAState:
 
 @dataclass(frozen=True)
 class FedGiAQuestion(Instruction):
-    """The handshake: what is r_i at this model?"""
+    """The handshake: it asks for r_i at this model."""
 
     model: Arrays
     hessian: str

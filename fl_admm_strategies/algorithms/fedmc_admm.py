@@ -29,8 +29,8 @@ from ..maths.consensus import ConsensusADMM
 from ..maths.regularizers import Regularizer, check_regularizer
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import Metrics, Reply
+from ..runtime.sampled import SampledSettings, SampledStrategy
 from ..runtime.schema import Instruction
-from ..runtime.strategy import SampledSettings, SampledStrategy
 from .base import Duals
 
 
@@ -149,10 +149,10 @@ class FedMCADMM(SampledStrategy):
     Z_i in a sum only, which cannot be put right, so all clients go on with W_i = V, Y_i = 0.
 
     A client that connects in mid-run starts with W_i = V, Y_i = 0 and counts in the mean from its
-    first accepted upload. When a client has left (`max_missed_rounds`), its Z_i leaves the mean; with
-    ``duals="client"`` all others go on with W_i = V, Y_i = 0. p stays what it was at the start, in
-    the clients' steps and in that of R's proximal operator: with p' clients this is Algorithm 1 for
-    p'/p times (2), so that the minimiser is that of the p' clients and no Y_i changes its scale.
+    first accepted upload. When a client has left, its Z_i leaves the mean; with ``duals="client"``
+    all others go on with W_i = V, Y_i = 0. p stays what it was at the start, in the clients' steps
+    and in that of R's proximal operator: with p' clients this is Algorithm 1 for p'/p times (2), so
+    that the minimiser is that of the p' clients and no Y_i changes its scale.
 
     That U_i stays is no promise of privacy: by Lemma 4.5 Y_i is a gradient with a proximal term,
     from which something can be inferred about the ratings. With ``duals="client"`` the
@@ -209,9 +209,7 @@ class FedMCADMM(SampledStrategy):
         self._block = Block(spec_of(arrays))
         self._shape = first.shape
         vector, on_clients = self._block.vector(arrays), self.duals == "client"
-        return FedMCState(
-            ConsensusADMM(vector, self.beta, on_clients=on_clients, prox=self._prox)
-        )
+        return FedMCState(ConsensusADMM(vector, self.beta, on_clients=on_clients, prox=self._prox))
 
     def _prox(self, mean: NDArray[Any]) -> NDArray[Any]:
         """Return prox_{R/(p beta)}: (68) for the squared l2 norm, (73) for the l1 norm."""
@@ -276,7 +274,8 @@ class FedMCADMM(SampledStrategy):
 
     def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
         """Start everybody from W_i = V where clients keep Y_i."""
-        self.state.consensus.restart(server_round)
+        if self.duals == "client":
+            self.state.consensus.restart(server_round, len(self.membership))
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

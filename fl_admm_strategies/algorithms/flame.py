@@ -171,7 +171,9 @@ class FLAME(ConsensusStrategy):
         first = self._block.vector(arrays)
         columns = {"theta": first, "local_w": first} if self.duals == "strategy" else {}
         return FLAMEState(
-            consensus=Consensus(first, first.astype(np.float64) * self.membership.num_initial, first),
+            consensus=Consensus(
+                first, first.astype(np.float64) * self.membership.num_initial, first
+            ),
             averaged_arrays=self._block.rest(arrays),
             clients=ClientTable(alpha=0.0, tolerance=float(self.tolerance), **columns),
         )
@@ -249,11 +251,6 @@ class FLAME(ConsensusStrategy):
             clients.rows(name, client_ids) for name in ("theta", "local_w", "alpha")
         )
         consensus.leave(messages(theta, local_w, a=self.lam * alpha, rho=self.rho))
-
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Start everybody from w where clients keep their variables."""
-        if self.duals == "client":
-            self.state.consensus.restart(server_round, len(self.membership))
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

@@ -32,8 +32,8 @@ from ..maths.pairs import PairwiseStore
 from ..maths.penalties import L1, MCP, Penalty
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import Reply, to_array_record
+from ..runtime.sampled import SampledSettings, SampledStrategy
 from ..runtime.schema import Instruction
-from ..runtime.strategy import SampledSettings, SampledStrategy
 
 EpochSchedule = int | Callable[[int, int], int]
 RateSchedule = float | Callable[[int], float]
@@ -348,7 +348,9 @@ class FPFC(SampledStrategy):
         return [to_array_record(self._model(vector)) for vector in alpha]
 
     def _cluster_vectors(self, labels: NDArray[np.int64]) -> NDArray[Any]:
-        return cluster_models(self.state.pairs.omega, self.state.clients.column("num_examples"), labels)
+        return cluster_models(
+            self.state.pairs.omega, self.state.clients.column("num_examples"), labels
+        )
 
     def diagnostics(self, nus: Sequence[float] = (0.01, 0.1, 0.5)) -> FPFCDiagnostics:
         """Return what helps to choose lambda and nu, from the last evaluation and the state.

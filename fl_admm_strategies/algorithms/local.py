@@ -14,8 +14,8 @@ from ..maths.blocks import Arrays, Spec
 from ..maths.checks import check_count, check_positive
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import Reply
+from ..runtime.sampled import SampledSettings, SampledStrategy
 from ..runtime.schema import Instruction
-from ..runtime.strategy import SampledSettings, SampledStrategy
 from .base import OwnModelEvaluation, evaluate_own_models
 
 
@@ -69,9 +69,7 @@ class Local(SampledStrategy):
         """Ask for some epochs; send the initial model to clients without one of their own."""
         initial, is_new = self.state.initial, self.membership.is_new
         return {
-            client: LocalInstruction(
-                initial if is_new(client) else {}, self.lr, self.local_epochs
-            )
+            client: LocalInstruction(initial if is_new(client) else {}, self.lr, self.local_epochs)
             for client in client_ids
         }
 

@@ -148,7 +148,9 @@ class LpProjADMM(WeightedStrategy):
         theta = self._block.vector(arrays)
         first = projection(self.seed, self.dimension, theta.size, theta.dtype.name) @ theta
         return LpProjState(
-            consensus=Consensus(first, first.astype(np.float64) * self.membership.num_initial, first),
+            consensus=Consensus(
+                first, first.astype(np.float64) * self.membership.num_initial, first
+            ),
             first=first,
             initial=arrays,
             projection_seed=self.seed,

@@ -278,7 +278,9 @@ class LegacyStrategy(Strategy):
         if server_round < self._first_round:
             return []
         due = server_round % self.evaluate_every == 0
-        asked = self.strategy.run.configure_evaluate(server_round, self.evaluate_config) if due else {}
+        asked = (
+            self.strategy.run.configure_evaluate(server_round, self.evaluate_config) if due else {}
+        )
         if not asked:
             self.strategy.run.close_round(server_round)
         self._not_connected = [client for client in asked if client not in self._proxy_of]

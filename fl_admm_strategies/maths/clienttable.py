@@ -169,4 +169,6 @@ class ClientTable(ByClient):
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned, for as many clients."""
-        self._columns = {name: np.array(arrays[name], old.dtype) for name, old in self._columns.items()}
+        self._columns = {
+            name: np.array(arrays[name], old.dtype) for name, old in self._columns.items()
+        }

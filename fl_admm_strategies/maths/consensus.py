@@ -72,7 +72,7 @@ class Consensus:
         self.w = mean if prox is None else prox(mean)
 
     def join(self, count: int) -> None:
-        """Let new clients count, with u_i = w and pi_i = 0: their z_i = w leaves the mean as it is."""
+        """Let new clients count, with u_i = w, pi_i = 0: z_i = w leaves the mean as it is."""
         self.total += count * self.w.astype(np.float64)
 
     def leave(self, messages: NDArray[Any]) -> None:
@@ -223,18 +223,18 @@ class ConsensusADMM(ByClient):
         return {client: {} if self.on_clients else {"u": self.w} for client in clients}
 
     def remove(self, clients: Iterable[int], server_round: int) -> None:
-        """Let clients count no more: their z_i leave the sum; where it is not known, see `restart`."""
+        """Let clients count no more: their z_i leave the sum, or all restart."""
         gone = list(clients)
         if not self.on_clients:
             dual = self.clients.rows("pi", gone) / self._scalar(self.rho)
             self.mean.leave(self.clients.rows("u", gone) + dual)
         self.clients.remove(gone)
-        self.restart(server_round)
-
-    def restart(self, server_round: int) -> None:
-        """Start everybody from w where clients keep their variables, see `Consensus.restart`."""
         if self.on_clients:
-            self.mean.restart(server_round, len(self.clients))
+            self.restart(server_round, len(self.clients))
+
+    def restart(self, server_round: int, num_clients: int) -> None:
+        """Start everybody from w, where clients keep their variables: see `Consensus.restart`."""
+        self.mean.restart(server_round, num_clients)
 
     def _scalar(self, value: float) -> Any:
         return self.w.dtype.type(value)  # keeps float32 arithmetic in float32

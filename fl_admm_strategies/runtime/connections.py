@@ -83,9 +83,7 @@ class ClientDirectory:
         If two nodes host a client of the same id.
     """
 
-    def __init__(
-        self, hosted: Mapping[int, list[int]], *, answers_queries: bool = True
-    ) -> None:
+    def __init__(self, hosted: Mapping[int, list[int]], *, answers_queries: bool = True) -> None:
         self._hosted = dict(sorted(hosted.items()))  # as every node said, in use or not
         self._answers_queries = answers_queries
         self.announced = 0
@@ -173,7 +171,9 @@ class ClientDirectory:
                 probing = False
                 return look()
             silent = sorted(there.intersection(queries.values()))
-            return ConnectionStatus(list(chain(*hosted.values())), len(hosted), announced, silent, trouble)
+            return ConnectionStatus(
+                list(chain(*hosted.values())), len(hosted), announced, silent, trouble
+            )
 
         status = wait_for_clients(
             look, at_least=at_least, timeout=timeout, wanted=wanted, allow_missing=allow_missing

@@ -166,9 +166,7 @@ def _key(record: str, client: int | None) -> str:
     return record if client is None else f"{record}@{client}"
 
 
-def pack_instructions(
-    instructions: Mapping[int, ClientInstruction], *, hosted: bool
-) -> RecordDict:
+def pack_instructions(instructions: Mapping[int, ClientInstruction], *, hosted: bool) -> RecordDict:
     """Put the instructions of one node's clients into the content of one message.
 
     Parameters
@@ -279,7 +277,7 @@ def parse_groups(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
     ):
         raise ValueError(
             f"The message's groups are {brief(repr(text))}, expected JSON with the names of the "
-            f"arrays of every group, e.g. {{\"anchor\":[\"weight\"]}}. {VERSIONS}"
+            f'arrays of every group, e.g. {{"anchor":["weight"]}}. {VERSIONS}'
         )
     return groups
 

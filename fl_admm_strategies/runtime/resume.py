@@ -112,9 +112,7 @@ class Resume:
             size = (kept.shape[:1] or (0,)) + arrays["base/client_ids"].shape
             check_saved({_KEPT: kept}, {_KEPT: np.zeros(size, np.int64)})
 
-    def compare_clients(
-        self, found: list[int], announced: int, *, allow_missing: bool
-    ) -> None:
+    def compare_clients(self, found: list[int], announced: int, *, allow_missing: bool) -> None:
         """Refuse to go on from a saved state with another federation than its own."""
         if self.saved is None:
             return

@@ -17,8 +17,8 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
-from ..maths.clienttable import Row
 from ..maths.checks import listing
+from ..maths.clienttable import Row
 from .algorithm import Algorithm
 from .intake import Intake, weighted_means
 from .membership import Membership
@@ -150,7 +150,9 @@ class Run:
             part.insert(rows)
 
     def _new_rows(self, clients: Mapping[int, Reply | None]) -> dict[int, Row]:
-        return {client: self.algorithm.new_client(client, reply) for client, reply in clients.items()}
+        return {
+            client: self.algorithm.new_client(client, reply) for client, reply in clients.items()
+        }
 
     def _ask(
         self,
@@ -353,9 +355,7 @@ class Run:
     def close_round(self, server_round: int, *, last: bool = False) -> None:
         """Save a round, once all of it is over, if it is time to; `last` says that none follows."""
         resume = self.resume
-        if resume.record(self.record.entry(server_round)) and (
-            last or resume.is_due(server_round)
-        ):
+        if resume.record(self.record.entry(server_round)) and (last or resume.is_due(server_round)):
             fingerprint = self.fingerprint(self.algorithm.model_spec)
             last_accepted = self.membership.last_accepted
             resume.save(server_round, self.state_arrays(), last_accepted, fingerprint)

@@ -58,9 +58,10 @@ class Instruction:
 
     def encode(self) -> ClientInstruction:
         """Return the message as groups of arrays and settings."""
+        schema: Any = type(self)
         groups: dict[str, Arrays] = {}
         config: dict[str, Scalar] = {}
-        for own in _fields_of(type(self)):
+        for own in _fields_of(schema):
             value = getattr(self, own.name)
             if value is None:
                 continue
@@ -79,9 +80,10 @@ class Instruction:
         ValueError
             If it is not a message of this kind; the error says what is missing or wrong.
         """
+        schema: Any = cls
         groups = split_groups(parameters, config)
         values: dict[str, Any] = {}
-        for own in _fields_of(cls):
+        for own in _fields_of(schema):
             source: Mapping[str, Any] = groups if own.kind == Arrays else config
             if (value := source.get(own.key)) is None:
                 if not own.optional:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from logging import INFO
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -18,12 +19,11 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, spec_of
 from ..maths.checks import check_count, check_fraction, check_positive, listing
 from .algorithm import Algorithm, OnClient
-from .connections import ClientDirectory
 from .intake import Intake
+from .link import GridLink
 from .membership import Membership
 from .messages import (
     NUM_EXAMPLES,
-    ClientInstruction,
     ClientReply,
     Metrics,
     from_array_record,
@@ -50,13 +50,6 @@ class BaseSettings(TypedDict, total=False):
     max_missed_rounds: int | None
     weighted_by_key: str
     seed: int
-
-
-class SampledSettings(BaseSettings, total=False):
-    """The parameters of `SampledStrategy`."""
-
-    fraction_train: float
-    min_train_nodes: int
 
 
 class StatefulStrategy(Algorithm, Strategy):
@@ -135,7 +128,7 @@ class StatefulStrategy(Algorithm, Strategy):
             seed=seed,
         )
         self.run = Run(self, self.membership, sampling, Intake(weighted_by_key, self.membership))
-        self._directory = ClientDirectory({})
+        self._link = GridLink(min_available_nodes, node_timeout)
 
     # ------------------------------------------------------------------------------------------
     # Results
@@ -332,9 +325,8 @@ class StatefulStrategy(Algorithm, Strategy):
         check_count("evaluate_every", evaluate_every, least=1)
         check_positive("timeout", timeout)
         if evaluate_fn is not None and "global" not in self.kinds:
-            raise ValueError(
-                f"evaluate_fn is given, but {type(self).__name__} has no global model. Leave it out."
-            )
+            name = type(self).__name__
+            raise ValueError(f"evaluate_fn is given, but {name} has no global model: leave it out.")
         began = time.monotonic()
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
@@ -343,16 +335,16 @@ class StatefulStrategy(Algorithm, Strategy):
             arrays, checkpoint_dir, every=checkpoint_every, keep=checkpoint_keep, resume=resume
         )
         run = self.run
-        self._connect(grid, arrays)
+        self._begin(grid, arrays)
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
-        exchange = self._exchange(grid, timeout)
+        exchange = partial(self._link.exchange, grid, timeout)
         run.handshake(exchange, train_config)
 
         def evaluate(server_round: int) -> Metrics:
             if self.fraction_evaluate == 0:
                 return {}
-            self._refresh_connections(grid)
+            self.membership.doubt(self._link.refresh(grid))
             asked = run.configure_evaluate(server_round, evaluate_config)
             return run.aggregate_evaluate(server_round, exchange(asked, MessageType.EVALUATE))
 
@@ -375,8 +367,7 @@ class StatefulStrategy(Algorithm, Strategy):
             for server_round in range(run.last_round + 1, num_rounds + 1):
                 if stopping:
                     break
-                self._refresh_connections(grid)
-                self._update_membership(server_round, exchange, train_config)
+                self._update_membership(grid, server_round, exchange, train_config)
                 asked = run.configure_train(server_round, train_config)
                 trained = run.aggregate_train(server_round, exchange(asked, MessageType.TRAIN))
                 metrics = {f"train-{name}": value for name, value in trained.items()}
@@ -431,14 +422,13 @@ class StatefulStrategy(Algorithm, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one message a node with the instructions of its sampled clients."""
-        exchange = self._exchange(grid, _QUERY_TIMEOUT)
+        exchange = partial(self._link.exchange, grid, _QUERY_TIMEOUT)
         if not self.run.has_begun:
-            self._connect(grid, named_arrays(arrays))
+            self._begin(grid, named_arrays(arrays))
             self.run.handshake(exchange, config)
-        self._refresh_connections(grid)
-        self._update_membership(server_round, exchange, config)
+        self._update_membership(grid, server_round, exchange, config)
         asked = self.run.configure_train(server_round, config)
-        return self._directory.messages(asked, MessageType.TRAIN)
+        return self._link.directory.messages(asked, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -453,9 +443,9 @@ class StatefulStrategy(Algorithm, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one message a node with the models to evaluate."""
-        self._refresh_connections(grid)
+        self.membership.doubt(self._link.refresh(grid))
         asked = self.run.configure_evaluate(server_round, config)
-        return self._directory.messages(asked, MessageType.EVALUATE)
+        return self._link.directory.messages(asked, MessageType.EVALUATE)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -465,83 +455,31 @@ class StatefulStrategy(Algorithm, Strategy):
         return MetricRecord(dict(metrics)) if metrics else None
 
     def _replies(self, replies: Iterable[Message]) -> list[ClientReply]:
-        return self._directory.replies(replies, self.run.intake.asked)
+        return self._link.directory.replies(replies, self.run.intake.asked)
 
-    # ------------------------------------------------------------------------------------------
-    # Connections
-    # ------------------------------------------------------------------------------------------
-
-    def _connect(self, grid: Grid, arrays: Arrays) -> None:
+    def _begin(self, grid: Grid, arrays: Arrays) -> None:
         """Wait for the clients that the run needs, and begin."""
-        self._directory = ClientDirectory.find(
-            grid,
-            at_least=self.min_available_nodes,
-            timeout=self.node_timeout,
-            wanted=self.run.resume.saved_clients,
-            allow_missing=self.max_missed_rounds is not None,
-        )
-        self.run.begin(arrays, self._directory.client_ids, self._directory.announced)
-
-    def _refresh_connections(self, grid: Grid) -> None:
-        """Before a phase, see who is connected and who came back, and wait where it is too few."""
-        restarted = self._directory.refresh(
-            grid, at_least=self.min_available_nodes, timeout=self.node_timeout
-        )
-        self.membership.doubt(restarted)
+        wanted, allow_missing = self.run.resume.saved_clients, self.max_missed_rounds is not None
+        self._link.connect(grid, wanted, allow_missing=allow_missing)
+        directory = self._link.directory
+        self.run.begin(arrays, directory.client_ids, directory.announced)
 
     def _update_membership(
-        self, server_round: int, exchange: Exchange, config: ConfigRecord
+        self, grid: Grid, server_round: int, exchange: Exchange, config: ConfigRecord
     ) -> None:
-        directory = self._directory
+        """Before a round, find out who came back, who has left and who is new."""
+        self.membership.doubt(self._link.refresh(grid))
+        directory = self._link.directory
         gone = self.run.update_membership(
             server_round, directory.connected, exchange, config, announced=directory.announced
         )
         directory.forget(gone)
-
-    def _exchange(self, grid: Grid, timeout: float) -> Exchange:
-        """Return what sends instructions to their clients and returns what came back."""
-
-        def exchange(
-            asked: dict[int, ClientInstruction], message_type: str
-        ) -> Iterable[ClientReply]:
-            messages = self._directory.messages(asked, message_type)
-            replies = grid.send_and_receive(messages, timeout=timeout)
-            return self._directory.replies(replies, asked)
-
-        return exchange
 
     def _need_state(self) -> None:
         if not self.run.has_begun:
             raise RuntimeError(
                 f"{type(self).__name__} has no state yet: call start(grid, initial_arrays) first."
             )
-
-
-class SampledStrategy(StatefulStrategy):
-    """Base class of the methods in which a sample of the clients trains in every round.
-
-    Parameters
-    ----------
-    fraction_train : float (default: 1.0)
-        Fraction of the clients that train in a round, drawn uniformly without replacement.
-    min_train_nodes : int (default: 1)
-        Train at least so many clients a round, whatever `fraction_train` says.
-    **base
-        The parameters of `StatefulStrategy`.
-    """
-
-    def __init__(
-        self,
-        *,
-        fraction_train: float = 1.0,
-        min_train_nodes: int = 1,
-        **base: Unpack[BaseSettings],
-    ) -> None:
-        check_fraction("fraction_train", fraction_train, zero=False)
-        check_count("min_train_nodes", min_train_nodes, least=1)
-        self.fraction_train = fraction_train
-        self.min_train_nodes = min_train_nodes
-        super().__init__(**base)
 
 
 def named_arrays(record: ArrayRecord) -> Arrays:

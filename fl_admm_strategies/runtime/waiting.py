@@ -96,16 +96,16 @@ class Wait:
 
     @property
     def remaining(self) -> float:
+        """Seconds that are left."""
         return self._end - time.monotonic()
 
     def go_on(
         self, found: int, needed: int, missing: Sequence[int] = (), silent: Sequence[int] = ()
     ) -> None:
+        """Sleep a little; now and then say how many clients there are and who is missing."""
         if time.monotonic() >= self._next_word:
             self._next_word += _SILENCE
             whom = f", {listing(missing)} not yet" if missing else ""
             whom += f"; nodes {listing(silent)} have not said which they host" if silent else ""
             log(INFO, "waiting for clients: %s of %s connected%s", found, needed, whom)
         time.sleep(min(0.1, max(self.remaining, 0.0)))
-
-

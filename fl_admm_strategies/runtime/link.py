@@ -1,0 +1,56 @@
+"""How a run reaches its clients under Flower's current API: over a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from .connections import ClientDirectory
+from .messages import ClientInstruction, ClientReply
+
+
+class GridLink:
+    """The nodes of a grid, and what is said to their clients.
+
+    Parameters
+    ----------
+    at_least : int
+        Clients that must be connected before every phase.
+    timeout : float
+        Seconds to wait for them.
+    """
+
+    def __init__(self, at_least: int, timeout: float) -> None:
+        self._at_least = at_least
+        self._timeout = timeout
+        self.directory = ClientDirectory({})
+
+    def connect(self, grid: Grid, wanted: Collection[int], *, allow_missing: bool) -> None:
+        """Wait for the clients that the run needs; see `ClientDirectory.find`."""
+        self.directory = ClientDirectory.find(
+            grid,
+            at_least=self._at_least,
+            timeout=self._timeout,
+            wanted=wanted,
+            allow_missing=allow_missing,
+        )
+
+    def refresh(self, grid: Grid) -> list[int]:
+        """Before a phase, see who is connected, and wait where it is too few.
+
+        Returns
+        -------
+        list of int
+            Clients that may have lost what they keep.
+        """
+        return self.directory.refresh(grid, at_least=self._at_least, timeout=self._timeout)
+
+    def exchange(
+        self, grid: Grid, timeout: float, asked: dict[int, ClientInstruction], message_type: str
+    ) -> Iterable[ClientReply]:
+        """Send instructions to their clients and return what came back."""
+        messages = self.directory.messages(asked, message_type)
+        replies: Iterable[Message] = grid.send_and_receive(messages, timeout=timeout)
+        return self.directory.replies(replies, asked)

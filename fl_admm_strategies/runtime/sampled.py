@@ -1,0 +1,42 @@
+"""The base of the methods in which a sample of the clients trains."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from ..maths.checks import check_count, check_fraction
+from .strategy import BaseSettings, StatefulStrategy
+
+
+class SampledSettings(BaseSettings, total=False):
+    """The parameters of `SampledStrategy`."""
+
+    fraction_train: float
+    min_train_nodes: int
+
+
+class SampledStrategy(StatefulStrategy):
+    """Base class of the methods in which a sample of the clients trains in every round.
+
+    Parameters
+    ----------
+    fraction_train : float (default: 1.0)
+        Fraction of the clients that train in a round, drawn uniformly without replacement.
+    min_train_nodes : int (default: 1)
+        Train at least so many clients a round, whatever `fraction_train` says.
+    **base
+        The parameters of `StatefulStrategy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        fraction_train: float = 1.0,
+        min_train_nodes: int = 1,
+        **base: Unpack[BaseSettings],
+    ) -> None:
+        check_fraction("fraction_train", fraction_train, zero=False)
+        check_count("min_train_nodes", min_train_nodes, least=1)
+        self.fraction_train = fraction_train
+        self.min_train_nodes = min_train_nodes
+        super().__init__(**base)
