@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     make_strategy = STRATEGIES[config["strategy"]]
     strategy = make_strategy(
         min_available_nodes=config["min-available-nodes"],
-        forget_after=config["forget-after"] or None,
+        max_missed_rounds=config["max-missed-rounds"] or None,
     )
 
     def on_round(server_round, metrics):
