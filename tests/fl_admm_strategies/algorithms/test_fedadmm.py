@@ -1,4 +1,4 @@
-"""FedADMM by hand, its two placements of the duals, and what travels."""
+"""FedADMM by hand, its two placements of the duals, and what travels; docs/methods/fedadmm.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM
-from fl_admm_strategies.runtime.strategy import Traffic
+from fl_admm_strategies.runtime.record import Traffic
+from fl_admm_strategies.runtime.state import arrays_of
 from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays, make_client, node_of
 
 
@@ -66,9 +67,10 @@ def test_two_rounds_by_hand(duals: Any) -> None:
     strategy = start(FedADMM(rho=1.0, lr=0.2, local_epochs=1, duals=duals), 2)
     assert_allclose(strategy.global_arrays["u"].numpy(), [1.46], rtol=1e-14)
     if duals == "strategy":
-        assert_allclose(strategy.consensus.iterates, [[0.41], [1.7]], rtol=1e-14)
-        assert_allclose(strategy.consensus.duals, [[-0.79], [1.6]], rtol=1e-14)
-        assert_allclose(strategy.personal_arrays(1)["u"].numpy(), [1.7], rtol=1e-14)
+        own = strategy.state.consensus.clients
+        assert_allclose(own.column("u"), [[0.41], [1.7]], rtol=1e-14)
+        assert_allclose(own.column("pi"), [[-0.79], [1.6]], rtol=1e-14)
+        assert_allclose(own[1].u, [1.7], rtol=1e-14)
 
 
 def test_it_converges_to_the_minimiser_by_the_clients_weights() -> None:
@@ -79,13 +81,14 @@ def test_it_converges_to_the_minimiser_by_the_clients_weights() -> None:
 
 
 def test_scaling_loss_step_and_penalty_by_m_changes_nothing_but_the_duals() -> None:
-    # Specs 2.4: (eta, rho) beside alpha_i f_i = f_i/2 is (eta/2, 2 rho) beside f_i.
+    # docs/methods/fedadmm.md, P3: (eta, rho) beside alpha_i f_i = f_i/2 is (eta/2, 2 rho) beside f_i.
     scaled = start(FedADMM(rho=0.4, lr=0.2), 10)
     plain = start(FedADMM(rho=0.8, lr=0.1), 10, scalar_grid(scale=2.0))
-    assert_allclose(plain.consensus.iterates, scaled.consensus.iterates, atol=1e-10)
-    assert_allclose(plain.consensus.w, scaled.consensus.w, atol=1e-10)
-    assert_allclose(plain.consensus.duals, 2 * scaled.consensus.duals, atol=1e-10)
-    assert scaled.consensus.w[0] > 1
+    there, here = plain.state.consensus, scaled.state.consensus
+    assert_allclose(there.clients.column("u"), here.clients.column("u"), atol=1e-10)
+    assert_allclose(there.w, here.w, atol=1e-10)
+    assert_allclose(there.clients.column("pi"), 2 * here.clients.column("pi"), atol=1e-10)
+    assert here.w[0] > 1
 
 
 def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
@@ -93,10 +96,11 @@ def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
     strategy = FedADMM(rho=0.3, lr=0.2, fraction_train=0.5, seed=2)
     grid = scalar_grid((1.0, 2.0, -1.0, 0.5, 3.0, 1.0), (1.0, 6.0, 2.0, 2.0, -1.0, 0.0))
     start(strategy, 7, grid)
-    own = strategy.consensus
+    own = strategy.state.consensus
+    u, duals = own.clients.column("u"), own.clients.column("pi")
     assert len(strategy.train_metrics[1]) == 3
-    assert np.abs(own.duals).max() > 0.01
-    assert_allclose(np.sum(own.duals + 0.3 * (own.iterates - own.w), axis=0), 0, atol=1e-10)
+    assert np.abs(duals).max() > 0.01
+    assert_allclose(np.sum(duals + 0.3 * (u - own.w), axis=0), 0, atol=1e-10)
 
 
 def small(duals: Any, **kwargs: Any) -> tuple[FedADMM, WatchedGrid]:
@@ -133,27 +137,34 @@ def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: 
 
 def test_the_server_needs_no_memory_for_every_client_where_they_keep_their_duals() -> None:
     (here, _), (there, _) = small("strategy"), small("client")
-    sizes = [sum(a.size for a in s.consensus.state_arrays().values()) for s in (here, there)]
-    # w, its first value, the sum of the z_i and a round; u_i and pi_i of 6 clients, or nothing.
-    assert sizes == [3 * 31 + 1 + 2 * 6 * 31, 3 * 31 + 1]
+    sizes = [sum(a.size for a in arrays_of(s.state).values()) for s in (here, there)]
+    # w, its first value, the sum of the z_i and a round, alpha_i of 6 clients; u_i and pi_i of
+    # these, or nothing.
+    assert sizes == [3 * 31 + 1 + 6 + 2 * 6 * 31, 3 * 31 + 1 + 6]
 
 
 def test_own_copies_are_with_the_client_where_the_duals_are() -> None:
     here, grid = small("strategy")
     client = next(iter(here.train_metrics[4]))
     own = make_client(FedADMMClient, grid.context(node_of(client))).personal_arrays()  # type: ignore[attr-defined]
-    for name, array in here.personal_arrays(client).items():
-        assert_array_equal(own[name], array.numpy())
-    there, _ = small("client")
-    with pytest.raises(RuntimeError, match=r"FedADMMClient\(\.\.\.\)\.personal_arrays\(\)"):
-        there.personal_arrays(client)
+    flat = np.concatenate([array.ravel() for array in own.values()])
+    assert_array_equal(flat, here.state.consensus.clients[client].u)
+    there, grid = small("client")
+    assert "u" not in there.state.consensus.clients
+    assert make_client(FedADMMClient, grid.context(node_of(client))).personal_arrays()  # type: ignore[attr-defined]
+
+
+def test_there_is_one_model_for_all() -> None:
+    # u_i is a step on the way to w, not a model for its client (docs/methods/fedadmm.md).
+    strategy = start(FedADMM(), 1)
+    with pytest.raises(ValueError, match=r"FedADMM has no personal models, expected one of \['gl"):
+        strategy.personal_arrays(0)
 
 
 def test_a_model_that_is_read_is_a_copy_of_the_state() -> None:
     strategy = start(FedADMM(), 1)
     before = strategy.state_dict()
     strategy.global_model()["u"] += 1
-    strategy.personal_model(0)["u"] += 1
     for name, array in strategy.state_dict().items():
         assert_array_equal(array, before[name], err_msg=name)
 

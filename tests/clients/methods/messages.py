@@ -1,0 +1,40 @@
+"""A typed message as a `NumPyClient` receives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_admm_strategies.runtime.messages import UPLOAD, ClientInstruction, to_json
+from fl_admm_strategies.runtime.schema import Instruction
+
+Received = tuple[list[NDArray[Any]], dict[str, Any]]
+
+
+def received(instruction: Instruction, **config: Any) -> Received:
+    """Return the parameters and the config of an instruction, with what every round adds.
+
+    By default it is round 1, nothing of the client was accepted yet, and its seed is 5. A list is
+    sent as JSON: ``upload=["w"]``.
+    """
+    message = instruction.encode()
+    common = {"version": 0, "server-round": 1, "seed": 5}
+    own = {
+        name.replace("_", "-"): to_json(value) if name == UPLOAD else value
+        for name, value in config.items()
+    }
+    full = ClientInstruction(message.groups, common | message.config | own)
+    return full.flat(), full.full_config()
+
+
+def handshake() -> Received:
+    """Return the parameters and the config of a handshake without arrays."""
+    message = ClientInstruction({"nothing": {}}, {"handshake": True})
+    return message.flat(), message.full_config()
+
+
+def scalars(**values: float) -> dict[str, NDArray[Any]]:
+    """Return named arrays of one float64 each."""
+    return {name: np.array([value], dtype=float) for name, value in values.items()}
