@@ -34,13 +34,12 @@ class Averaging(NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         groups = split_groups(parameters, config)
-        (w,) = groups["center"]
+        w = groups["anchor"]["x"]
         rho, alpha = float(config["rho"]), float(config["loss-weight"])
-        held = self.memory.recall(config)
         if "start" in groups:
-            held = {"u": groups["start"][0], "dual": np.zeros_like(w)}
-        if held is None:
-            raise self.memory.lost(config)
+            held = {"u": groups["start"]["x"], "dual": np.zeros_like(w)}
+        else:
+            held = self.memory.require(config)
         anchor = w - held["dual"] / rho
         u = (alpha * self.client + rho * anchor) / (alpha + rho)
         dual = held["dual"] + rho * (u - w)

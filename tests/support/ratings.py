@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from clients.toolkit.memory import Memory
 from clients.toolkit.ratings import Ratings
 from fl_admm_strategies.algorithms.fedmc_admm import FedMCADMM
 from fl_admm_strategies.maths.regularizers import Regularizer, SquaredL2
-from fl_admm_strategies.runtime.messages import RawReply
+from fl_admm_strategies.runtime.messages import ClientInstruction, RawReply
 
 NUM_CLIENTS, NUM_ITEMS, RANK = 5, 7, 2
 
@@ -68,40 +69,39 @@ class Federation:
     def __post_init__(self) -> None:
         self.contexts = {i: new_context(i) for i in range(NUM_CLIENTS)}
         self.train = {i: ratings(i) for i in range(NUM_CLIENTS)}
-        self.strategy.begin(self.first, range(NUM_CLIENTS))
-        self.strategy.shake_hands(lambda orders, _: self._fit(orders), {})
+        self.strategy.run.begin(self.first, range(NUM_CLIENTS))
+        self.strategy.run.handshake(lambda asked, _: self._fit(asked), {})
 
     def client(self, i: int) -> FedMCADMMClient:
         own = {"test": self.test.get(i), **self.options}
         return FedMCADMMClient(self.contexts[i], self.train[i], self.regularizer, **own)
 
-    def _fit(self, orders: Any) -> Any:
-        for i, order in orders.items():
-            arrays, count, metrics = self.client(i).fit(order.flat(), order.full_config())
+    def _fit(self, asked: Mapping[int, ClientInstruction]) -> Iterator[tuple[int, RawReply]]:
+        for i, own in asked.items():
+            arrays, count, metrics = self.client(i).fit(own.flat(), own.full_config())
             yield i, RawReply({"item-factors": arrays[0]}, {**metrics, "num-examples": count})
 
     def round(self, server_round: int) -> list[int]:
         """Train a round; return who took part."""
-        orders = self.strategy.plan_train(server_round, {})
-        self.strategy.absorb_train(server_round, self._fit(orders))
-        return sorted(orders)
+        asked = self.strategy.run.configure_train(server_round, {})
+        self.strategy.run.aggregate_train(server_round, self._fit(asked))
+        return sorted(asked)
 
     def evaluate(self, server_round: int) -> dict[str, float]:
-        orders = self.strategy.plan_evaluate(server_round, {})
+        asked = self.strategy.run.configure_evaluate(server_round, {})
 
-        def replies() -> Any:
-            for i, order in orders.items():
-                loss, count, metrics = self.client(i).evaluate(order.flat(), order.full_config())
+        def replies() -> Iterator[tuple[int, RawReply]]:
+            for i, own in asked.items():
+                loss, count, metrics = self.client(i).evaluate(own.flat(), own.full_config())
                 yield i, RawReply(None, {"loss": loss, **metrics, "num-examples": count})
 
-        return self.strategy.absorb_evaluate(server_round, replies())
+        return self.strategy.run.aggregate_evaluate(server_round, replies())
 
     def first_users(self, i: int) -> NDArray[Any]:
         """Return U_i^0 as the docstrings promise it: uniform, from the seed in the message."""
-        config = self.strategy.evaluate_orders(1, [i])[i].config
-        rng = np.random.default_rng(int(config["factor-seed"]))
-        shape = (self.train[i].num_users, RANK)
-        return rng.uniform(0, float(config["factor-scale"]), shape)
+        asked = self.strategy.evaluate_instructions(1, [i])[i]
+        rng = np.random.default_rng(asked.factor_seed)
+        return rng.uniform(0, asked.factor_scale, (self.train[i].num_users, RANK))
 
     def held(self, i: int) -> dict[str, NDArray[Any]]:
         """Return what a client keeps after the last round that it took part in."""
