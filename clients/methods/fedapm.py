@@ -46,7 +46,7 @@ class FedAPMClient(FedADMMClient):
         """Run the v-step at the old u_i, then the u-step at the new v_i (Gauss-Seidel).
 
         v <- v - eta [alpha_i grad_v f_i(v, u_i) + sigma (v - v_i)], E_v epochs. (9) prints f_i
-        without its alpha_i; (15) and all proofs have it.
+        without its alpha_i; (15) and all proofs have it (docs/methods/fedapm.md, P1).
 
         The u-step is FedADMM's, or full-gradient steps until the accuracy test (16) holds for
         xi_i^{t+1} = mu xi_i^t. Then the metrics have ``residual``, its left side, and ``steps``.

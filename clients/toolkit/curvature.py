@@ -273,8 +273,8 @@ class Logistic(DataLoss):
     mu : float (default: 0.001)
         mu, the weight of the regulariser; 0 for none.
     reg_scaling : {'per_sample', 'full'} (default: 'per_sample')
-        reg = mu/d, with which the paper's Table III was made, or reg = mu, as (3) is printed (specs
-        6.3).
+        reg = mu/d, with which the paper's Table III was made, or reg = mu, as (3) is printed
+        (docs/methods/fedgia.md, P8).
     """
 
     bend = 0.25
@@ -317,7 +317,7 @@ class Logistic(DataLoss):
 
 
 LARGEST_FACTOR = 500
-"""Above it neither side of a data matrix is factorised (the authors' limit, specs 2.3)."""
+"""Above it neither side of a data matrix is factorised (docs/methods/fedgia.md, P10)."""
 
 
 class FactorCache:

@@ -46,19 +46,19 @@ class FedADMMInstruction(Instruction):
 
 
 class FedADMM(ConsensusStrategy):
-    """Federated learning by inexact ADMM (FedADMM).
+    """Federated learning by inexact ADMM (FedADMM); u_i and pi_i live where `duals` says.
 
     Parameters
     ----------
     rho : float (default: 0.01)
-        rho, the ADMM penalty parameter. It stands beside the loss scaled by alpha_i = 1/m: `rho`
-        and `lr` do what m rho and lr/m do for the plain loss.
+        rho, the ADMM penalty parameter, beside the loss scaled by alpha_i = 1/m: `rho` and `lr` do
+        what m rho and lr/m do for the plain loss (docs/methods/fedadmm.md, P3).
     lr : float (default: 0.1)
-        eta, the clients' step size, for the scaled loss as well.
+        eta, the clients' step size.
     local_epochs : int (default: 3)
         E, local epochs: full-gradient steps with GD, passes over the data with SGD.
     **base
-        The parameters of `ConsensusStrategy`. What lives where is u_i and pi_i.
+        The parameters of `ConsensusStrategy`.
 
     Examples
     --------
@@ -104,11 +104,8 @@ class FedADMM(ConsensusStrategy):
     def _instruction(self, client: int) -> FedADMMInstruction:
         consensus, averaged = self.state.consensus, self.state.averaged_arrays
         members = self.membership
-        start = consensus.start(
-            client,
-            holds_it=members.has_current_state(client),
-            last_accepted=members.last_accepted.get(client),
-        )
+        holds_it, last = members.has_current_state(client), members.last_accepted.get(client)
+        start = consensus.start(client, holds_it=holds_it, last_accepted=last)
         return FedADMMInstruction(
             anchor=self._block.model(consensus.anchor(client), averaged, copy=False),
             start=None if start is None else self._block.arrays(start),

@@ -82,7 +82,7 @@ class FedAPM(FedADMM):
     tolerance : float, optional
         xi_i^0: the u-step takes full-gradient steps until the accuracy test (16) holds, in place of
         `local_epochs`. The descent holds from the first round on if it is at least
-        ||alpha_i grad_u f_i(v_i^0, w^0)||^2.
+        ||alpha_i grad_u f_i(v_i^0, w^0)||^2 (docs/methods/fedapm.md, P7).
     tolerance_decay : float (default: 0.9)
         mu_i: xi_i <- mu_i xi_i in every round of client i, the first included (10).
     max_steps : int (default: 1000)

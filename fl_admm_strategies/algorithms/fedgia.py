@@ -6,7 +6,7 @@ k0 steps of inexact ADMM with it, the others one gradient step; the server avera
 Zhou, Li, "Efficient and Convergent Federated Learning", arXiv:2205.01438 (published as "FedGiA: An
 Efficient Hybrid Algorithm for Federated Learning", IEEE TSP 71, 2023): Algorithm 1, equations (12)
 to (18), the choices of H_i and sigma of Table II; see docs/methods/fedgia.md. tau_k is the ceiling
-of k/k0 (its brackets are printed as a floor's), so x stays for k0 steps. The clients are
+of k/k0 (its brackets are printed as a floor's, P1), so x stays for k0 steps. The clients are
 `clients.FedGiAClient` and `clients.FedGiALinearClient`.
 """
 
@@ -124,7 +124,8 @@ class FedGiA(StatefulStrategy):
         sigma = t r/m with r = max_i r_i, the penalty parameter. The default is Table II's for
         linear regression; for logistic regression it has max(0.1, 8 ln(d)/n). Larger is slower and
         safer: the theory wants t > 6, and the limit of large k0, gradient descent with step
-        1/(t r), needs t > L/(2r) with L the curvature of f itself.
+        1/(t r), needs t > L/(2r) with L the curvature of f itself
+        (docs/methods/fedgia.md, P2).
     hessian : {'diagonal', 'gram'} (default: 'diagonal')
         H_i: r_i I (FedGiA_D, for any loss) or the Gram matrix of the client's data (FedGiA_G, for
         `clients.FedGiALinearClient`).
@@ -290,7 +291,7 @@ class FedGiA(StatefulStrategy):
         return group
 
     def _group_size(self, num_clients: int) -> int:
-        # ceil(s m), as the authors round it, less roundings such as 0.07 * 100 > 7.
+        # ceil(s m), as the authors round it (P6), less roundings such as 0.07 * 100 > 7.
         return math.ceil(self.fraction_admm * num_clients - 1e-9)
 
     def train_instructions(

@@ -138,11 +138,11 @@ class FedMCADMM(SampledStrategy):
     ratings are standardised, ``scaled-rmse`` is in their unit. They are the paper's with
     ``fraction_evaluate=1``, else those of the clients that were asked.
 
-    Two settings of what the paper leaves open work: ``beta=1`` and ``init_scale=1`` on
-    ratings as they are, and that of the authors' code, ``beta=1e4`` and ``init_scale=2e-4`` on
-    standardised ratings. A beta well above |U^T U|_F / p freezes V, one far below is unstable. The
-    bound on beta of Theorems 4.7 and 4.8 (a max where the paper prints min) is some five orders
-    above what works best, so it is not checked.
+    Two settings of what the paper leaves open (docs/methods/fedmc-admm.md, P1) work: ``beta=1`` and
+    ``init_scale=1`` on ratings as they are, and that of the authors' code, ``beta=1e4`` and
+    ``init_scale=2e-4`` on standardised ratings. A beta well above |U^T U|_F / p freezes V, one far
+    below is unstable. The bound on beta of Theorems 4.7 and 4.8 (a max where the paper prints min)
+    is some five orders above what works best, so it is not checked.
 
     U_i never leaves its client. One that lost it starts again at U_i^0, which is drawn from a seed
     in the message, with W_i as the strategy has it; with ``duals="client"`` the strategy has its

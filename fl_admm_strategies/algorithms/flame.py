@@ -87,8 +87,9 @@ class FLAME(ConsensusStrategy):
         lambda, how strongly a personal model is held near the global one.
     rho : float (default: 0.1)
         rho, the ADMM penalty parameter. Beside it stands a_i = lambda alpha_i: at rho = a_i, where
-        all of the paper's experiments are, a client's message is theta_i itself. The Lagrangian is
-        sure to decrease for convex f_i and exact steps from rho = 2.5616 a_i on.
+        all of the paper's experiments are, a client's message is theta_i itself
+        (docs/methods/flame.md, P1). The Lagrangian is sure to decrease for convex f_i and exact
+        steps from rho = 2.5616 a_i on (P2).
     lr : float (default: 0.01)
         eta, the step size of the theta-step, for the plain loss: alpha_i does not scale it. With
         ``theta_step="accuracy"`` 1/(L + lambda) is safe.
@@ -96,7 +97,7 @@ class FLAME(ConsensusStrategy):
         H, passes over the data in a round; unused unless ``theta_step="fixed"``.
     anchor_on : {"w_i", "w"} (default: "w_i")
         What the theta-step is pulled to: the local copy w_i^t (the paper), or the global w^t (the
-        authors' released code). Another algorithm with the same fixed points.
+        authors' released code). Another algorithm with the same fixed points (P3).
     theta_step : {"fixed", "accuracy", "exact"} (default: "fixed")
         H epochs; full-gradient steps until ||alpha_i (grad f_i + lambda (theta_i - w_i))||^2 <=
         epsilon_i (17); or the minimiser, by the client's own ``FLAMEClient(prox=...)``.

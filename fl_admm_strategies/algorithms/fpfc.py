@@ -97,7 +97,7 @@ class FPFCDiagnostics:
         ||grad f_i(alpha_l)|| of every client at its cluster's model; NaN where it did not report.
     fusion_bounds : ndarray of shape (L,)
         lambda (|G_l| - 1) / m: a cluster can be exactly fused only where no client's gradient norm
-        is above it; otherwise lambda is too small for that cluster.
+        is above it; otherwise lambda is too small for that cluster (docs/methods/fpfc.md, P4).
     theta_norms : ndarray of shape (m, m)
         ||theta_ij||.
     norm_distribution : NormDistribution or None
@@ -148,14 +148,14 @@ class FPFC(SampledStrategy):
     Notes
     -----
     A pair is updated if one of its clients took part, and once if both did (Algorithm 2; Algorithm
-    1 prints "and"). The convergence theory wants rho > 2 lambda / xi, which the paper's own
-    experiments do not satisfy.
+    1 prints "and": docs/methods/fpfc.md, P1). The convergence theory wants rho > 2 lambda / xi,
+    which the paper's own experiments do not satisfy (P6).
 
     A client that connects in mid-run does as the newcomers of section 6.4.2, only that the others
     go on training: it first trains on its own, without a pull, from the global model, and from its
-    first accepted upload on it has pairs with everybody, with v_ij = 0 at first, and counts in
-    every mean. When a client has left, its model and its pairs are dropped; m in (5) is the number
-    of clients at the time.
+    first accepted upload on it has pairs with everybody, with v_ij = 0 at first (P2), and counts
+    in every mean. When a client has left, its model and its pairs are dropped; m in (5) is the
+    number of clients at the time.
 
     Examples
     --------
@@ -325,7 +325,7 @@ class FPFC(SampledStrategy):
         """Return the cluster of every client, in the order of `client_ids`.
 
         Clusters are the connected components of ||theta_ij|| <= nu (Remark 2; the relation itself
-        is not transitive), numbered by their first client.
+        is not transitive, P3), numbered by their first client.
 
         Parameters
         ----------

@@ -1,10 +1,12 @@
 """A Flower ``Grid`` that runs the ClientApp in this process: no Ray, no start-up time.
 
 ``ServerApp`` and ``ClientApp`` are plain callables and ``Grid`` is Flower's public interface
-between them (specs/FLOWER.md §4.6), so the same two apps that run on Ray or in a deployment run
+between them, so the same two apps that run on Ray or in a deployment run
 here unchanged: in tests, notebooks, a debugger. Node ids, the order of ``get_node_ids()`` and the
-order of the replies are fixed, which Flower's own engines do not promise (§5).
+order of the replies are fixed, which Flower's own engines do not promise.
 """
+
+from __future__ import annotations
 
 import itertools
 import multiprocessing
@@ -28,7 +30,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 # The only two private imports, both unavoidable: Grid's abstract `run` / `set_run` are typed with
-# `Run`, and `Message(...)` raises unless the process has a `TaskIdentity` (FLOWER.md §4.6).
+# `Run`, and `Message(...)` raises unless the process has a `TaskIdentity`.
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -103,7 +105,7 @@ class InProcessGrid(Grid):
     returned a reply: a client that raises, dies or overruns the timeout leaves no trace in its
     state. An exception becomes a reply with ``Error(code=2, reason="<type>: <message>")`` as on
     Ray, and its traceback is logged. A worker process that dies gives the message it ran
-    ``Error(code=0)`` and is replaced (on Ray it is not, FLOWER.md §6). An unknown node gives
+    ``Error(code=0)`` and is replaced (on Ray it is not). An unknown node gives
     ``Error(code=5)``. Several messages to one node run one after another. Replies come in the
     order of the messages.
 
@@ -523,7 +525,7 @@ def _run_client(client_app: ClientAppLike, packed: bytes) -> bytes | _Failure:
                 "the ClientApp must return Message(content, reply_to=message) for the message it "
                 f"got, returned {reply!r}"
             )
-        if context.run_config != run_config:  # Flower's engines refuse it as well (FLOWER.md §3)
+        if context.run_config != run_config:  # Flower's engines refuse it as well
             raise ValueError("the client changed context.run_config; keep values in context.state")
         return pickle.dumps((reply, context), protocol=pickle.HIGHEST_PROTOCOL)
     except (Exception, SystemExit) as error:  # a client's sys.exit() must not end the server

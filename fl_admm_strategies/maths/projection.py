@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 def projection(seed: int, num_rows: int, size: int, dtype: str) -> NDArray[Any]:
     """Return P: Gaussian rows of length 1, the same for the same arguments.
 
-    The paper leaves P open; this is the choice of the authors' code.
+    The paper leaves P open; this is the choice of the authors' code (docs/methods/lp-proj-admm.md,
+    P1).
 
     Returns
     -------

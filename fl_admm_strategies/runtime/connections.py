@@ -32,7 +32,7 @@ QUERY_TIMEOUT = 10.0
 # What a client has replied whose node is not there.
 NOT_CONNECTED = RawReply(error="its node is not connected")
 
-# Flower puts a dead actor back into its pool, where every later message to it fails (FLOWER.md §6).
+# Flower puts a dead actor back into its pool, where every later message to it fails.
 _DEAD_ACTOR = re.compile(r"ray\.exceptions\.(ActorDiedError|RayActorError|OutOfMemoryError)\b")
 
 

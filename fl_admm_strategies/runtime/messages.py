@@ -328,7 +328,7 @@ def from_array_record(record: ArrayRecord) -> Arrays:
 
 
 def read_array(name: str, read: Callable[[], Any]) -> NDArray[Any]:
-    """Return what `read` decodes from the bytes of a stranger.
+    """Return what `read` decodes from somebody else's bytes.
 
     Raises
     ------

@@ -15,6 +15,7 @@ from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.state import arrays_of
+from tests.fl_admm_strategies.algorithms.quadratics import follow
 from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays, make_client, node_of
 
 
@@ -173,3 +174,23 @@ def test_a_model_without_floating_point_arrays_is_refused() -> None:
     initial = ArrayRecord({"count": Array(np.zeros(1, np.int64))})
     with pytest.raises(ValueError, match="no array of floating point numbers to optimise"):
         FedADMM().start(scalar_grid(), initial, 1)
+
+
+def test_the_worked_example() -> None:
+    # docs/methods/fedadmm.md, E1: alpha_i = 1/3, rho = 1/3 and lr = .3 are, by P3, a penalty of 1
+    # and a step of .1 beside the plain loss: u <- u - .1 [a_i (u - b_i) + (u - anchor)].
+    strategy = FedADMM(rho=1 / 3, lr=0.3, local_epochs=2)
+
+    def read() -> list[np.ndarray]:
+        own = strategy.state.consensus
+        return [own.clients.column("u")[:, 0].copy(), own.clients.column("pi")[:, 0].copy(), own.w]
+
+    _, ((u_1, pi_1, w_1), (u_2, pi_2, w_2)) = follow(
+        strategy, FedADMMClient, (0, 1, 2), (0, 1, 2), read=read
+    )
+    assert_allclose(u_1, [0.18, -0.34, 1.8], atol=1e-10)
+    assert_allclose(pi_1, [0.06, -0.1133333333, 0.6], atol=1e-10)
+    assert_allclose(w_1, [1.0933333333], atol=1e-10)
+    assert_allclose(u_2, [0.4596, -0.2629333333, 2.144], atol=1e-10)
+    assert_allclose(pi_2, [-0.1512444444, -0.5654222222, 0.9502222222], atol=1e-10)
+    assert_allclose(w_2, [1.0137777778], atol=1e-10)

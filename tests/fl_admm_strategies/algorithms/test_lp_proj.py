@@ -1,4 +1,7 @@
-"""Lp-Proj-2 by ADMM, strategy and client together, on quadratics f_i = b/2 ||theta - c_i||^2."""
+"""Lp-Proj-2 by ADMM, strategy and client together, on quadratics f_i = b/2 ||theta - c_i||^2.
+
+See docs/methods/lp-proj-admm.md.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch import nn
 
 from clients import LpProjADMMClient, client_app
 from fl_admm_strategies import LpProjADMM
-from fl_admm_strategies.algorithms.lp_proj import projection
+from fl_admm_strategies.maths.projection import projection
 from tests.support.federation import WatchedGrid, node_of
 
 M, D, K, B = 4, 6, 2, 1.3
@@ -99,7 +102,9 @@ def test_rounds_are_those_of_algorithm_2(weights: str, fraction: float) -> None:
         strategy,
         6,
         watched,
-        on_round=lambda r, metrics: seen.append((strategy.consensus.w, strategy.copies.copy())),
+        on_round=lambda r, metrics: seen.append(
+            (strategy.state.consensus.w, strategy.state.clients.column("local_w").copy())
+        ),
     )
     p = projection(7, K, D, "float64")
     alpha = np.array(SIZES) / 10 if weights == "size" else np.full(M, 1 / M)
@@ -117,12 +122,12 @@ def test_rounds_are_those_of_algorithm_2(weights: str, fraction: float) -> None:
         w = (w_i + pi / rho).mean(axis=0)  # (188)
         close(got_w, w)
         close(got_w_i, w_i)
-        close(pi, lam * alpha[:, None] * (theta @ p.T - w_i))  # the invariant of specs 2.5d
+        close(pi, lam * alpha[:, None] * (theta @ p.T - w_i))  # docs/methods/lp-proj-admm.md, T1
     close(personal(watched), theta)
 
 
 def test_the_limit_is_the_minimiser() -> None:
-    # theta_i* = (B I + lam P^T P)^-1 (B c_i + lam P^T w*) and w* = mean P theta_i*, so with
+    # docs/methods/lp-proj-admm.md, T2: theta_i* = (B I + lam P^T P)^-1 (B c_i + lam P^T w*) and w* = mean P theta_i*, so with
     # A = (B I + lam P^T P)^-1: w* = (I - lam P A P^T)^-1 P A B mean c_i.
     lam = 0.8
     strategy = LpProjADMM(lam=lam, rho=0.1, lr=0.5, local_epochs=8, dimension=K, seed=7)
@@ -131,7 +136,7 @@ def test_the_limit_is_the_minimiser() -> None:
     p = projection(7, K, D, "float64")
     inverse = np.linalg.inv(B * np.eye(D) + lam * p.T @ p)
     w = np.linalg.solve(np.eye(K) - lam * p @ inverse @ p.T, p @ inverse @ (B * C.mean(axis=0)))
-    close(strategy.global_model()["w"], w, 1e-10)
+    close(strategy.state.consensus.w, w, 1e-10)
     close(personal(watched), (B * C + lam * w @ p) @ inverse, 1e-10)
 
 
@@ -143,7 +148,7 @@ def test_what_is_not_projected_is_trained_alone() -> None:
     expected = C[:, 4:] + (1 - 0.2 * B) ** 2 * (START[4:] - C[:, 4:])
     close(personal(watched)[:, 4:], expected)
     p = projection(7, K, 4, "float64")
-    close(strategy.images, personal(watched)[:, :4] @ p.T)
+    close(strategy.state.clients.column("image"), personal(watched)[:, :4] @ p.T)
 
 
 def test_a_message_has_as_many_numbers_as_the_projection_has_rows() -> None:
@@ -192,7 +197,7 @@ def test_the_personal_models_stay_with_the_clients() -> None:
         ({"local_epochs": 0}, "local_epochs is 0"),
         ({"dimension": 0}, "dimension is 0"),
         ({"weights": "loss"}, "weights is 'loss'"),
-        ({"unprojected": "("}, r"unprojected='\(' is not a regular expression"),
+        ({"unprojected": "("}, r"unprojected is '\(', expected a regular expression"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -201,13 +206,18 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 
 
 def test_a_projection_to_more_dimensions_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"dimension=7, .*only 6 floating point numbers"):
-        LpProjADMM(dimension=7).begin({"theta": np.zeros(6)}, range(2))
+    with pytest.raises(ValueError, match=r"dimension is 7, .*only 6 floating point numbers"):
+        LpProjADMM(dimension=7).run.begin({"theta": np.zeros(6)}, range(2))
 
 
-def test_a_state_with_another_projection_is_refused() -> None:
+def test_the_projection_of_a_saved_state_is_used_on_whatever_the_seed_is() -> None:
     one, two = LpProjADMM(dimension=K, seed=1), LpProjADMM(dimension=K, seed=2)
-    run(one, 1)
+    watched = grid()
+    run(one, 1, watched)
     two.load_state_dict(one.state_dict())
-    with pytest.raises(ValueError, match="saved with seed=1, this run has seed=2"):
-        run(two, 2)
+    run(two, 2, watched)
+    p = projection(1, K, D, "float64")
+    close(two.state.clients.column("image"), personal(watched) @ p.T)
+    # A client that joins starts at the image of the initial model, under the same projection.
+    row = two.state.clients._completed(two.new_client(9, None))
+    close(row["image"], p @ START)
