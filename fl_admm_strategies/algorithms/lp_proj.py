@@ -159,7 +159,8 @@ class LpProjADMM(WeightedStrategy):
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with the initial model and w_i = w."""
-        return {"alpha": self.alpha_of(reply), "local_w": self.state.consensus.w}
+        state = self.state
+        return {"alpha": self.alpha_of(reply), "image": state.first, "local_w": state.consensus.w}
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]

@@ -221,3 +221,48 @@ def test_the_projection_of_a_saved_state_is_used_on_whatever_the_seed_is() -> No
     # A client that joins starts at the image of the initial model, under the same projection.
     row = two.state.clients._completed(two.new_client(9, None))
     close(row["image"], p @ START)
+
+
+def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    # docs/methods/lp-proj-admm.md, E1: P = (.6, .8), a = (1, 2), c = (1, 2), (-1, .5), lambda = 1,
+    # rho = .5, lr = .1, two steps. Client 1: theta = .1 c_1 = (.1, .2) with P theta = .22, then
+    # (.1, .2) + .1 [(.9, 1.8) - .22 (.6, .8)] = (.1768, .3624).
+    p = np.array([[0.6, 0.8]])
+    for half in ("fl_admm_strategies.algorithms.lp_proj", "clients.methods.lp_proj"):
+        monkeypatch.setattr(f"{half}.projection", lambda *_: p)
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.theta.expand(len(inputs), -1)
+
+    def new_client(context: Context) -> LpProjADMMClient:
+        i = int(context.node_config["partition-id"])
+        c = torch.tensor(((1.0, 2.0), (-1.0, 0.5))[i], dtype=torch.float64).expand(1, -1)
+        return LpProjADMMClient(
+            context,
+            Pair(),
+            [(torch.zeros(1, 1), c)],
+            lambda outputs, targets: (1 + i) / 2 * ((outputs - targets) ** 2).sum(),
+            full_batch=True,
+        )
+
+    watched = WatchedGrid(client_app(lambda context: new_client(context).to_client()), 2)
+    strategy = LpProjADMM(
+        lam=1.0, rho=0.5, lr=0.1, local_epochs=2, dimension=1, fraction_evaluate=0.0
+    )
+    seen: list[list[Any]] = []
+
+    def on_round(*_: Any) -> None:
+        models = [new_client(watched.context(node_of(i))).personal_arrays() for i in (0, 1)]
+        seen.append([strategy.state.consensus.w, *(model["theta"] for model in models)])
+
+    strategy.start(watched, ArrayRecord(Pair().state_dict()), 2, on_round=on_round)
+    (w_1, *theta_1), (w_2, *theta_2) = seen
+    close(theta_1, [[0.1768, 0.3624], [-0.3576, 0.1832]], 1e-10)
+    close(w_1, [0.164], 1e-10)
+    close(theta_2, [[0.301, 0.6306], [-0.583812, 0.303984]], 1e-10)
+    close(w_2, [0.28899], 1e-10)
