@@ -1,10 +1,10 @@
-"""FedAPM against its golden traces, its theory and its promises about what travels."""
+"""FedAPM against its golden traces, its theory and what may travel; docs/methods/fedapm.md."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +26,7 @@ from clients import (
     output_layers,
     split_input,
 )
-from clients.toolkit.torch_client import Scalars
+from clients.toolkit.base import Scalars
 from fl_admm_strategies import FedADMM, FedAPM
 from fl_admm_strategies.runtime.strategy import named_arrays
 from tests.support.federation import (
@@ -87,18 +87,18 @@ class ExactClient(FedAPMClient):
 
     problem: Quadratic
 
-    def minimise(self, anchor: dict[str, Tensor], config: Scalars) -> Any:
-        p, alpha = self.problem, float(config["loss-weight"])
-        sigma, rho = float(config["sigma"]), float(config["rho"])
+    def minimise(self, asked: Any, anchor: dict[str, Tensor], config: Scalars) -> Any:
+        p, alpha = self.problem, asked.loss_weight
+        sigma, rho = asked.sigma, asked.rho
         v, u = (self.block([name])[name].numpy() for name in ("v", "u"))
         new_v = np.linalg.solve(
             alpha * p.B.T @ p.B + sigma * np.eye(v.size),
             sigma * v + alpha * p.B.T @ (p.c - p.A @ u),
         )
         self.load_block({"v": torch.from_numpy(new_v)})
-        if "tolerance" in config:
-            # The descent starts from the new v; with sigma so large its own v-step stays there.
-            return super().minimise(anchor, config | {"sigma": 1.0, "personal-epochs": 0})
+        if asked.tolerance is not None:
+            # The descent starts from the new v, and takes no v-step of its own.
+            return super().minimise(replace(asked, personal_epochs=0), anchor, config)
         new_u = np.linalg.solve(
             alpha * p.A.T @ p.A + rho * np.eye(u.size),
             rho * anchor["u"].numpy() + alpha * p.A.T @ (p.c - p.B @ new_v),
@@ -109,7 +109,7 @@ class ExactClient(FedAPMClient):
 
 @dataclass
 class State:
-    """P^t = (V, U, Pi, u) and xi after a round, u being the new mean (specs 3.3)."""
+    """P^t = (V, U, Pi, u) and xi after a round, u being the new mean."""
 
     problems: Sequence[Quadratic]
     rho: float
@@ -161,15 +161,16 @@ class Federation:
 
     def _state(self, strategy: FedAPM) -> State:
         held = [self.memory(client) for client in strategy.client_ids]
-        own = strategy.consensus
+        own = strategy.state.consensus
 
         def kept(name: str, first: Sequence[NDArray[Any]] | NDArray[Any]) -> list[NDArray[Any]]:
             return [h.get(name, start) for h, start in zip(held, first, strict=True)]
 
-        U, Pi = own.iterates.copy(), own.duals.copy()
         if strategy.duals == "client":
             zeros = np.zeros((len(held), own.w.size))
             U, Pi = np.array(kept("u/u", zeros)), np.array(kept("dual/u", zeros))
+        else:
+            U, Pi = (own.clients.column(name).copy() for name in ("u", "pi"))
         xi = np.full(len(held), strategy.tolerance or 0.0)
         V = kept("v/v", [np.zeros(p.B.shape[1]) for p in self.problems])
         return State(self.problems, strategy.rho, V, U, Pi, own.w.copy(), np.array(kept("xi", xi)))
@@ -196,7 +197,7 @@ def squares(differences: Iterable[NDArray[Any]]) -> float:
     return sum(float(np.sum(d**2)) for d in differences)
 
 
-# --- Golden traces (specs 3.5) ------------------------------------------------------------------
+# --- Golden traces (E1, E2) ---------------------------------------------------------------------
 
 # a = (1, 2), b = (1, -1), c = (1, 3); rho = sigma = 1, alpha = 1/2, all zeros at the start.
 GOLDEN = [Quadratic([[1]], [[1]], [1]), Quadratic([[-1]], [[2]], [3])]
@@ -250,13 +251,13 @@ def test_the_golden_traces(exact: bool, trace: dict[int, Any], duals: Any) -> No
         assert state.lagrangian() == pytest.approx(value, abs=1e-9)
 
 
-# --- Theory (specs 3.4) -------------------------------------------------------------------------
+# --- Theory (T1 to T8) --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("fraction", [1.0, 1 / 3])
 def test_the_identities_of_a_round(exact: bool, fraction: float) -> None:
-    # C2 and (79), whatever the quality of the local steps: L changes by exactly so much as first
+    # T2 and (79), whatever the quality of the local steps: L changes by exactly so much as first
     # V, then U, then Pi, then u moves. With an exact v-step (57) also holds as an inequality.
     problems, sigma = random_problems(1, m=6), 0.3
     strategy = FedAPM("^v$", rho=0.7, sigma=sigma, lr=0.05, fraction_train=fraction, seed=3)
@@ -311,13 +312,13 @@ def test_the_lagrangian_descends_where_lemma_5_says_so(fraction: float) -> None:
         descent = (
             old.lagrangian() - new.lagrangian() + 29 / (rho * (1 - mu)) * np.sum(old.xi - new.xi)
         )
-        assert descent >= a * moved - 1e-13  # C1
+        assert descent >= a * moved - 1e-13  # T1
         dual = np.sum((new.Pi - old.Pi) ** 2, axis=1)
         bound = 24 / (1 - mu) * (old.xi - new.xi) + 4 / 15 * rho**2 * (du + dv)
-        assert np.all(dual <= bound + 1e-13)  # C3
+        assert np.all(dual <= bound + 1e-13)  # T3
         for i in np.flatnonzero(took_part):
             error = alpha * problems[i].gradient_u(new.V[i], new.U[i]) + new.Pi[i]
-            assert np.sum(error**2) <= new.xi[i] * (1 + 1e-12)  # C4
+            assert np.sum(error**2) <= new.xi[i] * (1 + 1e-12)  # T4
         value = alpha * sum(p.value(v, new.u) for p, v in zip(problems, new.V, strict=True))
         assert new.lagrangian() + np.sum(new.xi) / (rho * (1 - mu)) * (29 - 28 * (1 - mu)) >= value
 
@@ -341,7 +342,7 @@ def test_the_limit_is_the_minimiser_of_the_shared_problem() -> None:
     for v, best in zip(last.V, expected, strict=False):
         assert_allclose(v, best, atol=1e-8)
     assert_allclose(last.u, expected[-1], atol=1e-8)
-    # The residuals of C8; pi_i itself tends to -alpha grad_u f_i, which is not 0.
+    # The residuals of T8; pi_i itself tends to -alpha grad_u f_i, which is not 0.
     assert np.abs(last.U - last.u).max() < 1e-8
     assert np.abs(last.Pi.sum(axis=0)).max() < 1e-8
     assert np.abs(last.Pi).max() > 0.01
@@ -353,7 +354,7 @@ def test_the_limit_is_the_minimiser_of_the_shared_problem() -> None:
     assert np.abs(sum(g for _, g in gradients)).max() < 1e-7
 
 
-# --- What travels, and what does not (specs 8, tests 7 and 8) -----------------------------------
+# --- What travels, and what does not ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("duals", ["strategy", "client"])
@@ -432,7 +433,7 @@ def test_model_and_evaluation_hold_the_shared_arrays_only(personal: str) -> None
 
 
 def test_the_selectors_part_the_model() -> None:
-    # Specs 8, test 9: the names of v and u are disjoint and cover all parameters.
+    # The names of v and u are disjoint and cover all parameters.
     split = SplitInput(
         personal=nn.Linear(1, 2),
         shared=nn.Linear(2, 2),
@@ -447,8 +448,8 @@ def test_the_selectors_part_the_model() -> None:
     ]
     for parted, personal, names in cases:
         strategy = FedAPM(personal)
-        strategy.begin(named_arrays(ArrayRecord(parted.state_dict())), [0, 1])
-        assert list(strategy.reply_spec()) == [n for n in parted.state_dict() if n not in names]
+        strategy.run.begin(named_arrays(ArrayRecord(parted.state_dict())), [0, 1])
+        assert list(strategy.upload_spec()) == [n for n in parted.state_dict() if n not in names]
 
 
 # --- Reductions ---------------------------------------------------------------------------------
@@ -479,7 +480,7 @@ def test_nothing_personal_is_fedadmm_to_the_bit(duals: Any) -> None:
 
 
 def test_scaling_loss_step_and_penalties_by_m_changes_nothing_but_the_duals() -> None:
-    # Specs 2.4: (eta, rho, sigma, pi) with alpha_i = 1/m beside f_i is (eta/m, m rho, m sigma,
+    # P5: (eta, rho, sigma, pi) with alpha_i = 1/m beside f_i is (eta/m, m rho, m sigma,
     # m pi) with f_i alone, which is the same as m f_i under alpha_i.
     problems = random_problems(6)
     root = np.sqrt(3)
@@ -543,7 +544,7 @@ def test_the_gap_is_that_of_the_participants_to_what_they_got() -> None:
     update = strategy.update
 
     def noting(server_round: int, replies: Any) -> None:
-        w = strategy.consensus.w
+        w = strategy.state.consensus.w
         gaps.append(np.mean([np.linalg.norm(r.arrays["u"] - w) for r in replies.values()]))
         update(server_round, replies)
         assert strategy.round_metrics() == {"gap": pytest.approx(gaps[-1], rel=1e-12)}
@@ -565,12 +566,11 @@ def test_a_personal_model_is_with_its_client() -> None:
         strategy.personal_arrays(3)
     own = make_client(FedAPMClient, grid.context(node_of(3))).personal_arrays()  # type: ignore[attr-defined]
     assert sorted(own) == sorted(BODY + HEAD)
-    index = strategy.client_ids.index(3)
     u = np.concatenate([own[name].ravel() for name in BODY])
-    assert_array_equal(u, strategy.consensus.iterates[index])
+    assert_array_equal(u, strategy.state.consensus.clients[3].u)
     nothing_personal = FedAPM(None)
     nothing_personal.start(small_grid(), initial_arrays(), 1)
-    assert list(nothing_personal.personal_arrays(3)) == BODY + HEAD
+    assert list(nothing_personal.global_arrays) == BODY + HEAD
 
 
 class Normalised(nn.Module):
@@ -587,7 +587,7 @@ class Normalised(nn.Module):
 
 
 def test_running_statistics_are_local_in_the_personal_block_and_averaged_elsewhere() -> None:
-    # Specs 6.1, 13.
+    # P4.
     def client_fn(context: Context) -> Any:
         data = dataset(int(context.node_config["partition-id"]))
         loader = DataLoader(data, batch_size=len(data))
@@ -597,13 +597,14 @@ def test_running_statistics_are_local_in_the_personal_block_and_averaged_elsewhe
     strategy = FedAPM("head", lr=0.1, fraction_evaluate=0)
     strategy.start(grid, ArrayRecord(Normalised().state_dict()), 1)
     buffers = ["bn.running_mean", "bn.running_var", "bn.num_batches_tracked"]
-    assert list(strategy.others) == buffers
+    averaged = strategy.state.averaged_arrays
+    assert list(averaged) == buffers
     # A round is 3 + 3 passes of one batch, each of which moves the mean a tenth of the way; the
     # average is weighted by the 10 and 11 samples.
     means = [dataset(i).tensors[0].mean(dim=0).numpy() * (1 - 0.9**6) for i in (0, 1)]
     expected = (10 * means[0] + 11 * means[1]) / 21
-    assert_allclose(strategy.others["bn.running_mean"], expected, rtol=1e-5)
-    assert strategy.others["bn.num_batches_tracked"] == 6
+    assert_allclose(averaged["bn.running_mean"], expected, rtol=1e-5)
+    assert averaged["bn.num_batches_tracked"] == 6
     own = [
         {k.removeprefix("v/"): a.numpy() for k, a in grid.context(node).state["memory.1"].items()}
         for node in (2, 3)
@@ -629,13 +630,13 @@ def test_a_pattern_that_parts_nothing_is_refused(personal: str, text: str) -> No
 
 def test_a_pattern_that_finds_only_buffers_makes_nothing_personal() -> None:
     with pytest.raises(ValueError, match="matches none"):
-        FedAPM("running_mean").begin(named_arrays(ArrayRecord(Normalised().state_dict())), [0, 1])
+        FedAPM("running_mean").run.begin(named_arrays(ArrayRecord(Normalised().state_dict())), [0, 1])
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
-        ({"personal": "("}, ValueError, "personal='(' is not a regular expression"),
+        ({"personal": "("}, ValueError, "personal is '(', expected a regular expression"),
         ({"rho": 0}, ValueError, "rho is 0, expected a finite number > 0"),
         ({"rho": -1.0}, ValueError, "rho is -1.0, expected"),
         ({"sigma": -0.1}, ValueError, "sigma is -0.1, expected a finite number >= 0"),
@@ -650,7 +651,7 @@ def test_a_pattern_that_finds_only_buffers_makes_nothing_personal() -> None:
         ({"max_steps": 0}, ValueError, "max_steps is 0, expected an integer >= 1"),
         ({"duals": "server"}, ValueError, "duals is 'server', expected 'strategy' or 'client'"),
         ({"weights": "n"}, ValueError, "weights is 'n', expected 'uniform' or 'size'"),
-        ({"averaged": "["}, ValueError, "averaged='[' is not a regular expression"),
+        ({"averaged": "["}, ValueError, "averaged is '[', expected a regular expression"),
     ],
 )
 def test_the_constructor_refuses(settings: dict[str, Any], error: type, text: str) -> None:
@@ -659,4 +660,4 @@ def test_the_constructor_refuses(settings: dict[str, Any], error: type, text: st
 
 
 def test_no_sigma_is_allowed() -> None:
-    assert FedAPM("^head", sigma=0).hyperparameters()["sigma"] == 0
+    assert FedAPM("^head", sigma=0).settings()["sigma"] == 0
