@@ -1,4 +1,4 @@
-"""FedADMMClient by hand, and what it refuses."""
+"""FedADMMClient by hand, and what it refuses; docs/methods/fedadmm.md."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
 from clients import FedADMMClient
+from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
+from tests.clients.methods.messages import Received, handshake, received, scalars
 
 
 class Line(nn.Module):
@@ -43,26 +45,24 @@ def client(context: Context | None = None, loader: Any = None) -> FedADMMClient:
     return FedADMMClient(context or new_context(), Line(), loader, half_square, full_batch=True)
 
 
-def config(**changes: Any) -> dict[str, Any]:
-    return {
+ANCHOR = scalars(w=3, b=0.5, seen=7)
+START = scalars(w=1, b=0)
+
+
+def message(*, version: int = 0, server_round: int = 1, **changes: Any) -> Received:
+    """Return the message of a round; by default the anchor is (3, .5), seen = 7, u_i = (1, 0)."""
+    settings: dict[str, Any] = {
+        "anchor": ANCHOR,
+        "start": START,
         "rho": 2.0,
         "lr": 0.1,
-        "local-epochs": 1,
-        "loss-weight": 0.5,
+        "local_epochs": 1,
+        "loss_weight": 0.5,
         "duals": "strategy",
-        "shared": "w,b",
-        "version": 0,
-        "server-round": 1,
-        "seed": 5,
-        "groups": "center:3,start:2",
-    } | {key.replace("_", "-"): value for key, value in changes.items()}
-
-
-def column(*values: float) -> list[np.ndarray]:
-    return [np.array([value]) for value in values]
-
-
-FIRST = column(3, 0.5, 7, 1, 0)  # anchor (3, .5), seen = 7; u_i = (1, 0)
+        "optimised": ["w", "b"],
+    }
+    instruction = FedADMMInstruction(**settings | changes)
+    return received(instruction, version=version, server_round=server_round)
 
 
 def test_steps_from_u_i_towards_the_anchor() -> None:
@@ -70,7 +70,7 @@ def test_steps_from_u_i_towards_the_anchor() -> None:
     # b = 0 - .1 [-1.5 + 2 (0 - .5)] = .25. The second step: residual -2.2,
     # w = 1.55 - .1 [-1.1 + 2 (-1.45)] = 1.95, b = .25 - .1 [-1.1 - .5] = .41; the loss before it
     # is 2.2^2/2 = 2.42. The counter goes back as it came.
-    arrays, num_examples, metrics = client().fit(FIRST, config(local_epochs=2))
+    arrays, num_examples, metrics = client().fit(*message(local_epochs=2))
     assert_allclose(np.ravel(arrays), [1.95, 0.41, 7], rtol=1e-14)
     assert num_examples == 1
     assert metrics == {"loss": pytest.approx(2.42, rel=1e-14)}
@@ -78,10 +78,9 @@ def test_steps_from_u_i_towards_the_anchor() -> None:
 
 def test_it_goes_on_from_its_own_u_i() -> None:
     context = new_context()
-    client(context).fit(FIRST, config())
+    client(context).fit(*message())
     assert_allclose(np.ravel(list(client(context).personal_arrays().values())), [1.55, 0.25])
-    later = config(version=1, server_round=4, groups="center:3")
-    arrays, _, _ = client(context).fit(FIRST[:3], later)
+    arrays, _, _ = client(context).fit(*message(start=None, version=1, server_round=4))
     assert_allclose(np.ravel(arrays), [1.95, 0.41, 7], rtol=1e-14)
 
 
@@ -89,51 +88,54 @@ def test_with_its_own_dual_it_uploads_the_change_of_z() -> None:
     # Round 1 at w = (3, .5), u_i^0 = (1, 0), pi = 0: the anchor is w, so u = (1.55, .25) as above,
     # pi = 2 (u - w) = (-2.9, -.5), and z - z^0 = (u - u^0) + (u - w) = (.55 - 1.45, .25 - .25).
     context = new_context()
-    arrays, _, _ = client(context).fit(FIRST, config(duals="client"))
+    arrays, _, _ = client(context).fit(*message(duals="client"))
     assert_allclose(np.ravel(arrays), [-0.9, 0, 7], atol=1e-14)
     # Round 2 at w = (2, 1): the anchor is w - pi/2 = (3.45, 1.25), the residual 1.8 - 4 = -2.2,
     # u = (1.55 - .1 [-1.1 + 2 (-1.9)], .25 - .1 [-1.1 + 2 (-1)]) = (2.04, .56), and the change
     # (.49 + .04, .31 - .44).
-    arrays, _, _ = client(context).fit(
-        column(2, 1, 8), config(duals="client", version=1, server_round=2, groups="center:3")
-    )
+    later = {"anchor": scalars(w=2, b=1, seen=8), "start": None, "duals": "client"}
+    arrays, _, _ = client(context).fit(*message(version=1, server_round=2, **later))
     assert_allclose(np.ravel(arrays), [0.53, -0.13, 8], atol=1e-14)
 
 
-def test_a_hand_shake_asks_for_the_number_of_examples() -> None:
-    assert client().fit([], {"handshake": True, "groups": "nothing:0"}) == ([], 1, {})
+def test_a_handshake_asks_for_the_number_of_examples() -> None:
+    assert client().fit(*handshake()) == ([], 1, {})
 
 
 def test_a_client_that_lost_its_state_refuses() -> None:
-    message = config(version=3, server_round=4, groups="center:3")
     with pytest.raises(ValueError, match=r"variables of round 3, but it holds .* \[\]"):
-        client().fit(FIRST[:3], message)
+        client().fit(*message(start=None, version=3, server_round=4))
     with pytest.raises(RuntimeError, match="has not been trained yet"):
         client().personal_arrays()
 
 
 def test_an_array_without_gradient_cannot_be_optimised() -> None:
     text = "The server optimises seen, which the client's model does not train"
+    names = {"optimised": ["w", "b", "seen"], "start": scalars(w=1, b=0, seen=7)}
     with pytest.raises(ValueError, match=text) as error:
-        client().fit(
-            column(3, 0.5, 7, 1, 0, 7), config(shared="w,b,seen", groups="center:3,start:3")
-        )
+        client().fit(*message(**names))
     assert "Give FedADMM(averaged=...) a pattern that leaves it out." in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("arrays", "groups", "text"),
+    ("anchor", "text"),
     [
-        (FIRST[:2] + FIRST[3:], "center:2,start:2", "a model of 2 arrays, the client's has 3"),
-        ([np.zeros(2), *FIRST[1:]], "center:3,start:2", "'w' of shape (2,), the client's model"),
-        (FIRST[:4], "center:3,start:2", "announced 'center:3,start:2' but sent 4 arrays"),
+        (scalars(w=3, b=0.5), "a model of 2 arrays (w, b), the client's has 3 (w, b, seen)"),
+        (ANCHOR | {"w": np.zeros(2)}, "'w' of shape (2,), the client's model"),
     ],
 )
-def test_a_message_that_does_not_fit_is_refused(arrays: Any, groups: str, text: str) -> None:
+def test_a_message_that_does_not_fit_is_refused(anchor: Any, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
-        client().fit(arrays, config(groups=groups))
+        client().fit(*message(anchor=anchor))
+
+
+def test_a_message_of_fewer_arrays_than_it_says_is_refused() -> None:
+    parameters, config = message()
+    text = "The message has 4 arrays, expected 5: w, b, seen, w, b."
+    with pytest.raises(ValueError, match=re.escape(text)):
+        client().fit(parameters[:4], config)
 
 
 def test_no_data_is_refused() -> None:
     with pytest.raises(ValueError, match="train_loader is empty"):
-        client(loader=[]).fit(FIRST, config())
+        client(loader=[]).fit(*message())

@@ -1,4 +1,7 @@
-"""FedAPMClient by hand: v, then u; what it keeps, evaluates and refuses."""
+"""FedAPMClient by hand: v, then u; what it keeps, evaluates and refuses.
+
+See docs/methods/fedapm.md.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
 from clients import FedAPMClient
+from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruction
+from tests.clients.methods.messages import Received, received, scalars
 
 
 class Pair(nn.Module):
@@ -56,26 +61,42 @@ def client(context: Context | None = None, model: nn.Module | None = None) -> Fe
     )
 
 
-def config(**changes: Any) -> dict[str, Any]:
-    return {
-        "personal": "^v",
+def message(
+    u: float | None = 2,
+    *,
+    anchor: float = 3,
+    version: int = 0,
+    server_round: int = 1,
+    **changes: Any,
+) -> Received:
+    """Return the message of a round with these anchor and u_i; None: the client has u_i."""
+    settings: dict[str, Any] = {
+        "anchor": scalars(u=anchor),
+        "start": None if u is None else scalars(u=u),
         "rho": 2.0,
-        "sigma": 1.0,
         "lr": 0.1,
-        "local-epochs": 1,
-        "personal-epochs": 2,
-        "loss-weight": 0.5,
+        "local_epochs": 1,
+        "loss_weight": 0.5,
         "duals": "strategy",
-        "shared": "u",
-        "version": 0,
-        "server-round": 1,
-        "seed": 5,
-        "groups": "center:1,start:1",
-    } | {key.replace("_", "-"): value for key, value in changes.items()}
+        "optimised": ["u"],
+        "personal": "^v",
+        "sigma": 1.0,
+        "personal_epochs": 2,
+        "u_start": "local",
+        "tolerance": None,
+        "tolerance_decay": 0.9,
+        "max_steps": 1000,
+    }
+    instruction = FedAPMInstruction(**settings | changes)
+    return received(instruction, version=version, server_round=server_round)
 
 
-def column(*values: float) -> list[np.ndarray]:
-    return [np.array([value]) for value in values]
+def evaluation(
+    w: float, u: float | None = None, *, version: int = 0, server_round: int = 1
+) -> Received:
+    start = None if u is None else scalars(u=u)
+    asked = FedAPMEvaluation(scalars(u=w), start, "^v", "strategy", ["u"])
+    return received(asked, version=version, server_round=server_round)
 
 
 def own(context: Context) -> dict[str, float]:
@@ -87,7 +108,7 @@ def test_v_moves_at_the_old_u_and_u_at_the_new_v() -> None:
     # v: 1 - .1 [.5 (-1)] = 1.05; 1.05 - .1 [.5 (-.95) + (1.05 - 1)] = 1.0925.
     # u: 2 - .1 [.5 (3.0925 - 4) + 2 (2 - 3)] = 2.245375, loss .9075^2/2 before it.
     context = new_context()
-    arrays, num_examples, metrics = client(context).fit(column(3, 2), config())
+    arrays, num_examples, metrics = client(context).fit(*message())
     assert_allclose(np.ravel(arrays), [2.245375], rtol=1e-14)
     assert num_examples == 1
     assert metrics == {"loss": pytest.approx(0.9075**2 / 2, rel=1e-13)}
@@ -98,21 +119,21 @@ def test_it_goes_on_from_its_own_v_whatever_the_model_it_is_built_with() -> None
     # v: 1.0925 - .1 [.5 (1.0925 + 2.245375 - 4)] = 1.12560625, sigma's term is 0 in the first step.
     # u: 2.245375 - .1 [.5 (3.37098125 - 4) + 2 (2.245375 - 3)] = 2.4277509375.
     context = new_context()
-    client(context).fit(column(3, 2), config())
-    later = config(version=1, server_round=2, groups="center:1", personal_epochs=1)
-    arrays, _, _ = client(context, Pair((50.0,))).fit(column(3), later)
+    client(context).fit(*message())
+    later = message(None, version=1, server_round=2, personal_epochs=1)
+    arrays, _, _ = client(context, Pair((50.0,))).fit(*later)
     assert_allclose(np.ravel(arrays), [2.4277509375], rtol=1e-14)
     assert own(context)["v"] == pytest.approx(1.12560625, rel=1e-14)
     # The server took in round 1 only: the same again, not a third round.
-    again = config(version=1, server_round=3, groups="center:1", personal_epochs=1)
-    arrays, _, _ = client(context).fit(column(3), again)
+    again = message(None, version=1, server_round=3, personal_epochs=1)
+    arrays, _, _ = client(context).fit(*again)
     assert_allclose(np.ravel(arrays), [2.4277509375], rtol=1e-14)
 
 
 def test_without_sigma_the_v_step_is_the_loss_alone() -> None:
     # v: 1 + .05; 1.05 + .1 * .5 * .95 = 1.0975.
     context = new_context()
-    client(context).fit(column(3, 2), config(sigma=0.0))
+    client(context).fit(*message(sigma=0.0))
     assert own(context)["v"] == pytest.approx(1.0975, rel=1e-14)
 
 
@@ -121,21 +142,19 @@ def test_the_accuracy_test_ends_the_u_step_and_its_level_shrinks() -> None:
     # of .1 leaves 3/4 of it. From u = 2 its square is 6.02, then 3.39 = .5625 * 6.02, 1.90, 1.07,
     # .603: the first at most .9 * 1 after 4 steps, u = 2.9815 - .9815 (3/4)^4.
     context = new_context()
-    message = config(tolerance=1.0, tolerance_decay=0.9, max_steps=100)
-    arrays, _, metrics = client(context).fit(column(3, 2), message)
+    level = {"tolerance": 1.0, "tolerance_decay": 0.9, "max_steps": 100}
+    arrays, _, metrics = client(context).fit(*message(**level))
     assert metrics["steps"] == 4
     assert_allclose(np.ravel(arrays), [2.9815 - 0.9815 * 0.75**4], rtol=1e-13)
     assert metrics["residual"] == pytest.approx((2.5 * 0.9815 * 0.75**4) ** 2, rel=1e-12)
     # In its next round the level is .81, and it starts from its own u.
-    later = message | {"version": 1, "server-round": 7, "groups": "center:1"}
-    client(context).fit(column(3), later)
+    client(context).fit(*message(None, version=1, server_round=7, **level))
     levels = {key: float(r["xi"].numpy()) for key, r in context.state.array_records.items()}
     assert levels == pytest.approx({"memory.1": 0.9, "memory.7": 0.81}, rel=1e-15)
 
 
 def test_the_accuracy_test_is_given_up_and_says_so() -> None:
-    message = config(tolerance=1e-9, tolerance_decay=0.9, max_steps=3)
-    _, _, metrics = client().fit(column(3, 2), message)
+    _, _, metrics = client().fit(*message(tolerance=1e-9, tolerance_decay=0.9, max_steps=3))
     assert metrics["steps"] == 3
     assert metrics["residual"] == pytest.approx((2.5 * 0.9815 * 0.75**3) ** 2, rel=1e-12)
 
@@ -143,17 +162,16 @@ def test_the_accuracy_test_is_given_up_and_says_so() -> None:
 def test_evaluation_before_the_first_round_is_at_the_initial_values() -> None:
     # v^0 = 1 of the model, u^0 = 2 that goes along, w = 3.5: f(v, u) = (3 - 4)^2 / 2 and
     # f(v, w) = (4.5 - 4)^2 / 2.
-    message = config(groups="global:1,start:1")
-    loss, num_examples, metrics = client().evaluate(column(3.5, 2), message)
+    loss, num_examples, metrics = client().evaluate(*evaluation(3.5, 2))
     assert (loss, num_examples) == (0.5, 1)
     assert metrics == {"personal-loss": 0.5, "global-loss": 0.125}
 
 
 def test_evaluation_is_of_its_own_pair_first_and_of_the_shared_u_with_its_own_v() -> None:
     context = new_context()
-    client(context).fit(column(3, 2), config())
-    message = config(groups="global:1", version=1, server_round=2)
-    loss, _, metrics = client(context, Pair((50.0,))).evaluate(column(3.5), message)
+    client(context).fit(*message())
+    asked = evaluation(3.5, version=1, server_round=2)
+    loss, _, metrics = client(context, Pair((50.0,))).evaluate(*asked)
     assert loss == metrics["personal-loss"]
     assert metrics == pytest.approx(
         {
@@ -166,10 +184,9 @@ def test_evaluation_is_of_its_own_pair_first_and_of_the_shared_u_with_its_own_v(
 
 def test_a_round_the_server_did_not_accept_is_not_evaluated() -> None:
     context = new_context()
-    client(context).fit(column(3, 2), config())
-    client(context).fit(column(9), config(version=1, server_round=2, groups="center:1"))
-    message = config(groups="global:1", version=1, server_round=2)
-    _, _, metrics = client(context).evaluate(column(3.5), message)
+    client(context).fit(*message())
+    client(context).fit(*message(None, anchor=9, version=1, server_round=2))
+    _, _, metrics = client(context).evaluate(*evaluation(3.5, version=1, server_round=2))
     assert metrics["personal-loss"] == pytest.approx((1.0925 + 2.245375 - 4) ** 2 / 2, rel=1e-12)
 
 
@@ -178,36 +195,35 @@ def test_a_round_the_server_did_not_accept_is_not_evaluated() -> None:
 
 def test_personal_shapes_may_not_change_between_rounds() -> None:
     context = new_context()
-    client(context, Pair((1.0, 2.0))).fit(column(3, 2), config())
-    later = config(version=1, server_round=2, groups="center:1")
+    client(context, Pair((1.0, 2.0))).fit(*message())
+    later = message(None, version=1, server_round=2)
     text = "personal arrays of round 1 were {'v': (2,)}, the client's model has {'v': (1,)} now"
     with pytest.raises(ValueError, match=re.escape(text)):
-        client(context, Pair((1.0,))).fit(column(3), later)
-    evaluation = config(version=1, server_round=2, groups="global:1")
+        client(context, Pair((1.0,))).fit(*later)
     with pytest.raises(ValueError, match=re.escape(text)):
-        client(context, Pair((1.0,))).evaluate(column(3), evaluation)
-    client(context, Pair((0.0, 0.0))).fit(column(3), later)  # the shape it had
+        client(context, Pair((1.0,))).evaluate(*evaluation(3, version=1, server_round=2))
+    client(context, Pair((0.0, 0.0))).fit(*later)  # the shape it had
 
 
 def test_a_parameter_that_is_neither_shared_nor_personal_is_refused() -> None:
-    text = "shares 1 arrays, but personal='^v' leaves 2 of the client's model to share (u, more)"
+    text = (
+        "shares 1 arrays (u), but personal='^v' leaves 2 of the client's model to share (u, more)"
+    )
     with pytest.raises(ValueError, match=re.escape(text)):
-        client(model=Triple()).fit(column(3, 2), config())
+        client(model=Triple()).fit(*message())
 
 
 def test_a_shared_array_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=re.escape("sent 'u' of shape (2,), the client's model")):
-        client().fit([np.zeros(2), np.zeros(2)], config())
+        client().fit([np.zeros(2), np.zeros(2)], message()[1])
 
 
 def test_a_shared_array_the_model_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match="The server optimises w, which the client's model does"):
-        client().fit(column(3, 2), config(shared="w"))
+        client().fit(*message(optimised=["w"]))
 
 
-@pytest.mark.parametrize("start", [[], column(2)])
-def test_a_client_that_lost_its_v_refuses_even_where_u_goes_along(start: Any) -> None:
-    groups = "center:1,start:1" if start else "center:1"
-    message = config(version=3, server_round=4, groups=groups)
+@pytest.mark.parametrize("u", [None, 2])
+def test_a_client_that_lost_its_v_refuses_even_where_u_goes_along(u: float | None) -> None:
     with pytest.raises(ValueError, match=r"variables of round 3, .*its state was lost"):
-        client().fit(column(3) + start, message)
+        client().fit(*message(u, version=3, server_round=4))

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import curvature as module
+from clients.methods.fedgia import FedGiAClient, FedGiALinearClient, admm_steps
 from clients.toolkit.curvature import (
     Curvature,
     DataLoss,
@@ -23,7 +24,6 @@ from clients.toolkit.curvature import (
     ScaledIdentity,
     power_iteration,
 )
-from clients.methods.fedgia import FedGiAClient, FedGiALinearClient, admm_steps
 from clients.toolkit.solvers import LocalProblem
 from clients.toolkit.torch_client import split_pair
 

@@ -61,9 +61,7 @@ def make_client(
     def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
         return A[i] / 2 * ((outputs - targets) ** 2).mean()
 
-    return client_class(
-        context, model(), [batch], loss_fn, test_loader=[batch], full_batch=True
-    )
+    return client_class(context, model(), [batch], loss_fn, test_loader=[batch], full_batch=True)
 
 
 def grid_of(client_class: type[TorchClient[Any]], model: type[Scalar] = Scalar) -> WatchedGrid:

@@ -82,7 +82,7 @@ def test_it_converges_to_the_minimiser_by_the_clients_weights() -> None:
 
 
 def test_scaling_loss_step_and_penalty_by_m_changes_nothing_but_the_duals() -> None:
-    # docs/methods/fedadmm.md, P3: (eta, rho) beside alpha_i f_i = f_i/2 is (eta/2, 2 rho) beside f_i.
+    # P3: (eta, rho) beside alpha_i f_i = f_i/2 is (eta/2, 2 rho) beside f_i.
     scaled = start(FedADMM(rho=0.4, lr=0.2), 10)
     plain = start(FedADMM(rho=0.8, lr=0.1), 10, scalar_grid(scale=2.0))
     there, here = plain.state.consensus, scaled.state.consensus

@@ -630,7 +630,9 @@ def test_a_pattern_that_parts_nothing_is_refused(personal: str, text: str) -> No
 
 def test_a_pattern_that_finds_only_buffers_makes_nothing_personal() -> None:
     with pytest.raises(ValueError, match="matches none"):
-        FedAPM("running_mean").run.begin(named_arrays(ArrayRecord(Normalised().state_dict())), [0, 1])
+        FedAPM("running_mean").run.begin(
+            named_arrays(ArrayRecord(Normalised().state_dict())), [0, 1]
+        )
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from clients import client_app
 from clients.methods.fedmc_admm import FedMCADMMClient
 from fl_admm_strategies.algorithms.fedmc_admm import FedMCADMM, initial_item_factors
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
-from fl_admm_strategies.runtime.strategy import Traffic
 from fl_admm_strategies.runtime.messages import RawReply
+from fl_admm_strategies.runtime.strategy import Traffic
+from tests.support.federation import WatchedGrid, assert_same_bits
 from tests.support.ratings import (
     NUM_CLIENTS,
     NUM_ITEMS,
@@ -27,7 +28,6 @@ from tests.support.ratings import (
     initial,
     ratings,
 )
-from tests.support.federation import WatchedGrid, assert_same_bits
 
 P = NUM_CLIENTS
 BETA, STEPS = 0.8, 3

@@ -127,7 +127,7 @@ def test_rounds_are_those_of_algorithm_2(weights: str, fraction: float) -> None:
 
 
 def test_the_limit_is_the_minimiser() -> None:
-    # docs/methods/lp-proj-admm.md, T2: theta_i* = (B I + lam P^T P)^-1 (B c_i + lam P^T w*) and w* = mean P theta_i*, so with
+    # T2: theta_i* = (B I + lam P^T P)^-1 (B c_i + lam P^T w*) and w* = mean P theta_i*, so with
     # A = (B I + lam P^T P)^-1: w* = (I - lam P A P^T)^-1 P A B mean c_i.
     lam = 0.8
     strategy = LpProjADMM(lam=lam, rho=0.1, lr=0.5, local_epochs=8, dimension=K, seed=7)
