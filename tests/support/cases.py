@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,15 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from clients import (
+    DittoClient,
     FedADMMClient,
     FedAPMClient,
     FedGiAClient,
     FedGiALinearClient,
+    FedProxClient,
     FLAMEClient,
     FPFCClient,
+    LocalClient,
     Logistic,
     LpProjADMMClient,
     client_app,
@@ -29,31 +32,58 @@ from fl_admm_strategies import (
     FLAME,
     FPFC,
     L1,
+    Ditto,
     FedADMM,
     FedAPM,
     FedGiA,
     FedMCADMM,
+    FedProx,
     L1Norm,
+    Local,
     LpProjADMM,
     SmoothedSCAD,
     SquaredL2,
     StatefulStrategy,
     initial_item_factors,
 )
-from tests.support.ratings import NUM_ITEMS, contract_client
+from tests.support import large, views
 from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays
+from tests.support.ratings import NUM_ITEMS, contract_client
+from tests.support.views import View
 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, its client and the model they start from.
+    """A strategy, its client and the model they start from, and in what the strategies differ.
 
-    `strategy` takes the keyword arguments of `StatefulStrategy`, `client_class` those of
-    `TorchClient`. What an algorithm promises differs in three points: `fedavg_clients`, a client
-    that knows nothing of the library will do; `stateless_clients`, the server can make up for what
-    a client lost; `everybody_trains`, in every round. `variant` keeps its tests out of the default
-    suite: another setting of a strategy that is in it, or one that shares most of its code with one
-    that is (FedADMM with FedAPM, Lp-Proj with FLAME).
+    Attributes
+    ----------
+    name : str
+    strategy : callable
+        Takes the keyword arguments of `SampledStrategy`.
+    client_class : callable
+        Takes those of `TorchClient`.
+    initial_arrays : callable
+    fedavg_clients : bool
+        Whether a client that knows nothing of the library will do.
+    stateless_clients : bool
+        Whether the server can make up for what a client lost.
+    everybody_trains : bool
+        In every round.
+    server_learns : bool
+        Whether replies change the state of the server.
+    shakes_hands : bool
+        Whether all clients are asked something before round 1.
+    view : View
+        Where the state has what clients uploaded.
+    enlarged : callable
+        ``enlarged(case, width)``: the same with many numbers.
+    small_messages : bool
+        Whether its messages are small however large the model.
+    variant : bool
+        Whether its tests are slow ones: it is another setting of a strategy that is among the
+        others, or one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj
+        with FLAME, Local with Ditto).
     """
 
     name: str
@@ -63,6 +93,11 @@ class Case:
     fedavg_clients: bool = True
     stateless_clients: bool = True
     everybody_trains: bool = False
+    server_learns: bool = True
+    shakes_hands: bool = False
+    view: View = views.NOTHING
+    enlarged: Callable[[Case, int], Case] = large.of_a_wide_model
+    small_messages: bool = False
     variant: bool = False
 
 
@@ -81,23 +116,31 @@ def fedgia_linear_client(
 
 
 CASES = [
-    Case("FPFC", partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2), FPFCClient),
+    Case(
+        "FPFC",
+        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2),
+        FPFCClient,
+        view=views.PAIRS,
+    ),
     Case(
         "FPFC-l1",
         partial(FPFC, L1(0.05), lr=0.2, local_epochs=2),
         FPFCClient,
+        view=views.PAIRS,
         variant=True,
     ),
     Case(
         "FPFC-head",
         partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2, clustered="^head"),
         FPFCClient,
+        view=views.PAIRS,
         variant=True,
     ),
     Case(
         "FedADMM",
         partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2),
         FedADMMClient,
+        view=views.CONSENSUS,
         variant=True,
     ),
     Case(
@@ -106,6 +149,8 @@ CASES = [
         FedADMMClient,
         fedavg_clients=False,
         stateless_clients=False,
+        shakes_hands=True,
+        view=views.CONSENSUS_ON_CLIENTS,
         variant=True,
     ),
     Case(
@@ -114,6 +159,7 @@ CASES = [
         FedAPMClient,
         fedavg_clients=False,
         stateless_clients=False,
+        view=views.CONSENSUS,
     ),
     Case(
         "FedAPM-client-duals",
@@ -121,12 +167,14 @@ CASES = [
         FedAPMClient,
         fedavg_clients=False,
         stateless_clients=False,
+        view=views.CONSENSUS_ON_CLIENTS,
         variant=True,
     ),
     Case(
         "FLAME",
         partial(FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=2),
         FLAMEClient,
+        view=views.MOREAU,
     ),
     Case(
         "FLAME-client-duals",
@@ -134,6 +182,8 @@ CASES = [
         FLAMEClient,
         fedavg_clients=False,
         stateless_clients=False,
+        shakes_hands=True,
+        view=views.MOREAU_ON_CLIENTS,
         variant=True,
     ),
     Case(
@@ -142,6 +192,9 @@ CASES = [
         LpProjADMMClient,
         fedavg_clients=False,
         stateless_clients=False,
+        view=views.PROJECTIONS,
+        enlarged=large.of_many_projections,
+        small_messages=True,
         variant=True,
     ),
     Case(
@@ -151,6 +204,8 @@ CASES = [
         partial(initial_item_factors, 3, NUM_ITEMS),
         fedavg_clients=False,
         stateless_clients=False,
+        view=views.CONSENSUS,
+        enlarged=large.of_many_items,
     ),
     Case(
         "FedMC-ADMM-client-duals",
@@ -159,6 +214,9 @@ CASES = [
         partial(initial_item_factors, 3, NUM_ITEMS),
         fedavg_clients=False,
         stateless_clients=False,
+        shakes_hands=True,
+        view=views.FACTORS_ON_CLIENTS,
+        enlarged=large.of_many_items,
         variant=True,
     ),
     Case(
@@ -167,6 +225,9 @@ CASES = [
         FedGiAClient,
         fedavg_clients=False,
         everybody_trains=True,
+        shakes_hands=True,
+        view=views.MESSAGES,
+        enlarged=large.of_a_known_curvature,
         variant=True,
     ),
     Case(
@@ -175,6 +236,7 @@ CASES = [
         FedGiAClient,
         stateless_clients=False,
         everybody_trains=True,
+        view=views.MESSAGES,
         variant=True,
     ),
     Case(
@@ -184,8 +246,38 @@ CASES = [
         lambda: ArrayRecord({"x": Array(np.zeros(3))}),
         fedavg_clients=False,
         everybody_trains=True,
+        shakes_hands=True,
+        view=views.MESSAGES,
+        enlarged=large.of_wide_samples,
+    ),
+    Case("FedProx", partial(FedProx, mu=0.5, lr=0.5, local_epochs=2), FedProxClient),
+    Case(
+        "Ditto",
+        partial(Ditto, lam=0.5, lr=0.5, local_epochs=2, personal_epochs=1, weights="size"),
+        DittoClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+    ),
+    Case(
+        "Local",
+        partial(Local, lr=0.5, local_epochs=2),
+        LocalClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        server_learns=False,
+        small_messages=True,
+        variant=True,
     ),
 ]
+
+
+def case_of(name: str) -> Case:
+    """Return the case of a name."""
+    return next(case for case in CASES if case.name == name)
+
+
+CHEAP = case_of("FedProx")
+"""For the promises of the runtime and the engines, which no algorithm can keep or break."""
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 # Python 3.12 and later warn of every fork beside another thread.
@@ -209,3 +301,16 @@ def run(
     strategy = strategy or case.strategy(seed=1)
     strategy.start(grid, case.initial_arrays(), num_rounds)
     return strategy
+
+
+def sampling(case: Case, **changes: Any) -> StatefulStrategy:
+    """Return a strategy that trains three of six clients and evaluates two."""
+    settings = {"fraction_train": 0.5, "fraction_evaluate": 0.34, "seed": 1}
+    return case.strategy(**settings | changes)
+
+
+@cache
+def plain(case: Case) -> tuple[StatefulStrategy, WatchedGrid]:
+    """Return a run of three rounds of `sampling`, which many tests compare with; only to read."""
+    grid = grid_of(case)
+    return run(case, grid, strategy=sampling(case)), grid

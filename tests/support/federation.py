@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
+from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import accuracy
-from fl_admm_strategies import InProcessGrid, SampledStrategy
+from fl_admm_strategies import InProcessGrid, SampledStrategy, StatefulStrategy
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages import ClientInstruction, Reply
 
 ClientFn = Callable[[Context], Any]
 Spoil = Callable[[list[Message]], list[Message]]
+AnyStrategy = TypeVar("AnyStrategy", bound=StatefulStrategy)
 
 NUM_CLASSES = 3
 
@@ -185,6 +187,41 @@ class WatchedGrid(InProcessGrid):
         return next(m for k, r, m in self.received if (k, r) == (kind, server_round))
 
 
+class Shuffled(Grid):
+    """Another grid, whose nodes and replies come in an order of chance."""
+
+    def __init__(self, grid: Grid, seed: int) -> None:
+        self.grid, self.random = grid, random.Random(seed)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        self.random.shuffle(replies)
+        return replies
+
+    def get_node_ids(self) -> list[int]:
+        nodes = list(self.grid.get_node_ids())
+        self.random.shuffle(nodes)
+        return nodes
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.grid.pull_messages(message_ids)
+
+    def set_run(self, run: Any) -> None:
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self.grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self.grid.create_message(*args, **kwargs)
+
+
 Online = Mapping[int, Sequence[int]]
 
 
@@ -221,7 +258,7 @@ class RestlessGrid(InProcessGrid):
             if message.metadata.message_type == MessageType.QUERY and self.server_round:
                 self.asked.append(message.metadata.dst_node_id)
             if message.metadata.message_type == MessageType.TRAIN:
-                # A hand-shake with new clients is of round 0.
+                # A handshake with new clients is of round 0.
                 self.server_round = max(self.server_round, int(message.metadata.group_id or 0))
         return super().push_messages(messages)
 
@@ -230,6 +267,34 @@ class RestlessGrid(InProcessGrid):
             self.deaf_for -= 1
             return []
         return super().pull_messages(message_ids)
+
+
+Absent = Mapping[int, Collection[int]]
+"""Clients by round."""
+
+
+def not_asking(strategy: AnyStrategy, absent: Absent) -> AnyStrategy:
+    """Make a strategy leave clients out of the sample of a round; return it."""
+    instructions = strategy.train_instructions
+
+    def fewer(server_round: int, client_ids: Sequence[int]) -> Any:
+        left_out = absent.get(server_round, ())
+        return instructions(server_round, [c for c in client_ids if c not in left_out])
+
+    strategy.train_instructions = fewer  # type: ignore[method-assign]
+    return strategy
+
+
+def trained(strategy: StatefulStrategy) -> dict[int, list[int]]:
+    """Return who took part in every round."""
+    return {r: sorted(clients) for r, clients in strategy.train_metrics.items()}
+
+
+def assert_same_runs(actual: StatefulStrategy, expected: StatefulStrategy) -> None:
+    """Compare what two runs ended with, and what was measured in them."""
+    assert_same_bits(actual.state_dict(), expected.state_dict())
+    assert actual.train_metrics == expected.train_metrics
+    assert actual.evaluate_metrics == expected.evaluate_metrics
 
 
 def node_of(client: int) -> int:

@@ -1,0 +1,101 @@
+"""Where a strategy's state has what clients uploaded, for the tests of those that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_admm_strategies.maths.moreau import messages
+
+Held = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class View:
+    """What can be read of a state. It is nothing where a method keeps nothing of its clients.
+
+    Attributes
+    ----------
+    rows : callable, optional
+        ``rows(strategy)``: every client's last upload, one row each.
+    total : callable, optional
+        ``total(strategy)``: the sum of all clients' messages z_i as the strategy keeps it.
+    message : callable, optional
+        ``message(strategy, client, held)``: z_i of one client, from where its parts lie; `held` is
+        what the client itself keeps.
+    rounding : tuple of float
+        rtol and atol between `total` and the sum of the messages.
+    """
+
+    rows: Callable[[Any], NDArray[Any]] | None = None
+    total: Callable[[Any], NDArray[Any]] | None = None
+    message: Callable[[Any, int, Held], NDArray[Any]] | None = None
+    rounding: tuple[float, float] = (1e-4, 1e-4)
+
+
+def column(name: str) -> Callable[[Any], NDArray[Any]]:
+    return lambda strategy: np.asarray(strategy.state.clients.column(name))
+
+
+def _consensus_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+    consensus = strategy.state.consensus
+    own = consensus.clients[client]
+    return np.asarray(own.u + own.pi / consensus.rho)
+
+
+def _held_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+    parts = [
+        held[f"u/{name}"] + held[f"dual/{name}"] / strategy.rho for name in strategy._block.names
+    ]
+    return np.concatenate([part.ravel() for part in parts])
+
+
+def _held_factors(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+    return np.asarray(held["W"] + held["Y"] / strategy.beta).ravel()
+
+
+def _moreau_message(theta: str) -> Callable[[Any, int, Held], NDArray[Any]]:
+    def message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+        clients = strategy.state.clients
+        of_client = (clients.rows(name, [client]) for name in (theta, "local_w", "alpha"))
+        theta_i, local_w, alpha = of_client
+        return messages(theta_i, local_w, a=strategy.lam * alpha, rho=strategy.rho)[0]
+
+    return message
+
+
+def _held_moreau_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+    a = strategy.lam * strategy.state.clients[client].alpha
+    parts = []
+    for name in strategy._block.names:
+        theta, local_w = held[f"theta/{name}"], held[f"w_i/{name}"]
+        parts.append(local_w + a / strategy.rho * (theta - local_w))
+    return np.concatenate([part.ravel() for part in parts])
+
+
+NOTHING = View()
+PAIRS = View(rows=lambda strategy: strategy.state.pairs.omega)
+CONSENSUS = View(
+    rows=lambda strategy: strategy.state.consensus.clients.column("u"),
+    total=lambda strategy: strategy.state.consensus.mean.total,
+    message=_consensus_message,
+)
+CONSENSUS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_message)
+FACTORS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_factors)
+MOREAU = View(
+    rows=column("theta"),
+    total=lambda strategy: strategy.state.consensus.total,
+    message=_moreau_message("theta"),
+)
+MOREAU_ON_CLIENTS = View(total=MOREAU.total, message=_held_moreau_message)
+PROJECTIONS = View(rows=column("image"), total=MOREAU.total, message=_moreau_message("image"))
+MESSAGES = View(
+    rows=column("message"),
+    total=lambda strategy: strategy.state.x * len(strategy.client_ids),
+    message=lambda strategy, client, held: strategy.state.clients[client].message,
+    rounding=(1e-6, 0),
+)
