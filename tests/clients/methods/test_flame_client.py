@@ -1,4 +1,7 @@
-"""What FLAMEClient decides for itself: its hybrid model, its solver, what it keeps."""
+"""What FLAMEClient decides for itself: its hybrid model, its solver, what it keeps.
+
+See docs/methods/flame.md.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from clients import FLAMEClient, accuracy, rmse
+from fl_admm_strategies.algorithms.flame import FLAMEEvaluation, FLAMEInstruction
+from tests.clients.methods.messages import Received, received
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -46,13 +51,13 @@ def client_of(test: Batches, validation: Batches | None = None, **settings: Any)
     )
 
 
-def model(u: float) -> NDArray[np.float32]:
-    return np.array([u], dtype=np.float32)
+def model(u: float) -> dict[str, NDArray[np.float32]]:
+    return {"u": np.array([u], dtype=np.float32)}
 
 
 def evaluate(client: FLAMEClient, personal: float, shared: float) -> dict[str, Any]:
-    config = {"groups": "personal:1,global:1", "version": 0, "seed": 1, "shared": "u"}
-    loss, _, metrics = client.evaluate([model(personal), model(shared)], config)
+    asked = FLAMEEvaluation(model(personal), model(shared), None, ["u"])
+    loss, _, metrics = client.evaluate(*received(asked))
     assert loss == metrics["personal-loss"]
     return metrics
 
@@ -100,48 +105,49 @@ def test_without_validation_data_there_is_no_validated_choice() -> None:
         evaluate(client_of(batches(1, 0), []), 1, 2)
 
 
-ORDER = {
-    "groups": "center:1,start:1",
-    "server-round": 1,
-    "version": 0,
-    "seed": 1,
-    "shared": "u",
-    "lam": 1.0,
-    "rho": 0.5,
-    "alpha": 0.5,
-    "anchor": "w_i",
-    "theta-step": "fixed",
-    "lr": 0.1,
-    "local-epochs": 1,
-    "tolerance": 1.0,
-    "max-steps": 10,
-    "duals": "strategy",
-}
+def message(
+    anchor: float, start: float | None = None, *, version: int = 0, server_round: int = 1
+) -> Received:
+    instruction = FLAMEInstruction(
+        anchor=model(anchor),
+        start=None if start is None else model(start),
+        lam=1.0,
+        rho=0.5,
+        alpha=0.5,
+        anchor_on="w_i",
+        theta_step="fixed",
+        lr=0.1,
+        local_epochs=1,
+        tolerance=1.0,
+        max_steps=10,
+        duals="strategy",
+        optimised=["u"],
+    )
+    return received(instruction, version=version, server_round=server_round)
 
 
 def test_it_starts_from_its_own_model_and_is_pulled_to_the_servers() -> None:
     # f = log(1 + e^-2u) and log(1 + e^2u), half each: f' = tanh(u). From theta = 1 with anchor
     # -1 one step is 1 - 0.1 (tanh 1 + 1 (1 - (-1))) = 0.8 - 0.1 tanh 1.
     client = client_of(batches(1, 1))
-    (theta,), num_examples, metrics = client.fit([model(-1), model(1)], ORDER)
+    (theta,), num_examples, metrics = client.fit(*message(-1, start=1))
     assert theta == pytest.approx(0.8 - 0.1 * np.tanh(1), rel=1e-6)
     assert num_examples == 2
     # f(1) = (log(1 + e^-2) + log(1 + e^2)) / 2 = 1 + log(1 + e^-2)
     assert metrics == {"loss": pytest.approx(1 + np.log(1 + np.exp(-2)), rel=1e-6)}
     assert client.personal_arrays() == {"u": theta}
     # In the next round it needs no start: it holds its theta. f'(theta) = tanh(theta).
-    order = ORDER | {"groups": "center:1", "server-round": 2, "version": 1}
-    (second,), _, _ = client.fit([model(0)], order)
+    (second,), _, _ = client.fit(*message(0, version=1, server_round=2))
     assert second == pytest.approx(theta - 0.1 * (np.tanh(theta) + theta), rel=1e-6)
 
 
 def test_a_client_that_lost_its_model_says_so() -> None:
     client = client_of(batches(1, 1))
-    order = ORDER | {"groups": "center:1", "server-round": 4, "version": 3}
     with pytest.raises(ValueError, match="expects this client's variables of round 3"):
-        client.fit([model(0)], order)
+        client.fit(*message(0, version=3, server_round=4))
     with pytest.raises(ValueError, match="its state was lost"):
-        client.evaluate([model(0)], order | {"groups": "global:1"})
+        asked = FLAMEEvaluation(None, model(0), None, ["u"])
+        client.evaluate(*received(asked, version=3, server_round=4))
     with pytest.raises(RuntimeError, match="not been trained yet"):
         client.personal_arrays()
 
@@ -150,4 +156,4 @@ def test_a_parameter_that_is_frozen_is_refused() -> None:
     client = client_of(batches(1, 1))
     client.model.u.requires_grad_(False)
     with pytest.raises(ValueError, match=r"u, which the client's model does not train.*averaged="):
-        client.fit([model(-1), model(1)], ORDER)
+        client.fit(*message(-1, start=1))

@@ -1,7 +1,8 @@
 """FLAME, strategy and client together, against golden vectors, identities and closed forms.
 
 The clients' losses are quadratics f_i(theta) = b_i/2 ||theta - c_i||^2 in float64, run through the
-real messages and the real solvers. Numbers and equations: arXiv:2407.16397 and its specs.
+real messages and the real solvers. Numbers and equations: arXiv:2407.16397 and
+docs/methods/flame.md, whose items the comments name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.support.federation import WatchedGrid, dataset, node_of
 
 Matrix = NDArray[np.float64]
 
-# Specs section 8: m = 3, d = 2, alpha_i = 1/3, lambda = 1, zero start.
+# E1: m = 3, d = 2, alpha_i = 1/3, lambda = 1, zero start.
 C = np.array([[1.0, 2.0], [-1.0, 0.5], [3.0, -2.0]])
 B = np.array([1.0, 2.0, 0.5])
 
@@ -94,8 +95,14 @@ class Quadratics:
                 on_round=lambda server_round, metrics: seen.append(Variables.of(self, strategy)),
             )
         zero = np.zeros_like(self.c)
-        first = Variables(self, strategy.alpha, strategy.lam, strategy.rho, zero, zero, zero[0])
+        first = Variables(self, alpha(strategy), strategy.lam, strategy.rho, zero, zero, zero[0])
         return [first, *seen]
+
+
+def alpha(strategy: FLAME) -> Matrix:
+    """Return alpha_i of all clients."""
+    column: Matrix = strategy.state.clients.column("alpha")
+    return column
 
 
 @dataclass
@@ -117,9 +124,9 @@ class Variables:
 
     @classmethod
     def of(cls, federation: Quadratics, strategy: FLAME) -> Variables:
-        w = strategy.consensus.w.copy()
-        theta, w_i = strategy.thetas.copy(), strategy.copies.copy()
-        return cls(federation, strategy.alpha, strategy.lam, strategy.rho, theta, w_i, w)
+        w, own = strategy.state.consensus.w.copy(), strategy.state.clients
+        theta, w_i = own.column("theta").copy(), own.column("local_w").copy()
+        return cls(federation, alpha(strategy), strategy.lam, strategy.rho, theta, w_i, w)
 
     def f(self, theta: Matrix, w: Matrix) -> float:
         """sum_i alpha_i (f_i(theta_i) + lambda/2 ||theta_i - w||^2), of (6) and (9)."""
@@ -151,7 +158,7 @@ def close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
     np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-# --- Golden vectors (specs section 8; printed to 8 digits, hence 1e-8 beside exact arithmetic) ----
+# --- Golden vectors (E1 to E3; printed to 8 digits, hence 1e-8 beside exact arithmetic) -----------
 
 ROUND = 5.1e-9  # half a unit of the last printed digit, and a little
 
@@ -212,7 +219,7 @@ def test_two_gradient_steps_a_round_give_the_golden_vectors() -> None:
 
 
 def test_at_rho_equal_to_a_clients_send_theta_and_the_lagrangian_may_rise() -> None:
-    # Specs 2.4: u_i = w_i + (a/rho)(theta_i - w_i) = theta_i, so w is the mean of the theta_i.
+    # P1: u_i = w_i + (a/rho)(theta_i - w_i) = theta_i, so w is the mean of the theta_i.
     _, one, two = Quadratics().run(flame(rho=1 / 3), 2)
     close(one.w, (0.27777778, 0.22222222), ROUND)
     assert one.lagrangian() == pytest.approx(1.2145061728, abs=1e-10)
@@ -232,10 +239,10 @@ def test_at_rho_equal_to_a_clients_send_theta_and_the_lagrangian_may_rise() -> N
 
 
 def test_at_rho_equal_to_a_the_released_code_averages_proximal_models() -> None:
-    # Specs 2.4: with anchor="w" the duals have no effect: theta_i = prox(w), w = mean theta_i,
+    # P1: with anchor_on="w" the duals have no effect: theta_i = prox(w), w = mean theta_i,
     # those that sat out counting with the theta_i they had.
     federation = Quadratics()
-    strategy = flame(rho=1 / 3, anchor="w", fraction_train=0.67)
+    strategy = flame(rho=1 / 3, anchor_on="w", fraction_train=0.67)
     rounds = federation.run(strategy, 6)
     theta, w = np.zeros_like(C), np.zeros(2)
     for server_round, variables in enumerate(rounds[1:], start=1):
@@ -246,7 +253,7 @@ def test_at_rho_equal_to_a_the_released_code_averages_proximal_models() -> None:
         close(variables.w, w)
 
 
-# --- Identities that hold at every round, whatever the clients do (specs 3.3) ---------------------
+# --- Identities that hold at every round, whatever the clients do (T1 to T7) ----------------------
 
 
 def random_federation(seed: int, m: int = 6, d: int = 4) -> Quadratics:
@@ -261,29 +268,29 @@ def test_identities_hold_with_noise_partial_participation_and_unequal_weights(
     anchor: str, rho: float
 ) -> None:
     federation = random_federation(1)
-    strategy = flame(lam=0.7, rho=rho, anchor=anchor, weights="size", fraction_train=0.5)
+    strategy = flame(lam=0.7, rho=rho, anchor_on=anchor, weights="size", fraction_train=0.5)
     rounds = federation.run(strategy, 8, noise=0.3)
     sizes = np.array(federation.sizes)
-    close(strategy.alpha, sizes / sizes.sum())
+    close(alpha(strategy), sizes / sizes.sum())
     for server_round, (old, new) in enumerate(pairwise(rounds), start=1):
         took_part = np.isin(range(6), sorted(strategy.train_metrics[server_round]))
         assert took_part.sum() == 3
-        close((new.pi - old.pi)[took_part], rho * (new.w_i - old.w)[took_part])  # R1, (13)
-        for name in ("theta", "w_i"):  # R1 for the others: bit for bit
+        close((new.pi - old.pi)[took_part], rho * (new.w_i - old.w)[took_part])  # T1, (13)
+        for name in ("theta", "w_i"):  # T1 for the others: bit for bit
             np.testing.assert_array_equal(
                 getattr(new, name)[~took_part], getattr(old, name)[~took_part]
             )
         a = new.a
         right = a * new.theta + rho * old.w - old.pi
         close(((a + rho) * new.w_i)[took_part], right[took_part])  # (12)
-        close((new.pi + rho * (new.w_i - new.w)).sum(axis=0), np.zeros(4))  # R3
+        close((new.pi + rho * (new.w_i - new.w)).sum(axis=0), np.zeros(4))  # T3
         gap = float(((rho - a) / 2 * (new.w_i - new.w) ** 2).sum())
-        close(new.lagrangian(), new.f(new.theta, new.w) + gap)  # R4, (38)
-        message = new.w_i + new.pi / rho  # R5
+        close(new.lagrangian(), new.f(new.theta, new.w) + gap)  # T4, (38)
+        message = new.w_i + new.pi / rho  # T5
         expected = (2 * a * new.theta + (rho - a) * (old.w - old.pi / rho)) / (a + rho)
         close(message[took_part], expected[took_part])
         close(new.w, message.mean(axis=0))  # (14), stale messages included
-        # R6: what each of the four steps does to the Lagrangian, in their order.
+        # T6: what each of the four steps does to the Lagrangian, in their order.
         after_theta = old.lagrangian(theta=new.theta)
         after_w_i = old.lagrangian(new.theta, new.w_i)
         after_pi = old.lagrangian(new.theta, new.w_i, new.pi)
@@ -296,7 +303,7 @@ def test_identities_hold_with_noise_partial_participation_and_unequal_weights(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_lagrangian_falls_for_convex_losses_and_large_rho(seed: int) -> None:
-    # R8: exact steps and rho >= 2.5616 lambda alpha_i (specs 3.4); below it need not (G4).
+    # T8: exact steps and rho >= 2.5616 lambda alpha_i (P2); below it need not (E3).
     federation = random_federation(seed)
     lam = 2.0
     a = lam * max(federation.sizes) / sum(federation.sizes)
@@ -321,13 +328,13 @@ def optimum(b: Matrix, c: Matrix, alpha: Matrix, lam: float) -> tuple[Matrix, Ma
 def test_the_limit_is_the_minimiser(anchor: str, weights: str, fraction: float) -> None:
     federation = random_federation(2, m=4, d=2)
     lam = 0.8
-    strategy = flame(lam=lam, rho=0.15, anchor=anchor, weights=weights, fraction_train=fraction)
+    strategy = flame(lam=lam, rho=0.15, anchor_on=anchor, weights=weights, fraction_train=fraction)
     last = federation.run(strategy, 80 if fraction == 1 else 200)[-1]
-    w, theta = optimum(federation.b, federation.c, strategy.alpha, lam)
+    w, theta = optimum(federation.b, federation.c, alpha(strategy), lam)
     close(last.w, w, 1e-10)
     close(last.theta, theta, 1e-10)
     close(last.w_i, np.tile(w, (4, 1)), 1e-10)
-    close(strategy.alpha @ last.theta, w, 1e-10)  # (15)
+    close(alpha(strategy) @ last.theta, w, 1e-10)  # (15)
 
 
 def test_the_minimiser_of_the_golden_federation() -> None:
@@ -337,7 +344,7 @@ def test_the_minimiser_of_the_golden_federation() -> None:
 
 
 def test_one_round_shrinks_the_least_squares_solutions_by_q() -> None:
-    # Specs 3.5: u_i = q theta_hat_i with q = 2a/(a + rho) b/(b + lambda), w = mean u_i.
+    # P16: u_i = q theta_hat_i with q = 2a/(a + rho) b/(b + lambda), w = mean u_i.
     b, lam, rho, m = 1.3, 0.7, 0.4, 3
     a = lam / m
     q = 2 * a / (a + rho) * b / (b + lam)
@@ -368,15 +375,15 @@ def test_accuracy_tested_steps_meet_their_tolerance() -> None:
             epsilon[i] *= 0.5  # (18); the others keep theirs
             gradient = federation.b[i] * (new.theta[i] - federation.c[i])
             gradient += 0.7 * (new.theta[i] - old.w_i[i])
-            residual = float(((strategy.alpha[i] * gradient) ** 2).sum())
-            assert residual <= epsilon[i]  # R7, (17)
+            residual = float(((alpha(strategy)[i] * gradient) ** 2).sum())
+            assert residual <= epsilon[i]  # T7, (17)
             # A step shrinks the gradient of a quadratic by 1 - lr (b_i + lambda): the step before
             # the last was not enough.
             shrunk = 1 - (federation.b[i] + 0.7) / 3.7
             assert metrics["steps"] == 0 or residual / shrunk**2 > epsilon[i]
             assert metrics["residual"] == pytest.approx(residual, rel=1e-9, abs=1e-25)
             assert metrics["tolerance"] == pytest.approx(epsilon[i])
-    close(strategy.tolerances, epsilon)
+    close(strategy.state.clients.column("tolerance"), epsilon)
 
 
 def test_accuracy_tested_steps_take_no_more_than_they_need() -> None:
@@ -409,7 +416,13 @@ def test_exact_steps_need_a_client_that_can(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize("anchor", ["w_i", "w"])
 def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
     federation = random_federation(4)
-    settings = {"lam": 0.7, "rho": 0.2, "anchor": anchor, "weights": "size", "fraction_train": 0.5}
+    settings = {
+        "lam": 0.7,
+        "rho": 0.2,
+        "anchor_on": anchor,
+        "weights": "size",
+        "fraction_train": 0.5,
+    }
     settings["fraction_evaluate"] = 1.0
     here, there = (flame(**settings, duals=d) for d in ("strategy", "client"))
     trajectories: list[list[Matrix]] = []
@@ -420,7 +433,7 @@ def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
                 grid,
                 ArrayRecord(Point(4).state_dict()),
                 10,
-                on_round=lambda r, metrics, s=strategy, t=trajectory: t.append(s.consensus.w),
+                on_round=lambda r, metrics, s=strategy, t=trajectory: t.append(s.state.consensus.w),
             )
         trajectories.append(trajectory)
     close(trajectories[1], trajectories[0], 1e-13)
@@ -432,7 +445,8 @@ def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
             there.personal_arrays(client)
         own = federation.client(grid.context(node_of(client))).personal_arrays()
         close(own["theta"], here.personal_arrays(client)["theta"].numpy(), 1e-13)
-    assert there.thetas.size == there.copies.size == 0  # O(d) memory
+    assert "theta" not in there.state.clients  # O(d) memory
+    assert "local_w" not in there.state.clients
 
 
 def test_a_state_of_the_other_placement_is_refused() -> None:
@@ -440,8 +454,8 @@ def test_a_state_of_the_other_placement_is_refused() -> None:
     here, there = flame(), flame(duals="client")
     federation.run(here, 1)
     there.load_state_dict(here.state_dict())
-    with pytest.raises(ValueError, match=r"'thetas' has shape \(3, 2\).*`duals`"):
-        there.begin({"theta": np.zeros(2)}, range(3))
+    with pytest.raises(ValueError, match="`duals`"):
+        there.run.begin({"theta": np.zeros(2)}, range(3))
 
 
 # --- Arrays that take no part -------------------------------------------------------------------
@@ -490,14 +504,14 @@ def test_buffers_are_averaged_over_the_participants(duals: str) -> None:
         ({"lam": float("inf")}, "lam is inf"),
         ({"lr": -1}, "lr is -1"),
         ({"local_epochs": 0}, "local_epochs is 0"),
-        ({"anchor": "w_0"}, "anchor is 'w_0', expected 'w_i' or 'w'"),
+        ({"anchor_on": "w_0"}, "anchor_on is 'w_0', expected 'w_i' or 'w'"),
         ({"theta_step": "newton"}, "theta_step is 'newton', expected 'fixed' or 'accuracy' or"),
         ({"tolerance": 0}, "tolerance is 0"),
         ({"tolerance_decay": 1.5}, "tolerance_decay is 1.5"),
         ({"max_steps": 0}, "max_steps is 0"),
         ({"weights": "loss"}, "weights is 'loss'"),
         ({"duals": "nowhere"}, "duals is 'nowhere'"),
-        ({"averaged": "("}, "averaged='\\(' is not a regular expression"),
+        ({"averaged": "("}, "averaged is '\\(', expected a regular expression"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -507,4 +521,4 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 
 def test_a_model_without_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="no array of floating point numbers"):
-        FLAME().begin({"counts": np.zeros(3, dtype=np.int64)}, range(2))
+        FLAME().run.begin({"counts": np.zeros(3, dtype=np.int64)}, range(2))
