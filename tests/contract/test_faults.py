@@ -7,7 +7,6 @@ comparison of two runs, with the same seed and one schedule of faults.
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 import multiprocessing
@@ -17,10 +16,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +27,27 @@ from flwr.app import Array, ArrayRecord, Context, Message, MessageType
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from clients import FedMCADMMClient, Ratings, client_app
-from fl_admm_strategies import InProcessGrid, SquaredL2, StatefulStrategy, initial_item_factors
-from tests.support.cases import CASES, NUM_CLIENTS, Case, each_case, forks, run
-from tests.support.ratings import ratings
+from clients import client_app
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from tests.support.cases import (
+    CASES,
+    CHEAP,
+    NUM_CLIENTS,
+    Case,
+    case_of,
+    each_case,
+    forks,
+    run,
+)
 from tests.support.federation import (
-    NUM_CLASSES,
     assert_same_bits,
+    assert_same_runs,
     make_client,
     node_of,
+    not_asking,
     run_on_ray,
+    trained,
     warnings_in,
 )
 
@@ -58,10 +62,11 @@ Spoil = Callable[[Message], list[Message]]
 
 def last_array(change: Callable[[NDArray[Any]], NDArray[Any]]) -> Spoil:
     def spoil(reply: Message) -> list[Message]:
-        record = reply.content.array_records["arrays"]
-        name = list(record)[-1]
-        changed = {**record, name: Array(change(record[name].numpy()))}
-        reply.content["arrays"] = ArrayRecord(changed)
+        # Where nothing is uploaded, an array that nobody wants will do.
+        arrays = dict(reply.content.array_records["arrays"]) or {"extra": Array(np.zeros(2))}
+        name = list(arrays)[-1]
+        arrays[name] = Array(change(arrays[name].numpy()))
+        reply.content["arrays"] = ArrayRecord(arrays)
         return [reply]
 
     return spoil
@@ -155,20 +160,14 @@ def strategy_of(case: Case, fraction: float = 0.67) -> StatefulStrategy:
 
 def spare(strategy: StatefulStrategy, faults: Schedule) -> StatefulStrategy:
     """Make a strategy not ask the clients that would fail."""
-    orders = strategy.train_orders
-
-    def fewer_orders(server_round: int, client_ids: Sequence[int]) -> Any:
-        well = [c for c in client_ids if server_round not in faults.get(c, {})]
-        return orders(server_round, well)
-
-    strategy.train_orders = fewer_orders  # type: ignore[method-assign]
-    return strategy
+    rounds = sorted({r for own in faults.values() for r in own})
+    return not_asking(strategy, {r: [c for c in faults if r in faults[c]] for r in rounds})
 
 
 def held(grid: InProcessGrid, strategy: StatefulStrategy) -> dict[str, NDArray[Any]]:
     """Return what every client holds of the round that the server takes it to be in."""
     arrays: dict[str, NDArray[Any]] = {}
-    for client, version in strategy.accepted_in.items():
+    for client, version in strategy.membership.last_accepted.items():
         for key, record in grid.context(node_of(client)).state.array_records.items():
             if not key.startswith("memory.") or key == f"memory.{version}":
                 arrays |= {f"{client}/{key}/{name}": a.numpy() for name, a in record.items()}
@@ -202,9 +201,7 @@ def assert_no_trace(
         strategy.start(grid, case.initial_arrays(), num_rounds, timeout=timeout)
     well = FaultyGrid(case, {})
     expected = run(case, well, num_rounds, strategy=spare(strategy_of(case, fraction), faults))
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
-    assert strategy.train_metrics == expected.train_metrics
-    assert strategy.evaluate_metrics == expected.evaluate_metrics
+    assert_same_runs(strategy, expected)
     assert_same_bits(held(grid, strategy), held(well, expected))
     for node in grid.get_node_ids():  # what the server knows of, and what came after it
         assert sum(key.startswith("memory.") for key in grid.context(node).state) <= 2
@@ -225,19 +222,18 @@ def test_clients_that_fail_are_as_if_not_sampled_for_100_rounds(case: Case) -> N
 VICTIM = 3
 
 
-@each_case
-def test_a_client_that_vanishes_for_some_rounds_goes_on_where_it_was(case: Case) -> None:
+def test_a_client_that_vanishes_for_some_rounds_goes_on_where_it_was() -> None:
+    case = case_of("FPFC")
     strategy = assert_no_trace(case, {VICTIM: dict.fromkeys((2, 3), AWAY)}, 4, fraction=1.0)
-    took_part = [r for r, clients in strategy.train_metrics.items() if VICTIM in clients]
-    assert took_part == [1, 4]
+    assert [r for r, clients in trained(strategy).items() if VICTIM in clients] == [1, 4]
 
 
 @forks
-@each_case
 def test_a_client_whose_process_dies_is_as_if_not_sampled(
-    case: Case, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert_no_trace(case, {c: {2: "dies"} for c in (0, VICTIM)}, 3, fraction=1.0, workers=2)
+    faults = {client: {2: "dies"} for client in (0, VICTIM)}
+    assert_no_trace(case_of("FPFC"), faults, 3, fraction=1.0, workers=2)
     assert any("died while it ran" in line for line in warnings_in(caplog.records))
 
 
@@ -245,8 +241,8 @@ def test_a_client_whose_process_dies_is_as_if_not_sampled(
 PATIENCE = 5.0
 
 LATE_CASES = [
-    pytest.param(case, id=case.name, marks=[pytest.mark.long] if number else [])
-    for number, case in enumerate(CASES)
+    pytest.param(case, id=case.name, marks=pytest.mark.slow if case is CHEAP else pytest.mark.long)
+    for case in CASES
 ]
 
 
@@ -260,8 +256,13 @@ def test_a_client_that_is_late_is_as_if_not_sampled(
     assert any("no reply within the timeout" in line for line in warnings_in(caplog.records))
 
 
+each_unlike_case = pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.variant], ids=lambda case: case.name
+)
+
+
 @pytest.mark.slow
-@each_case
+@each_unlike_case
 def test_faults_do_not_pile_up_in_the_clients_state(case: Case) -> None:
     faults = {c: {r: "lost" for r in range(3, 8) if (c + r) % 2} for c in range(NUM_CLIENTS)}
     grid, without = FaultyGrid(case, faults), FaultyGrid(case, {})
@@ -273,65 +274,6 @@ def test_faults_do_not_pile_up_in_the_clients_state(case: Case) -> None:
 # --- Nothing leaks ------------------------------------------------------------------------------
 
 
-class Faint(nn.Module):
-    """tanh, so weak that the step sizes of the small model suit a wide one as well."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs.tanh() / inputs.shape[1] ** 0.5
-
-
-def of_a_wide_model(case: Case, width: int) -> Case:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        body, head = nn.Linear(3, width), nn.Linear(width, NUM_CLASSES)
-    model = nn.Sequential(OrderedDict(body=body, bend=Faint(), head=head))
-
-    def client(context: Context, _: Any, *args: Any, **kwargs: Any) -> NumPyClient:
-        return case.client_class(context, copy.deepcopy(model), *args, **kwargs)
-
-    arrays = ArrayRecord(model.state_dict())
-    return replace(case, client_class=client, initial_arrays=lambda: arrays)
-
-
-def of_many_projections(case: Case, width: int) -> Case:
-    wide = of_a_wide_model(case, width // 10)
-    return replace(wide, strategy=partial(case.strategy, dimension=width // 2))
-
-
-def of_many_items(case: Case, width: int) -> Case:
-    def client(context: Context, *_: Any, **__: Any) -> NumPyClient:
-        few = ratings(int(context.node_config["partition-id"]))
-        many = Ratings(few.users, few.items, few.values, few.num_users, width)
-        return FedMCADMMClient(context, many, SquaredL2(0.1))
-
-    arrays = partial(initial_item_factors, 3, width)
-    return replace(case, client_class=client, initial_arrays=arrays)
-
-
-def of_wide_samples(case: Case, width: int) -> Case:
-    def client(context: Context, model: Any, loader: Any, *args: Any, **_: Any) -> NumPyClient:
-        inputs, labels = loader.dataset[:2]
-        wide = DataLoader(TensorDataset(inputs.repeat(1, width), labels))
-        return case.client_class(context, model, wide, *args)
-
-    arrays = ArrayRecord({"x": Array(np.zeros(3 * width))})
-    return replace(case, client_class=client, initial_arrays=lambda: arrays)
-
-
-def of_a_known_curvature(case: Case, width: int) -> Case:
-    known = partial(case.strategy, curvature=2.0)  # to estimate it takes long
-    return replace(of_a_wide_model(case, width), strategy=known)
-
-
-LARGE = {
-    "LpProjADMM": of_many_projections,
-    "FedMC-ADMM": of_many_items,
-    "FedMC-ADMM-client-duals": of_many_items,
-    "FedGiA": of_a_known_curvature,
-    "FedGiA-gram": of_wide_samples,
-}
-
-
 def what_stays(
     case: Case, faults: Schedule, num_rounds: int, width: int, in_use: Callable[[], int]
 ) -> int:
@@ -340,7 +282,7 @@ def what_stays(
     A model has some 7 `width` numbers, so that beside its messages a history is nothing, and a
     message that stays behind now and then is a good part of what a run holds at its end.
     """
-    large = LARGE.get(case.name, of_a_wide_model)(case, width)
+    large = case.enlarged(case, width)
     run(large, FaultyGrid(large, {}), 1)  # what is made once in a process
     gc.collect()
     before = in_use()
@@ -359,16 +301,16 @@ def traced() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-# One case of every strategy; all of them in the long form.
+# One that keeps most on the server and one that keeps most on the clients; all in the long form.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if not case.variant], ids=lambda case: case.name
-)
-def test_faults_leave_nothing_behind(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["FPFC", "FedAPM"])
+def test_faults_leave_nothing_behind(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="flwr")  # pytest keeps all that is logged
     tracemalloc.start()
     try:
-        well, ill = (what_stays(case, f, 10, 4_000, traced) for f in ({}, random_faults(10)))
+        well, ill = (
+            what_stays(case_of(name), f, 10, 4_000, traced) for f in ({}, random_faults(10))
+        )
     finally:
         tracemalloc.stop()
     assert well > 100_000
@@ -385,7 +327,7 @@ def stays_in_a_process(case: Case, num_rounds: int, what: str) -> int:
     """Return what stays of a run in a process of its own."""
     # Every array is a mapping of its own, so that what is freed goes back to the system at once.
     exact = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "tests.fl_admm_strategies.test_faults"]
+    command = [sys.executable, "-m", "tests.contract.test_faults"]
     done = subprocess.run(
         [*command, case.name, str(num_rounds), what],
         cwd=Path(__file__).parents[2],
@@ -401,8 +343,8 @@ def stays_in_a_process(case: Case, num_rounds: int, what: str) -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize(
     "case",
-    # A message of projections is smaller than a page of memory.
-    [case for case in CASES if case.name != "LpProjADMM"],
+    # What stays of a message that is smaller than a page of memory is not seen.
+    [case for case in CASES if not case.small_messages],
     ids=lambda case: case.name,
 )
 def test_faults_leave_nothing_behind_in_100_rounds(case: Case) -> None:
@@ -427,7 +369,7 @@ def more_in_hand(before: dict[str, int]) -> dict[str, int]:
 @pytest.mark.slow
 @forks
 def test_workers_that_die_leave_no_pipe_thread_or_process() -> None:
-    case, faults = CASES[0], random_faults(4)
+    case, faults = CHEAP, random_faults(4)
     dying = {client: dict.fromkeys(rounds, "dies") for client, rounds in faults.items()}
     with FaultyGrid(case, dying, workers=2) as grid:
         before = in_hand()
@@ -457,16 +399,15 @@ def on_ray(case: Case, strategy: StatefulStrategy, faults: Schedule) -> None:
 
 @pytest.mark.slow
 def test_a_dead_ray_actor_is_reported_at_once() -> None:
-    strategy = strategy_of(CASES[0], fraction=1.0)
+    strategy = strategy_of(CHEAP, fraction=1.0)
     with pytest.raises(RuntimeError, match=r"A Ray actor died.*--resume.*fewer workers"):
-        on_ray(CASES[0], strategy, {VICTIM: {2: "dies"}})
+        on_ray(CHEAP, strategy, {VICTIM: {2: "dies"}})
     assert sorted(strategy.train_metrics) == [1]  # the round of the death changes nothing
-    assert set(strategy.accepted_in.values()) == {1}
+    assert set(strategy.membership.last_accepted.values()) == {1}
 
 
 if __name__ == "__main__":  # for `stays_in_a_process`
     _, name, num_rounds, what = sys.argv
     torch.set_num_threads(1)
     faults = random_faults(int(num_rounds)) if what == "ill" else {}
-    case = next(case for case in CASES if case.name == name)
-    print(what_stays(case, faults, int(num_rounds), 40_000, resident))
+    print(what_stays(case_of(name), faults, int(num_rounds), 40_000, resident))
