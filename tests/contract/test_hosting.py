@@ -1,4 +1,4 @@
-"""The same seed gives the same bits: five runs, on both engines, with one and two workers.
+"""Where clients are hosted and what runs them changes no bit: what every strategy promises.
 
 All strategies share one simulation on Ray, under both of Flower's APIs: to start it takes longer
 than all of their runs.
@@ -6,88 +6,78 @@ than all of their runs.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.server import LegacyContext, ServerConfig
-from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import Grid, ServerApp
 
 from clients import client_app
-from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
-from tests.support.cases import CASES, NUM_CLIENTS, Case, each_case, forks
-from tests.support.federation import assert_same_bits, client_fn_of, run_on_ray
-
-SETTINGS: dict[str, Any] = {"fraction_train": 0.67, "fraction_evaluate": 0.5, "seed": 1}
-BY_NAME = {case.name: case for case in CASES}
-
-
-class Shuffled(Grid):
-    """Another grid, whose replies come in an order of chance."""
-
-    def __init__(self, grid: Grid, seed: int) -> None:
-        self.grid, self.random = grid, random.Random(seed)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
-        self.random.shuffle(replies)
-        return replies
-
-    def get_node_ids(self) -> list[int]:
-        nodes = list(self.grid.get_node_ids())
-        self.random.shuffle(nodes)
-        return nodes
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.grid.pull_messages(message_ids)
-
-    def set_run(self, run: Any) -> None:
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self.grid.run
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        return self.grid.create_message(*args, **kwargs)
+from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy, run_in_process
+from tests.support.cases import (
+    CASES,
+    NUM_CLIENTS,
+    Case,
+    case_of,
+    each_case,
+    forks,
+    plain,
+    run,
+    sampling,
+)
+from tests.support.federation import (
+    Shuffled,
+    WatchedGrid,
+    assert_same_runs,
+    client_fn_of,
+    run_on_ray,
+)
+from tests.support.legacy import run_workflow, with_workflow
 
 
-def run(case: Case, grid: Grid, number: int, context: Context | None = None) -> StatefulStrategy:
-    """Run a case; with a context under Flower's older API."""
-    fraction = 1.0 if case.everybody_trains else SETTINGS["fraction_train"]
-    strategy = case.strategy(**{**SETTINGS, "fraction_train": fraction})
+@each_case
+def test_it_does_not_matter_how_many_nodes_host_the_clients(case: Case) -> None:
+    def host(num_nodes: int) -> StatefulStrategy:
+        app = client_app(client_fn_of(case.client_class), num_clients=NUM_CLIENTS)
+        return run(case, WatchedGrid(app, num_nodes), strategy=sampling(case))
+
+    expected, _ = plain(case)
+    assert expected.client_ids == list(range(NUM_CLIENTS))
+    for num_nodes in (2, 4):  # 4: some nodes host one client, some two
+        assert_same_runs(host(num_nodes), expected)
+
+
+@each_case
+def test_the_legacy_api_gives_the_same_bits(case: Case) -> None:
+    strategy = sampling(case)
+    app = with_workflow(LegacyStrategy(strategy, case.initial_arrays()), 3)
+    run_in_process(app, ClientApp(client_fn=client_fn_of(case.client_class)), NUM_CLIENTS)
+    assert_same_runs(strategy, plain(case)[0])
+
+
+# --- Any engine, any number of workers, any order of replies ------------------------------------
+
+
+def run_numbered(
+    case: Case, grid: Grid, number: int, context: Context | None = None
+) -> StatefulStrategy:
+    """Run a case over a grid that shuffles; with a context under Flower's legacy API."""
+    strategy = case.strategy(fraction_train=0.67, fraction_evaluate=0.5, seed=1)
     config = ConfigRecord({"case": case.name, "run": number, "legacy": context is not None})
     configs: dict[str, Any] = {"train_config": config, "evaluate_config": config}
+    arrays, shuffled = case.initial_arrays(), Shuffled(grid, number)
     if context is None:
-        strategy.start(
-            Shuffled(grid, number), case.initial_arrays(), 2, evaluate_every=2, **configs
-        )
+        strategy.start(shuffled, arrays, 2, evaluate_every=2, **configs)
     else:
-        legacy = LegacyStrategy(strategy, case.initial_arrays(), evaluate_every=2, **configs)
-        two = ServerConfig(num_rounds=2)
-        DefaultWorkflow()(
-            Shuffled(grid, number), LegacyContext(context=context, config=two, strategy=legacy)
-        )
+        legacy = LegacyStrategy(strategy, arrays, evaluate_every=2, **configs)
+        run_workflow(shuffled, legacy, 2, context)
     return strategy
 
 
-def assert_same_runs(actual: StatefulStrategy, expected: StatefulStrategy) -> None:
-    assert_same_bits(actual.state_dict(), expected.state_dict())
-    assert actual.train_metrics == expected.train_metrics
-    assert actual.evaluate_metrics == expected.evaluate_metrics
-
-
-def long(workers: int, runs: int) -> Any:
-    return pytest.param(workers, runs, marks=pytest.mark.long)
+def long(*parameters: Any) -> Any:
+    return pytest.param(*parameters, marks=pytest.mark.long)
 
 
 @forks
@@ -95,10 +85,10 @@ def long(workers: int, runs: int) -> Any:
 @pytest.mark.parametrize(("workers", "runs"), [(2, 1), long(1, 5), long(2, 5)])
 def test_runs_in_process_have_the_same_bits(case: Case, workers: int, runs: int) -> None:
     app = client_app(client_fn_of(case.client_class))
-    expected = run(case, InProcessGrid(app, NUM_CLIENTS), 0)
+    expected = run_numbered(case, InProcessGrid(app, NUM_CLIENTS), 0)
     for number in range(1, runs + 1):
         with InProcessGrid(app, NUM_CLIENTS, workers=workers) as grid:
-            assert_same_runs(run(case, grid, number), expected)
+            assert_same_runs(run_numbered(case, grid, number), expected)
 
 
 class AllCases(ClientApp):
@@ -126,7 +116,7 @@ class AllCases(ClientApp):
             state=RecordDict(dict(mine)),
             run_config=context.run_config,
         )
-        app = self.app(BY_NAME[str(config["case"])], bool(config["legacy"]))
+        app = self.app(case_of(str(config["case"])), bool(config["legacy"]))
         reply = app(message, own)
         context.state = RecordDict({prefix + key: record for key, record in own.state.items()})
         return reply
@@ -137,23 +127,31 @@ class AllCases(ClientApp):
         return ClientApp(client_fn=client_fn) if legacy else client_app(client_fn)
 
 
-@pytest.mark.parametrize(
-    ("workers", "runs"), [pytest.param(2, 1, marks=pytest.mark.slow), long(1, 2), long(2, 3)]
-)
-def test_runs_on_ray_have_the_same_bits(workers: int, runs: int) -> None:
+def run_cases_on_ray(cases: Sequence[Case], workers: int, runs: int) -> None:
     server = ServerApp()
     compared: list[tuple[str, int]] = []
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         grid.pull_interval = 0.01  # type: ignore[attr-defined] # seconds, Flower's is 0.1
-        for case in CASES:
+        for case in cases:
             clients = client_app(client_fn_of(case.client_class))
-            expected = run(case, InProcessGrid(clients, NUM_CLIENTS), 0)
+            expected = run_numbered(case, InProcessGrid(clients, NUM_CLIENTS), 0)
             for number in range(1, runs + 1):
-                assert_same_runs(run(case, grid, number), expected)
-                assert_same_runs(run(case, grid, number, context), expected)
+                assert_same_runs(run_numbered(case, grid, number), expected)
+                assert_same_runs(run_numbered(case, grid, number, context), expected)
                 compared.append((case.name, number))
 
     run_on_ray(server, AllCases(), NUM_CLIENTS, num_cpus=workers)
-    assert len(compared) == runs * len(CASES)
+    assert len(compared) == runs * len(cases)
+
+
+def test_a_run_on_ray_has_the_same_bits() -> None:
+    run_cases_on_ray(CASES[:1], workers=2, runs=1)
+
+
+@pytest.mark.parametrize(
+    ("workers", "runs"), [pytest.param(2, 1, marks=pytest.mark.slow), long(1, 2), long(2, 3)]
+)
+def test_runs_of_all_cases_on_ray_have_the_same_bits(workers: int, runs: int) -> None:
+    run_cases_on_ray(CASES, workers, runs)
