@@ -1,4 +1,7 @@
-"""FedGiA against Algorithm 1 as it is printed, its identities, and what surrounds it."""
+"""FedGiA against Algorithm 1 as it is printed, its identities, and what surrounds it.
+
+See docs/methods/fedgia.md.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +78,12 @@ def run(
     return strategy
 
 
+def begin(strategy: FedGiA, num_clients: int = M) -> None:
+    """Begin a run whose clients are all known without a handshake."""
+    strategy.run.begin({"x": np.zeros(N)}, range(num_clients))
+    strategy.run.handshake(lambda asked, kind: pytest.fail("somebody was asked"), {})
+
+
 def hessian(loss: DataLoss, kind: str) -> Vectors:
     """Table II's H_i as an (n, n) array."""
     gram = loss.bend * loss.matrix.T @ loss.matrix / loss.num_examples + loss.reg * np.eye(N)
@@ -132,9 +141,10 @@ def test_the_trajectory_is_that_of_the_printed_algorithm(
         assert group.sum() == 3
         printed.round(group)
         assert strategy.sigma == pytest.approx(printed.sigma, rel=1e-12)
-        np.testing.assert_allclose(strategy.state.messages, printed.messages, atol=1e-12)
+        own = strategy.state.clients
+        np.testing.assert_allclose(own.column("message"), printed.messages, atol=1e-12)
         if duals == "strategy":
-            np.testing.assert_allclose(strategy.state.duals, printed.duals, atol=1e-12)
+            np.testing.assert_allclose(own.column("pi"), printed.duals, atol=1e-12)
         x = strategy.global_arrays["x"].numpy()
         np.testing.assert_allclose(x, printed.messages.mean(axis=0), atol=1e-12)
 
@@ -148,16 +158,15 @@ def test_the_identities_hold_after_every_round(kind: str) -> None:
 
     def check(strategy: FedGiA) -> None:
         state, sigma = strategy.state, strategy.sigma
-        moved = state.messages - state.duals / sigma - state.point  # x_i - x, by (36)
-        for loss, dual, step in zip(losses, state.duals, moved, strict=True):
+        duals = state.clients.column("pi")
+        moved = state.clients.column("message") - duals / sigma - state.point  # x_i - x, by (36)
+        for loss, dual, step in zip(losses, duals, moved, strict=True):
             own = loss.value_and_gradient(state.point)[1] / M
             residual = own + dual + hessian(loss, kind) @ step / M
             np.testing.assert_allclose(residual, 0, atol=1e-12)  # (34), both groups
         iterates = moved + state.point
         new = strategy.global_arrays["x"].numpy()
-        np.testing.assert_allclose(
-            (state.duals / sigma + iterates - new).sum(axis=0), 0, atol=1e-12
-        )
+        np.testing.assert_allclose((duals / sigma + iterates - new).sum(axis=0), 0, atol=1e-12)
 
     run(losses, 6, on_round=check, hessian=kind, local_steps=2)
 
@@ -172,7 +181,7 @@ def test_the_fixed_point_solves_the_normal_equations(kind: str) -> None:
         strategy.global_arrays["x"].numpy(), np.linalg.solve(a, b), atol=1e-10
     )
     # (10): pi_i* = -grad f_i(x*)/m, and they sum to zero
-    np.testing.assert_allclose(strategy.state.duals.sum(axis=0), 0, atol=1e-10)
+    np.testing.assert_allclose(strategy.state.clients.column("pi").sum(axis=0), 0, atol=1e-10)
 
 
 @KINDS
@@ -196,12 +205,12 @@ def test_the_lagrangian_descends_in_the_regime_of_the_theory(kind: str) -> None:
     curvature = {i: loss.largest_curvature() for i, loss in enumerate(losses)}
     settings: dict[str, Any] = {"hessian": kind, "t": 7, "local_steps": 1, "curvature": curvature}
     first = FedGiA(seed=1, **settings)
-    first.begin({"x": np.zeros(N)}, range(M))
+    begin(first)
     state = first.state_dict()
-    state["state/duals"] = -np.stack(
-        [loss.value_and_gradient(np.zeros(N))[1] / M for loss in losses]
-    )
-    state["state/messages"] = state["state/duals"] / first.sigma
+    duals = -np.stack([loss.value_and_gradient(np.zeros(N))[1] / M for loss in losses])
+    messages = duals / first.sigma  # (15)
+    state |= {"state/clients/pi": duals, "state/clients/message": messages}
+    state["state/x"] = messages.mean(axis=0)
 
     def lagrangian(x: Vectors, iterates: Vectors, duals: Vectors, sigma: float) -> float:
         values = [
@@ -210,12 +219,13 @@ def test_the_lagrangian_descends_in_the_regime_of_the_theory(kind: str) -> None:
         moved = iterates - x
         return float(sum(values) + (moved * duals).sum() + sigma / 2 * (moved**2).sum())  # (8)
 
-    values = [lagrangian(np.zeros(N), np.zeros((M, N)), state["state/duals"], first.sigma)]
+    values = [lagrangian(np.zeros(N), np.zeros((M, N)), duals, first.sigma)]
 
     def record(strategy: FedGiA) -> None:
-        s = strategy.state
-        iterates = s.messages - s.duals / strategy.sigma
-        values.append(lagrangian(s.point, iterates, s.duals, strategy.sigma))
+        own = strategy.state.clients
+        duals = own.column("pi")
+        iterates = own.column("message") - duals / strategy.sigma
+        values.append(lagrangian(strategy.state.point, iterates, duals, strategy.sigma))
 
     strategy = FedGiA(seed=1, fraction_evaluate=0, **settings)
     strategy.load_state_dict(state)
@@ -227,13 +237,41 @@ def test_the_lagrangian_descends_in_the_regime_of_the_theory(kind: str) -> None:
     assert values[-1] >= best - 1e-12  # Lemma B.3: L^k >= f(x^tau_k)
 
 
+def test_the_worked_example() -> None:
+    # E1: H_i = a_i = (1, 2, 4), b = (1, -1, 3), t = .75, so sigma = .75 * 4/3 = 1; k0 = 2. Client 1
+    # in round 1: g = -1/3, M = (1/3)/(1/3 + 1) = 1/4, pi = 1/3 - (1/16)/3 = .3125,
+    # x_1 = (3/4)(1/4)/3 = .0625, z_1 = .375. Client 3, a gradient step: g = 4 (0 - 3)/3 = -4, z = 4.
+    losses: list[DataLoss] = [
+        LeastSquares([[a**0.5]], [a**0.5 * b])
+        for a, b in zip((1.0, 2.0, 4.0), (1.0, -1.0, 3.0), strict=True)
+    ]
+    strategy = FedGiA(t=0.75, local_steps=2, fraction_evaluate=0)
+    groups = {1: [True, True, False], 2: [False, True, True]}
+    strategy.admm_group = lambda r: np.array(groups[r])  # type: ignore[method-assign]
+    seen: list[list[Vectors]] = []
+
+    def look(strategy: FedGiA) -> None:
+        own = strategy.state.clients
+        columns = [own.column(name)[:, 0].copy() for name in ("pi", "message")]
+        seen.append([*columns, strategy.state.x])
+
+    run(losses, 2, strategy, look)
+    (pi_1, z_1, x_1), (pi_2, z_2, x_2) = seen
+    np.testing.assert_allclose(pi_1, [0.3125, -0.56, 4], atol=1e-10)
+    np.testing.assert_allclose(z_1, [0.375, -0.72, 4], atol=1e-10)
+    np.testing.assert_allclose(x_1, [1.2183333333], atol=1e-10)
+    np.testing.assert_allclose(pi_2, [-0.0727777778, -1.3318666667, 2.9059863946], atol=1e-10)
+    np.testing.assert_allclose(z_2, [1.1455555556, -0.3340666667, 3.7264965986], atol=1e-10)
+    np.testing.assert_allclose(x_2, [1.5126618291], atol=1e-10)
+
+
 # --- Groups -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("fraction", "size"), [(0.5, 3), (0.51, 4), (1.0, 6), (0.01, 1)])
 def test_the_admm_group_has_ceil_s_m_clients(fraction: float, size: int) -> None:
     strategy = FedGiA(fraction_admm=fraction, curvature=1.0)
-    strategy.begin({"x": np.zeros(N)}, range(M))
+    begin(strategy)
     groups = np.stack([strategy.admm_group(r) for r in range(1, 601)])
     assert set(groups.sum(axis=1)) == {size}
     # Every client is in with probability size/m; three standard deviations of 600 draws
@@ -243,7 +281,7 @@ def test_the_admm_group_has_ceil_s_m_clients(fraction: float, size: int) -> None
 
 def test_a_product_that_rounds_up_does_not_add_a_client() -> None:
     strategy = FedGiA(fraction_admm=0.07, curvature=1.0)  # 0.07 * 100 = 7.000000000000001
-    strategy.begin({"x": np.zeros(N)}, range(100))
+    begin(strategy, 100)
     assert strategy.admm_group(1).sum() == 7
 
 
@@ -260,36 +298,39 @@ def test_all_clients_train_in_every_round_and_know_their_group() -> None:
 # --- Curvature ----------------------------------------------------------------------------------
 
 
-def test_the_hand_shake_finds_the_largest_curvature(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_handshake_finds_the_largest_curvature(caplog: pytest.LogCaptureFixture) -> None:
     losses = regression()
     losses[2] = LeastSquares(losses[2].matrix * [1, 0, 1, 1], losses[2].targets)
     with caplog.at_level(logging.INFO, "flwr"):
         strategy = run(losses, 1, t=0.2)
     expected = [np.linalg.norm(loss.matrix, 2) ** 2 / loss.num_examples for loss in losses]
-    np.testing.assert_allclose(strategy.state.curvatures, expected, rtol=1e-12)
+    np.testing.assert_allclose(strategy.state.clients.column("curvature"), expected, rtol=1e-12)
     assert strategy.sigma == pytest.approx(0.2 * max(expected) / M)
     assert "1 of 6 clients have all-zero data columns, up to 1" in caplog.text
     assert caplog.text.count("the convergence theory assumes t > 6") == 1
     assert strategy.traffic[0].up == 0  # a number, no array
 
 
-def test_curvatures_that_are_given_need_no_hand_shake() -> None:
+def test_curvatures_that_are_given_need_no_handshake() -> None:
     losses = regression()
     curvature = {i: loss.largest_curvature() for i, loss in enumerate(losses)}
     given, asked = run(losses, curvature=curvature), run(losses)
     assert 0 not in given.traffic
-    assert_same_bits(given.state_dict(), asked.state_dict())
+    states = [strategy.state_dict() for strategy in (given, asked)]
+    sizes = [float(state.pop("base/initial_examples")) for state in states]
+    np.testing.assert_array_equal(sizes, [math.nan, sum(loss.num_examples for loss in losses)])
+    assert_same_bits(*states)
     assert run(losses, curvature=5.0, t=0.3).sigma == pytest.approx(0.3 * 5 / M)
 
 
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
 def test_a_curvature_that_is_no_positive_number_ends_the_run(value: float) -> None:
     class Wrong(FedGiALinearClient):
-        def measure(self, model: Any, config: Any) -> Any:
+        def measure_curvature(self, model: Any, config: Any) -> Any:
             return {"curvature": value}
 
     app = client_app(lambda context: Wrong(context, regression()[0]))
-    with pytest.raises(ValueError, match="curvature that client 0 reported is"):
+    with pytest.raises(ValueError, match="The curvature that client 0 reported is"):
         FedGiA().start(WatchedGrid(app, M), zeros(), 1)
 
 
@@ -357,7 +398,7 @@ def test_the_run_stops_at_the_first_stationary_point(kind: str) -> None:
     rule = strategy.gradient_tolerance(1e-6)
     strategy.start(grid_of(losses), zeros(), 200, stop=rule, on_round=record)
     assert squares[-1] <= N * 1e-6 < min(squares[:-1])
-    # x^1 = 0 is the first aggregation and took no local work (specs 6.6)
+    # x^1 = 0 is the first aggregation and took no local work (P5)
     assert strategy.diagnostics().communication_rounds == len(squares) - 1
 
 
@@ -395,7 +436,9 @@ def test_a_missing_client_counts_with_its_last_message(duals: str, how: str) -> 
         failed = len(rounds) in (2, 3)
         if failed:  # the round has not happened for client 4
             printed.iterates[4], printed.duals[4], printed.messages[4] = before
-        np.testing.assert_allclose(strategy.state.messages, printed.messages, atol=1e-12)
+        np.testing.assert_allclose(
+            strategy.state.clients.column("message"), printed.messages, atol=1e-12
+        )
         assert math.isnan(strategy.state.squared_gradient) == failed
         assert ("objective" in strategy.round_metrics()) == (not failed)
 
@@ -416,24 +459,20 @@ def test_a_missing_client_counts_with_its_last_message(duals: str, how: str) -> 
 # --- Saved states -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("duals", ["strategy", "client"])
-def test_a_restored_run_gives_the_same_bits(duals: str) -> None:
+def test_a_restored_run_draws_the_groups_of_its_own_seed() -> None:
     losses = regression()
     saved: list[dict[str, Any]] = []
-    grid = grid_of(losses)
-    run(losses, 3, on_round=lambda s: saved.append(s.state_dict()), grid=grid, duals=duals)
-    restored = FedGiA(fraction_evaluate=0, seed=99, duals=duals)  # type: ignore[arg-type]
+    run(losses, 3, on_round=lambda s: saved.append(s.state_dict()))
+    restored = FedGiA(fraction_evaluate=0, seed=99)
     restored.load_state_dict(saved[-1])
-    assert_same_bits(
-        run(losses, 6, restored, grid=grid).state_dict(), run(losses, 6, duals=duals).state_dict()
-    )
+    assert_same_bits(run(losses, 6, restored).state_dict(), run(losses, 6).state_dict())
 
 
 def test_a_state_with_the_duals_elsewhere_is_refused() -> None:
     saved = run(regression(), 1, duals="client").state_dict()
     strategy = FedGiA()
     strategy.load_state_dict(saved)
-    with pytest.raises(ValueError, match=r"'duals' has shape \(0, 4\), this run's \(6, 4\)"):
+    with pytest.raises(ValueError, match=r"lacks \['clients/pi'\], .*with other settings"):
         strategy.start(grid_of(regression()), zeros(), 2)
 
 
@@ -462,10 +501,15 @@ def test_a_pytorch_model_gives_what_the_closed_form_gives() -> None:
         strategy = FedGiA(fraction_evaluate=0, seed=1, curvature=given)
         strategy.start(grid, x, 8)
         np.testing.assert_allclose(
-            strategy.state.messages, closed.state.messages, rtol=tolerance, atol=tolerance
+            strategy.state.clients.column("message"),
+            closed.state.clients.column("message"),
+            rtol=tolerance,
+            atol=tolerance,
         )
         assert strategy.state.objective == pytest.approx(closed.state.objective)
-        np.testing.assert_allclose(strategy.state.curvatures, list(curvature.values()), rtol=1e-4)
+        np.testing.assert_allclose(
+            strategy.state.clients.column("curvature"), list(curvature.values()), rtol=1e-4
+        )
 
 
 # --- Settings -----------------------------------------------------------------------------------
@@ -491,30 +535,25 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 
 
 def test_partial_participation_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"no fraction_train: .*fraction_admm"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fraction_train'"):
         FedGiA(fraction_train=0.5)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction_admm": 1e-12}, "of 6 clients is nobody; give at least 0.17"),
+        ({"fraction_admm": 1e-12}, "which of 6 clients is nobody. Give at least 0.17"),
         ({"curvature": {0: 1.0, 1: 1.0}}, r"no value for the clients \[2, 3, 4, 5\]"),
     ],
 )
 def test_settings_that_do_not_fit_the_clients(settings: dict[str, Any], message: str) -> None:
-    def begin() -> None:
-        strategy = FedGiA(**settings)
-        strategy.begin({"x": np.zeros(N)}, range(M))
-        strategy.shake_hands(lambda orders, kind: pytest.fail("somebody was asked"), {})
-
     with pytest.raises(ValueError, match=message):
-        begin()
+        begin(FedGiA(**settings))
 
 
 def test_a_model_without_floating_point_numbers_is_refused() -> None:
     with pytest.raises(ValueError, match="no array of floating point numbers"):
-        FedGiA().begin({"x": np.zeros(N, dtype=np.int64)}, range(M))
+        FedGiA().run.begin({"x": np.zeros(N, dtype=np.int64)}, range(M))
 
 
 def test_a_client_that_cannot_serve_the_gram_matrix_ends_the_run() -> None:
@@ -524,7 +563,7 @@ def test_a_client_that_cannot_serve_the_gram_matrix_ends_the_run() -> None:
         return FedGiAClient(context, nn.Linear(N, 1), DataLoader(data), nn.MSELoss())
 
     initial = ArrayRecord(nn.Linear(N, 1).state_dict())
-    with pytest.raises(RuntimeError, match=r"hand-shake .* failed .* needs a data matrix"):
+    with pytest.raises(RuntimeError, match=r"handshake .* failed .* needs a data matrix"):
         FedGiA(hessian="gram").start(WatchedGrid(client_app(client_fn), M), initial, 1)
 
 
@@ -535,6 +574,5 @@ def test_nothing_is_warned_about_in_a_good_run(caplog: pytest.LogCaptureFixture)
 
 def test_a_curvature_of_numpys_is_a_number_too() -> None:
     strategy = FedGiA(curvature=np.float32(2.0))  # type: ignore[arg-type]
-    strategy.begin({"x": np.zeros(N)}, range(M))
-    strategy.shake_hands(lambda orders, kind: pytest.fail("somebody was asked"), {})
-    np.testing.assert_array_equal(strategy.state.curvatures, np.full(M, 2.0))
+    begin(strategy)
+    np.testing.assert_array_equal(strategy.state.clients.column("curvature"), np.full(M, 2.0))
