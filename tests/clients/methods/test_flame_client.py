@@ -145,9 +145,9 @@ def test_a_client_that_lost_its_model_says_so() -> None:
     client = client_of(batches(1, 1))
     with pytest.raises(ValueError, match="expects this client's variables of round 3"):
         client.fit(*message(0, version=3, server_round=4))
+    evaluation = FLAMEEvaluation(None, model(0), None, ["u"])
     with pytest.raises(ValueError, match="its state was lost"):
-        asked = FLAMEEvaluation(None, model(0), None, ["u"])
-        client.evaluate(*received(asked, version=3, server_round=4))
+        client.evaluate(*received(evaluation, version=3, server_round=4))
     with pytest.raises(RuntimeError, match="not been trained yet"):
         client.personal_arrays()
 
