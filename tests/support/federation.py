@@ -223,6 +223,15 @@ class Shuffled(Grid):
 
 
 Online = Mapping[int, Sequence[int]]
+"""The connected nodes by round; a round that is missing is like the one before it."""
+
+# Nodes 2, 3, 4 are there from the start, node 5 comes later. The joining client's id is between
+# others'.
+INITIAL, JOINING = [0, 1, 4], 2
+PARTITIONS = (*INITIAL, JOINING)
+FROM_ROUND_3: Online = {0: [2, 3, 4], 3: [2, 3, 4, 5]}
+# Client 1 is away from round 3 on; in round 6 it is back on another node.
+GONE_AND_BACK: Online = {0: [2, 3, 4], 3: [2, 4], 6: [2, 4, 5]}
 
 
 class RestlessGrid(InProcessGrid):
@@ -230,8 +239,7 @@ class RestlessGrid(InProcessGrid):
 
     Attributes
     ----------
-    online : dict of int to sequence of int
-        The connected nodes by round; a round that is missing is like the one before it.
+    online : Online
     server_round : int
         The round of the last training message.
     asked : list of int
