@@ -1,6 +1,6 @@
 """The client's steps: optimality, descent, formulas; never a dense matrix; recommending.
 
-T1 to T4 are the numbers of specs/FedMC-ADMM.md, section 4.
+T1 to T4 and P5 are items of docs/methods/fedmc-admm.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from clients.methods.fedmc_admm import FedMCADMMClient, Residual, item_steps, user_steps
 from clients.toolkit.ratings import Ratings
+from fl_admm_strategies.algorithms.fedmc_admm import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from tests.clients.methods.messages import Received, received
 from tests.support.ratings import NUM_ITEMS, RANK, dense, initial, new_context, ratings
 
 P, BETA, LAM = 5, 0.8, 0.3
@@ -130,7 +132,7 @@ def test_the_loss_is_that_before_the_last_step() -> None:
 
 
 def test_factors_that_vanished_stay_at_zero() -> None:
-    """A strong l1 norm makes L = 0 (specs 6.14)."""
+    """A strong l1 norm makes L = 0 (P5)."""
     problem = Problem()
     nothing = np.zeros((NUM_ITEMS, RANK))
     U = user_steps(problem.residual, problem.U, nothing, L1Norm(1.0), 3)
@@ -142,24 +144,30 @@ def test_factors_that_vanished_stay_at_zero() -> None:
 # --- The client ---------------------------------------------------------------------------------
 
 
-def config(**changes: Any) -> dict[str, Any]:
-    return {
-        "groups": "center:1,start:1",
-        "server-round": 1,
-        "version": 0,
-        "seed": 0,
-        "factor-seed": 7,
-        "factor-scale": 1.0,
-        "num-clients": P,
-        "beta": BETA,
-        "inner-steps": 3,
-        "y0": "zero",
-        "duals": "strategy",
-    } | changes
+def message(
+    anchor: NDArray[Any],
+    start: NDArray[Any] | None = None,
+    *,
+    version: int = 0,
+    server_round: int = 1,
+    duals: str = "strategy",
+) -> Received:
+    instruction = FedMCInstruction(
+        anchor={"V": anchor},
+        start=None if start is None else {"V": start},
+        factor_seed=7,
+        factor_scale=1.0,
+        num_clients=P,
+        beta=BETA,
+        inner_steps=3,
+        y0="zero",
+        duals=duals,
+    )
+    return received(instruction, version=version, server_round=server_round)
 
 
-def evaluation(**changes: Any) -> dict[str, Any]:
-    return config(**{"groups": "global:1"} | changes)
+def evaluation(V: NDArray[Any], *, version: int = 0) -> Received:
+    return received(FedMCFactors({"V": V}, 7, 1.0, P), version=version)
 
 
 def make(context: Context | None = None, **settings: Any) -> FedMCADMMClient:
@@ -179,8 +187,8 @@ def test_no_array_of_users_by_items_is_ever_made() -> None:
     tracemalloc.start()
     try:
         client = FedMCADMMClient(new_context(), own, SquaredL2(LAM), test=own)
-        client.fit([V, V], config())
-        client.evaluate([V], evaluation(version=1))
+        client.fit(*message(V, V))
+        client.evaluate(*evaluation(V, version=1))
         client.top_items(15, 10)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -192,7 +200,7 @@ def test_single_precision_stays_and_agrees() -> None:
     V = first()
     for duals in ("strategy", "client"):
         double, single = (
-            make().fit([V.astype(dtype), V.astype(dtype)], config(duals=duals))[0][0]
+            make().fit(*message(V.astype(dtype), V.astype(dtype), duals=duals))[0][0]
             for dtype in (np.float64, np.float32)
         )
         assert single.dtype == np.float32
@@ -205,33 +213,29 @@ def test_a_refused_upload_is_undone() -> None:
     spoilt, clean = new_context(), new_context()
     for context, rounds in ((spoilt, (1, 2)), (clean, (1,))):
         for k in rounds:
-            start = [V] if k == 1 else []
-            groups = "center:1,start:1" if start else "center:1"
-            client = make(context)
-            client.fit(
-                [V * k, *start], config(**{"groups": groups, "server-round": k, "version": k - 1})
-            )
-    third = config(**{"groups": "center:1", "server-round": 3, "version": 1})
-    results = [make(context).fit([2 * V], third)[0][0] for context in (spoilt, clean)]
+            start = V if k == 1 else None
+            make(context).fit(*message(V * k, start, version=k - 1, server_round=k))
+    third = message(2 * V, version=1, server_round=3)
+    results = [make(context).fit(*third)[0][0] for context in (spoilt, clean)]
     np.testing.assert_array_equal(*results)
 
 
 def test_a_client_that_lost_its_factors_says_so() -> None:
     for call, own in (
-        (make().fit, config(groups="center:1", version=4)),
-        (make().evaluate, evaluation(version=4)),
+        (make().fit, message(first(), version=4)),
+        (make().evaluate, evaluation(first(), version=4)),
     ):
         with pytest.raises(ValueError, match="its state was lost"):
-            call([first()], own)
+            call(*own)
 
 
 def test_ratings_of_other_items_are_refused() -> None:
     V = np.ones((RANK, NUM_ITEMS + 1))
-    message = r"shape \(2, 8\), but this client's ratings are of 7 items, expected \(rank, 7\)"
-    with pytest.raises(ValueError, match=message):
-        make().fit([V, V], config())
-    with pytest.raises(ValueError, match=message):
-        make().evaluate([V], evaluation())
+    text = r"shape \(2, 8\), but this client's ratings are of 7 items, expected \(rank, 7\)"
+    with pytest.raises(ValueError, match=text):
+        make().fit(*message(V, V))
+    with pytest.raises(ValueError, match=text):
+        make().evaluate(*evaluation(V))
 
 
 def test_a_divergence_says_what_to_do() -> None:
@@ -240,7 +244,7 @@ def test_a_divergence_says_what_to_do() -> None:
         np.errstate(all="ignore"),
         pytest.raises(ValueError, match=r"diverged.*Try a larger beta"),
     ):
-        make().fit([V, V], config())
+        make().fit(*message(V, V))
 
 
 def test_a_client_without_ratings_cannot_be_made() -> None:
@@ -271,7 +275,7 @@ def test_a_regulariser_needs_a_prox() -> None:
 
 
 def test_no_test_ratings_is_no_error() -> None:
-    loss, num_examples, metrics = make().evaluate([first()], evaluation())
+    loss, num_examples, metrics = make().evaluate(*evaluation(first()))
     assert loss > 0
     assert num_examples == len(ratings(2))
     assert metrics == {"test-ratings": 0, "squared-error": 0.0}
@@ -283,9 +287,9 @@ def test_no_test_ratings_is_no_error() -> None:
 def recommender(**settings: Any) -> tuple[FedMCADMMClient, NDArray[Any]]:
     """Return a client after an evaluation, and what it must predict."""
     context = new_context()
-    make(context, **settings).fit([first(), first()], config())
+    make(context, **settings).fit(*message(first(), first()))
     V = 2 * first()
-    make(context, **settings).evaluate([V], evaluation(version=1))
+    make(context, **settings).evaluate(*evaluation(V, version=1))
     client = make(context, **settings)  # as a user makes it anew, out of the context
     return client, client.personal_arrays()["user-factors"] @ V
 
@@ -300,7 +304,7 @@ def test_predictions_are_in_stars_and_not_clipped() -> None:
 
 def test_top_items() -> None:
     client, products = recommender()
-    own = client.train
+    own = client.train_ratings
     rated = set(own.items[own.users == 3].tolist())
     ranking = np.argsort(-products[3]).tolist()
     assert rated
@@ -311,13 +315,13 @@ def test_top_items() -> None:
 
 
 @pytest.mark.parametrize(("user", "item"), [(-1, 0), (5, 0), (0, -1), (0, NUM_ITEMS)])
-def test_predictions_for_strangers_are_refused(user: int, item: int) -> None:
+def test_predictions_for_unknown_users_and_items_are_refused(user: int, item: int) -> None:
     client, _ = recommender()
     with pytest.raises(ValueError, match=r"expected 0 to [46]"):
         client.predict(np.array([user]), np.array([item]))
 
 
-def test_top_items_of_a_stranger_or_none_are_refused() -> None:
+def test_top_items_of_an_unknown_user_or_none_are_refused() -> None:
     client, _ = recommender()
     with pytest.raises(ValueError, match="users holds 5, expected 0 to 4"):
         client.top_items(5, 3)
@@ -329,13 +333,13 @@ def test_the_factors_are_the_last_ones() -> None:
     context = new_context()
     with pytest.raises(RuntimeError, match="not been trained yet"):
         make(context).personal_arrays()
-    (uploaded,), _, _ = make(context).fit([first(), first()], config())
+    (uploaded,), _, _ = make(context).fit(*message(first(), first()))
     trained = make(context).personal_arrays()
     np.testing.assert_array_equal(trained["item-factors"], uploaded)  # W_i: it knows no other
-    make(context).evaluate([2 * first()], evaluation(version=1))
+    make(context).evaluate(*evaluation(2 * first(), version=1))
     evaluated = make(context).personal_arrays()
     np.testing.assert_array_equal(evaluated["item-factors"], 2 * first())
     np.testing.assert_array_equal(evaluated["user-factors"], trained["user-factors"])
-    second = config(**{"groups": "center:1", "server-round": 2, "version": 1})
-    (uploaded,), _, _ = make(context).fit([2 * first()], second)
+    second = message(2 * first(), version=1, server_round=2)
+    (uploaded,), _, _ = make(context).fit(*second)
     np.testing.assert_array_equal(make(context).personal_arrays()["item-factors"], uploaded)

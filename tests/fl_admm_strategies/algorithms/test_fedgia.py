@@ -240,7 +240,7 @@ def test_the_lagrangian_descends_in_the_regime_of_the_theory(kind: str) -> None:
 def test_the_worked_example() -> None:
     # E1: H_i = a_i = (1, 2, 4), b = (1, -1, 3), t = .75, so sigma = .75 * 4/3 = 1; k0 = 2. Client 1
     # in round 1: g = -1/3, M = (1/3)/(1/3 + 1) = 1/4, pi = 1/3 - (1/16)/3 = .3125,
-    # x_1 = (3/4)(1/4)/3 = .0625, z_1 = .375. Client 3, a gradient step: g = 4 (0 - 3)/3 = -4, z = 4.
+    # x_1 = (3/4)(1/4)/3 = .0625, z_1 = .375. Client 3, a gradient step: g = -4, z = 4.
     losses: list[DataLoss] = [
         LeastSquares([[a**0.5]], [a**0.5 * b])
         for a, b in zip((1.0, 2.0, 4.0), (1.0, -1.0, 3.0), strict=True)

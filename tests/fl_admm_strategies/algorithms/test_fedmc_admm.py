@@ -1,6 +1,6 @@
 """FedMC-ADMM against a dense transcript of Algorithm 1, the identities of its theory, its edges.
 
-T1 to T7 are the numbers of specs/FedMC-ADMM.md, section 4.
+T1 to T7, P6 and E1 are items of docs/methods/fedmc-admm.md.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import MessageType
+from flwr.app import Array, ArrayRecord, MessageType
 from numpy.typing import NDArray
 
 from clients import client_app
 from clients.methods.fedmc_admm import FedMCADMMClient
+from clients.toolkit.ratings import Ratings
 from fl_admm_strategies.algorithms.fedmc_admm import FedMCADMM, initial_item_factors
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 from fl_admm_strategies.runtime.messages import RawReply
-from fl_admm_strategies.runtime.strategy import Traffic
-from tests.support.federation import WatchedGrid, assert_same_bits
+from fl_admm_strategies.runtime.record import Traffic
+from fl_admm_strategies.runtime.state import arrays_of
+from tests.support.federation import WatchedGrid, assert_same_bits, node_of
 from tests.support.ratings import (
     NUM_CLIENTS,
     NUM_ITEMS,
@@ -43,6 +45,11 @@ def federation(kind: str = "l2", **settings: Any) -> Federation:
     of_users, of_items = KINDS[kind]
     options = {"beta": BETA, "inner_steps": STEPS, "fraction_train": 0.4, "seed": 1} | settings
     return Federation(FedMCADMM(of_items, **options), of_users)
+
+
+def nobody(*_: Any) -> list[Any]:
+    """Ask nobody: with y0="zero" there is no handshake."""
+    return []
 
 
 def soft(x: NDArray[Any], threshold: float) -> NDArray[Any]:
@@ -120,11 +127,11 @@ def test_the_trajectory_is_that_of_algorithm_1(kind: str, y0: str, duals: str) -
 
 
 def dual(run: Federation, i: int) -> NDArray[Any]:
-    return run.strategy.consensus.duals[i].reshape(RANK, NUM_ITEMS)
+    return run.strategy.state.consensus.clients[i].pi.reshape(RANK, NUM_ITEMS)
 
 
 def copy_of_items(run: Federation, i: int) -> NDArray[Any]:
-    return run.strategy.consensus.iterates[i].reshape(RANK, NUM_ITEMS)
+    return run.strategy.state.consensus.clients[i].u.reshape(RANK, NUM_ITEMS)
 
 
 def items(run: Federation) -> NDArray[Any]:
@@ -192,6 +199,40 @@ def test_it_converges_to_a_stationary_point() -> None:
     np.testing.assert_allclose(in_v, 0, atol=1e-6)
 
 
+def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    # E1: one user and one item on both clients, M = (4, 2), lam = gamma = .1, beta = 1, N = 1,
+    # U_i^0 = V^0 = 1. U_1 = (1 - (1 - 4))/1.1 = 3.6364; L_U = U_1^2, E = U_1 - 4 = -.3636, so
+    # W_1 = (L_U/2 + 1 + 3.6364 * .3636/2)/(L_U/2 + 1) = 1.0869, Y_1 = W_1 - 1.
+    one = np.ones((1, 1))
+    monkeypatch.setattr(FedMCADMMClient, "_first_users", lambda *_: one)
+    zero = np.zeros(1, np.int64)
+
+    def new_client(context: Any) -> FedMCADMMClient:
+        stars = np.array([(4.0, 2.0)[int(context.node_config["partition-id"])]])
+        return FedMCADMMClient(context, Ratings(zero, zero, stars, 1, 1), SquaredL2(0.1))
+
+    grid = WatchedGrid(client_app(lambda context: new_client(context).to_client()), 2)
+    strategy = FedMCADMM(SquaredL2(0.1), beta=1.0, inner_steps=1, fraction_evaluate=0.0)
+    seen: list[list[NDArray[Any]]] = []
+
+    def on_round(*_: Any) -> None:
+        own = strategy.state.consensus
+        users = [new_client(grid.context(node_of(i))).personal_arrays() for i in (0, 1)]
+        U = np.array([u["user-factors"].item() for u in users])
+        seen.append([U, *(own.clients.column(name)[:, 0].copy() for name in ("u", "pi")), own.w])
+
+    strategy.start(grid, ArrayRecord({"V": Array(one)}), 2, on_round=on_round)
+    (U_1, W_1, Y_1, V_1), (U_2, W_2, Y_2, V_2) = seen
+    np.testing.assert_allclose(U_1, [3.6363636364, 1.8181818182], atol=1e-10)
+    np.testing.assert_allclose(W_1, [1.0868621064, 1.0623052960], atol=1e-10)
+    np.testing.assert_allclose(Y_1, [0.0868621064, 0.0623052960], atol=1e-10)
+    np.testing.assert_allclose(V_1, [1.0944451451], atol=1e-10)
+    np.testing.assert_allclose(U_2, [3.3930795305, 1.7294452507], atol=1e-10)
+    np.testing.assert_allclose(W_2, [1.1535186290, 1.1066302071], atol=1e-10)
+    np.testing.assert_allclose(Y_2, [0.1459355903, 0.0744903580], atol=1e-10)
+    np.testing.assert_allclose(V_2, [1.1812260879], atol=1e-10)
+
+
 def test_a_projection_serves_as_regulariser() -> None:
     class NonNegative:
         def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
@@ -203,7 +244,8 @@ def test_a_projection_serves_as_regulariser() -> None:
 
     run = Federation(FedMCADMM(NonNegative(), beta=BETA, seed=1))
     run.first["item-factors"][:, -1] = -1.0  # nobody rates item 6, so nothing else would raise it
-    run.strategy.begin(run.first, range(P))
+    run.strategy.run.begin(run.first, range(P))
+    run.strategy.run.handshake(nobody, {})
     run.round(1)
     assert (items(run) >= 0).all()
 
@@ -219,22 +261,21 @@ def test_duals_on_the_clients_give_the_same_trajectory_and_less_memory(kind: str
         assert here.round(k) == there.round(k)
         np.testing.assert_allclose(items(there), items(here), rtol=0, atol=1e-12)
     of_v = RANK * NUM_ITEMS
-    assert sum(a.size for a in there.strategy.state_arrays().values()) == 3 * of_v + 1
-    assert sum(a.size for a in here.strategy.state_arrays().values()) == (3 + 2 * P) * of_v + 1
+    sizes = [sum(a.size for a in arrays_of(own.strategy.state).values()) for own in (there, here)]
+    assert sizes == [3 * of_v + 1, (3 + 2 * P) * of_v + 1]
     assert here.strategy.traffic == there.strategy.traffic
 
 
 @each_place
-def test_the_hand_shake_asks_everybody_for_the_first_dual(duals: str) -> None:
+def test_the_handshake_asks_everybody_for_the_first_dual(duals: str) -> None:
     run = federation(y0="handshake", duals=duals)
     expected = Transcript(run, "l2", "handshake").Y
     if duals == "strategy":
         for i in range(P):
             np.testing.assert_allclose(dual(run, i), expected[i], rtol=0, atol=1e-12)
     total = P * run.first["item-factors"] + sum(expected.values()) / BETA
-    np.testing.assert_allclose(
-        run.strategy.consensus.total, total.ravel(), rtol=0, atol=1e-12
-    )  # specs 2.6
+    found = run.strategy.state.consensus.mean.total
+    np.testing.assert_allclose(found, total.ravel(), rtol=0, atol=1e-12)  # P6
     np.testing.assert_array_equal(items(run), run.first["item-factors"])  # V^0 itself stays
     of_v = 8 * RANK * NUM_ITEMS
     assert run.strategy.traffic[0] == Traffic(P * of_v, P * of_v)
@@ -299,7 +340,7 @@ def test_rmse_weighs_every_test_rating_alike_and_phi_is_the_objective() -> None:
     metrics = run.evaluate(2)
     V, squares, count, phi = items(run), 0.0, 0, ITEMS / 2 * (items(run) ** 2).sum()
     for i in range(P):
-        taken = run.strategy.accepted_in[i] > 0
+        taken = run.strategy.membership.last_accepted[i] > 0
         U = run.held(i)["U"] if taken else run.first_users(i)
         values, mask = dense(run.train[i])
         phi += (0.5 * ((mask * (U @ V - values)) ** 2).sum() + USERS / 2 * (U**2).sum()) / P
@@ -328,15 +369,15 @@ def test_without_any_test_rating_there_is_an_objective_but_no_rmse() -> None:
     assert set(strategy.evaluate_metrics[1][0]) >= {"loss", "rmse"}
 
 
-def test_reports_of_strangers_are_averaged_as_they_are() -> None:
+def test_reports_of_clients_that_are_not_ours_are_averaged_as_they_are() -> None:
     strategy = FedMCADMM(SquaredL2(ITEMS), seed=1)
-    strategy.begin(initial(), range(2))
-    strategy.plan_evaluate(1, {})
+    strategy.run.begin(initial(), range(2))
+    strategy.run.configure_evaluate(1, {})
     replies = [
         (0, RawReply(None, {"loss": 1.0, "num-examples": 1})),
         (1, RawReply(None, {"loss": 3.0, "num-examples": 3})),
     ]
-    assert strategy.absorb_evaluate(1, replies)["loss"] == 2.5
+    assert strategy.run.aggregate_evaluate(1, replies)["loss"] == 2.5
 
 
 @pytest.mark.parametrize(
@@ -344,14 +385,14 @@ def test_reports_of_strangers_are_averaged_as_they_are() -> None:
 )
 def test_a_bad_report_does_not_end_the_run(error: float, rmse: float | None) -> None:
     strategy = FedMCADMM(SquaredL2(ITEMS), seed=1)
-    strategy.begin(initial(), range(2))
-    strategy.plan_evaluate(1, {})
+    strategy.run.begin(initial(), range(2))
+    strategy.run.configure_evaluate(1, {})
     own = {"loss": 1.0, "num-examples": 1, "test-ratings": 2}
     replies = [
         (0, RawReply(None, {**own, "squared-error": 2.0})),
         (1, RawReply(None, {**own, "squared-error": error})),
     ]
-    found = strategy.absorb_evaluate(1, replies)
+    found = strategy.run.aggregate_evaluate(1, replies)
     if rmse is None:
         assert "rmse" not in found
     else:
@@ -373,7 +414,7 @@ def test_the_first_users_do_not_depend_on_when_a_client_is_first_asked() -> None
         run.evaluate(k)
         k += 1
     # The reference of test_the_trajectory... starts late clients from the same U_i^0, too.
-    assert k > 2 or run.strategy.accepted_in[late] == 2
+    assert k > 2 or run.strategy.membership.last_accepted[late] == 2
     others = [run.first_users(i)[:3] for i in range(P)]
     assert all(not np.array_equal(others[0], other) for other in others[1:])
     assert (first >= 0).all()
@@ -454,7 +495,7 @@ def test_a_regulariser_needs_a_prox() -> None:
 )
 def test_the_initial_arrays_are_one_matrix(arrays: dict[str, NDArray[Any]]) -> None:
     with pytest.raises(ValueError, match="expected one array of floating point numbers"):
-        FedMCADMM(SquaredL2(ITEMS)).begin(arrays, range(P))
+        FedMCADMM(SquaredL2(ITEMS)).run.begin(arrays, range(P))
 
 
 @pytest.mark.parametrize(("rank", "num_items"), [(0, 3), (2, 0)])
@@ -476,5 +517,7 @@ def test_a_state_of_another_rank_is_refused() -> None:
 
 def test_the_users_factors_are_not_to_be_had_from_the_strategy() -> None:
     run = federation()
-    with pytest.raises(RuntimeError, match=r"never leave it.*personal_arrays\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"stay with their clients. FedMCADMMClient\(\.\.\.\)\.pers"
+    ):
         run.strategy.personal_arrays(0)

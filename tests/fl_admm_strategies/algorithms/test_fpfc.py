@@ -85,7 +85,7 @@ OMEGA = [
     (0.9, 0.93999666722, 1.70000999833),
     (0.83541508464, 0.88666822174, 1.98392269262),
 ]
-# v_12, v_13, v_23. For v_12 of the second round and v_13 of the third, by (6), first case, and (A.3):
+# v_12, v_13, v_23. For example, in the second and the third round, by (6), first case, and (A.3):
 # delta_12 = -0.03999666722 - 0.09998333611 = -0.13998000333, v_12 = (1 - 1e-4 / 0.6001) delta_12
 # = -0.13995667722; and, third case, delta_13 = 0.83541508464 - 1.98392269262
 # - 0.54121960065 = -1.68972720863, |theta_13| = (1 - 2.22 / (2.7 * 1.68972720863)) / (1 - 1 / 2.7)
@@ -464,7 +464,11 @@ def test_the_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         ({"local_epochs": True}, TypeError, "local_epochs is True"),
         ({"penalty": 0.6}, TypeError, r"penalty is 0.6, expected SmoothedSCAD\(lam\), L1\(lam\)"),
         ({"penalty": SmoothedSCAD}, Exception, "SmoothedSCAD"),
-        ({"penalty": SCAD, "rho": 0.37}, ValueError, r"rho is 0.37 with a = 3.7, expected \(a - 1\)"),
+        (
+            {"penalty": SCAD, "rho": 0.37},
+            ValueError,
+            r"rho is 0.37 with a = 3.7, expected \(a - 1\)",
+        ),
         ({"penalty": MCP(0.6), "rho": 0.01}, ValueError, r"expected gamma \* rho > 1 for MCP"),
         ({"clustered": "("}, ValueError, r"clustered is '\(', expected a regular expression"),
         ({"clustered": 3}, ValueError, "clustered is 3, expected a regular expression"),
@@ -551,7 +555,9 @@ def test_batch_norm_buffers_are_refused_in_the_block_and_shared_outside_it() -> 
 
 
 def test_a_model_mismatch_is_told_with_both_sides() -> None:
-    with pytest.raises(RuntimeError, match=r"server sent a model of 2 arrays \(.*\), the client's has 4"):
+    with pytest.raises(
+        RuntimeError, match=r"server sent a model of 2 arrays \(.*\), the client's has 4"
+    ):
         fpfc().start(grid_of(2), ArrayRecord(nn.Linear(3, 3).state_dict()), 1)
 
 
