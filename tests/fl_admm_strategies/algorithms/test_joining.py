@@ -1,0 +1,282 @@
+"""What each strategy does with clients that join and leave, by the rule in its docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, MessageType, RecordDict
+from flwr.client import NumPyClient
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from clients import (
+    FedADMMClient,
+    FedAPMClient,
+    FedGiAClient,
+    FLAMEClient,
+    FPFCClient,
+    LpProjADMMClient,
+    client_app,
+)
+from fl_admm_strategies import (
+    FLAME,
+    FPFC,
+    FedADMM,
+    FedAPM,
+    FedGiA,
+    FedMCADMM,
+    L1Norm,
+    LpProjADMM,
+    SmoothedSCAD,
+    StatefulStrategy,
+)
+from fl_admm_strategies.runtime.messages import RawReply
+from tests.support.federation import (
+    FROM_ROUND_3,
+    INITIAL,
+    JOINING,
+    PARTITIONS,
+    RestlessGrid,
+    client_fn_of,
+    initial_arrays,
+    trained,
+    warnings_in,
+)
+
+# --- The fixed point is the minimiser over the clients that are left ----------------------------
+
+
+def target_client(client_class: Callable[..., NumPyClient], context: Context) -> NumPyClient:
+    """Return a client of f_i(x) = (x - i)^2, with i + 1 samples, i its id."""
+    client = int(context.node_config["partition-id"])
+    ones = torch.ones(client + 1, 1)
+    data = TensorDataset(ones, client * ones)
+    model = nn.Linear(1, 1, bias=False)
+    return client_class(context, model, DataLoader(data, batch_size=100), nn.MSELoss())
+
+
+MINIMISERS = {
+    "FedADMM": (partial(FedADMM, rho=0.5, lr=0.3, local_epochs=20), FedADMMClient),
+    "FedADMM-size-client": (
+        partial(FedADMM, rho=0.5, lr=0.3, local_epochs=20, weights="size", duals="client"),
+        FedADMMClient,
+    ),
+    "FLAME-size": (partial(FLAME, rho=0.8, lr=0.2, local_epochs=20, weights="size"), FLAMEClient),
+    "FLAME-client": (
+        partial(FLAME, rho=0.8, lr=0.2, local_epochs=20, duals="client"),
+        FLAMEClient,
+    ),
+    "FedGiA-gradient": (partial(FedGiA, t=0.5, local_steps=2, report_gradient=True), FedGiAClient),
+    "FedGiA-client": (partial(FedGiA, t=0.5, local_steps=2, duals="client"), FedGiAClient),
+}
+
+
+def when_all_have_come_and_gone(name: str) -> StatefulStrategy:
+    """Run one of these until it stands still: client 2 joins in round 2, client 0 leaves later."""
+    make, client_class = MINIMISERS[name]
+    strategy: StatefulStrategy = make(seed=1, max_missed_rounds=1, fraction_evaluate=0)
+    grid = RestlessGrid(
+        client_app(lambda context: target_client(client_class, context).to_client()),
+        PARTITIONS,
+        {0: [2, 3, 4], 2: [2, 3, 4, 5], 4: [3, 4, 5]},
+    )
+    strategy.start(grid, ArrayRecord({"weight": torch.zeros(1, 1)}), 40)
+    assert strategy.client_ids == [1, 2, 4]
+    return strategy
+
+
+@pytest.mark.parametrize("name", MINIMISERS)
+def test_the_global_model_becomes_the_minimiser_over_those_that_are_left(name: str) -> None:
+    # f_i have one curvature, so the minimiser of sum_i alpha_i f_i is the mean of the i, weighted
+    # by alpha_i, which is constant or in the ratio of the i + 1. FLAME's envelopes have one
+    # curvature as well, so the same is true of its w.
+    left = np.array([1.0, 2.0, 4.0])
+    weights = left + 1 if "-size" in name else np.ones(3)
+    expected = (weights * left).sum() / weights.sum()
+    model = when_all_have_come_and_gone(name).global_model()
+    assert_allclose(model["weight"], [[expected]], rtol=2e-3)
+
+
+def test_what_fedgia_reports_belongs_to_those_that_are_left() -> None:
+    # f(x) = (1/m) sum_i (x - i)^2 over the three, at their mean 7/3: 14/9; its gradient is 0.
+    found = when_all_have_come_and_gone("FedGiA-gradient").diagnostics()  # type: ignore[attr-defined]
+    assert found.objective == pytest.approx(14 / 9, rel=1e-3)
+    assert found.squared_gradient == pytest.approx(0, abs=1e-4)
+
+
+def test_the_gradient_that_fedgia_finds_is_that_of_the_clients_there_are() -> None:
+    # After one round at x = 1 the server takes the gradients at that x: with the new client,
+    # grad f(x) = (1/4) sum_i 2 (x - i) over i = 0, 1, 2, 4 at the x of its first round.
+    strategy = FedGiA(t=0.5, local_steps=2, report_gradient=True, fraction_evaluate=0, seed=1)
+    app = client_app(lambda context: target_client(FedGiAClient, context).to_client())
+    strategy.start(
+        RestlessGrid(app, PARTITIONS, FROM_ROUND_3), ArrayRecord({"weight": torch.zeros(1, 1)}), 3
+    )
+    x = float(strategy.state.point[0])
+    assert len(strategy.client_ids) == 4
+    assert strategy.state.squared_gradient == pytest.approx((2 * (x - 7 / 4)) ** 2, rel=1e-4)
+    assert strategy.state.objective == pytest.approx(
+        np.mean([(x - i) ** 2 for i in (0, 1, 2, 4)]), rel=1e-5
+    )
+
+
+def test_the_number_of_clients_that_fedmc_began_with_is_a_scale_of_the_objective() -> None:
+    # (1/p0) sum_{i<=p} f_i + (p/p0) R is p/p0 times (2), and argmin_V (p/p0) R(V) +
+    # p beta/2 |V - mean z|^2 is prox_{R/(p0 beta)}(mean z): the clients' steps, which divide by p0,
+    # and this one are the same for every p. With gamma |V|_1: soft-thresholding by gamma/(p0 beta).
+    strategy = FedMCADMM(L1Norm(0.8), beta=2.0)
+    strategy.run.begin({"V": np.zeros((1, 3))}, [0, 1])
+    strategy.run.handshake(lambda asked, kind: [], {})
+    strategy.run.update_membership(1, [0, 1, 7], lambda asked, kind: [], {})
+    config = strategy.run.configure_train(1, {})[7].config
+    reply = RawReply({"V": np.array([[3.0, -0.3, -1.5]])}, {"num-examples": 1.0})
+    strategy.run.aggregate_train(1, [(7, reply)])
+    assert config["num-clients"] == 2
+    # z_7 = W + (W - V) = 2 W, the others' is 0: the mean over three is (2, -.2, -1).
+    assert_allclose(strategy.global_model()["V"], [[1.8, 0, -0.8]], rtol=1e-15)
+
+
+# --- What a joining client is sent ----------------------------------------------------------------
+
+
+class Recording(RestlessGrid):
+    """Keeps the training messages by round and node."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sent: dict[tuple[int, int], RecordDict] = {}
+
+    def push_messages(self, messages: Any) -> list[str]:
+        messages = list(messages)
+        for message in messages:
+            if message.metadata.message_type == MessageType.TRAIN:
+                key = (int(message.metadata.group_id), message.metadata.dst_node_id)
+                self.sent[key] = message.content
+        return super().push_messages(messages)
+
+
+def start_recorded(strategy: StatefulStrategy, client_class: Any, num_rounds: int = 4) -> Recording:
+    grid = Recording(client_app(client_fn_of(client_class)), PARTITIONS, FROM_ROUND_3)
+    strategy.start(grid, initial_arrays(), num_rounds)
+    return grid
+
+
+def vector_of(record: ArrayRecord) -> NDArray[Any]:
+    return np.concatenate([array.numpy().ravel() for array in record.values()])
+
+
+def test_a_client_that_joins_fpfc_first_trains_on_its_own_from_the_global_model() -> None:
+    penalty = SmoothedSCAD(0.5)
+    strategy = FPFC(penalty, lr=0.2, local_epochs=2, seed=1)
+    models: dict[int, NDArray[Any]] = {}
+    thetas: list[NDArray[Any]] = []
+
+    def on_round(server_round: int, metrics: Any) -> None:
+        models[server_round] = strategy.state.pairs.omega.copy()
+        if server_round == 3:
+            thetas.extend(strategy.state.pairs.theta(2, other) for other in (0, 1, 3))
+
+    grid = Recording(client_app(client_fn_of(FPFCClient)), PARTITIONS, FROM_ROUND_3)
+    strategy.start(grid, initial_arrays(), 4, on_round=on_round)
+    first = grid.sent[3, 5]
+    assert first.config_records["config"]["rho"] == 0
+    assert_allclose(vector_of(first["arrays.start"]), models[2].mean(axis=0), rtol=1e-6)
+    second = grid.sent[4, 5]
+    assert second.config_records["config"]["rho"] == 1
+    assert "arrays.start" not in second
+    # v_ij = 0 at first contact, so theta_ij is the proximal operator of the difference itself.
+    assert strategy.client_ids.index(JOINING) == 2
+    differences = models[3][2] - models[3][[0, 1, 3]]
+    expected = [penalty.prox(difference.astype(float), 1.0) for difference in differences]
+    assert_allclose(thetas, expected, rtol=1e-5, atol=1e-8)
+
+
+def test_the_weight_of_a_joining_client_by_size() -> None:
+    strategy = FedADMM(weights="size", rho=0.1, lr=0.5, seed=1)
+    grid = start_recorded(strategy, FedADMMClient)
+    # Client i has 10 + i samples: n = 10 + 11 + 14 at the start.
+    assert_allclose(
+        strategy.state.clients.column("alpha"), np.array([10, 11, 12, 14]) / 35, rtol=1e-15
+    )
+    assert grid.sent[3, 5].config_records["config"]["loss-weight"] == 12 / 35
+    assert strategy.traffic[3].down > strategy.traffic[2].down
+
+
+def test_a_joining_client_that_fails_the_handshake_is_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tries: list[int] = []
+
+    class Shy(FedADMMClient):
+        def answer_handshake(self, *args: Any) -> Any:
+            if self.client == JOINING:
+                tries.append(1)
+                if len(tries) == 1:
+                    raise OSError("not yet")
+            return super().answer_handshake(*args)
+
+    def client_fn(context: Context) -> Any:
+        client = client_fn_of(Shy)(context)
+        client.numpy_client.client = int(context.node_config["partition-id"])
+        return client
+
+    grid = RestlessGrid(client_app(client_fn), PARTITIONS, FROM_ROUND_3)
+    strategy = FedADMM(weights="size", rho=0.1, lr=0.5, seed=1)
+    strategy.start(grid, initial_arrays(), 4)
+    assert trained(strategy)[3] == INITIAL
+    assert trained(strategy)[4] == [0, 1, 2, 4]
+    assert any("client 2 refused: it failed: " in line for line in warnings_in(caplog.records))
+
+
+def test_the_curvature_of_a_joining_client_that_was_not_given(tmp_path: Path) -> None:
+    def start(grid: RestlessGrid, num_rounds: int) -> FedGiA:
+        curvature = {0: 1.0, 1: 3.0, 4: 2.0}  # f_i = (x - i)^2 has 2
+        strategy = FedGiA(curvature=curvature, fraction_evaluate=0, seed=1)
+        strategy.start(
+            grid,
+            ArrayRecord({"weight": torch.zeros(1, 1)}),
+            num_rounds,
+            checkpoint_dir=tmp_path,
+            resume=True,
+        )
+        return strategy
+
+    app = client_app(lambda context: target_client(FedGiAClient, context).to_client())
+    grid = RestlessGrid(app, PARTITIONS, FROM_ROUND_3)
+    assert_allclose(start(grid, 3).state.clients.column("curvature"), [1, 3, 2, 2], rtol=1e-3)
+    assert_allclose(start(grid, 4).state.clients.column("curvature"), [1, 3, 2, 2], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "client_class", "expected"),
+    [
+        (FedADMM(rho=0.1, lr=0.5), FedADMMClient, "w"),
+        (FedADMM(rho=0.1, lr=0.5, duals="client"), FedADMMClient, "w"),
+        (FLAME(rho=0.2, lr=0.5), FLAMEClient, "w"),
+        (FLAME(rho=0.2, lr=0.5, duals="client"), FLAMEClient, "w"),
+        (FedAPM("^head", rho=0.1, lr=0.5), FedAPMClient, "w"),
+        (LpProjADMM(rho=0.2, lr=0.5, dimension=3), LpProjADMMClient, "initial"),
+    ],
+    ids=["FedADMM", "FedADMM-client", "FLAME", "FLAME-client", "FedAPM", "LpProj"],
+)
+def test_where_a_joining_client_starts(strategy: Any, client_class: Any, expected: str) -> None:
+    models: dict[int, NDArray[Any]] = {}
+
+    def on_round(server_round: int, metrics: Any) -> None:
+        models[server_round] = strategy.state.consensus.w.copy()
+
+    grid = Recording(client_app(client_fn_of(client_class)), PARTITIONS, FROM_ROUND_3)
+    strategy.start(grid, initial_arrays(), 4, on_round=on_round)
+    content = grid.sent[3, 5]
+    assert_array_equal(vector_of(content["arrays"]), models[2])
+    start = vector_of(content["arrays.start"])
+    assert_array_equal(start, models[2] if expected == "w" else vector_of(initial_arrays()))
+    assert "arrays.start" not in grid.sent[4, 5]
