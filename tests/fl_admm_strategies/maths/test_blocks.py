@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from fl_admm_strategies.maths.blocks import Block, compile_pattern, matching, spec_of, weighted_average
+from fl_admm_strategies.maths.blocks import (
+    Block,
+    compile_pattern,
+    matching,
+    spec_of,
+    weighted_average,
+)
 from fl_admm_strategies.runtime.messages import Reply
 
 MODEL = {
@@ -104,7 +110,7 @@ def test_a_pattern_that_separates_nothing_is_refused(pattern: str, how_many: str
 
 @pytest.mark.parametrize("pattern", ["(", "*", 3])
 def test_something_that_is_no_pattern_is_refused(pattern: Any) -> None:
-    text = f"averaged={pattern!r} is not a regular expression"
+    text = f"averaged is {pattern!r}, expected a regular expression"
     with pytest.raises(ValueError, match=re.escape(text)):
         compile_pattern("averaged", pattern)
 

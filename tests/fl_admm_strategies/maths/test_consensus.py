@@ -7,32 +7,55 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
 
-from fl_admm_strategies.maths.consensus import Consensus
+from fl_admm_strategies.maths.consensus import Consensus, ConsensusADMM
 
 
-def vector(*values: float, dtype: Any = np.float64) -> np.ndarray:
+def vector(*values: float, dtype: Any = np.float64) -> NDArray[Any]:
     return np.array(values, dtype=dtype)
 
 
-def after_one_round(**kwargs: Any) -> Consensus:
-    """Return m = 2, rho = 2, from (1, 1), after client 1 moved to (4, 0) and client 0 sat out.
+def admm(first: NDArray[Any], *clients: int, rho: float = 2.0, **kwargs: Any) -> ConsensusADMM:
+    consensus = ConsensusADMM(first, rho, **kwargs)
+    consensus.insert({client: {} for client in clients})
+    return consensus
 
-    pi_1 = 2 ((4, 0) - (1, 1)) = (6, -2), z_1 = (4, 0) + (3, -1) = (7, -1), z_0 = (1, 1), so their
+
+def after_one_round(**kwargs: Any) -> ConsensusADMM:
+    """Return clients 0 and 3, rho = 2, from (1, 1), after 3 moved to (4, 0) and 0 sat out.
+
+    pi_3 = 2 ((4, 0) - (1, 1)) = (6, -2), z_3 = (4, 0) + (3, -1) = (7, -1), z_0 = (1, 1), so their
     mean is (4, 0).
     """
-    consensus = Consensus(vector(1, 1), 2, 2.0, **kwargs)
-    assert consensus.update(1, vector(4, 0)) == pytest.approx(np.sqrt(10))  # |(3, -1)|
+    consensus = admm(vector(1, 1), 0, 3, **kwargs)
+    assert consensus.update(3, vector(4, 0)) == pytest.approx(np.sqrt(10))  # |(3, -1)|
     consensus.aggregate()
     return consensus
 
 
+def on_clients() -> ConsensusADMM:
+    """Return the same round where the clients keep u_i and pi_i."""
+    consensus = admm(vector(1, 1), 0, 3, on_clients=True)
+    assert consensus.update(3, vector(6, -2)) is None  # z_3: (1, 1) to (7, -1)
+    consensus.aggregate()
+    return consensus
+
+
+def u(consensus: ConsensusADMM) -> NDArray[Any]:
+    return consensus.clients.column("u")
+
+
+def pi(consensus: ConsensusADMM) -> NDArray[Any]:
+    return consensus.clients.column("pi")
+
+
 def test_it_starts_with_every_client_at_the_first_vector() -> None:
-    consensus = Consensus(vector(1, -2), 3, 0.5)
+    consensus = admm(vector(1, -2), 0, 1, 2, rho=0.5)
     assert_array_equal(consensus.w, [1, -2])
-    assert_array_equal(consensus.iterates, [[1, -2]] * 3)
-    assert_array_equal(consensus.duals, np.zeros((3, 2)))
-    assert_array_equal(consensus.total, [3, -6])
+    assert_array_equal(u(consensus), [[1, -2]] * 3)
+    assert_array_equal(pi(consensus), np.zeros((3, 2)))
+    assert_array_equal(consensus.mean.total, [3, -6])
     assert_array_equal(consensus.anchor(2), [1, -2])
     consensus.aggregate()  # without a reply it stays
     assert_array_equal(consensus.w, [1, -2])
@@ -41,52 +64,55 @@ def test_it_starts_with_every_client_at_the_first_vector() -> None:
 def test_a_round_by_hand() -> None:
     consensus = after_one_round()
     assert_array_equal(consensus.w, [4, 0])
-    assert_array_equal(consensus.duals, [[0, 0], [6, -2]])
-    assert_array_equal(consensus.iterates, [[1, 1], [4, 0]])
+    assert_array_equal(pi(consensus), [[0, 0], [6, -2]])
+    assert_array_equal(u(consensus), [[1, 1], [4, 0]])
     assert_array_equal(consensus.anchor(0), [4, 0])
-    assert_array_equal(consensus.anchor(1), [1, 1])  # (4, 0) - (3, -1)
+    assert_array_equal(consensus.anchor(3), [1, 1])  # (4, 0) - (3, -1)
     # Round 2: both move. pi_0 = 2 ((2, 2) - (4, 0)) = (-4, 4), z_0 = (2, 2) + (-2, 2) = (0, 4);
-    # pi_1 = (6, -2) + 2 ((3, 1) - (4, 0)) = (4, 0), z_1 = (3, 1) + (2, 0) = (5, 1).
+    # pi_3 = (6, -2) + 2 ((3, 1) - (4, 0)) = (4, 0), z_3 = (3, 1) + (2, 0) = (5, 1).
     consensus.update(0, vector(2, 2))
-    consensus.update(1, vector(3, 1))
+    consensus.update(3, vector(3, 1))
     assert_array_equal(consensus.w, [4, 0])  # not before all replies are in
     consensus.aggregate()
-    assert_array_equal(consensus.duals, [[-4, 4], [4, 0]])
+    assert_array_equal(pi(consensus), [[-4, 4], [4, 0]])
     assert_array_equal(consensus.w, [2.5, 2.5])
     # FedAPM (79): sum_i [pi_i + rho (u_i - w)] = 0.
-    residual = consensus.duals + 2 * (consensus.iterates - consensus.w)
+    residual = pi(consensus) + 2 * (u(consensus) - consensus.w)
     assert_allclose(residual.sum(axis=0), 0, atol=1e-15)
 
 
 def test_the_prox_is_taken_of_the_mean() -> None:
-    def shrink(mean: np.ndarray) -> np.ndarray:  # prox of |.|_1
+    def shrink(mean: NDArray[Any]) -> NDArray[Any]:  # prox of |.|_1
         return np.sign(mean) * np.maximum(np.abs(mean) - 1, 0)
 
     consensus = after_one_round(prox=shrink)
     assert_array_equal(consensus.w, [3, 0])
-    assert_array_equal(consensus.total, [8, 0])  # the sum itself is not shrunk
+    assert_array_equal(consensus.mean.total, [8, 0])  # the sum itself is not shrunk
 
 
-def test_messages_of_clients_with_their_own_duals_give_the_same_w() -> None:
-    consensus = Consensus(vector(1, 1), 2, 2.0, on_clients=True)
-    assert consensus.iterates.size == consensus.duals.size == 0  # O(d) memory
-    consensus.update_message(vector(6, -2))  # z_1: (1, 1) to (7, -1)
-    consensus.aggregate()
+def test_clients_with_their_own_duals_give_the_same_w() -> None:
+    consensus = on_clients()
+    assert sorted(consensus.state_arrays()) == ["began_in", "first", "total", "w"]  # O(d) memory
     assert_array_equal(consensus.w, [4, 0])
+    assert_array_equal(consensus.anchor(3), [4, 0])  # they know pi_i themselves
 
 
 def test_a_dual_that_starts_elsewhere_enters_the_mean() -> None:
-    # z_0 = (1, 1) + (4, -2)/2 = (3, 0); z_1 = (1, 1).
-    consensus = Consensus(vector(1, 1), 2, 2.0)
+    # z_0 = (1, 1) + (4, -2)/2 = (3, 0); z_3 = (1, 1).
+    consensus = admm(vector(1, 1), 0, 3)
     consensus.set_dual(0, vector(-6, 8))
     consensus.set_dual(0, vector(4, -2))  # the last word counts
     consensus.aggregate()
     assert_array_equal(consensus.w, [2, 0.5])
     assert_array_equal(consensus.anchor(0), [0, 1.5])
+    keeping = admm(vector(1, 1), 0, 3, on_clients=True)
+    keeping.set_dual(0, vector(4, -2))
+    keeping.aggregate()
+    assert_array_equal(keeping.w, [2, 0.5])
 
 
 def test_float32_stays_float32_but_the_sum_is_kept_in_float64() -> None:
-    consensus = Consensus(vector(1, 1, dtype=np.float32), 3, 0.1)
+    consensus = admm(vector(1, 1, dtype=np.float32), 0, 1, 2, rho=0.1)
     consensus.update(0, vector(2, 3, dtype=np.float32))
     consensus.aggregate()
     arrays = consensus.state_arrays()
@@ -95,98 +121,130 @@ def test_float32_stays_float32_but_the_sum_is_kept_in_float64() -> None:
         "w": "float32",
         "first": "float32",
         "total": "float64",
-        "iterates": "float32",
-        "duals": "float32",
+        "u": "float32",
+        "pi": "float32",
     }
     assert consensus.anchor(0).dtype == np.float32
 
 
 def test_the_running_sum_is_that_of_the_z_after_many_rounds() -> None:
     rng = np.random.default_rng(0)
-    consensus = Consensus(rng.normal(size=50).astype(np.float32), 7, 0.3)
+    consensus = admm(rng.normal(size=50).astype(np.float32), *range(7), rho=0.3)
     for _ in range(200):
-        for index in rng.choice(7, size=3, replace=False):
-            consensus.update(index, rng.normal(size=50).astype(np.float32))
+        for client in rng.choice(7, size=3, replace=False):
+            consensus.update(int(client), rng.normal(size=50).astype(np.float32))
         consensus.aggregate()
-    z = consensus.iterates.astype(np.float64) + consensus.duals.astype(np.float64) / 0.3
+    z = u(consensus).astype(np.float64) + pi(consensus).astype(np.float64) / 0.3
     # pi_i is a sum of 200 steps in float32 here, which its own last bits limit.
-    assert_allclose(consensus.total, z.sum(axis=0), rtol=0, atol=1e-3 * np.abs(z).max())
+    assert_allclose(consensus.mean.total, z.sum(axis=0), rtol=0, atol=1e-3 * np.abs(z).max())
 
 
-@pytest.mark.parametrize("on_clients", [False, True])
-def test_the_state_restores_and_goes_on_to_the_same_bits(on_clients: bool) -> None:
-    def move(consensus: Consensus, *values: float) -> None:
-        if on_clients:
-            consensus.update_message(vector(*values))
-        else:
-            consensus.update(1, vector(*values))
+@pytest.mark.parametrize("keeping", [False, True])
+def test_the_state_restores_and_goes_on_to_the_same_bits(keeping: bool) -> None:
+    def move(consensus: ConsensusADMM, *values: float) -> None:
+        consensus.update(3, vector(*values))
         consensus.aggregate()
 
-    first = Consensus(vector(1, 1), 2, 2.0, on_clients=on_clients)
+    first = admm(vector(1, 1), 0, 3, on_clients=keeping)
     move(first, 4, 0)
     saved = {name: array.copy() for name, array in first.state_arrays().items()}
-    second = Consensus(vector(0, 0), 2, 2.0, on_clients=on_clients)
+    second = admm(vector(0, 0), 0, 3, on_clients=keeping)
     move(first, 5, 5)
     second.load_state_arrays(saved)
     move(second, 5, 5)
     for name, array in first.state_arrays().items():
         assert_array_equal(second.state_arrays()[name], array, err_msg=name)
     move(second, 7, 7)  # what was loaded is a copy
-    assert_array_equal(saved["w"], [4, 0] if not on_clients else [3, 1])
+    assert_array_equal(saved["w"], [4, 0] if not keeping else [3, 1])
+
+
+# --- Clients that lost what they keep, that come and that leave ---------------------------------
+
+
+def starting(consensus: Consensus, *rounds: int) -> list[bool]:
+    return [consensus.starting_point(last_accepted) is not None for last_accepted in rounds]
 
 
 def test_a_restart_sets_everybody_to_w_with_duals_of_0() -> None:
     # What is left of a z_i that its client has lost: w = (4, 0) stays, and with it the start.
-    consensus = Consensus(vector(1, 1), 2, 2.0, on_clients=True)
-    assert [consensus.starts(accepted_in) for accepted_in in (0, 1)] == [True, False]
-    consensus.update_message(vector(6, -2))
-    consensus.aggregate()
-    consensus.restart(5)
+    consensus = on_clients()
+    assert starting(consensus.mean, 0, 1) == [True, False]
+    consensus.restart(5, num_clients=2)
     assert_array_equal(consensus.w, [4, 0])
-    assert_array_equal(consensus.first, [4, 0])
-    assert [consensus.starts(r) for r in (0, 4, 5, 6)] == [True, True, True, False]
-    consensus.update_message(vector(2, 2))  # z_0: (4, 0) to (6, 2), so the mean is (5, 1)
+    assert_array_equal(consensus.mean.starting_point(5), [4, 0])
+    assert starting(consensus.mean, 0, 4, 5, 6) == [True, True, True, False]
+    consensus.update(0, vector(2, 2))  # z_0: (4, 0) to (6, 2), so the mean is (5, 1)
     consensus.aggregate()
     assert_array_equal(consensus.w, [5, 1])
 
 
+def test_what_a_client_is_sent_to_start_from() -> None:
+    consensus = after_one_round()
+    assert consensus.start(3, holds_it=True, last_accepted=1) is None
+    assert_array_equal(consensus.start(3, holds_it=False, last_accepted=1), [4, 0])  # u_3
+    assert_array_equal(consensus.start(0, holds_it=False, last_accepted=0), [1, 1])
+    keeping = on_clients()
+    assert keeping.start(3, holds_it=False, last_accepted=1) is None  # nobody else has it
+    assert_array_equal(keeping.start(0, holds_it=False, last_accepted=0), [1, 1])  # u_0^0
+    assert_array_equal(keeping.start(7, holds_it=False, last_accepted=None), [4, 0])  # it joins
+    keeping.restart(5, num_clients=2)
+    assert_array_equal(keeping.start(3, holds_it=True, last_accepted=1), [4, 0])
+
+
 def test_a_new_client_by_hand() -> None:
-    consensus = after_one_round()  # w = (4, 0), z_0 = (1, 1), z_1 = (7, -1)
-    consensus.add([1])  # between the two, with u = (4, 0), pi = 0, z = (4, 0)
-    assert_array_equal(consensus.iterates, [[1, 1], [4, 0], [4, 0]])
-    assert_array_equal(consensus.duals, [[0, 0], [0, 0], [6, -2]])
+    consensus = after_one_round()  # w = (4, 0), z_0 = (1, 1), z_3 = (7, -1)
+    consensus.invite({2: {}})
+    assert_array_equal(consensus.anchor(2), [4, 0])  # while it is asked, it has u = w and pi = 0
+    assert len(consensus.clients) == 2
+    consensus.insert({2: {}})  # between the two, with u = (4, 0), pi = 0, z = (4, 0)
+    assert_array_equal(u(consensus), [[1, 1], [4, 0], [4, 0]])
+    assert_array_equal(pi(consensus), [[0, 0], [0, 0], [6, -2]])
     consensus.aggregate()
     assert_array_equal(consensus.w, [4, 0])  # it leaves the mean as it is
     # Its first round: pi = 2 ((6, 3) - (4, 0)) = (4, 6), z = (6, 3) + (2, 3) = (8, 6); the mean of
     # (1, 1), (8, 6), (7, -1) is (16, 6)/3.
-    consensus.update(1, vector(6, 3))
+    consensus.update(2, vector(6, 3))
     consensus.aggregate()
     assert_allclose(consensus.w, [16 / 3, 2], rtol=1e-15)
 
 
 def test_a_client_that_left_by_hand() -> None:
     consensus = after_one_round()
-    consensus.add([2, 2])
-    consensus.remove([0, 3])
-    assert_array_equal(consensus.iterates, [[4, 0], [4, 0]])
-    assert_array_equal(consensus.duals, [[6, -2], [0, 0]])
+    consensus.insert({5: {}, 7: {}})
+    consensus.remove([0, 7], 3)
+    assert_array_equal(u(consensus), [[4, 0], [4, 0]])
+    assert_array_equal(pi(consensus), [[6, -2], [0, 0]])
     assert_array_equal(consensus.w, [4, 0])
     consensus.aggregate()
-    assert_array_equal(consensus.w, [5.5, -0.5])  # of z_1 = (7, -1) and (4, 0)
+    assert_array_equal(consensus.w, [5.5, -0.5])  # of z_3 = (7, -1) and (4, 0)
 
 
 def test_clients_that_keep_their_duals_come_and_go() -> None:
-    consensus = Consensus(vector(1, 1), 2, 2.0, on_clients=True)
-    consensus.update_message(vector(6, -2))  # z_1 from (1, 1) to (7, -1)
-    consensus.aggregate()
-    consensus.add([2])
-    consensus.update_message(vector(4, 6))  # z_2 from (4, 0) to (8, 6)
+    consensus = on_clients()
+    consensus.insert({5: {}})
+    consensus.update(5, vector(4, 6))  # z_5 from (4, 0) to (8, 6)
     consensus.aggregate()
     assert_allclose(consensus.w, [16 / 3, 2], rtol=1e-15)
     # Nobody knows z_0 but the client, which is gone: the other two start from w.
-    consensus.restart(7, left=1)
-    assert consensus.num_clients == 2
-    assert consensus.starts(7)
-    consensus.update_message(vector(2, 2))
+    consensus.remove([0], 7)
+    assert consensus.clients.ids == [3, 5]
+    assert starting(consensus.mean, 7) == [True]
+    consensus.update(3, vector(2, 2))
     consensus.aggregate()
     assert_allclose(consensus.w, [16 / 3 + 1, 3], rtol=1e-15)
+
+
+def test_the_sum_alone_takes_clients_in_and_lets_them_go() -> None:
+    # FLAME's and Lp-Proj's: they know the messages themselves.
+    consensus = Consensus.start(vector(2, 0))
+    assert_array_equal(consensus.total, [0, 0])
+    consensus.join(2)
+    consensus.add_change(vector(2, 2))
+    consensus.aggregate(2)
+    assert_array_equal(consensus.w, [3, 1])
+    consensus.join(1)
+    consensus.aggregate(3)
+    assert_array_equal(consensus.w, [3, 1])
+    consensus.leave(np.array([[2.0, 0.0], [3.0, 1.0]]))
+    consensus.aggregate(1)
+    assert_array_equal(consensus.w, [4, 2])
