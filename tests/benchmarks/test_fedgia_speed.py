@@ -12,6 +12,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from clients import FedGiALinearClient, LeastSquares
+from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
+from tests.clients.methods.messages import received
 
 SIZES = [
     pytest.param(100, 100, id="d=100,n=100"),  # Example V.1
@@ -32,22 +34,24 @@ def test_client_round(
     data, targets = rng.normal(size=(rows, columns)), rng.normal(size=rows)
     x, dual = rng.normal(size=(2, columns))
     loss = LeastSquares(data, targets)
-    config = {
-        "groups": "global:1,dual:1",
-        "hessian": hessian,
-        "curvature": loss.largest_curvature(),
-        "admm": True,
-        "sigma": 0.15 * loss.largest_curvature() / 64,
-        "num-clients": 64,
-        "local-steps": steps,
-        "keep-dual": False,
-        "report-gradient": False,
-    }
+    instruction = FedGiAInstruction(
+        model={"x": x},
+        dual={"x": dual},
+        admm=True,
+        hessian=hessian,
+        curvature=loss.largest_curvature(),
+        sigma=0.15 * loss.largest_curvature() / 64,
+        num_clients=64,
+        local_steps=steps,
+        keep_dual=False,
+        report_gradient=False,
+    )
+    parameters, config = received(instruction, upload=["x", "dual/x"])
 
     def client_round() -> Any:
         context = Context(1, 2, {}, RecordDict(), {})
         problem = LeastSquares(data, targets) if fresh else loss
-        return FedGiALinearClient(context, problem).fit([x, dual], config)
+        return FedGiALinearClient(context, problem).fit(parameters, config)
 
     reply, _, _ = benchmark.pedantic(client_round, warmup_rounds=3, rounds=200)
     assert np.isfinite(reply).all()

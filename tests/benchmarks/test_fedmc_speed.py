@@ -18,7 +18,9 @@ from scipy.sparse import csr_matrix
 
 from clients.methods.fedmc_admm import FedMCADMMClient, Residual, item_steps, user_steps
 from clients.toolkit.ratings import Ratings
+from fl_admm_strategies.algorithms.fedmc_admm import FedMCInstruction
 from fl_admm_strategies.maths.regularizers import SquaredL2
+from tests.clients.methods.messages import received
 
 NUM_USERS, NUM_ITEMS, NUM_RATINGS, STEPS = 60, 3706, 8000, 10
 P, BETA, LAM = 100, 1.0, 1e-6
@@ -88,22 +90,20 @@ def test_fit(benchmark: Any, rank: int) -> None:
     benchmark.group = f"rank {rank}"
     ratings, (_, V) = movielens_like(), variables(rank)
     context = Context(1, 0, {}, RecordDict(), {})
-    config = {
-        "groups": "center:1,start:1",
-        "server-round": 1,
-        "version": 0,
-        "factor-seed": 0,
-        "factor-scale": 1.0,
-        "num-clients": P,
+    settings: dict[str, Any] = {
+        "factor_seed": 0,
+        "factor_scale": 1.0,
+        "num_clients": P,
         "beta": BETA,
-        "inner-steps": STEPS,
+        "inner_steps": STEPS,
         "y0": "zero",
         "duals": "strategy",
     }
-    FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit([V, V], config)
-    later = config | {"groups": "center:1", "server-round": 2, "version": 1}
+    first = received(FedMCInstruction({"V": V}, {"V": V}, **settings))
+    FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit(*first)
+    later = received(FedMCInstruction({"V": V}, None, **settings), version=1, server_round=2)
 
     def fit() -> None:
-        FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit([V], later)
+        FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit(*later)
 
     benchmark(fit)
