@@ -1,4 +1,4 @@
-"""LegacyStrategy: both ways of running a strategy of Flower's older API, and its refusals."""
+"""LegacyStrategy: both ways of running a strategy of Flower's legacy API, and its refusals."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.server import LegacyContext, ServerAppComponents, ServerConfig
-from flwr.server.workflow import DefaultWorkflow
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from clients import FPFCClient, client_app
@@ -21,18 +19,22 @@ from fl_admm_strategies import (
     InProcessGrid,
     LegacyStrategy,
     SmoothedSCAD,
-    nodes,
     run_in_process,
 )
+from fl_admm_strategies.runtime import waiting
 from tests.support.federation import (
     Raising,
     assert_same_bits,
+    assert_same_runs,
     client_fn_of,
     initial_arrays,
     make_client,
+    not_asking,
     raising_client_fn,
+    trained,
     warnings_in,
 )
+from tests.support.legacy import with_server_fn, with_workflow
 
 NUM_CLIENTS = 4
 
@@ -40,27 +42,6 @@ NUM_CLIENTS = 4
 def fpfc(**settings: Any) -> FPFC:
     base = {"lr": 0.2, "local_epochs": 1, "fraction_train": 0.5, "seed": 1}
     return FPFC(SmoothedSCAD(0.5), **(base | settings))
-
-
-def with_server_fn(legacy: LegacyStrategy, num_rounds: int) -> ServerApp:
-    def server_fn(context: Context) -> ServerAppComponents:
-        return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=num_rounds))
-
-    return ServerApp(server_fn=server_fn)
-
-
-def with_workflow(legacy: LegacyStrategy, num_rounds: int) -> ServerApp:
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        context = LegacyContext(
-            context=context, config=ServerConfig(num_rounds=num_rounds), strategy=legacy
-        )
-        DefaultWorkflow()(grid, context)
-        app.history = context.history  # type: ignore[attr-defined]
-
-    return app
 
 
 def run(legacy: LegacyStrategy, num_rounds: int = 3, client_fn: Any = None) -> ServerApp:
@@ -84,9 +65,7 @@ def test_both_ways_give_the_bits_of_the_current_api(make_app: Any) -> None:
     run_in_process(app, ClientApp(client_fn=client_fn_of(FPFCClient)), NUM_CLIENTS)
     expected = current()
     assert strategy.client_ids == [0, 1, 2, 3]  # the partitions, not the random node ids
-    assert_same_bits(strategy.state_dict(), expected.state_dict())
-    assert strategy.train_metrics == expected.train_metrics
-    assert strategy.evaluate_metrics == expected.evaluate_metrics
+    assert_same_runs(strategy, expected)
 
 
 def test_the_history_has_the_mean_metrics() -> None:
@@ -201,12 +180,10 @@ def test_a_bad_reply_is_as_if_the_client_was_not_sampled(
     assert len(lines) == 1
     assert "round 2" in lines[0]
     assert reason in lines[0]
-    if how == "raises":  # the older API does not say who: one more line gives the reason
+    if how == "raises":  # the legacy API does not say who: one more line gives the reason
         assert any("the disk is full" in line for line in warnings_in(caplog.records))
 
-    expected = fpfc(fraction_train=1.0, fraction_evaluate=0.0)
-    orders = expected.train_orders
-    expected.train_orders = lambda r, ids: orders(r, [i for i in ids if (r, i) != (2, 3)])  # type: ignore[method-assign]
+    expected = not_asking(fpfc(fraction_train=1.0, fraction_evaluate=0.0), {2: [3]})
     app = client_app(client_fn_of(FPFCClient))
     expected.start(InProcessGrid(app, NUM_CLIENTS), initial_arrays(), 3)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
@@ -223,8 +200,9 @@ def test_a_round_without_a_usable_reply_changes_nothing() -> None:
 def test_without_replies_flower_gets_nothing() -> None:
     strategy = fpfc()
     legacy = LegacyStrategy(strategy, initial_arrays())
-    strategy.begin({k: a.numpy() for k, a in initial_arrays().items()}, range(2))
-    strategy.plan_train(1, {})
+    strategy.run.begin({k: a.numpy() for k, a in initial_arrays().items()}, range(2))
+    strategy.run.handshake(lambda asked, kind: [], {})
+    strategy.run.configure_train(1, {})
     assert legacy.aggregate_fit(1, [], []) == (None, {})
     assert legacy.aggregate_evaluate(1, [], []) == (None, {})
     assert legacy.evaluate(1, None) is None  # type: ignore[arg-type]
@@ -234,7 +212,7 @@ def test_too_few_nodes_end_with_an_error_that_says_what_to_do(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(nodes, "_SILENCE", 0.1)
+    monkeypatch.setattr(waiting, "_SILENCE", 0.1)
     strategy = fpfc(min_available_nodes=9, node_timeout=0.2)
     with pytest.raises(TimeoutError, match=r"4 clients on 4 nodes .*needs 9.*supernodes=9"):
         run(LegacyStrategy(strategy, initial_arrays()))
@@ -253,7 +231,7 @@ def test_two_nodes_may_not_be_the_same_client() -> None:
 
 
 def test_a_client_cannot_say_that_another_lost_its_state() -> None:
-    # The older API does not tell who failed; a client that replied has not.
+    # The legacy API does not tell who failed; a client that replied has not.
     def client_fn(context: Context) -> Any:
         client = make_client(FPFCClient, context)
         fit = client.fit
@@ -268,8 +246,8 @@ def test_a_client_cannot_say_that_another_lost_its_state() -> None:
 
     strategy = fpfc(fraction_train=1.0)
     run(LegacyStrategy(strategy, initial_arrays()), client_fn=client_fn)
-    assert sorted(strategy.train_metrics[2]) == [0, 2, 3]
-    assert strategy.accepted_in == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert trained(strategy)[2] == [0, 2, 3]
+    assert strategy.membership.last_accepted == {0: 3, 1: 3, 2: 3, 3: 3}
 
 
 def test_the_constructor_refuses() -> None:

@@ -1,6 +1,6 @@
-"""A Ray actor that dies under Flower's older API: the run ends at once, and the remedy works.
+"""A Ray actor that dies under Flower's legacy API: the run ends at once, and the remedy works.
 
-Flower's older loops turn every error of a client into a failure among others, which a strategy may
+Flower's legacy loops turn every error of a client into a failure among others, which a strategy may
 pass over. On Ray the first one after a death would not be the last.
 """
 
@@ -16,39 +16,20 @@ import pytest
 from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.server import LegacyContext, ServerAppComponents, ServerConfig
-from flwr.server.workflow import DefaultWorkflow
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import ServerApp
 
 from fl_admm_strategies import LegacyStrategy, StatefulStrategy, run_in_process
-from tests.support.cases import CASES, NUM_CLIENTS
-from tests.support.federation import assert_same_bits, make_client, run_on_ray
+from tests.support.cases import NUM_CLIENTS, case_of
+from tests.support.federation import assert_same_runs, make_client, run_on_ray
+from tests.support.legacy import with_server_fn, with_workflow
 
 # Its server shakes hands, and its clients hold what the server does not.
-CASE = next(case for case in CASES if case.name == "FedADMM-client-duals")
+CASE = case_of("FedADMM-client-duals")
 NUM_ROUNDS = 3
 VICTIM = 3
 
 Engine = Callable[[ServerApp, ClientApp], object]
-Loop = Callable[[LegacyStrategy], ServerApp]
-
-
-def with_server_fn(legacy: LegacyStrategy) -> ServerApp:
-    def server_fn(context: Context) -> ServerAppComponents:
-        return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=NUM_ROUNDS))
-
-    return ServerApp(server_fn=server_fn)
-
-
-def with_workflow(legacy: LegacyStrategy) -> ServerApp:
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        config = ServerConfig(num_rounds=NUM_ROUNDS)
-        DefaultWorkflow()(grid, LegacyContext(context=context, config=config, strategy=legacy))
-
-    return app
+Loop = Callable[[LegacyStrategy, int], ServerApp]
 
 
 def in_process(server: ServerApp, clients: ClientApp) -> None:
@@ -114,27 +95,37 @@ def start(
         client = make_client(client_class, context)
         return Mortal(client, where if victim else "", end).to_client()
 
-    engine(loop(legacy), ClientApp(client_fn=client_fn))
+    engine(loop(legacy, NUM_ROUNDS), ClientApp(client_fn=client_fn))
 
 
 # By where the victim dies, the rounds of training that are over by then.
 DEATHS = {"query": [], "training 0": [], "training 2": [1], "evaluation 2": [1, 2]}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StatefulStrategy:
+    """Return a run in which nobody died."""
+    strategy = CASE.strategy(seed=1)
+    start(strategy, with_workflow, in_process, tmp_path_factory.mktemp("whole"))
+    return strategy
+
+
 def check(
-    loop: Loop, engine: Engine, folder: Path, where: str, end: Callable[[], None] = die
+    loop: Loop,
+    engine: Engine,
+    folder: Path,
+    where: str,
+    whole: StatefulStrategy,
+    end: Callable[[], None] = die,
 ) -> None:
     """Let an actor die in a run, then resume it and compare with a run in which none did."""
     strategy = CASE.strategy(seed=1)
     with pytest.raises(RuntimeError, match=r"A Ray actor died.*--resume.*fewer workers"):
-        start(strategy, loop, engine, folder / "run", where, end)
+        start(strategy, loop, engine, folder, where, end)
     assert list(strategy.train_metrics) == DEATHS[where]
-    resumed, whole = CASE.strategy(seed=1), CASE.strategy(seed=1)
-    start(resumed, loop, in_process, folder / "run")
-    start(whole, loop, in_process, folder / "whole")
-    assert_same_bits(resumed.state_dict(), whole.state_dict())
-    assert resumed.train_metrics == whole.train_metrics
-    assert resumed.evaluate_metrics == whole.evaluate_metrics
+    resumed = CASE.strategy(seed=1)
+    start(resumed, loop, in_process, folder)
+    assert_same_runs(resumed, whole)
 
 
 each_loop = pytest.mark.parametrize("loop", [with_server_fn, with_workflow])
@@ -142,17 +133,27 @@ each_loop = pytest.mark.parametrize("loop", [with_server_fn, with_workflow])
 
 @pytest.mark.parametrize("where", DEATHS)
 @each_loop
-def test_a_dead_actor_ends_the_run_with_what_to_do(loop: Loop, where: str, tmp_path: Path) -> None:
-    check(loop, in_process, tmp_path, where, pretend)
+def test_a_dead_actor_ends_the_run_with_what_to_do(
+    loop: Loop, where: str, whole: StatefulStrategy, tmp_path: Path
+) -> None:
+    check(loop, in_process, tmp_path, where, whole, pretend)
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        pytest.param(where, marks=pytest.mark.slow if where == "training 2" else pytest.mark.long)
-        for where in DEATHS
-    ],
-)
-@each_loop
-def test_a_dead_ray_actor_is_reported_at_once(loop: Loop, where: str, tmp_path: Path) -> None:
-    check(loop, on_ray, tmp_path, where)
+ON_RAY = [
+    pytest.param(
+        loop,
+        where,
+        marks=pytest.mark.slow
+        if (loop, where) == (with_workflow, "training 2")
+        else pytest.mark.long,
+    )
+    for loop in (with_server_fn, with_workflow)
+    for where in DEATHS
+]
+
+
+@pytest.mark.parametrize(("loop", "where"), ON_RAY)
+def test_a_dead_ray_actor_is_reported_at_once(
+    loop: Loop, where: str, whole: StatefulStrategy, tmp_path: Path
+) -> None:
+    check(loop, on_ray, tmp_path, where, whole)
