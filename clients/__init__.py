@@ -10,6 +10,7 @@ from .methods.flame import FLAMEClient
 from .methods.fpfc import FPFCClient
 from .methods.local import LocalClient
 from .methods.lp_proj import LpProjADMMClient
+from .methods.sgd import SGDClient
 from .toolkit.app import client_app
 from .toolkit.base import MethodClient
 from .toolkit.curvature import LeastSquares, Logistic
@@ -33,6 +34,7 @@ __all__ = [
     "LpProjADMMClient",
     "MethodClient",
     "Ratings",
+    "SGDClient",
     "SplitInput",
     "TorchClient",
     "accuracy",

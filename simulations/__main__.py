@@ -1,5 +1,7 @@
 """``python -m simulations``: run experiments, with an exit code that is true."""
 
+from __future__ import annotations
+
 import os
 
 # Before anything imports Flower or Ray: no telemetry unless the user turns it on

@@ -17,9 +17,9 @@ from fl_admm_strategies import run_in_process
 
 from .client_app import make_client_app
 from .config import RunConfig
-from .run import prepare, results_folder
+from .experiment import prepare, results_folder
+from .loading import experiment_names, load_settings
 from .server_app import make_server_app
-from .settings import experiment_names, load_settings
 
 cli = typer.Typer(
     add_completion=False,
@@ -67,7 +67,7 @@ def run(
     profile: Annotated[str, typer.Option(help="One of the experiment's profiles.")] = "",
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: algorithm.lam=1.0"),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: algorithm.lr=0.1"),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of everything random (default: the file's).")
@@ -97,7 +97,7 @@ def run(
         # Whatever is wrong with the experiment is said here, before an engine takes its time.
         experiment = prepare(config)
         config = replace(config, out=results_folder(config, experiment.settings))
-        num_clients = len(experiment.data.clients)
+        num_clients = experiment.problem.num_clients
         Console().print(
             f"{experiment.settings.title}\n{num_clients} clients, "
             f"{experiment.settings.training.num_rounds} rounds; starting the engine "

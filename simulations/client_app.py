@@ -16,30 +16,32 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from clients import client_app
-from clients.toolkit.memory import Memory
 
 from .config import RunConfig, read_run_config
-from .settings import load_experiment
+from .loading import load_experiment
+from .methods import Federation
 
-# A client is built for every message, so its settings are read once a process.
-_experiment = lru_cache(maxsize=2)(load_experiment)
+
+@lru_cache(maxsize=2)  # a client is built for every message, so settings are read once a process
+def _federation(config: RunConfig) -> Federation:
+    problem = load_experiment(config)
+    return Federation(problem, problem.settings.algorithm, problem.settings.client)
 
 
 def _build_client(config: RunConfig, context: Context) -> Client:
     # One thread: the engines run clients side by side, and a sum's bits depend on how many threads
     # share it, so this is also what makes all engines agree.
     torch.set_num_threads(1)
-    settings, data = _experiment(config)
-    client = settings.algorithm.client(context, settings, data)
-    if settings.training.client_state == "folder" and hasattr(client, "memory"):
+    federation, folder = _federation(config), None
+    if federation.problem.settings.training.client_state == "folder":
         if config.out is None:
             raise ValueError("client-state = 'folder' needs a results folder: give out")
-        client.memory = Memory(context, config.out / "clients")
-    return client.to_client()
+        folder = config.out / "clients"
+    return federation.build_client(context, folder).to_client()
 
 
 def _num_clients(config: RunConfig) -> int:
-    return len(_experiment(config)[1].clients)
+    return _federation(config).problem.num_clients
 
 
 def make_client_app(run_config: Mapping[str, object]) -> ClientApp:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .data.registry import unknown
+from .wording import unknown
 
 
 @dataclass(frozen=True)

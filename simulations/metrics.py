@@ -1,8 +1,11 @@
 """Test metrics of FedAPM's tables beside accuracy: weighted F1 and AUC, as scikit-learn has them.
 
 The paper does not say how it averages over classes. Here is what its tables' numbers are averages
-of (FedAPM spec 4.1): F1 weighted by class, AUC the unweighted mean of one class against the rest.
+of (docs/methods/fedapm.md, P15): F1 weighted by class, AUC the unweighted mean of one class against
+the rest.
 """
+
+from __future__ import annotations
 
 import math
 

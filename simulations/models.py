@@ -3,6 +3,8 @@
 Names of layers are what ``clustered`` and ``personal`` patterns refer to.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Callable
 from math import prod
@@ -11,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from clients.toolkit.personalization import SplitInput
-from simulations.data import FederatedData
-from simulations.data.registry import unknown
+
+from .data import FederatedData
+from .wording import unknown
 
 
 class _LinearRegression(nn.Linear):
@@ -76,7 +79,7 @@ def _linear(data: FederatedData) -> nn.Module:
 
 
 def _cnn(data: FederatedData) -> nn.Module:
-    """Two convolutions and a linear head, as in the FPFC authors' code (spec §4.1).
+    """Two convolutions and a linear head, as in the FPFC authors' code (docs/methods/fpfc.md, P12).
 
     2572 parameters in front of the head (156 + 2416), 4010 in the head, which is the block that
     FPFC clusters.
@@ -108,9 +111,9 @@ def _flat_linear(model: str) -> Callable[[FederatedData], nn.Module]:
 
 
 def _mlp(data: FederatedData) -> nn.Module:
-    """Hidden layers of 128 and 64 units, as in the FLAME authors' code (spec 4.1): 109,386.
+    """Hidden layers of 128 and 64 units, as in the FLAME authors' code: 109,386 parameters.
 
-    FLAME's Table II prints 7,850 parameters for MNIST, which is 'mlr' (spec 6 #31).
+    See docs/methods/flame.md, P12. Table II prints 7,850 parameters for MNIST, which is 'mlr'.
     """
     classes = _num_classes("mlp", data)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
@@ -128,7 +131,7 @@ def _cnn_cifar(data: FederatedData) -> nn.Module:
     """FedAPM's (B.2) and FLAME's CNN for CIFAR-10: conv 5,088 parameters, fc 263,562.
 
     FedAPM shares conv1 and conv2; ``personal = "^fc"``. Its text puts a ReLU on fc2 too; these are
-    logits (FedAPM spec 6.3 #28).
+    logits (docs/methods/fedapm.md, P14).
     """
     classes = _num_classes("cnn-cifar", data)
     _check_shape("cnn-cifar", data)
@@ -155,7 +158,7 @@ class _ThreeChannels(nn.Module):
 
 
 def _cnn_medical(data: FederatedData) -> nn.Module:
-    """FLAME's CNN1 for Medical MNIST (spec 4.1): 206,678 parameters with 6 classes.
+    """FLAME's CNN1 for Medical MNIST (docs/methods/flame.md, P12): 206,678 parameters.
 
     The images are grey, but the authors' code reads them as RGB: hence three equal channels.
     """
@@ -170,7 +173,7 @@ def _cnn_medical(data: FederatedData) -> nn.Module:
         relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
         flatten=nn.Flatten(),
-        # In front of the hidden layer, where the code has it, not of the output (spec 4.1).
+        # In front of the hidden layer, where the code has it, not of the output.
         dropout=nn.Dropout(0.2),
         fc1=nn.Linear(16 * 14 * 14, 64),
         relu3=nn.ReLU(),
@@ -180,9 +183,9 @@ def _cnn_medical(data: FederatedData) -> nn.Module:
 
 
 def _cnn_femnist(data: FederatedData) -> nn.Module:
-    """FLAME's CNN2 for FEMNIST (spec 4.1): 51,466 parameters with 10 classes.
+    """FLAME's CNN2 for FEMNIST (docs/methods/flame.md, P12): 51,466 parameters with 10 classes.
 
-    The paper's 214,590 are those of 62 outputs, of which its data, the digits, use 10 (spec 6 #32).
+    The paper's 214,590 are those of 62 outputs, of which its data, the digits, use 10.
     """
     classes = _num_classes("cnn-femnist", data)
     _check_shape("cnn-femnist", data)
@@ -245,7 +248,7 @@ class _HARUpperLayers(nn.Module):
 
 
 def _har(data: FederatedData) -> nn.Module:
-    """FedAPM's HARClassifier (B.2, with what FedMultimodal's has beyond it; FedAPM spec 4.4).
+    """FedAPM's HARClassifier, with what FedMultimodal's has besides (docs/methods/fedapm.md, P14).
 
     420,814 parameters with 8 classes. The accelerometer's convolutions are personal, 51,904:
     ``personal = "^personal[.]"``. The authors' code makes the gyroscope's personal as well:
@@ -278,7 +281,8 @@ MODELS: dict[str, Callable[[FederatedData], nn.Module]] = {
 def _half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return (1/2) mean (y - x'w)^2, whose gradient FPFC's appendix D uses.
 
-    The appendix prints f without the half (FPFC spec 6.1 E7); the choice scales lambda by 2.
+    The appendix prints f without the half (docs/methods/fpfc.md, P11); the choice scales lambda by
+    2.
     """
     return 0.5 * nn.functional.mse_loss(outputs, targets)
 
@@ -364,7 +368,7 @@ def initialise(model: nn.Module, seed: int, scheme: str = "pytorch") -> nn.Modul
         Same seed, same weights.
     scheme : {'pytorch', 'normal'}
         PyTorch's default, or every weight and bias ~ N(0, 1), as the FPFC authors start the
-        softmax model (spec §2.1).
+        softmax model (docs/methods/fpfc.md, S4).
 
     Raises
     ------

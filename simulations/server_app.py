@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from .config import RunConfig, read_run_config
-from .run import run_experiment
+from .experiment import run_experiment
 
 
 def make_server_app(run_config: Mapping[str, object], *, engine: str) -> ServerApp:

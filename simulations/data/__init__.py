@@ -1,10 +1,12 @@
 """Federated data sets of the experiments: ``load("digits-swap", seed=0)``."""
 
-from simulations.data.batching import full_batch, minibatches
-from simulations.data.federated import ClientData, FederatedData, class_counts
-from simulations.data.ratings import RatingsClient, RatingsData
-from simulations.data.registry import DATASETS, Data, load
-from simulations.data.tabular import TabularData
+from __future__ import annotations
+
+from .batching import full_batch, minibatches
+from .federated import ClientData, FederatedData, class_counts
+from .ratings import RatingsClient, RatingsData
+from .registry import DATASETS, Data, kind_of, load
+from .tabular import TabularData
 
 __all__ = [
     "DATASETS",
@@ -16,6 +18,7 @@ __all__ = [
     "TabularData",
     "class_counts",
     "full_batch",
+    "kind_of",
     "load",
     "minibatches",
 ]

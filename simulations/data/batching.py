@@ -1,5 +1,7 @@
 """Batches for the local solvers: all samples at once, or shuffled slices."""
 
+from __future__ import annotations
+
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 

@@ -1,11 +1,13 @@
 """Scikit-learn's digits dealt to three groups of clients whose labels disagree. No file needed."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_digits
 
-from simulations.data.federated import FederatedData, client_data, generator, split_sizes
+from .federated import FederatedData, client_data, generator, split_sizes
 
 GROUPS = 3
 

@@ -1,5 +1,7 @@
 """What a federated data set is, and the random numbers and splits its loaders share."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -103,7 +105,7 @@ def split_sizes(n: int, validation: bool) -> Sizes:
     n : int
         Number of samples of one client.
     validation : bool
-        Split the training part once more, 80/20 into train and validation (FPFC paper, §6.1).
+        Split the training part once more, 80/20 into train and validation (FPFC, section 6.1).
 
     Raises
     ------

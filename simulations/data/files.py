@@ -1,5 +1,7 @@
 """Where data files lie, and what is said when one is missing or damaged."""
 
+from __future__ import annotations
+
 import os
 import zlib
 from pathlib import Path

@@ -1,4 +1,9 @@
-"""UCI HAR by subject: the stand-in for KU-HAR in FedAPM's split-input experiment (spec §4.2)."""
+"""UCI HAR by subject: the stand-in for KU-HAR in FedAPM's experiment with split inputs.
+
+See docs/methods/fedapm.md, S4.
+"""
+
+from __future__ import annotations
 
 import io
 import lzma
@@ -8,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from simulations.data.federated import FederatedData, client_data, split_sizes
-from simulations.data.files import missing_file
+from .federated import FederatedData, client_data, split_sizes
+from .files import missing_file
 
 SOURCE = (
     "the inertial signals of https://archive.ics.uci.edu/dataset/240 packed as in the docstring of "

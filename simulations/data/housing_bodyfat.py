@@ -1,12 +1,14 @@
-"""Housing and Body fat (H&BF): two regression tasks as one federation (FPFC, Appendix E.1)."""
+"""Housing and Body fat (H&BF): two regression tasks as one federation (FPFC, appendix E.1)."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from simulations.data.federated import FederatedData, client_data, generator, split_sizes
-from simulations.data.files import missing_file, read_table
+from .federated import FederatedData, client_data, generator, split_sizes
+from .files import missing_file, read_table
 
 HOUSING_SOURCE = "Boston Housing, housing.data: https://archive.ics.uci.edu/ml/machine-learning-databases/housing/"
 BODYFAT_SOURCE = (
@@ -48,7 +50,7 @@ def housing_bodyfat(seed: int, root: Path, *, validation: bool = False) -> Feder
     standardised with the mean and standard deviation of the training parts of all clients of the
     same source: scales differ between the two sources, and a client of 68 samples can hold too few
     different values of a binary feature for statistics of its own. Responses keep their units
-    (thousands of dollars; percent), as the paper's errors show (spec §6.2 A16).
+    (thousands of dollars; percent), as the paper's errors show (docs/methods/fpfc.md, P11).
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""MNIST and FashionMNIST dealt unevenly to clients, with labels swapped by group (FPFC, §6.1)."""
+"""MNIST and FashionMNIST dealt unevenly, with labels swapped by group (FPFC, section 6.1)."""
+
+from __future__ import annotations
 
 import tempfile
 from pathlib import Path
@@ -7,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from simulations.data.federated import FederatedData, client_data, generator, holdout
-from simulations.data.files import missing_file, read_idx
+from .federated import FederatedData, client_data, generator, holdout
+from .files import missing_file, read_idx
 
 SOURCES = {
     "MNIST": "http://yann.lecun.com/exdb/mnist/",
@@ -188,7 +190,7 @@ def images_swap(
         images, for a quick run; None for all.
     test_partition : {'same', 'independent'}
         Test images in the proportions of the training images, or in proportions of their own, as
-        in the authors' code (spec §6.2 A14).
+        in the authors' code (docs/methods/fpfc.md, P12).
     validation : bool
         Hold 20 % of each client's training images out for validation.
 

@@ -1,4 +1,6 @@
-"""FLAME's image data sets under its six partitions (FLAME, §VI; spec §4.1-4.2)."""
+"""FLAME's image data sets under its six partitions (docs/methods/flame.md, P12 and P13)."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -8,9 +10,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from simulations.data import partitions
-from simulations.data.federated import ClientData, FederatedData, generator, split_sizes
-from simulations.data.sources import Pool
+from . import partitions
+from .federated import ClientData, FederatedData, generator, split_sizes
+from .sources import Pool
 
 Scheme = Literal[
     "label-count", "dirichlet-label", "writer", "noise", "dirichlet-quantity", "hybrid"
@@ -41,7 +43,7 @@ def partitioned(
     Parameters
     ----------
     source : callable
-        One of `simulations.data.sources`, called with (seed, root).
+        One of `sources`, called with (seed, root).
     name : str
         Registry name.
     seed : int
@@ -51,15 +53,15 @@ def partitioned(
     clients : int
         Number of clients, m.
     partition : str
-        'label-count' (#label=k shards), 'dirichlet-label' (Dir(β) label shares), 'writer' (where
-        the data have writers), 'noise' (Gaussian, variance σ i / m), 'dirichlet-quantity' (Dir(β)
-        sizes) or 'hybrid' (half #label=k, half Dir(β) sizes); see `simulations.data.partitions`.
+        'label-count' (#label=k shards), 'dirichlet-label' (Dir(beta) label shares), 'writer' (where
+        the data have writers), 'noise' (Gaussian, variance sigma i / m), 'dirichlet-quantity'
+        (Dir(beta) sizes) or 'hybrid' (half #label=k, half Dir(beta) sizes); see `partitions`.
     labels_per_client : int
         k of 'label-count' and 'hybrid'.
     beta : float
-        β of 'dirichlet-label', 'dirichlet-quantity' and 'hybrid'.
+        beta of 'dirichlet-label', 'dirichlet-quantity' and 'hybrid'.
     sigma : float
-        σ of 'noise', 0 or more.
+        sigma of 'noise', 0 or more.
     samples : int or None
         Use a random subset of at most this many samples, each class in its share, for a quick run;
         None for all.

@@ -1,8 +1,12 @@
-"""The six ways in which FLAME's experiments deal samples to clients (FLAME, §VI; spec §4.2).
+"""The six ways in which FLAME's experiments deal samples to clients (its section VI).
+
+See docs/methods/flame.md, P13.
 
 A scheme takes the labels (or the writers) of all samples and returns the sample indices of each
 client: disjoint, without order. Quality skew deals `evenly` and adds noise of `noise_std`.
 """
+
+from __future__ import annotations
 
 import math
 import warnings
@@ -18,7 +22,7 @@ Index = npt.NDArray[np.int64]
 
 # A client with less than this can neither be trained nor scored.
 MIN_LABEL_SKEW = 10
-# Dirichlet quantity skew gives every client at least this many where there are enough (spec §4.2).
+# Dirichlet quantity skew gives every client at least this many where there are enough (P13).
 MIN_QUANTITY_SKEW = 100
 
 
@@ -27,9 +31,9 @@ def label_count(
 ) -> list[Index]:
     """Label skew by number of labels, ``#label=k`` (scheme 1).
 
-    Each of the C classes is cut into ⌈k m / C⌉ near-equal shards, and each client draws k shards
-    out of all, without replacement: it holds at most k labels (two shards may be of one). Shards
-    beyond k m stay unused, so every sample is dealt where C divides k m.
+    Each of the C classes is cut into ceil(k m / C) near-equal shards, and each client draws k
+    shards out of all, without replacement: it holds at most k labels (two shards may be of one).
+    Shards beyond k m stay unused, so every sample is dealt where C divides k m.
 
     flwr-datasets' `ShardPartitioner` is not used because its shards, cut out of the samples sorted
     by label, cross from one class into the next (a client then holds up to 2k labels), and its
@@ -73,7 +77,7 @@ def label_count(
     return [np.concatenate([shards[s] for s in own]) for own in drawn.reshape(clients, -1)]
 
 
-def _load(partitioner: "Partitioner", clients: int, **columns: Index) -> list[Index]:
+def _load(partitioner: Partitioner, clients: int, **columns: Index) -> list[Index]:
     """Let a partitioner of flwr-datasets deal a table that also has the sample indices."""
     from datasets import Dataset  # here: takes seconds
 
@@ -86,9 +90,9 @@ def _load(partitioner: "Partitioner", clients: int, **columns: Index) -> list[In
 def dirichlet_label(
     labels: Index, clients: int, beta: float, rng: np.random.Generator
 ) -> list[Index]:
-    """Label skew by distribution, ``Dir(β)`` (scheme 2), by flwr-datasets' `DirichletPartitioner`.
+    """Label skew by distribution, ``Dir(beta)`` (scheme 2), by `DirichletPartitioner`.
 
-    Class c goes to the clients in the shares p_c ~ Dirichlet(β, ..., β). The shares are drawn
+    Class c goes to the clients in the shares p_c ~ Dirichlet(beta, ..., beta). The shares are drawn
     again, up to 10 times, until every client has 10 samples.
 
     Parameters
@@ -98,7 +102,7 @@ def dirichlet_label(
     clients : int
         Number of clients, m.
     beta : float
-        Concentration β, above 0; the smaller, the fewer labels a client has.
+        Concentration beta, above 0; the smaller, the fewer labels a client has.
     rng : Generator
         Decides the shares, and who gets which samples.
 
@@ -132,7 +136,7 @@ def dirichlet_label(
 
 
 def by_writer(writers: Index, clients: int) -> list[Index]:
-    """Feature skew (scheme 3): consecutive writers, ⌊W / m⌋ a client, whole.
+    """Feature skew (scheme 3): consecutive writers, floor(W / m) a client, whole.
 
     The remaining W mod m writers are left out, as in the paper's ``#writers=338`` of 3383 for
     10 clients. By flwr-datasets' `GroupedNaturalIdPartitioner`.
@@ -166,12 +170,12 @@ def evenly(n: int, clients: int, rng: np.random.Generator) -> list[Index]:
 
 
 def noise_std(sigma: float, client: int, clients: int) -> float:
-    """Return the standard deviation √(σ i / m) of the noise of client i = 1, ..., m (scheme 4).
+    """Return the standard deviation of the noise of client i: sqrt(sigma i / m) (scheme 4).
 
     Parameters
     ----------
     sigma : float
-        Variance of the last client's noise, σ.
+        Variance of the last client's noise, sigma.
     client : int
         Partition id, 0 to m - 1; the paper's i less 1.
     clients : int
@@ -181,10 +185,10 @@ def noise_std(sigma: float, client: int, clients: int) -> float:
 
 
 def dirichlet_quantity(n: int, clients: int, beta: float, rng: np.random.Generator) -> list[Index]:
-    """Quantity skew ``Dir(β)`` (scheme 5): client i gets a share p_i of all samples, at random.
+    """Quantity skew ``Dir(beta)`` (scheme 5): client i gets a share p_i of all samples, at random.
 
-    p ~ Dirichlet(β, ..., β). A client whose share is below 100 samples (below n / m where there are
-    not 100 a client) gets 100, and the others share the rest in proportion to p.
+    p ~ Dirichlet(beta, ..., beta). A client whose share is below 100 samples (below n / m where
+    there are not 100 a client) gets 100, and the others share the rest in proportion to p.
 
     Not in flwr-datasets: `SizePartitioner` deals given sizes, which is one line here.
 
@@ -195,7 +199,7 @@ def dirichlet_quantity(n: int, clients: int, beta: float, rng: np.random.Generat
     clients : int
         Number of clients, m.
     beta : float
-        Concentration β, above 0; the smaller, the more unequal the sizes.
+        Concentration beta, above 0; the smaller, the more unequal the sizes.
     rng : Generator
         Decides the shares, and who gets which samples.
     """
@@ -219,7 +223,7 @@ def hybrid(
 ) -> list[Index]:
     """Hybrid skew (scheme 6): two random halves of the samples, dealt by schemes 1 and 5.
 
-    The first ⌈m / 2⌉ clients get one half by `label_count`, the others the other half by
+    The first ceil(m / 2) clients get one half by `label_count`, the others the other half by
     `dirichlet_quantity`. In the authors' code both groups deal the whole data, so that clients
     share samples; here they do not.
 

@@ -1,4 +1,6 @@
-"""Ratings dealt to clients: MovieLens, and a synthetic matrix of low rank (FedMC-ADMM, §5)."""
+"""Ratings dealt to clients: MovieLens, and a synthetic matrix of low rank."""
+
+from __future__ import annotations
 
 import re
 from dataclasses import dataclass
@@ -9,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.toolkit.ratings import Ratings
-from simulations.data.federated import generator
-from simulations.data.files import missing_file
+
+from .federated import generator
+from .files import missing_file
 
 SCALE = (1.0, 5.0)  # stars
 
@@ -102,7 +105,8 @@ def deal(
     """Deal a table of ratings to clients, each user with all of their ratings to one of them.
 
     Users are dealt at random and evenly (m_i differ by one at most), users and items are numbered
-    anew and none is left out (spec §6.8, §6.11), and each client splits its own ratings (§6.10).
+    anew and none is left out, and each client splits its own ratings (docs/methods/fedmc-admm.md,
+    P8).
 
     Parameters
     ----------
@@ -118,7 +122,7 @@ def deal(
         Share of each client's ratings in its test part.
     rating_transform : {'none', 'zscore'}
         ``"zscore"`` subtracts the mean of the training ratings of all clients and divides by their
-        standard deviation (§6.6); clients could find both by adding up three numbers each.
+        standard deviation; clients could find both by adding up three numbers each.
 
     Raises
     ------
@@ -240,7 +244,7 @@ def movielens(
 
     GroupLens does not allow the sets to be passed on, so nothing is downloaded: fetch the archive
     and unpack it in the data root. Every rating is kept: the table of the paper has fewer for 1M
-    (999,714 of 3,449 items), by a filter that it does not name (spec §6.8).
+    (999,714 of 3,449 items), by a filter that it does not name (docs/methods/fedmc-admm.md, P8).
 
     Parameters
     ----------
@@ -281,7 +285,7 @@ def synthetic_ratings(
 
     Each item has a rating from each of `rank` kinds of people, uniform in [1, 5], and each user is
     a mixture of the kinds, uniform in the simplex: M = UV is between 1 and 5 by itself and nothing
-    is cut off it. Each entry is observed with probability `density`, plus N(0, noise²), and what
+    is cut off it. Each entry is observed with probability `density`, plus N(0, noise^2), and what
     leaves 1 to 5 by the noise is set to the end of the scale. Not rounded to stars.
 
     Parameters

@@ -1,24 +1,26 @@
 """The data sets by name, and `load`, which checks options and keeps what it loaded."""
 
-import difflib
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from simulations.data import sources
-from simulations.data.digits import digits_swap
-from simulations.data.federated import FederatedData
-from simulations.data.files import data_root as resolve_root
-from simulations.data.har import uci_har
-from simulations.data.housing_bodyfat import housing_bodyfat
-from simulations.data.images import images_swap
-from simulations.data.partitioned import partitioned
-from simulations.data.ratings import MOVIELENS, RatingsData, movielens, synthetic_ratings
-from simulations.data.synthetic import SCENARIOS, synthetic
-from simulations.data.tabular import TabularData, qsar, synthetic_v1
+from ..wording import unknown
+from . import sources
+from .digits import digits_swap
+from .federated import FederatedData
+from .files import data_root as resolve_root
+from .har import uci_har
+from .housing_bodyfat import housing_bodyfat
+from .images import images_swap
+from .partitioned import partitioned
+from .ratings import MOVIELENS, RatingsData, movielens, synthetic_ratings
+from .synthetic import SCENARIOS, synthetic
+from .tabular import TabularData, qsar, synthetic_v1
 
 Data: TypeAlias = FederatedData | RatingsData | TabularData
 Loader = Callable[..., Data]
@@ -48,13 +50,6 @@ DATASETS: dict[str, Loader] = {
 }
 
 
-def unknown(kind: str, given: str, known: list[str]) -> ValueError:
-    """Describe a name that does not exist: what exists, and what was probably meant."""
-    close = difflib.get_close_matches(given, known, n=3)
-    meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return ValueError(f"unknown {kind} {given!r}.{meant} Known: {', '.join(known) or 'none'}.")
-
-
 def _fits(value: Any, annotation: Any) -> bool:
     """Whether a value is what the annotation says, where no bool is a number, every int a float."""
     if isinstance(annotation, UnionType):
@@ -66,6 +61,30 @@ def _fits(value: Any, annotation: Any) -> bool:
     return isinstance(value, (int, float) if annotation is float else annotation)
 
 
+def kind_of(name: str) -> type:
+    """Return the kind of data that a data set is, without loading it.
+
+    Raises
+    ------
+    ValueError
+        If there is no data set of this name.
+    """
+    kind: type = _hints(_loader(name))["return"]
+    return kind
+
+
+def _loader(name: str) -> Loader:
+    if name not in DATASETS:
+        raise unknown("data set", name, list(DATASETS))
+    return DATASETS[name]
+
+
+def _hints(loader: Any) -> dict[str, Any]:
+    while isinstance(loader, partial):
+        loader = loader.func
+    return get_type_hints(loader)
+
+
 def _checked(name: str, loader: Loader, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     """All options of a loader, defaults filled in, sorted: the key of the cache."""
     known = {
@@ -73,18 +92,17 @@ def _checked(name: str, loader: Loader, options: dict[str, Any]) -> tuple[tuple[
         for p in inspect.signature(loader).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     }
+    hints = _hints(loader)
     for option, value in options.items():
         if option not in known:
             raise unknown(f"option of data set {name}", option, sorted(known))
-        annotation = known[option].annotation
+        annotation = hints[option]
         if not _fits(value, annotation):
             if get_origin(annotation) is Literal:
                 wanted = f"one of {', '.join(map(repr, get_args(annotation)))}"
             else:
                 wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-            raise ValueError(
-                f"option {option} of data set {name}: expected {wanted}, got {value!r}"
-            )
+            raise ValueError(f"option {option} of data set {name} is {value!r}, expected {wanted}.")
     return tuple(sorted(({k: p.default for k, p in known.items()} | options).items()))
 
 
@@ -122,8 +140,7 @@ def load(name: str, seed: int, data_root: Path | str | None = None, **options: A
     FileNotFoundError
         If a file is missing and cannot be downloaded.
     """
-    if name not in DATASETS:
-        raise unknown("data set", name, list(DATASETS))
+    loader = _loader(name)
     if seed < 0:
-        raise ValueError(f"seed={seed}: expected an integer, 0 or more")
-    return _load(name, seed, resolve_root(data_root), _checked(name, DATASETS[name], options))
+        raise ValueError(f"seed is {seed}, expected an integer >= 0.")
+    return _load(name, seed, resolve_root(data_root), _checked(name, loader, options))

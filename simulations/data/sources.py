@@ -1,8 +1,10 @@
 """Where the samples of FLAME's image data sets come from, before they are dealt to clients.
 
-A source pools the official training and test parts (spec §4.1) and reads inputs by index, so that
-images nobody gets are never decoded and at most one client's are in memory twice.
+A source pools the official training and test parts (docs/methods/flame.md, P13) and reads inputs by
+index, so that images nobody gets are never decoded and at most one client's are in memory twice.
 """
+
+from __future__ import annotations
 
 import io
 import math
@@ -21,9 +23,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
-from simulations.data.federated import generator
-from simulations.data.files import missing_file
-from simulations.data.images import read_images, torchvision_datasets
+from .federated import generator
+from .files import missing_file
+from .images import read_images, torchvision_datasets
 
 Index = npt.NDArray[np.int64]
 
@@ -93,7 +95,7 @@ def mnist_writers(seed: int, root: Path) -> Pool:
     """MNIST redrawn by 700 made-up writers: a synthetic stand-in for FEMNIST by writer.
 
     FEMNIST's writers cannot be had. Here image j belongs to writer j mod 700 (100 images each;
-    FEMNIST's digits have 113), who draws with a style of their own: rotated by U(-20°, 20°),
+    FEMNIST's digits have 113), who draws with a style of their own: rotated by U(-20, 20) degrees,
     slanted by U(-0.4, 0.4), of U(0.8, 1.2) times the size, and with strokes made bolder or finer by
     the power 2^U(-1, 1) of the ink. Inputs are the ink in [0, 1], shape (1, 28, 28), like FEMNIST's
     not normalised.

@@ -1,11 +1,13 @@
-"""Synthetic scenarios S1 to S5 of the FPFC paper (arXiv:2211.04218, §6.1 and Appendix E.1)."""
+"""Synthetic scenarios S1 to S5 of FPFC (arXiv:2211.04218, section 6.1 and appendix E.1)."""
+
+from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from simulations.data.federated import FederatedData, client_data, generator, split_sizes
+from .federated import FederatedData, client_data, generator, split_sizes
 
 NUM_FEATURES, NUM_CLASSES = 60, 10
 
@@ -54,11 +56,11 @@ def synthetic(
     noise: float = 0.5,
     validation: bool = False,
 ) -> FederatedData:
-    """Generate one scenario: ``y = argmax(softmax(W_l x + b_l + τ))`` for devices of cluster l.
+    """Generate one scenario: ``y = argmax(softmax(W_l x + b_l + tau))`` for devices of cluster l.
 
-    Per cluster μ_l ~ N(0, 1); entries of W_l (10x60) and b_l (10) ~ N(μ_l, 1); τ ~ N(0, noise²)
-    per sample and class. Device i has ``n_i = 5 (floor(LogNormal(4, 2)) + 50)`` samples, without a
-    cap.
+    Per cluster mu_l ~ N(0, 1); entries of W_l (10x60) and b_l (10) ~ N(mu_l, 1); tau ~ N(0,
+    noise^2) per sample and class. Device i has ``n_i = 5 (floor(LogNormal(4, 2)) + 50)`` samples,
+    without a cap.
 
     Parameters
     ----------
@@ -72,12 +74,12 @@ def synthetic(
         Number of devices m, in the paper's cluster proportions; None for the paper's m.
     features : {'uniform', 'normal'}
         x ~ U[0, 1)^60 or N(0, I). The paper prints the second, its tables were made with the
-        first (spec §6.2 A3), hence the default.
+        first (docs/methods/fpfc.md, P9), hence the default.
     noise : float
-        Standard deviation of τ.
+        Standard deviation of tau.
     validation : bool
         Hold 20 % of each device's training part out for validation, as the paper does to choose
-        λ. Off by default: the released code has no such split and does not refit (spec A17), so
+        lambda. Off by default: the released code has no such split and does not refit (P10), so
         that 80/20 is what its accuracies were measured with.
 
     Raises
@@ -91,7 +93,7 @@ def synthetic(
     cluster = np.repeat(np.arange(len(devices)), devices)
 
     draw = generator(seed, "synthetic", "clusters")
-    # μ_l adds the same constant to all logits and changes no label; drawn because the recipe does.
+    # mu_l adds the same constant to all logits and changes no label; drawn because the recipe does.
     mean = draw.normal(size=(len(devices), 1))
     bias = draw.normal(mean, 1, size=(len(devices), NUM_CLASSES))
     weight = draw.normal(mean[..., None], 1, size=(len(devices), NUM_CLASSES, NUM_FEATURES))

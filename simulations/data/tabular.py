@@ -1,5 +1,8 @@
 """The two convex problems of FedGiA (arXiv:2205.01438): Examples V.1 and V.2, as local losses."""
 
+from __future__ import annotations
+
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +12,8 @@ import numpy.typing as npt
 from scipy.io import loadmat
 from scipy.sparse import issparse
 
-from simulations.data.federated import generator
-from simulations.data.files import missing_file
+from .federated import generator
+from .files import missing_file
 
 V1_FEATURES, V1_DISTRIBUTIONS = 100, 3
 QSAR_SHAPE = (8992, 1024)
@@ -20,6 +23,7 @@ QSAR_SOURCE = (
 )
 
 Array = npt.NDArray[np.float64]
+RegScaling = Literal["per_sample", "full"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +43,18 @@ class TabularData:
         Which f_i they are meant for: Example II.1, or II.2, with b in {0, 1}.
     num_features : int
         n.
+    mu : float
+        Of logistic regression, the weight of its regulariser.
+    reg_scaling : {'per_sample', 'full'}
+        Likewise: mu/(2 d_i) ||x||^2, or mu/2 ||x||^2.
     """
 
     name: str
     clients: list[tuple[Array, Array]]
     loss: Literal["least-squares", "logistic"]
     num_features: int
+    mu: float = 0.0
+    reg_scaling: RegScaling = "per_sample"
 
 
 def _deal(a: Array, b: Array, sizes: npt.NDArray[np.int64]) -> list[tuple[Array, Array]]:
@@ -59,7 +69,8 @@ def synthetic_v1(seed: int, root: Path, *, clients: int = 64) -> TabularData:
     d_i is an integer, uniform in [50, 150], and n = 100. Entries of the A_i and the b_i of the
     first third of the clients are N(0, 1), of the second Student's t with 5 degrees of freedom, of
     the last uniform in [-5, 5]; then the samples of all clients are shuffled. The paper does not
-    say how many samples each distribution has; a third of the clients is the reading of spec §4.1.
+    say how many samples each distribution has; a third of the clients is our reading
+    (docs/methods/fedgia.md, P11).
 
     Parameters
     ----------
@@ -163,13 +174,20 @@ def _check_entries(
         )
 
 
-def qsar(seed: int, root: Path, *, clients: int = 64) -> TabularData:
+def qsar(
+    seed: int,
+    root: Path,
+    *,
+    clients: int = 64,
+    mu: float = 0.001,
+    reg_scaling: RegScaling = "per_sample",
+) -> TabularData:
     """Deal QSAR oral toxicity ('qot' in Example V.2) to clients, for logistic regression.
 
-    8,992 molecules with 1,024 bits of a fingerprint each, 741 of them toxic (b = 1). Each column
-    of all samples is divided by its norm, which the paper does not mention but its numbers need
-    (spec §6.4); a column of zeros would stay one. Samples are shuffled and cut at random points
-    into parts of more than 0.025 d/m.
+    8,992 molecules with 1,024 bits of a fingerprint each, 741 of them toxic (b = 1). Each column of
+    all samples is divided by its norm, which the paper does not mention but its numbers need
+    (docs/methods/fedgia.md, P9); a column of zeros would stay one. Samples are shuffled and cut at
+    random points into parts of more than 0.025 d/m.
 
     Parameters
     ----------
@@ -179,12 +197,20 @@ def qsar(seed: int, root: Path, *, clients: int = 64) -> TabularData:
         Data root; the files lie in its folder ``qsar-oral-toxicity``.
     clients : int
         Number of clients m.
+    mu : float
+        Weight of the regulariser, 0 or more.
+    reg_scaling : {'per_sample', 'full'}
+        "per_sample": mu/(2 d_i) ||x||^2, with which the paper's numbers were made. "full":
+        mu/2 ||x||^2, as (3) is printed (docs/methods/fedgia.md, P8).
 
     Raises
     ------
     FileNotFoundError, ValueError
-        If a file is missing or damaged, or there are more clients than samples.
+        If a file is missing or damaged, `mu` is out of range, or there are more clients than
+        samples.
     """
+    if not 0 <= mu < math.inf:
+        raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
     folder = root / "qsar-oral-toxicity"
     x = _read_mat(folder / "toxicity.mat", "X", QSAR_SHAPE)
     _check_entries(folder / "toxicity.mat", "X", x, (0, 1))
@@ -198,4 +224,5 @@ def qsar(seed: int, root: Path, *, clients: int = 64) -> TabularData:
     norms = np.linalg.norm(a, axis=0)
     a /= np.where(norms > 0, norms, 1)
     b = (y[:, 0] > 0).astype(np.float64)
-    return TabularData("qsar", _deal(a[order], b[order], sizes), "logistic", a.shape[1])
+    dealt = _deal(a[order], b[order], sizes)
+    return TabularData("qsar", dealt, "logistic", a.shape[1], mu, reg_scaling)

@@ -1,8 +1,10 @@
-"""How the clusters that a run found are judged: Num, ARI, the cost, and whether λ holds them.
+"""How the clusters that a run found are judged: Num, ARI, the cost, and whether lambda holds them.
 
 These are the figures of FPFC (Yu et al., arXiv:2211.04218, section 6 and table 1). Everything here
 takes plain numbers and arrays.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import math
@@ -30,7 +32,7 @@ class ClusteringRow:
     Attributes
     ----------
     nu : float
-        Threshold ν: two clients belong together where ‖θ_ij‖ <= ν.
+        Threshold nu: two clients belong together where ||theta_ij|| <= ν.
     num : int
         Number of clusters found, the papers' Num.
     ari : float or None
@@ -44,18 +46,19 @@ class ClusteringRow:
 
 @dataclasses.dataclass(frozen=True)
 class ClusterCondition:
-    """Whether λ is large enough to hold a found cluster at one common model.
+    """Whether lambda is large enough to hold a found cluster at one common model.
 
     Attributes
     ----------
     size : int
         Number of clients |G_l|.
     largest_gradient : float
-        max_i ‖∇f_i(α_l)‖ over the clients of the cluster, α_l being the cluster's model.
+        max_i ||grad f_i(alpha_l)|| over the clients of the cluster, alpha_l being the cluster's
+        model.
     allowed : float
-        λ(|G_l| - 1)/m, the most that the other members can hold against.
+        lambda (|G_l| - 1)/m, the most that the other members can hold against.
     lam_needed : float
-        The smallest λ that would do at these gradients; NaN for a client alone.
+        The smallest lambda that would do at these gradients; NaN for a client alone.
     holds : bool
         Whether ``largest_gradient <= allowed``. A client alone has nothing to hold: True.
     """
@@ -77,11 +80,11 @@ def clustering_scores(
     Parameters
     ----------
     theta_norms : array_like of shape (m, m)
-        Norms ‖θ_ij‖ of the pairwise differences.
+        Norms ||theta_ij|| of the pairwise differences.
     true_clusters : array_like of int, shape (m,), or None
         True cluster of each client, where it is known.
     nus : Sequence[float]
-        Thresholds ν. The result is not always insensitive to ν, so report several.
+        Thresholds nu. The result is not always insensitive to nu, so report several.
 
     Returns
     -------
@@ -114,7 +117,7 @@ def communication_cost(
     """Count the parameters sent in a run, as FPFC's table 1 does.
 
     The initial model goes to every client once, then in every round one vector goes down to and
-    one comes up from each active client: m d + 2 d Σ_k |A_k|.
+    one comes up from each active client: m d + 2 d sum_k |A_k|.
 
     Parameters
     ----------
@@ -125,8 +128,8 @@ def communication_cost(
     active_per_round : Sequence[int]
         Number of active clients |A_k| of every round.
     shared_dim : int
-        Size of a block φ that all clients share and that travels with the vector (the lower layers
-        of the image experiments). The paper does not say whether it counts; here it does.
+        Size of a block phi that all clients share and that travels with the vector (the lower
+        layers of the image experiments). The paper does not say whether it counts; here it does.
 
     Returns
     -------
@@ -156,19 +159,20 @@ def communication_cost(
 def cluster_conditions(
     labels: ArrayLike, gradient_norms: ArrayLike, lam: float
 ) -> list[ClusterCondition]:
-    """Check, for every found cluster, whether λ can hold it together.
+    """Check, for every found cluster, whether lambda can hold it together.
 
-    A cluster G_l that is fused at α_l, with all other clusters beyond aλ, is a stationary point
-    only if ‖∇f_i(α_l)‖ <= λ(|G_l| - 1)/m for all its clients (`fusion_bound`).
+    A cluster G_l that is fused at alpha_l, with all other clusters beyond a lambda, is a stationary
+    point only if ||grad f_i(alpha_l)|| <= lambda (|G_l| - 1)/m for all its clients
+    (`fusion_bound`).
 
     Parameters
     ----------
     labels : array_like of int, shape (m,)
         Found cluster of each client, 0..L-1.
     gradient_norms : array_like of shape (m,)
-        ‖∇f_i(α_l)‖ of each client at the model of its found cluster.
+        ||grad f_i(alpha_l)|| of each client at the model of its found cluster.
     lam : float
-        Regularisation λ of the run.
+        Regularisation lambda of the run.
 
     Returns
     -------
@@ -221,15 +225,15 @@ def diagnostics_table(
     labels : array_like of int, shape (m,)
         Found cluster of each client, 0..L-1.
     theta_norms : array_like of shape (m, m)
-        Norms ‖θ_ij‖ of the pairwise differences.
+        Norms ||theta_ij|| of the pairwise differences.
     gradient_norms : array_like of shape (m,)
-        ‖∇f_i(α_l)‖ of each client at the model of its found cluster.
+        ||grad f_i(alpha_l)|| of each client at the model of its found cluster.
     lam : float
-        Regularisation λ of the run.
+        Regularisation lambda of the run.
     stationarity : float
-        KKT residual max_i ‖∇f_i(ω_i) + (1/m) Σ_j v_ij‖.
+        KKT residual max_i ||grad f_i(omega_i) + (1/m) sum_j v_ij||.
     consensus : float
-        KKT residual max_ij ‖ω_i - ω_j - θ_ij‖.
+        KKT residual max_ij ||omega_i - omega_j - theta_ij||.
     clustering : Sequence[ClusteringRow]
         Clusters found at several thresholds.
 

@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix, vstack
 
 from clients.toolkit.ratings import Ratings
 
-from .data.federated import generator
+from ..data.federated import generator
 
 Matrix = NDArray[np.float64]
 

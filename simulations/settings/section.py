@@ -1,5 +1,7 @@
 """The base of every table of an experiment file."""
 
+from __future__ import annotations
+
 from pydantic import BaseModel, ConfigDict
 
 

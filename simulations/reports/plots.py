@@ -1,12 +1,14 @@
-"""The three pictures a run leaves behind: the metric over rounds, who is close to whom, and a map.
+"""The pictures a run leaves behind: the metric over rounds, who is close to whom, and a map.
 
 The heat map and the map of the client models are those of figure 3 of FPFC (Yu et al.,
 arXiv:2211.04218). Everything is drawn through matplotlib's ``Figure`` objects: no ``pyplot``, so
 no global state, no window and no display is needed.
 """
 
+from __future__ import annotations
+
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +98,14 @@ def metric_over_rounds(
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=min(len(lines), 4), frameon=False)
+    figure.legend(loc="outside lower center", ncols=_legend_columns(lines), frameon=False)
     _save(figure, path)
+
+
+def _legend_columns(names: Collection[str]) -> int:
+    """Return how many entries fit side by side under the picture."""
+    longest = max(map(len, names))
+    return max(1, min(len(names), int(7.8 / (0.65 + 0.085 * longest))))
 
 
 def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, path: str | Path, title: str) -> None:
@@ -109,7 +117,7 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, path: str | Path, t
     Parameters
     ----------
     omega : array_like of shape (m, d)
-        The client models ω_i, one per row.
+        The client models omega_i, one per row.
     found : array_like of int, shape (m,)
         Label of the cluster that was found for each client.
     path : str or Path
@@ -197,7 +205,7 @@ def embedding(
     Parameters
     ----------
     omega : array_like of shape (m, d)
-        The client models ω_i, one per row.
+        The client models omega_i, one per row.
     found : array_like of int, shape (m,)
         Label of the cluster that was found for each client. The seven largest clusters of two
         clients or more have a colour of their own, all others are grey.

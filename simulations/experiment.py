@@ -1,0 +1,385 @@
+"""One run of an experiment: train, write down every round, compare, report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from itertools import compress
+from pathlib import Path
+
+import torch
+from flwr.serverapp import Grid
+from rich.console import Console
+from safetensors.numpy import save_file
+
+from fl_admm_strategies.runtime.files import lock_folder
+
+from .config import RunConfig
+from .loading import changed_settings, load_experiment, load_settings
+from .methods import Federation, History, Method, completed, grid_of, run_method
+from .problems import Problem
+from .reports import (
+    Experiment,
+    Finished,
+    MethodReport,
+    Report,
+    Result,
+    plots,
+    report_of,
+    results_table,
+    row_of,
+    write_metrics_line,
+    write_result,
+)
+from .settings import Built, Settings, published_rows
+
+_SETTINGS = "experiment.toml"
+_CHECKPOINTS = "checkpoints"
+
+
+def prepare(config: RunConfig) -> Experiment:
+    """Load an experiment's settings and data, and build its strategy and what it starts from.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If settings or data are not usable, or do not go together.
+    """
+    problem = load_experiment(config)
+    settings = problem.settings
+    federation, report = _federation(problem, settings.algorithm, settings.client)
+    federation = replace(federation, fixed={**federation.fixed, **report.fixed})
+    strategy = federation.strategy()
+    return Experiment(federation, report, strategy, problem.initial_arrays(strategy))
+
+
+def _federation(problem: Problem, method: Built, client: Built) -> tuple[Federation, MethodReport]:
+    """Return a method over a problem, with the defaults that the data decide, and its report."""
+    report = report_of(type(method).builds, type(problem))
+    defaults = report.defaults(problem)
+    missing = {name: value for name, value in defaults.items() if getattr(method, name) is None}
+    return Federation(problem, method, client, missing), report
+
+
+def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Console) -> Result:
+    """Run an experiment on a grid and write its results folder.
+
+    Parameters
+    ----------
+    grid : Grid
+        Of any engine.
+    config : RunConfig
+        Which experiment, with which changes.
+    engine : str
+        The engine's name, for the report.
+    console : Console
+        Where the tables go.
+
+    Returns
+    -------
+    Result
+        What ``result.json`` holds.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If settings or data are not usable; nothing has been sent by then.
+    RuntimeError
+        If the run to resume is still going on, or not one reply, or not one evaluation, of the
+        whole run was usable.
+    """
+    experiment = prepare(config)
+    out = results_folder(config, experiment.settings)
+    with lock_folder(out / _CHECKPOINTS):  # until the last file is written
+        return _run_in(out, grid, config, experiment, engine, console)
+
+
+def _run_in(
+    out: Path,
+    grid: Grid,
+    config: RunConfig,
+    experiment: Experiment,
+    engine: str,
+    console: Console,
+) -> Result:
+    settings, strategy, problem = experiment.settings, experiment.strategy, experiment.problem
+    if changed := _changed(out, settings):
+        differences = "; ".join(f"{key} {how}" for key, how in changed.items())
+        console.print(
+            f"Resuming with other settings: {differences}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+    written = out / f"{_SETTINGS}.part"
+    written.write_text(settings.to_toml(), encoding="utf-8")
+    written.replace(out / _SETTINGS)  # whole or not at all, should the run be killed here
+    training = settings.training
+    with _recorded(out / "metrics.jsonl", strategy) as (on_round, seconds_so_far):
+        history = run_method(
+            problem,
+            strategy,
+            grid,
+            experiment.arrays,
+            num_rounds=training.num_rounds,
+            title=experiment.report.title(strategy),
+            evaluate_every=training.evaluate_every,
+            stop=experiment.report.stop_rule(experiment),
+            on_round=on_round,
+            checkpoint_dir=out / _CHECKPOINTS,
+            checkpoint_every=training.checkpoint_every,
+            resume=config.resume,
+        )
+        seconds = seconds_so_far()
+    save_file(dict(strategy.state_dict()), out / "state.safetensors")
+    if not history.rounds:
+        raise RuntimeError(
+            f"no client could evaluate a model, so there is nothing to report. The models are in "
+            f"{out}; the warnings above say why."
+        )
+    baselines = _run_baselines(experiment, out, console)
+    report = experiment.report.report(Finished(experiment, history.last, seconds, out))
+    cells = dict(history.last.cells)
+    for row, more in report.cells.items():
+        cells[row] = {**cells.get(row, {}), **more}
+    result = Result(
+        experiment=Path(config.experiment).stem,
+        algorithm=history.title,
+        data=problem.data.name,
+        metric=problem.metric,
+        models=history.last.models,
+        traffic=strategy.traffic,
+        seconds=seconds,
+        rounds=len(strategy.train_metrics),
+        engine=engine,
+        seed=settings.seed,
+        published=published_rows(settings),
+        cells=cells,
+        baselines={baseline.title: baseline.last for baseline in baselines},
+        note=report.note,
+        legend=report.legend,
+        extra=report.extra,
+    )
+    write_result(out / "result.json", result)
+    _draw_metric(out, settings.title, history, baselines, result)
+    console.print(results_table(result))
+    console.print()
+    for part in report.body:
+        console.print(part)
+        console.print()
+    _print_files(console, out, report, settings)
+    return result
+
+
+def _run_baselines(experiment: Experiment, out: Path, console: Console) -> list[History]:
+    """Run the methods of ``[baselines]`` after the experiment, in this process whatever its engine.
+
+    They have its problem, seed and start, and as many rounds as it had; so their numbers are the
+    same on all engines.
+
+    Raises
+    ------
+    RuntimeError
+        If not a single client could evaluate a model of one of them after the last round.
+    """
+    problem, settings = experiment.problem, experiment.settings
+    num_rounds = max(experiment.strategy.traffic)
+    found = []
+    for name, table in settings.baselines.methods().items():
+        console.print(f"For comparison, on the same data: {name} ...", highlight=False)
+        method = completed(table, settings.algorithm)
+        federation, _ = _federation(problem, method, table.client)
+        strategy = federation.strategy()
+        path = out / _metrics_file(name)
+        path.unlink(missing_ok=True)
+        with (
+            _one_thread(),
+            grid_of(federation, problem.num_clients) as grid,
+            _recorded(path, strategy) as (on_round, _),
+        ):
+            history = run_method(
+                problem,
+                strategy,
+                grid,
+                problem.initial_arrays(strategy),
+                num_rounds=num_rounds,
+                evaluate_every=settings.training.evaluate_every,
+                on_round=on_round,
+            )
+        if num_rounds not in history.rounds:
+            raise RuntimeError(
+                f"no client could evaluate a model of the baseline {name}; the errors above say "
+                "why."
+            )
+        found.append(history)
+    return found
+
+
+@contextmanager
+def _recorded(
+    path: Path, strategy: Method
+) -> Iterator[tuple[Callable[[int, Mapping[str, float]], None], Callable[[], float]]]:
+    """Open a file of rounds; yield what writes one, and what says how long the run has taken.
+
+    Where a resumed run reports rounds again, their lines are replaced; the seconds go on from the
+    last line that is kept.
+    """
+    earlier: float | None = None  # seconds of what is resumed, once it is known where
+    began = time.monotonic()
+    with path.open("a", encoding="utf-8") as file:
+
+        def on_round(server_round: int, metrics: Mapping[str, float]) -> None:
+            nonlocal earlier, began
+            if earlier is None:
+                earlier = _drop_from(path, server_round)
+                began -= earlier
+            write_metrics_line(
+                file,
+                {
+                    "round": server_round,
+                    "seconds": time.monotonic() - began,
+                    "bytes": strategy.traffic[server_round]._asdict(),
+                    "metrics": metrics,
+                    "clients": {
+                        "train": strategy.train_metrics.get(server_round, {}),
+                        "evaluate": strategy.evaluate_metrics.get(server_round, {}),
+                    },
+                },
+            )
+
+        yield on_round, lambda: time.monotonic() - began
+
+
+def _drop_from(path: Path, server_round: int) -> float:
+    """Remove the rounds of a metrics file that come again; return the seconds of those before."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]  # a kill may cut the last
+    kept = [record["round"] < server_round for record in whole]
+    path.write_text("".join(compress(lines, kept)), encoding="utf-8")
+    return max((record["seconds"] for record in compress(whole, kept)), default=0.0)
+
+
+def results_folder(config: RunConfig, settings: Settings) -> Path:
+    """Make the folder of a run, or find that of the run to resume.
+
+    Raises
+    ------
+    ValueError
+        If a folder has something in it that is not to be resumed, or the run to resume has another
+        seed, other data, another model or another algorithm.
+    RuntimeError
+        If the run in the folder is still going on.
+    """
+    wanted, name = config.out, Path(config.experiment).stem
+    if config.resume and wanted is None:
+        started = sorted(Path("runs").glob(f"{name}-[0-9]*"), key=lambda p: p.stat().st_mtime)
+        unfinished = [folder for folder in started if not (folder / "result.json").exists()]
+        wanted = unfinished[-1] if unfinished else None
+    if wanted is not None:
+        if not config.resume and wanted.exists() and any(wanted.iterdir()):
+            raise ValueError(
+                f"the results folder {wanted} is not empty; give another --out, or --resume to "
+                "continue the run in it"
+            )
+        if other := [f"{k} {how}" for k, how in _changed(wanted, settings).items() if _fixed(k)]:
+            raise ValueError(
+                f"{wanted} is of another run: {'; '.join(other)}. Resume it with the --profile, "
+                "--set and --seed that it was started with, or give another --out, or leave "
+                "--resume out to start a new run."
+            )
+        wanted.mkdir(parents=True, exist_ok=True)
+        if config.resume:
+            with lock_folder(wanted / _CHECKPOINTS):
+                pass  # nobody is in it, which is better known before an engine is started
+        return wanted
+    stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    for suffix in ("", *(f"-{count}" for count in range(2, 1000))):
+        folder = Path("runs") / f"{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"runs/{stamp} and its numbered neighbours exist already")
+
+
+def _changed(folder: Path, settings: Settings) -> dict[str, str]:
+    """Return how settings differ from those of the run in a folder; empty where there is none."""
+    path = folder / _SETTINGS
+    return changed_settings(load_settings(str(path)), settings) if path.exists() else {}
+
+
+def _fixed(key: str) -> bool:
+    """Return whether a run cannot go on with another value of a setting."""
+    return key in ("seed", "algorithm.name") or key.startswith(("data.", "model."))
+
+
+def _metrics_file(baseline: str) -> str:
+    return f"metrics-{baseline}.jsonl"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let sums have the same last bits wherever this runs, as the app's clients do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _draw_metric(
+    out: Path, title: str, history: History, baselines: list[History], result: Result
+) -> None:
+    series = _curves(history, result)
+    for baseline in baselines:
+        series |= {
+            f"{row_of(baseline.title, kind)}, run here": curve
+            for kind, curve in _curves(baseline, result).items()
+        }
+    published = {
+        f"{method}, published": row[result.metric.published]
+        for method, row in result.published.items()
+        if method == result.algorithm and result.metric.published in row
+    }
+    plots.metric_over_rounds(
+        series, ylabel=result.metric.axis, title=title, path=out / "metric.png", published=published
+    )
+
+
+def _curves(history: History, result: Result) -> dict[str, list[tuple[int, float]]]:
+    """Return the curve of every kind of model."""
+    rounds = {server_round: scores.models for server_round, scores in history.rounds.items()}
+    return {
+        kind: [
+            (server_round, result.metric.scale * models[kind].mean)
+            for server_round, models in rounds.items()
+            if kind in models
+        ]
+        # Of any round: a kind may appear late, where nobody had it at first.
+        for kind in dict.fromkeys(kind for models in rounds.values() for kind in models)
+    }
+
+
+def _print_files(console: Console, out: Path, report: Report, settings: Settings) -> None:
+    files = {
+        "metric.png": "the metric over the rounds",
+        **report.files,
+        "result.json": "the numbers above",
+        "metrics.jsonl": "every round, with the metrics of every client",
+        **{
+            _metrics_file(name): "the same of a method run for comparison"
+            for name in settings.baselines.methods()
+        },
+        _SETTINGS: "the settings: run this file for the same numbers",
+        "state.safetensors": "the server's state, with all the models",
+    }
+    console.print(f"Results: [bold]{out.resolve()}[/bold]", soft_wrap=True)
+    width = max(map(len, files))
+    for file, what in files.items():
+        console.print(f"  {file:<{width}} {what}", highlight=False)

@@ -1,0 +1,244 @@
+"""Flower's own FedAvg as a method of the app, the first that any other has to beat."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from logging import WARNING
+from math import prod
+from typing import Any, ClassVar, cast
+
+import flwr.serverapp.strategy
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from fl_admm_strategies.maths.checks import check_count, check_positive
+from fl_admm_strategies.runtime.connections import ClientDirectory
+from fl_admm_strategies.runtime.messages import NUM_EXAMPLES, ClientInstruction, Metrics
+from fl_admm_strategies.runtime.progress import progress_bar
+from fl_admm_strategies.runtime.record import Traffic
+from fl_admm_strategies.runtime.strategy import StopRule
+
+from ..data.federated import generator
+
+
+class FedAvg(flwr.serverapp.strategy.FedAvg):
+    """Flower's FedAvg with the same clients in every run of a seed, and their metrics kept.
+
+    Configuration, aggregation and the loop of rounds are Flower's. The client is
+    `clients.SGDClient`, one on every node.
+
+    Parameters
+    ----------
+    lr : float (default: 0.1)
+        The clients' step size.
+    local_epochs : int (default: 1)
+        Their local epochs of a round.
+    fraction_train : float (default: 1.0)
+        Fraction of the clients that train in a round.
+    min_available_nodes : int (default: 2)
+        The number of clients.
+    seed : int (default: 0)
+        The run's: who trains, and the clients' own randomness.
+    """
+
+    kinds: ClassVar = {"global": "one global model"}
+    title = "FedAvg"
+
+    def __init__(
+        self,
+        *,
+        lr: float = 0.1,
+        local_epochs: int = 1,
+        fraction_train: float = 1.0,
+        min_available_nodes: int = 2,
+        seed: int = 0,
+    ) -> None:
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        # As many as the other methods sample; see `runtime.sampling`.
+        active = max(1, int(fraction_train * min_available_nodes + 1e-9))
+        super().__init__(
+            fraction_train=fraction_train,
+            min_train_nodes=active,
+            min_evaluate_nodes=min_available_nodes,
+            min_available_nodes=min_available_nodes,
+        )
+        self.lr = lr
+        self.local_epochs = local_epochs
+        self.seed = seed
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        evaluate_every: int = 1,
+        stop: StopRule | None = None,
+        on_round: Callable[[int, Mapping[str, float]], None] | None = None,
+        progress: bool | None = None,
+        checkpoint_dir: Any = None,
+        checkpoint_every: int = 1,
+        resume: bool = False,
+    ) -> Result:
+        """Run the federation; options as `StatefulStrategy.start` has them, but for checkpoints.
+
+        Raises
+        ------
+        ValueError
+            If the run is to be resumed, or a node hosts more than one client.
+        """
+        if resume:
+            raise ValueError("FedAvg is Flower's own and saves no checkpoints: leave --resume out.")
+        self.train_metrics: dict[int, dict[int, Metrics]] = {}
+        self.evaluate_metrics: dict[int, dict[int, Metrics]] = {}
+        self.traffic: dict[int, Traffic] = {}
+        self._arrays = initial_arrays
+        self._client_of = self._clients(grid)
+        self._last = num_rounds
+        self._every = evaluate_every
+        self._on_round = on_round
+        self._means: dict[str, float] = {}
+        sampling, clients = (
+            int(generator(self.seed, "fedavg", purpose).integers(2**63))
+            for purpose in ("sampling", "clients")
+        )
+        self._chance = random.Random(sampling).getstate()
+        config = {"lr": self.lr, "local-epochs": self.local_epochs, "seed": clients}
+        with progress_bar(self.title, num_rounds, 0, progress) as self._advance:
+            return super().start(
+                grid,
+                initial_arrays,
+                num_rounds,
+                timeout,
+                ConfigRecord({**(train_config or {}), **config}),
+                ConfigRecord({**(evaluate_config or {}), "seed": clients}),
+                evaluate_fn,
+            )
+
+    def _clients(self, grid: Grid) -> dict[int, int]:
+        """Return every node's client, in the order of the clients."""
+        directory = ClientDirectory.find(grid, at_least=self.min_available_nodes, timeout=120)
+        probe = ClientInstruction({"arrays": {}}, {"server-round": 0})
+        nodes = {
+            message.metadata.dst_node_id: client
+            for client in directory.client_ids
+            for message in directory.messages({client: probe}, MessageType.TRAIN)
+        }
+        if len(nodes) < len(directory.client_ids):
+            raise ValueError(
+                f"{len(directory.client_ids)} clients are on {len(nodes)} nodes, expected one on "
+                "each: Flower's FedAvg speaks to nodes. Give as many nodes as there are clients "
+                f"(--nodes {len(directory.client_ids)}), or name fedavg in [baselines]."
+            )
+        return nodes
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let Flower sample and write the messages."""
+        messages = self._seeded(super().configure_train, server_round, arrays, config, grid)
+        self.traffic[server_round] = Traffic(_nbytes(messages), 0)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Let Flower average."""
+        replies = list(replies)
+        arrays, means = super().aggregate_train(server_round, replies)
+        self._arrays = arrays or self._arrays
+        down = self.traffic[server_round].down
+        self.traffic[server_round] = Traffic(down, _nbytes(replies))
+        self.train_metrics[server_round] = self._by_client(replies)
+        self._means = {f"train-{name}": value for name, value in _numbers(means).items()}
+        return arrays, means
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask all clients, every so many rounds and after the last."""
+        if server_round % self._every and server_round != self._last:
+            return []
+        return self._seeded(super().configure_evaluate, server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Let Flower average; keep every client's metrics."""
+        replies = list(replies)
+        means = super().aggregate_evaluate(server_round, replies)
+        if own := self._by_client(replies):
+            self.evaluate_metrics[server_round] = own
+        self._means |= _numbers(means)
+        if self._on_round is not None:
+            self._on_round(server_round, self._means)
+        self._advance(server_round, self._means)
+        return means
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the global model as plain arrays."""
+        return {f"model/{name}": array.numpy() for name, array in self._arrays.items()}
+
+    def _seeded(
+        self, configure: Callable[..., Iterable[Message]], *arguments: Any
+    ) -> list[Message]:
+        """Configure a phase; Flower samples by Python's global random numbers, from a grid's nodes.
+
+        Both are put in place for it: numbers of the seed, and nodes in the order of their clients.
+        """
+        *others, grid = arguments
+        before = random.getstate()
+        random.setstate(self._chance)
+        try:
+            return list(configure(*others, cast(Grid, _Nodes(grid, list(self._client_of)))))
+        finally:
+            self._chance = random.getstate()
+            random.setstate(before)
+
+    def _by_client(self, replies: Iterable[Message]) -> dict[int, Metrics]:
+        found: dict[int, Metrics] = {}
+        for reply in replies:
+            client = self._client_of[reply.metadata.src_node_id]
+            if reply.has_error():
+                log(WARNING, "FedAvg: client %s failed: %s", client, reply.error.reason)
+                continue
+            for record in reply.content.metric_records.values():
+                numbers = _numbers(record)
+                found[client] = {k: v for k, v in numbers.items() if k != NUM_EXAMPLES}
+        return dict(sorted(found.items()))
+
+
+class _Nodes:
+    """The nodes of a grid that are connected, in a given order."""
+
+    def __init__(self, grid: Grid, order: list[int]) -> None:
+        self._grid, self._order = grid, order
+
+    def get_node_ids(self) -> list[int]:
+        connected = set(self._grid.get_node_ids())
+        return [node for node in self._order if node in connected]
+
+
+def _numbers(record: MetricRecord | None) -> Metrics:
+    return {k: float(v) for k, v in (record or {}).items() if not isinstance(v, list)}
+
+
+def _nbytes(messages: Iterable[Message]) -> int:
+    """Return the bytes of the arrays in messages."""
+    return sum(
+        np.dtype(array.dtype).itemsize * prod(array.shape)
+        for message in messages
+        if not message.has_error()
+        for record in message.content.array_records.values()
+        for array in record.values()
+    )

@@ -1,0 +1,85 @@
+"""Methods by name, and the client that goes with each.
+
+A method is known by its class: every strategy that the library exports is one, every client that
+`clients` exports names its strategy. There is no list to extend.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+
+from flwr.client import NumPyClient
+
+import clients as client_package
+import fl_admm_strategies as library
+from clients import MethodClient
+from fl_admm_strategies import StatefulStrategy
+from fl_admm_strategies.runtime.settings import parameters_of
+
+from ..problems import PROBLEMS, Problem
+from ..wording import unknown
+from .fedavg import FedAvg
+
+_SPELLED = {"FedMCADMM": "fedmc-admm", "LpProjADMM": "lp-proj-admm"}
+"""Names that are no class name in small letters."""
+
+
+def _strategies() -> Iterable[type]:
+    for exported in vars(library).values():
+        strategy = isinstance(exported, type) and issubclass(exported, StatefulStrategy)
+        if strategy and not inspect.isabstract(exported):
+            yield exported
+    yield FedAvg
+
+
+METHODS: dict[str, type] = {
+    _SPELLED.get(strategy.__name__, strategy.__name__.lower()): strategy
+    for strategy in _strategies()
+}
+"""The strategies by the name that a file gives them."""
+
+CLIENTS: list[type[NumPyClient]] = [
+    exported
+    for exported in vars(client_package).values()
+    if isinstance(exported, type)
+    and issubclass(exported, MethodClient)
+    and hasattr(exported, "strategy")
+]
+"""The clients; each has its strategy as a class attribute."""
+
+
+def strategy_named(name: str, kind: str = "algorithm") -> type:
+    """Return a strategy.
+
+    Raises
+    ------
+    ValueError
+        If there is none of this name; `kind` says what was to be named.
+    """
+    if name not in METHODS:
+        raise unknown(kind, name, list(METHODS))
+    return METHODS[name]
+
+
+def client_of(strategy: type, problem: type[Problem]) -> type[NumPyClient] | None:
+    """Return the client of a strategy that learns from a kind of data; None if there is none."""
+    return next((c for c in _clients_of(strategy) if _learns(c, problem)), None)
+
+
+def data_of(strategy: type) -> list[type]:
+    """Return the kinds of data that a method learns from."""
+    own = _clients_of(strategy)
+    return [p.data_type for p in PROBLEMS if any(_learns(client, p) for client in own)]
+
+
+def _clients_of(strategy: type) -> list[type[NumPyClient]]:
+    """Return the clients of a strategy, or of the nearest one that it derives from."""
+    for owner in strategy.__mro__:
+        if own := [client for client in CLIENTS if client.strategy is owner]:  # type: ignore[attr-defined]
+            return own
+    return []
+
+
+def _learns(client: type, problem: type[Problem]) -> bool:
+    return problem.needs <= parameters_of(client).keys()

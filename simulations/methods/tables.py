@@ -1,0 +1,96 @@
+"""The tables of a method: settings from the constructors of its strategy and its client."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from fl_admm_strategies import SampledStrategy
+from fl_admm_strategies.runtime.settings import parameters_of
+
+from ..problems import Problem
+from ..settings import AlgorithmTable, BaselineTable, Built, table_of
+
+_ALL_CLIENTS = "All clients of the data set take part, training.fraction-train of them in a round."
+_OF_THE_RUN = {
+    **dict.fromkeys(parameters_of(SampledStrategy), "The app leaves it at its default."),
+    "fraction_train": "It is training.fraction-train.",
+    "seed": "It is seed, for all of the experiment.",
+    **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), _ALL_CLIENTS),
+    "fraction_evaluate": "All clients evaluate, training.evaluate-every says when.",
+}
+"""Parameters of a strategy that the app gives, and why a table cannot."""
+_LENT = ("lr", "local_epochs")
+"""Parameters that a baseline takes from the algorithm where its table leaves them out."""
+
+
+@lru_cache
+def algorithm_table(
+    strategy: type, fixed: frozenset[str], left_out: frozenset[str]
+) -> type[AlgorithmTable]:
+    """Return the table ``[algorithm]`` of a strategy.
+
+    Parameters
+    ----------
+    strategy : type
+    fixed : frozenset of str
+        Parameters that the app sets.
+    left_out : frozenset of str
+        Parameters whose default the app finds.
+    """
+    table: type[AlgorithmTable] = table_of(
+        strategy,
+        base=AlgorithmTable,
+        withheld={**_OF_THE_RUN, **dict.fromkeys(fixed, "The app's report needs it as it is.")},
+        left_out=left_out,
+    )
+    return table
+
+
+@lru_cache
+def client_table(client: type, problem: type[Problem]) -> type[Built]:
+    """Return the table ``[client]``: what the problem and the app do not give."""
+    withheld = {
+        "context": "Flower gives it.",
+        "state_dir": "It is training.client-state.",
+        **dict.fromkeys(problem.gives, "It follows from [data], [model] and [training]."),
+    }
+    table: type[Built] = table_of(client, withheld=withheld, complete=False)
+    return table
+
+
+@lru_cache
+def baseline_table(
+    strategy: type, left_out: frozenset[str], client: type, problem: type[Problem]
+) -> type[BaselineTable]:
+    """Return the table ``[baselines.NAME]`` of a method."""
+    of_client = client_table(client, problem)
+    table: type[BaselineTable] = table_of(
+        strategy,
+        base=BaselineTable,
+        withheld=_OF_THE_RUN,
+        left_out=left_out | {*_LENT},
+        client=(of_client, default_of(of_client)),
+    )
+    return table
+
+
+def default_of(table: type[Built]) -> Any:
+    """Return a table's default as that of a field: no settings, unless some are required."""
+    required = any(field.is_required() for field in table.model_fields.values())
+    return ... if required else table()
+
+
+def completed(baseline: BaselineTable, algorithm: AlgorithmTable) -> BaselineTable:
+    """Return a baseline's table with the algorithm's step size and epochs where it has none.
+
+    Of a step size that changes, a baseline that takes none but a number has that of round 1.
+    """
+    lent = {}
+    for name in _LENT:
+        value = getattr(algorithm, name, None)
+        if name not in baseline.parameters or getattr(baseline, name) is not None or value is None:
+            continue
+        schedule = isinstance(value, Built) and name not in baseline.objects
+        lent[name] = value.build()(1) if schedule else value
+    return baseline.model_copy(update=lent)

@@ -1,0 +1,95 @@
+"""A problem: data of one kind, and what clients are made of over them, whatever the method."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord
+
+from ..scores import Metric, ModelScores, Score, column_means, score
+from ..settings import Section, Settings
+
+Metrics = Mapping[str, float]
+
+
+class Problem(ABC):
+    """What is learned in an experiment.
+
+    Parameters
+    ----------
+    settings : Settings
+        The experiment's; `check` has passed them.
+    data : object
+        What the data set's loader returned, a `data_type`.
+    """
+
+    data_type: ClassVar[type]
+    """What the loader returns. Its ``clients`` has one entry per client, its ``name`` the data
+    set's name."""
+    model_table: ClassVar[type[Section] | None] = None
+    """The table ``[model]``, where there is one."""
+    needs: ClassVar[frozenset[str]]
+    """Parameters of a client's constructor by which a client for such data is known."""
+    gives: ClassVar[frozenset[str]]
+    """All parameters that `client_arguments` has."""
+
+    def __init__(self, settings: Settings, data: Any) -> None:
+        self.settings = settings
+        self.data = data
+
+    @classmethod
+    @abstractmethod
+    def check(cls, settings: Settings) -> None:
+        """Refuse tables that do not go with such data, before these are loaded.
+
+        Raises
+        ------
+        ValueError
+            The message says which and what to do.
+        """
+
+    @abstractmethod
+    def initial_arrays(self, strategy: Any) -> ArrayRecord:
+        """Return what a strategy starts from, a function of the settings alone."""
+
+    @abstractmethod
+    def client_arguments(self, client_id: int) -> dict[str, Any]:
+        """Return arguments of a client's constructor; those that it does not have are left out."""
+
+    @property
+    @abstractmethod
+    def metric(self) -> Metric:
+        """What heads the results."""
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients m."""
+        return len(self.data.clients)
+
+    def score_of(self, kind: str, clients: Mapping[int, Metrics]) -> Score | None:
+        """Return the metric of a kind of model in one evaluation; None where nobody has it.
+
+        Clients report ``KIND-METRIC``.
+        """
+        key = f"{kind}-{self.metric.key}"
+        values = [own[key] for own in clients.values() if key in own]
+        return score(values, self.metric) if values else None
+
+    def scores(self, kinds: Mapping[str, str], clients: Mapping[int, Metrics]) -> ModelScores:
+        """Summarise one evaluation.
+
+        Parameters
+        ----------
+        kinds : mapping of str to str
+            The kinds of models that the method has, with their titles.
+        clients : mapping of int to mapping of str to float
+            What every client reported.
+        """
+        found = {title: self.score_of(kind, clients) for kind, title in kinds.items()}
+        cells = {title: column_means(clients.values(), kind) for kind, title in kinds.items()}
+        return ModelScores(
+            models={title: one for title, one in found.items() if one is not None},
+            cells={title: means for title, means in cells.items() if means},
+        )

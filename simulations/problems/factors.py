@@ -1,0 +1,92 @@
+"""Matrix completion: factors of users, which their clients keep, and of items."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from flwr.app import ArrayRecord
+from pydantic import Field
+
+from fl_admm_strategies import initial_item_factors
+
+from ..data import RatingsData
+from ..scores import METRICS, Metric, ModelScores, Score
+from ..settings import Section, Settings
+from .base import Metrics, Problem
+
+_METRIC = dataclasses.replace(
+    METRICS["rmse"],
+    digits=4,  # that tell methods of completion apart
+    legend="RMSE: root of the mean squared error over all clients' test ratings together, in "
+    "stars; nothing is clipped or rounded.",
+    axis="test RMSE (stars)",
+)
+
+
+class FactorModel(Section):
+    """The table ``[model]`` of ratings."""
+
+    name: Literal["factors"]
+    rank: Annotated[int, Field(ge=1)]
+    """r, numbers for every user and every item."""
+
+
+class FactorProblem(Problem):
+    """Predict the ratings that are missing: M = U V."""
+
+    data_type: ClassVar[type] = RatingsData
+    model_table: ClassVar[type[Section]] = FactorModel
+    needs: ClassVar[frozenset[str]] = frozenset({"train", "mean", "std"})
+    gives: ClassVar[frozenset[str]] = needs | {"test"}
+
+    @classmethod
+    def check(cls, settings: Settings) -> None:
+        """Refuse an experiment without a rank, and the settings of other solvers."""
+        if settings.model is None:
+            raise ValueError(
+                f"[model] is missing: data set {settings.data.name!r} is completed by factors, "
+                'name = "factors" and rank = 5, say.'
+            )
+        training = settings.training
+        given = {
+            "training.batch-size": training.batch_size,
+            "training.momentum": training.momentum,
+            "training.weight-decay": training.weight_decay,
+            "report.metrics": settings.report.metrics,
+        }
+        if wrong := [name for name, value in given.items() if value]:
+            raise ValueError(
+                f"data set {settings.data.name!r} has ratings, not samples: leave "
+                f"{' and '.join(wrong)} out."
+            )
+
+    def initial_arrays(self, strategy: Any) -> ArrayRecord:
+        """Return V^0, on the scale of the strategy's U_i^0."""
+        return initial_item_factors(
+            self.settings.model.rank,
+            self.data.num_items,
+            seed=self.settings.seed,
+            scale=strategy.init_scale,
+        )
+
+    def client_arguments(self, client_id: int) -> dict[str, Any]:
+        """Return the ratings of the client's users, and what turns them into stars."""
+        own = self.data.clients[client_id]
+        return {"train": own.train, "test": own.test, "mean": self.data.mean, "std": self.data.std}
+
+    @property
+    def metric(self) -> Metric:
+        """The RMSE."""
+        return _METRIC
+
+    def scores(self, kinds: Mapping[str, str], clients: Mapping[int, Metrics]) -> ModelScores:
+        """Pool the test ratings of all clients: each counts alike, as in the paper.
+
+        The one model there is, users' and items' factors together, is the headline kind.
+        """
+        total = math.fsum(own["squared-error"] for own in clients.values())
+        count = math.fsum(own["test-ratings"] for own in clients.values())
+        return ModelScores({next(iter(kinds.values())): Score(mean=math.sqrt(total / count))})

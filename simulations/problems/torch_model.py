@@ -1,0 +1,95 @@
+"""A PyTorch model that learns from samples."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from flwr.app import ArrayRecord
+
+from clients import accuracy, rmse
+from clients.toolkit.torch_client import MetricFn
+
+from ..data import FederatedData, full_batch, minibatches
+from ..metrics import auc, weighted_f1
+from ..models import build, initialise, loss_of
+from ..scores import METRICS, Metric
+from ..settings import Section, Settings
+from .base import Problem
+
+FURTHER_METRICS: dict[str, MetricFn] = {"f1": weighted_f1, "auc": auc}
+
+
+class TorchModel(Section):
+    """The table ``[model]``: which model, and how its common initial weights are drawn."""
+
+    name: str
+    init: str = "pytorch"
+
+
+class TorchProblem(Problem):
+    """Classification or regression with a model of `models.MODELS`."""
+
+    data_type: ClassVar[type] = FederatedData
+    model_table: ClassVar[type[Section]] = TorchModel
+    needs: ClassVar[frozenset[str]] = frozenset({"model", "train_loader", "loss_fn"})
+    gives: ClassVar[frozenset[str]] = needs | {
+        *("test_loader", "validation_loader", "metrics", "full_batch", "optimizer_fn")
+    }
+
+    def __init__(self, settings: Settings, data: FederatedData) -> None:
+        super().__init__(settings, data)
+        asked = settings.report.metrics
+        if asked and data.task != "classification":
+            raise ValueError(
+                f"report.metrics is {list(asked)}, which are of a classification; data set "
+                f"{data.name!r} is one of regression: leave it out."
+            )
+        key = "accuracy" if data.task == "classification" else "rmse"
+        self._metric = METRICS[key]
+        self._metric_fns: dict[str, MetricFn] = {key: accuracy if key == "accuracy" else rmse}
+        self._metric_fns |= {name: FURTHER_METRICS[name] for name in asked}
+        model = build(settings.model.name, data)
+        self._model = initialise(model, settings.seed, settings.model.init)
+
+    @classmethod
+    def check(cls, settings: Settings) -> None:
+        """Refuse an experiment without a model."""
+        if settings.model is None:
+            raise ValueError(
+                f"[model] is missing: data set {settings.data.name!r} is learned by a PyTorch "
+                'model, e.g. name = "softmax".'
+            )
+
+    def initial_arrays(self, strategy: Any) -> ArrayRecord:
+        """Return the model's initial weights."""
+        return ArrayRecord(self._model.state_dict())
+
+    def client_arguments(self, client_id: int) -> dict[str, Any]:
+        """Return model, batches, loss and test metrics.
+
+        The model has the initial weights: parts that never travel start from them on all clients
+        (docs/methods/fedapm.md, P3).
+        """
+        own, training = self.data.clients[client_id], self.settings.training
+        x, y = own.train
+        size = training.batch_size
+        return {
+            "model": copy.deepcopy(self._model),
+            "train_loader": full_batch(x, y) if size is None else minibatches(x, y, size),
+            "loss_fn": loss_of(self.settings.model.name),
+            "test_loader": full_batch(*own.test),
+            "validation_loader": None if own.validation is None else full_batch(*own.validation),
+            "metrics": self._metric_fns,
+            "full_batch": size is None,
+            "optimizer_fn": partial(
+                torch.optim.SGD, momentum=training.momentum, weight_decay=training.weight_decay
+            ),
+        }
+
+    @property
+    def metric(self) -> Metric:
+        """The accuracy of a classification, the RMSE of a regression."""
+        return self._metric

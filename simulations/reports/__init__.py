@@ -1,0 +1,50 @@
+"""What a run says about itself: its table, its files, and what is particular to a method."""
+
+from __future__ import annotations
+
+from fl_admm_strategies import FLAME, FPFC, FedAPM, FedGiA, FedMCADMM
+
+from ..problems import Problem
+from . import plots
+from .base import Experiment, Finished, MethodReport, Report
+from .fedapm import FedAPMReport
+from .fedgia import FedGiAReport
+from .fedmc_admm import FedMCADMMReport
+from .files import plain, write_metrics_line, write_result
+from .flame import FLAMEReport
+from .fpfc import FPFCReport
+from .result import Result, row_of
+from .table import results_table
+
+REPORTS: dict[type, type[MethodReport]] = {
+    FPFC: FPFCReport,
+    FedAPM: FedAPMReport,
+    FLAME: FLAMEReport,
+    FedMCADMM: FedMCADMMReport,
+    FedGiA: FedGiAReport,
+}
+"""The methods that have more to say than the standard report."""
+
+
+def report_of(strategy: type, problem: type[Problem]) -> MethodReport:
+    """Return the report of a method, or of the nearest one that it derives from, on such data."""
+    own = next((REPORTS[owner] for owner in strategy.__mro__ if owner in REPORTS), MethodReport)
+    serves = own.problems is None or issubclass(problem, own.problems)
+    return own() if serves else MethodReport()
+
+
+__all__ = [
+    "REPORTS",
+    "Experiment",
+    "Finished",
+    "MethodReport",
+    "Report",
+    "Result",
+    "plain",
+    "plots",
+    "report_of",
+    "results_table",
+    "row_of",
+    "write_metrics_line",
+    "write_result",
+]

@@ -1,0 +1,177 @@
+"""The report of a run: the standard one, and what a method with more to say changes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord
+from rich.console import RenderableType
+from rich.text import Text
+
+from fl_admm_strategies.runtime.strategy import StopRule
+
+from ..methods import Federation, Method
+from ..problems import Problem
+from ..scores import ModelScores
+from ..settings import ReportSettings, Settings
+
+NONE = "–"
+"""What the tables show for an unknown number."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment that is ready to run.
+
+    Attributes
+    ----------
+    federation : Federation
+        The algorithm over the problem.
+    report : MethodReport
+        The algorithm's.
+    strategy : StatefulStrategy
+        The algorithm's; after the run it holds the state and all metrics.
+    arrays : ArrayRecord
+        What the strategy starts from.
+    """
+
+    federation: Federation
+    report: MethodReport
+    strategy: Any
+    arrays: ArrayRecord
+
+    @property
+    def problem(self) -> Problem:
+        """What is learned."""
+        return self.federation.problem
+
+    @property
+    def settings(self) -> Settings:
+        """All of the file, with the changes."""
+        return self.problem.settings
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has come to its end.
+
+    Attributes
+    ----------
+    experiment : Experiment
+    scores : ModelScores
+        After the last round.
+    seconds : float
+        Its duration.
+    out : Path
+        Its folder, for files of the report's own.
+    """
+
+    experiment: Experiment
+    scores: ModelScores
+    seconds: float
+    out: Path
+
+    @property
+    def problem(self) -> Problem:
+        """What was learned."""
+        return self.experiment.problem
+
+    @property
+    def settings(self) -> Settings:
+        """All of the file."""
+        return self.experiment.settings
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy after the run."""
+        return self.experiment.strategy
+
+    @property
+    def clients(self) -> Mapping[int, Mapping[str, float]]:
+        """What every client reported in the last evaluation."""
+        evaluated: Mapping[int, Mapping[int, Mapping[str, float]]] = self.strategy.evaluate_metrics
+        return evaluated[max(evaluated)]
+
+    def mean(self, kind: str) -> str:
+        """Return the metric of a kind of model as a sentence has it."""
+        metric, title = self.problem.metric, self.strategy.kinds[kind]
+        return metric.text(self.scores.models[title].mean, unit=True)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a method adds to the report of its run. All of it may be empty.
+
+    Attributes
+    ----------
+    cells : mapping of str to mapping of str to (float or None)
+        Further cells of the results table by row and column (a key of `COLUMNS`), as they are to be
+        shown: shares in percent. A row with the title of a model is that model's, any other is
+        added below; None shows as unknown. Metrics of the clients with the name of a column need
+        not be given: their means are there (`column_means`).
+    note : str
+        Ends the line with the number of rounds under the table.
+    legend : sequence of str
+        Lines under the table that explain the cells.
+    body : sequence of renderables
+        Shown under the table with a blank line between them: tables of the method's own, and as
+        the last the sentences that say what came out to somebody who has not read the paper.
+    files : mapping of str to str
+        The files that the report wrote into the run's folder, and what each shows.
+    extra : mapping of str to Any
+        Further fields of ``result.json``; see `plain` for what the values may be.
+    """
+
+    cells: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    note: str = ""
+    legend: Sequence[str] = ()
+    body: Sequence[RenderableType] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class MethodReport:
+    """The standard report: a row for every kind of model, and one sentence.
+
+    A method with more to say derives from it and is registered in `REPORTS`.
+    """
+
+    problems: ClassVar[type[Problem] | None] = None
+    """What it is written for, None for all; on other data the method has the standard report."""
+    settings: ClassVar[type[ReportSettings]] = ReportSettings
+    """The table ``[report]``."""
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Parameters of the strategy that the report needs as they are here."""
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Parameters of the strategy whose default `defaults` finds."""
+
+    def defaults(self, problem: Problem) -> dict[str, Any]:
+        """Return the defaults of `left_out` for these data."""
+        return {}
+
+    def title(self, strategy: Method) -> str:
+        """Return the method's name as the published tables have it."""
+        return strategy.title
+
+    def stop_rule(self, experiment: Experiment) -> StopRule | None:
+        """Return when the run ends early. None: never."""
+        return None
+
+    def report(self, run: Finished) -> Report:
+        """Say what the metric's table and curves do not; write files of one's own."""
+        metric = run.problem.metric
+        rounds = len(run.strategy.train_metrics)
+        found = [
+            f"{metric.text(score.mean, unit=True)} ({title})"
+            for title, score in run.scores.models.items()
+        ]
+        text = Text.assemble(
+            (f"{self.title(run.strategy)} trained with {run.problem.num_clients} clients", "bold"),
+            f" for {rounds:,} rounds.\nMean {metric.measure}: ",
+            (", ".join(found), "bold"),
+            ".",
+        )
+        return Report(body=(text,))

@@ -1,0 +1,152 @@
+"""The table of a run beside the baselines and the published numbers, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ..scores import COLUMNS, Score
+from .base import NONE
+from .result import Result, row_of, total_traffic
+
+
+def results_table(result: Result) -> Group:
+    """Lay out a run's results, with the published ones under a rule.
+
+    Parameters
+    ----------
+    result : Result
+        What came out of the run.
+
+    Returns
+    -------
+    rich.console.Group
+        The table and what it means; fits a terminal of 80 columns.
+    """
+    metric = result.metric
+    table = Table(
+        # Text, not str: rich would read a bracket in a name as its own markup and drop it.
+        title=Text(f"{result.algorithm} on {result.experiment}", style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+    )
+    compared = {
+        row_of(name, kind): (score, baseline.cells.get(kind, {}))
+        for name, baseline in result.baselines.items()
+        for kind, score in baseline.models.items()
+    }
+    scores = (*result.models.values(), *(score for score, _ in compared.values()))
+    spread = ["Std", "Worst\n10 %", "Best\n10 %"] if any(s.std is not None for s in scores) else []
+    rows = (*result.cells.values(), *(row for _, row in compared.values()))
+    rows += tuple(result.published.values())
+    columns = {key: column for key, column in COLUMNS.items() if any(key in row for row in rows)}
+    table.add_column("", min_width=16, overflow="fold")
+    for header in (metric.header, *spread, *(column.header for column in columns.values())):
+        table.add_column(header, justify="right", no_wrap=True)
+
+    def numbers(values: Score) -> list[str]:
+        some = (values.mean, values.std, values.worst, values.best)[: 1 + len(spread)]
+        return ["" if number is None else metric.text(number) for number in some]
+
+    def cells(row: Mapping[str, float | None], absent: str) -> list[str]:
+        return [
+            _cell(row[key], row.get(f"{key}_std"), column.digits) if key in row else absent
+            for key, column in columns.items()
+        ]
+
+    table.add_row(Text("This run", style="bold"))
+    for title, values in result.models.items():
+        own = cells(result.cells.get(title, {}), "")
+        table.add_row(Text(f"  {title}"), *numbers(values), *own, style="bold cyan")
+    for title, row in result.cells.items():
+        if title not in result.models:
+            empty = [""] * (1 + len(spread))
+            table.add_row(Text(f"  {title}"), *empty, *cells(row, ""), style="cyan")
+
+    if compared:
+        table.add_section()
+        table.add_row(Text("Run here for comparison", style="bold"))
+        for title, (values, row) in compared.items():
+            table.add_row(Text(f"  {title}"), *numbers(values), *cells(row, ""))
+
+    if result.published:
+        table.add_section()
+        table.add_row(Text("Published", style="bold italic"))
+        key = metric.published
+        for method, published in result.published.items():
+            # A count is a whole number here, but there a mean over seeds.
+            numbered = {column: float(value) for column, value in published.items()}
+            same = method.casefold() == result.algorithm.casefold()
+            table.add_row(
+                Text(f"{'▸' if same else ' '} {method}"),
+                _cell(numbered.get(key), numbered.get(f"{key}_std"), metric.digits),
+                *[""] * len(spread),
+                *cells(numbered, NONE),
+                style="italic" if same else "dim italic",
+            )
+    # Not the table's own caption, which would be folded to the width of a narrow table.
+    return Group(table, Text(_results_caption(result), style="dim"))
+
+
+def _results_caption(result: Result) -> str:
+    moved = total_traffic(result.traffic)
+    ending = f"; {result.note}." if result.note else "."
+    spread = any(values.std is not None for values in result.models.values())
+    lines = [
+        f"Data: {result.data}.",
+        f"{result.rounds:,} rounds in {_duration(result.seconds)}, engine {result.engine}, "
+        f"seed {result.seed}{ending}",
+        f"Arrays sent: {_bytes(moved['down'])} down, {_bytes(moved['up'])} up; a round "
+        f"{_bytes(moved['down_per_round'])} down, {_bytes(moved['up_per_round'])} up.",
+        result.metric.legend
+        + (" Std, worst, best: over the clients of this run." if spread else ""),
+        *result.legend,
+    ]
+    if result.baselines:
+        lines.append(
+            "Run here for comparison: same data, start, seed, rounds and share of the clients; "
+            "settings of their own."
+        )
+    if result.published:
+        lines[-1] += " Published: the paper's own numbers; ± over its seeds."
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, std: float | None, digits: int | None) -> str:
+    if value is None:
+        return NONE
+    if digits is None:
+        return _count(value)
+    text = f"{value}" if isinstance(value, int) else f"{value:.{digits}f}"
+    return text if std is None else f"{text} ±{std:.2g}"
+
+
+def _count(value: float) -> str:
+    """Write a number of parameters as the papers do: in full, from a million on as 7.33e7."""
+    if value < 1_000_000:
+        return f"{value:,.0f}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:,.3g} GB" if number < 1000 else f"{number:,.0f} GB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

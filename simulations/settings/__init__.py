@@ -1,0 +1,32 @@
+"""What an experiment file may say: tables of settings, most derived from constructors."""
+
+from __future__ import annotations
+
+from .constructor import Built, table_of
+from .section import Section
+from .tables import (
+    AlgorithmTable,
+    Baselines,
+    BaselineTable,
+    DataSettings,
+    PublishedRow,
+    ReportSettings,
+    Settings,
+    TrainingSettings,
+    published_rows,
+)
+
+__all__ = [
+    "AlgorithmTable",
+    "BaselineTable",
+    "Baselines",
+    "Built",
+    "DataSettings",
+    "PublishedRow",
+    "ReportSettings",
+    "Section",
+    "Settings",
+    "TrainingSettings",
+    "published_rows",
+    "table_of",
+]

@@ -1,0 +1,204 @@
+"""The table of a constructor: what a TOML file may say of its parameters.
+
+The signature is the one source. A parameter of a type that TOML can hold becomes a setting of that
+type; one that takes an object of the library, such as a penalty, becomes a table of that object's
+own parameters; one that takes neither, such as a function, is no setting. Ranges are checked by the
+constructor itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from functools import reduce
+from inspect import Parameter
+from operator import or_
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import get_type_hints as hints_of_function
+
+from pydantic import Discriminator, Strict, Tag, create_model, model_validator
+
+from fl_admm_strategies import L1, MCP, L1Norm, SmoothedSCAD, SquaredL2, StepDecay
+from fl_admm_strategies.maths.penalties import Penalty
+from fl_admm_strategies.maths.regularizers import Regularizer
+from fl_admm_strategies.runtime.settings import parameters_of
+
+from .section import Section
+
+OBJECTS: dict[object, Mapping[str, type]] = {
+    Penalty: {"scad": SmoothedSCAD, "l1": L1, "mcp": MCP},
+    Regularizer: {"l2": SquaredL2, "l1": L1Norm},
+}
+"""What a file can give for a parameter of an abstract type, by the table's ``type``."""
+SCHEDULES: dict[object, type] = {Callable[[int], float]: StepDecay}
+"""What it can give for a function of the round."""
+
+
+class Built(Section):
+    """A table that holds the arguments of a class's constructor.
+
+    Attributes
+    ----------
+    builds : type
+        The class.
+    parameters : tuple of str
+        Those of its parameters that are settings.
+    objects : frozenset of str
+        Those of them that may be tables.
+    withheld : mapping of str to str
+        Parameters that are not for the file to give, and why, as a sentence.
+    complete : bool
+        Whether the constructor needs no more than the table has, so that it can check it.
+    tag : str
+        Tells tables for the same parameter apart.
+    """
+
+    builds: ClassVar[type[Any]]
+    parameters: ClassVar[tuple[str, ...]] = ()
+    objects: ClassVar[frozenset[str]] = frozenset()
+    withheld: ClassVar[Mapping[str, str]] = {}
+    complete: ClassVar[bool] = False
+    tag: ClassVar[str] = "<table>"
+
+    @model_validator(mode="after")
+    def _refused_by_the_constructor(self) -> Self:
+        if self.complete:
+            try:
+                self.build()
+            except TypeError as error:
+                raise ValueError(str(error)) from None
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that were given or have a default other than None."""
+        values = {name: getattr(self, name) for name in self.parameters}
+        return {
+            name: value.build() if isinstance(value, Built) else value
+            for name, value in values.items()
+            if value is not None
+        }
+
+    def build(self, **more: Any) -> Any:
+        """Call the constructor; `more` come before the table's own."""
+        return type(self).builds(**{**self.arguments(), **more})
+
+
+def table_of(
+    kind: type,
+    *,
+    base: type[Built] = Built,
+    withheld: Mapping[str, str] | None = None,
+    left_out: Collection[str] = (),
+    complete: bool = True,
+    tag: str = Built.tag,
+    **fields: Any,
+) -> type[Any]:
+    """Make the table of a class's constructor.
+
+    Parameters
+    ----------
+    kind : type
+        The class. Parameters that it passes on as ``**base`` count as its own.
+    base : type
+        What the table derives from.
+    withheld, complete, tag
+        See `Built`.
+    left_out : collection of str
+        Parameters whose default is the app's to find, None until then.
+    **fields
+        Fields of the table that are no parameters, as `pydantic.create_model` takes them.
+
+    Returns
+    -------
+    type
+        A subclass of `base`.
+    """
+    hints, names, objects = annotations_of(kind), [], []
+    for name, parameter in parameters_of(kind).items():
+        variadic = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        if variadic or name in (withheld or {}):
+            continue
+        choices = _choices(hints.get(name))
+        if (found := _settable(choices)) is None:
+            continue
+        names.append(name)
+        objects += [name] if choices.tables else []
+        if name in left_out:
+            fields[name] = (found | None, None)
+        elif parameter.default is Parameter.empty:
+            fields[name] = (found, ...)
+        else:
+            fields[name] = (found, parameter.default)
+    made = create_model(kind.__name__, __base__=base, **fields)
+    made.builds, made.parameters, made.objects = kind, tuple(names), frozenset(objects)
+    made.withheld, made.complete, made.tag = withheld or {}, complete, tag
+    return made
+
+
+def annotations_of(kind: type) -> dict[str, Any]:
+    """Return the types of a constructor's parameters, those that it passes on among them."""
+    found: dict[str, Any] = {}
+    for owner in kind.__mro__:
+        if "__init__" in vars(owner) and owner is not object:
+            found = {**hints_of_function(vars(owner)["__init__"]), **found}
+    return found
+
+
+@dataclass
+class _Choices:
+    """What a parameter can be in TOML: plain values, and tables by their tag."""
+
+    values: list[Any] = field(default_factory=list)
+    tables: dict[str, type[Built]] = field(default_factory=dict)
+
+
+def _settable(choices: _Choices) -> Any:
+    """Return the type of a setting with these choices; None if there are none but None."""
+    if not choices.tables:
+        real = [value for value in choices.values if value is not None]
+        return reduce(or_, choices.values) if real else None
+    tagged = [Annotated[table, Tag(tag)] for tag, table in choices.tables.items()]
+    if choices.values:
+        plain = choices.values[0] if len(choices.values) == 1 else Union[*choices.values]
+        tagged.append(Annotated[plain, Tag("<value>")])
+
+    def tag_of(value: Any) -> str:
+        if isinstance(value, Built):
+            return value.tag
+        if isinstance(value, Mapping):
+            return f"<{value['type']}>" if "type" in value else Built.tag
+        return "<value>"
+
+    types = [repr(tag.strip("<>")) for tag in choices.tables if tag != Built.tag]
+    wanted = f"a table with type = {' or '.join(types)}" if types else "a table"
+    return Annotated[
+        Union[*tagged],
+        Discriminator(tag_of, custom_error_type="choice", custom_error_message=wanted),
+    ]
+
+
+def _choices(annotation: Any) -> _Choices:
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [_choices(part) for part in get_args(annotation)]
+        return _Choices(
+            [value for part in parts for value in part.values],
+            {tag: table for part in parts for tag, table in part.tables.items()},
+        )
+    if annotation in (bool, int, float, str):
+        # No text for a number, no truth for a 1; an integer is a number.
+        return _Choices([Annotated[annotation, Strict()]])
+    if annotation is NoneType:
+        return _Choices([None])
+    if get_origin(annotation) is Literal:
+        return _Choices([annotation])
+    if annotation in OBJECTS:
+        tables = {
+            f"<{name}>": table_of(kind, tag=f"<{name}>", type=(Literal[name], name))
+            for name, kind in OBJECTS[annotation].items()
+        }
+        return _Choices(tables=tables)
+    kind = SCHEDULES.get(annotation, annotation)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _Choices(tables={Built.tag: table_of(kind)})
+    return _Choices()

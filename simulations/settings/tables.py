@@ -1,0 +1,121 @@
+"""What an experiment is: the tables of its TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import Field, SkipValidation
+
+from .constructor import Built
+from .section import Section
+
+
+class DataSettings(Section):
+    """Which data set, and its options."""
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class TrainingSettings(Section):
+    """How the federation runs: the same for the algorithm and all baselines."""
+
+    num_rounds: int = Field(ge=1)
+    fraction_train: float = Field(default=1.0, gt=0, le=1)
+    evaluate_every: int = Field(default=10, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    """Mini-batch size; left out, clients take full-gradient steps."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Of SGD on the clients."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Of SGD on the clients. The step size multiplies it, a weight of the loss does not."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Rounds from one checkpoint to the next, which ``--resume`` continues from."""
+    client_state: Literal["context", "folder"] = "context"
+    """Where clients keep what is theirs alone: in Flower's context, which ends with the run, or in
+    the results folder, so that a resumed run gives the same bits."""
+
+
+class AlgorithmTable(Built):
+    """The table ``[algorithm]``: the parameters of the strategy's constructor."""
+
+    name: str
+
+
+class BaselineTable(Built):
+    """A table ``[baselines.NAME]``: likewise, and under ``client`` those of its client."""
+
+    client: SkipValidation[Built]
+
+
+class Baselines(Section):
+    """The table ``[baselines]``: methods to run on the same data for comparison."""
+
+    def methods(self) -> dict[str, BaselineTable]:
+        """Return their tables by name, in the order of the file."""
+        fields = type(self).model_fields
+        return {str(field.alias): getattr(self, name) for name, field in fields.items()}
+
+
+class ReportSettings(Section):
+    """The table ``[report]``: what is measured and shown. A method may have more."""
+
+    metrics: tuple[Literal["f1", "auc"], ...] = ()
+    """Test metrics of a classification beside the accuracy."""
+
+
+class PublishedRow(Section):
+    """A row of a published table; shares in percent, deviations over the paper's seeds."""
+
+    acc: float | None = None
+    acc_std: float | None = None
+    rmse: float | None = None
+    rmse_std: float | None = None
+    objective: float | None = None
+    num: float | None = None
+    ari: float | None = None
+    f1: float | None = None
+    f1_std: float | None = None
+    auc: float | None = None
+    auc_std: float | None = None
+    cr: float | None = None
+    """Rounds of communication."""
+    time: float | None = None
+    """Seconds, on the authors' machine."""
+    cost: float | None = None
+    """Parameters sent, both ways."""
+
+
+class Settings(Section):
+    """An experiment, complete and checked.
+
+    Which fields the tables `model`, `algorithm`, `client`, `report` and `baselines` have depends on
+    the data set and the methods: `loading.load_settings` makes a subclass that has them.
+    """
+
+    title: str
+    """One line for `python -m simulations list`."""
+    seed: int = Field(default=0, ge=0)
+    data: DataSettings
+    model: SkipValidation[Any] = None
+    """Left out where the data set has a model of its own."""
+    training: TrainingSettings
+    algorithm: SkipValidation[AlgorithmTable]
+    client: SkipValidation[Built] = Built()
+    """Parameters of the clients that their data do not give."""
+    report: SkipValidation[ReportSettings] = ReportSettings()
+    baselines: SkipValidation[Baselines] = Baselines()
+    published: dict[str, PublishedRow] = Field(default_factory=dict)
+    profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Named sets of changes, e.g. a short `quick` run: dotted key = value."""
+
+    def to_toml(self) -> str:
+        """Return the settings as a file that `load_settings` reads back."""
+        return tomli_w.dumps(self.model_dump(by_alias=True, exclude_none=True))
+
+
+def published_rows(settings: Settings) -> Mapping[str, Mapping[str, float]]:
+    """Return the published numbers as the report takes them."""
+    return {method: row.model_dump(exclude_none=True) for method, row in settings.published.items()}
