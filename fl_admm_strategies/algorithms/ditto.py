@@ -144,5 +144,4 @@ class Ditto(SampledStrategy):
         """Return w; v_i stays with its client."""
         if kind == "personal":
             return OnClient("Read DittoClient(...).personal_arrays() there.")
-        model: Arrays = self.state.model
-        return model
+        return {name: array.copy() for name, array in self.state.model.items()}

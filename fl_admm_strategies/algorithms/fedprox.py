@@ -90,5 +90,4 @@ class FedProx(SampledStrategy):
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w."""
-        model: Arrays = self.state.model
-        return model
+        return {name: array.copy() for name, array in self.state.model.items()}

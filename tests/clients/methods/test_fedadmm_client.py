@@ -7,42 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from numpy.testing import assert_allclose
-from torch import Tensor, nn
 
 from clients import FedADMMClient
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
+from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import Received, handshake, received, scalars
 
 
-class Line(nn.Module):
-    """w x + b and a counter, in float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        self.b = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        self.register_buffer("seen", torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.w * inputs + self.b
-
-
-def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
-    return 0.5 * ((outputs - targets) ** 2).mean()
-
-
-def new_context() -> Context:
-    return Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
-
-
-def client(context: Context | None = None, loader: Any = None) -> FedADMMClient:
-    """Return a client with one sample, x = 1 and y = 4: f = (w + b - 4)^2 / 2."""
-    batch = (torch.tensor([1.0], dtype=torch.float64), torch.tensor([4.0], dtype=torch.float64))
-    loader = [batch] if loader is None else loader
-    return FedADMMClient(context or new_context(), Line(), loader, half_square, full_batch=True)
+def client(context: Context | None = None, **settings: Any) -> Any:
+    return line_client(FedADMMClient, context, **settings)
 
 
 ANCHOR = scalars(w=3, b=0.5, seen=7)
@@ -138,4 +113,4 @@ def test_a_message_of_fewer_arrays_than_it_says_is_refused() -> None:
 
 def test_no_data_is_refused() -> None:
     with pytest.raises(ValueError, match="train_loader is empty"):
-        client(loader=[]).fit(*message())
+        client(train_loader=[]).fit(*message())

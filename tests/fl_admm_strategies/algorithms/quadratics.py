@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import ArrayRecord, Context, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -47,10 +46,6 @@ class Counting(Scalar):
         return super().forward(inputs)
 
 
-def zero(model: type[Scalar] = Scalar) -> ArrayRecord:
-    return ArrayRecord(model().state_dict())
-
-
 def make_client(
     client_class: type[TorchClient[Any]], context: Context, model: type[Scalar] = Scalar
 ) -> Any:
@@ -64,46 +59,78 @@ def make_client(
     return client_class(context, model(), [batch], loss_fn, test_loader=[batch], full_batch=True)
 
 
-def grid_of(client_class: type[TorchClient[Any]], model: type[Scalar] = Scalar) -> WatchedGrid:
-    def client_fn(context: Context) -> Any:
-        return make_client(client_class, context, model).to_client()
+class Grid(WatchedGrid):
+    """The three clients, of which those in `away` are not connected."""
 
-    return WatchedGrid(client_app(client_fn), len(A))
+    def __init__(
+        self,
+        client_class: type[TorchClient[Any]],
+        model: type[Scalar] = Scalar,
+        away: Collection[int] = (),
+    ) -> None:
+        self.client_class, self.model = client_class, model
+        self.away = set(away)
+        configs = [{"partition-id": i} for i in range(len(A))]
+        super().__init__(client_app(self._client_fn), len(A), node_configs=configs)
 
+    def _client_fn(self, context: Context) -> Any:
+        return make_client(self.client_class, context, self.model).to_client()
 
-def scripted(strategy: StatefulStrategy, *rounds: Sequence[int]) -> None:
-    """Let these clients train in the rounds, in place of a draw."""
-    script = iter(rounds)
-    strategy.run.sampling.for_training = lambda pool: list(next(script))  # type: ignore[method-assign]
+    def get_node_ids(self) -> list[int]:
+        away = {node_of(client) for client in self.away}
+        return [node for node in super().get_node_ids() if node not in away]
 
+    def own(self, client: int) -> dict[str, NDArray[Any]]:
+        """Return the model that a client keeps."""
+        context = self.context(node_of(client))
+        arrays: dict[str, NDArray[Any]] = make_client(
+            self.client_class, context, self.model
+        ).personal_arrays()
+        return arrays
 
-def own(
-    client_class: type[TorchClient[Any]],
-    grid: WatchedGrid,
-    client: int,
-    model: type[Scalar] = Scalar,
-) -> dict[str, NDArray[Any]]:
-    """Return the model that a client keeps."""
-    arrays: dict[str, NDArray[Any]] = make_client(
-        client_class, grid.context(node_of(client)), model
-    ).personal_arrays()
-    return arrays
+    def own_w(self, *clients: int) -> list[float]:
+        """Return the one parameter of the models that clients keep."""
+        return [float(self.own(client)["w"].item()) for client in clients]
+
+    def forget(self, client: int) -> None:
+        """Take from a client what it keeps."""
+        state = self.context(node_of(client)).state
+        for key in list(state):
+            del state[key]
+
+    def sent_in(self, kind: str, server_round: int) -> dict[int, RecordDict]:
+        """Return what clients were sent in a phase."""
+        messages = self.phase(kind, server_round)
+        return {m.metadata.dst_node_id - node_of(0): m.content for m in messages}
+
+    def got_in(self, kind: str, server_round: int) -> dict[int, RecordDict]:
+        """Return what clients replied in a phase."""
+        messages = self.replies(kind, server_round)
+        return {m.metadata.src_node_id - node_of(0): m.content for m in messages}
 
 
 def follow(
     strategy: StatefulStrategy,
-    client_class: type[TorchClient[Any]],
+    grid: Grid,
     *rounds: Sequence[int],
-    initial: float = 0.0,
     read: Callable[[], Any] = lambda: None,
-) -> tuple[WatchedGrid, list[Any]]:
-    """Run the rounds with these participants; return the grid and what `read` says after each."""
-    grid, seen = grid_of(client_class), []
+    after: Mapping[int, Callable[[], None]] | None = None,
+) -> list[Any]:
+    """Run the rounds, in each of which these clients train, in place of a draw, from w = 0.
+
+    Returns what `read` says after every round; ``after[server_round]`` is called then.
+    """
+    seen: list[Any] = []
+    script = iter(rounds)
+    strategy.run.sampling.for_training = lambda pool: list(next(script))  # type: ignore[method-assign]
 
     def on_round(server_round: int, metrics: Mapping[str, float]) -> None:
         seen.append(read())
+        (after or {}).get(server_round, lambda: None)()
 
-    scripted(strategy, *rounds)
-    first = ArrayRecord({"w": Array(np.array([initial]))})
+    first = ArrayRecord(grid.model().state_dict())
     strategy.start(grid, first, len(rounds), on_round=on_round)
-    return grid, seen
+    return seen
+
+
+ALL = (0, 1, 2)

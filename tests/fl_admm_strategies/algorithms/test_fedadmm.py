@@ -15,7 +15,7 @@ from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.state import arrays_of
-from tests.fl_admm_strategies.algorithms.quadratics import follow
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
 from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays, make_client, node_of
 
 
@@ -185,9 +185,8 @@ def test_the_worked_example() -> None:
         own = strategy.state.consensus
         return [own.clients.column("u")[:, 0].copy(), own.clients.column("pi")[:, 0].copy(), own.w]
 
-    _, ((u_1, pi_1, w_1), (u_2, pi_2, w_2)) = follow(
-        strategy, FedADMMClient, (0, 1, 2), (0, 1, 2), read=read
-    )
+    grid = Grid(FedADMMClient)
+    (u_1, pi_1, w_1), (u_2, pi_2, w_2) = follow(strategy, grid, ALL, ALL, read=read)
     assert_allclose(u_1, [0.18, -0.34, 1.8], atol=1e-10)
     assert_allclose(pi_1, [0.06, -0.1133333333, 0.6], atol=1e-10)
     assert_allclose(w_1, [1.0933333333], atol=1e-10)

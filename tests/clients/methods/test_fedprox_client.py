@@ -1,0 +1,73 @@
+"""FedProxClient by hand; docs/methods/fedprox.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from clients import FedProxClient
+from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
+from tests.clients.methods.lines import Line, line_client, new_context, sample
+from tests.clients.methods.messages import Received, received, scalars
+
+MODEL = scalars(w=3, b=0.5, seen=7)
+
+
+def message(**changes: Any) -> Received:
+    settings = {"model": MODEL, "mu": 2.0, "lr": 0.1, "local_epochs": 2} | changes
+    return received(FedProxInstruction(**settings))
+
+
+def test_it_is_pulled_back_to_where_it_started() -> None:
+    # f = (w + b - 4)^2 / 2, mu = 2. From (3, .5): residual -.5 and no pull yet: (3.05, .55). Then
+    # the residual is -.4 and the pull 2 * .05 on both: + .1 (.4 - .1) = .03. The loss before the
+    # last step is .4^2 / 2; the buffer goes back as it came.
+    arrays, num_examples, metrics = line_client(FedProxClient).fit(*message())
+    assert_allclose(np.ravel(arrays), [3.08, 0.58, 7], rtol=1e-14)
+    assert (num_examples, metrics) == (1, {"loss": pytest.approx(0.08, rel=1e-12)})
+
+
+def test_without_the_proximal_term_it_descends_on_its_loss() -> None:
+    # - .5, then - .4: both grow by .05 + .04.
+    arrays, _, _ = line_client(FedProxClient).fit(*message(mu=0.0))
+    assert_allclose(np.ravel(arrays), [3.09, 0.59, 7], rtol=1e-14)
+
+
+def test_the_pull_is_in_every_mini_batch_step() -> None:
+    # P2. Two batches of one sample, (x, y) = (1, 4) and (0, 1), in this order. The first: residual
+    # -.5, (3.05, .55). The second: residual b - 1 = -.45, its gradient in w is 0; the pull is
+    # 2 * .05 on both: w = 3.05 - .01, b = .55 + .1 (.45 - .1). The loss is the mean of the two
+    # batches', (.125 + .45^2/2)/2.
+    loader = [sample(1.0, 4.0), sample(0.0, 1.0)]
+    client = line_client(FedProxClient, train_loader=loader, full_batch=False)
+    arrays, num_examples, metrics = client.fit(*message(local_epochs=1))
+    assert_allclose(np.ravel(arrays), [3.04, 0.585, 7], rtol=1e-14)
+    assert num_examples == 2
+    assert metrics == {"loss": pytest.approx((0.125 + 0.10125) / 2, rel=1e-12)}
+
+
+def test_a_frozen_parameter_is_neither_moved_nor_pulled() -> None:
+    # w alone: 3 + .05, then residual -.45 and pull .1: + .1 (.45 - .1).
+    model = Line()
+    model.b.requires_grad_(False)
+    arrays, _, _ = line_client(FedProxClient, model=model).fit(*message())
+    assert_allclose(np.ravel(arrays), [3.085, 0.5, 7], rtol=1e-14)
+
+
+def test_it_keeps_nothing() -> None:
+    context = new_context()
+    line_client(FedProxClient, context).fit(*message())
+    assert not list(context.state)
+
+
+def test_another_methods_message_is_refused() -> None:
+    parameters, config = message()
+    text = "The message's mu is '2', expected float. Server and client must use the same version"
+    with pytest.raises(ValueError, match=text):
+        line_client(FedProxClient).fit(parameters, config | {"mu": "2"})
+    del config["mu"]
+    with pytest.raises(ValueError, match="lacks the setting 'mu' of FedProxInstruction"):
+        line_client(FedProxClient).fit(parameters, config)

@@ -1,0 +1,272 @@
+"""Ditto by hand: FedAvg's global model, and beside it personal ones that stay.
+
+See docs/methods/ditto.md. The clients are the three of the pages' worked examples: see
+`quadratics`. Where two gradient steps of .1 are taken on f_i = a_i/2 (x - b_i)^2, x - b_i shrinks by
+(1 - .1 a_i)^2 = .81, .64, .36. With lambda = .5 beside it, v goes from v to
+q v + (1 - q) (a_i b_i + .5 w)/(a_i + .5), where q = (1 - .1 (a_i + .5))^2 = .7225, .5625, .3025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from flwr.app import MessageType
+from numpy.testing import assert_allclose, assert_array_equal
+
+from clients import DittoClient, FedProxClient, LocalClient, client_app
+from fl_admm_strategies import Ditto, FedProx, Local
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
+from tests.support.federation import (
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    initial_arrays,
+    node_of,
+)
+
+PARTLY = (0, 1), (1, 2)
+
+
+def ditto(**settings: Any) -> Ditto:
+    return Ditto(**{"lam": 0.5, "lr": 0.1, "local_epochs": 2, "fraction_evaluate": 0.0} | settings)
+
+
+def run(
+    strategy: Ditto, *rounds: Sequence[int], grid: Grid | None = None, **options: Any
+) -> tuple[list[list[float]], list[float]]:
+    """Return v_1, v_2, v_3 and w after every round; v_i is w^0 = 0 until client i has trained."""
+    grid = grid or Grid(DittoClient)
+
+    def read() -> tuple[list[float], float]:
+        kept = [grid.context(node_of(i)).state.array_records for i in ALL]
+        v = [grid.own_w(i)[0] if own else 0.0 for i, own in zip(ALL, kept, strict=True)]
+        return v, strategy.state.model["w"].item()
+
+    seen = follow(strategy, grid, *rounds, read=read, **options)
+    return [v for v, _ in seen], [w for _, w in seen]
+
+
+# --- The worked example (E1) --------------------------------------------------------------------
+
+
+def test_everybody_takes_part() -> None:
+    # w_i = .19, -.36, 1.92 as FedAvg's, w = 1.75/3 = .5833333333. v_i from 0 with w = 0:
+    # (1 - .7225)(2/3) = .185, (1 - .5625)(-.8) = -.35, (1 - .3025)(12/4.5) = 1.86. Round 2:
+    # w_i = 1 - .81 (1 - w) = .6625, .0133333333, 2.13, w = 2.8058333333/3 = .9352777778;
+    # v_1 = .7225 * .185 + .2775 (1 + .5 * .5833333333)/1.5 = .3726208333, and so on.
+    v, w = run(ditto(), ALL, ALL)
+    assert_allclose(v[0], [0.185, -0.35, 1.86], atol=1e-8)
+    assert_allclose(v[1], [0.3726208333, -0.4958333333, 2.4678583333], atol=1e-8)
+    assert_allclose(w, [0.5833333333, 0.9352777778], atol=1e-8)
+
+
+def test_two_take_part_in_turn() -> None:
+    # w = (.19 - .36)/2 = -.085. Round 2: w_2 = -1 + .64 (1 + w) = -.4144, w_3 = 3 - .36 (3 - w)
+    # = 1.8894, w = .7375. v_2: -.35 - .1 [2 (.65) + .5 (-.265)] = -.46675, then
+    # -.46675 - .1 [2 (.53325) + .5 (-.38175)] = -.5543125; v_1 stays; v_3 from w^0 = 0.
+    v, w = run(ditto(), *PARTLY)
+    assert_allclose(v[0], [0.185, -0.35, 0], atol=1e-8)
+    assert_allclose(v[1], [0.185, -0.5543125, 1.8534125], atol=1e-8)
+    assert_allclose(w, [-0.085, 0.7375], atol=1e-8)
+
+
+def test_the_mean_may_be_weighted_by_the_examples() -> None:
+    # The numbers of FedAvg: (10 * .19 - 20 * .36 + 30 * 1.92)/60 = .8716666667, then
+    # (10 * .89605 + 20 * .1978666667 + 30 * 2.2338)/60 = 1.3321972222.
+    _, w = run(ditto(weights="size"), ALL, ALL)
+    assert_allclose(w, [0.8716666667, 1.3321972222], atol=1e-8)
+
+
+def test_the_personal_step_may_have_a_length_of_its_own() -> None:
+    # One step of .2: v_i = -.2 a_i (0 - b_i) = .2, -.4, 2.4; the global ones are two of .1 as ever.
+    v, w = run(ditto(personal_lr=0.2, personal_epochs=1), ALL)
+    assert_allclose(v[0], [0.2, -0.4, 2.4], atol=1e-12)
+    assert_allclose(w, [0.5833333333], atol=1e-8)
+
+
+# --- Special cases ------------------------------------------------------------------------------
+
+
+def test_the_global_model_is_fedavgs_to_the_bit() -> None:
+    # On a network with mini-batches, half of the clients a round: the personal step, which comes
+    # second, changes nothing of the first.
+    settings: dict[str, Any] = {"lr": 0.3, "local_epochs": 2, "fraction_train": 0.5, "seed": 2}
+    models = []
+    for strategy, client_class in (
+        (Ditto(lam=0.7, weights="size", **settings), DittoClient),
+        (FedProx(mu=0.0, **settings), FedProxClient),
+    ):
+        grid = WatchedGrid(client_app(client_fn_of(client_class)), 6)
+        strategy.start(grid, initial_arrays(), 4)
+        models.append(strategy.state.model)
+    assert_same_bits(*models)
+
+
+@pytest.mark.parametrize("lam", [0.0, 2.0])
+def test_the_pull_does_not_change_the_global_model(lam: float) -> None:
+    _, w = run(ditto(lam=lam), *PARTLY)
+    assert_allclose(w, [-0.085, 0.7375], atol=1e-8)
+
+
+def test_without_a_pull_the_personal_models_are_those_of_local_training() -> None:
+    # In the rounds in which a client takes part; to the bit.
+    rounds = (0, 1), (1, 2), ALL, (1,)
+    v, _ = run(ditto(lam=0.0), *rounds)
+    grid = Grid(LocalClient)
+    follow(Local(lr=0.1, local_epochs=2), grid, *rounds)
+    assert v[-1] == grid.own_w(*ALL)
+    # Client 1 took 4 steps, client 2 all 8, client 3 took 4.
+    assert_allclose(v[-1], [1 - 0.9**4, -(1 - 0.8**8), 3 * (1 - 0.6**4)], atol=1e-12)
+
+
+def test_with_many_steps_a_personal_model_solves_its_own_problem() -> None:
+    # 50 steps of .04 are enough at lambda = 20: v_i = (a_i b_i + 20 w)/(a_i + 20). 100 steps of the
+    # global model take w_i to b_i, so w is their mean, 1, from round 1 on.
+    strategy = ditto(lam=20.0, local_epochs=100, personal_lr=0.04, personal_epochs=50)
+    v, w = run(strategy, *[ALL] * 3)
+    assert w[-1] == pytest.approx(1.0, abs=1e-4)
+    assert_allclose(v[-1], [1.0, 18 / 22, 32 / 24], atol=1e-4)
+
+
+# --- What stays, what travels -------------------------------------------------------------------
+
+
+def test_the_personal_models_never_leave_their_clients() -> None:
+    grid = Grid(DittoClient)
+    strategy = ditto(fraction_evaluate=1.0)
+    v, w = run(strategy, *PARTLY, ALL, grid=grid)
+    uploaded = {1: [0.19, -0.36], 2: [-0.4144, 1.8894]}
+    for server_round, expected in uploaded.items():
+        got = sorted(grid.got_in(MessageType.TRAIN, server_round).items())
+        for (_, content), w_i in zip(got, expected, strict=True):
+            assert list(content.array_records) == ["arrays"]
+            assert_allclose(content["arrays"]["w"].numpy(), [w_i], atol=1e-12)
+            (metrics,) = content.metric_records.values()
+            assert set(metrics) == {"loss", "personal-loss", "num-examples"}
+    # No message holds a number that v_i ever was, but w^0.
+    personal = {value for own in v for value in own if value}
+    for _, _, messages in grid.sent + grid.received:
+        for message in messages:
+            for record in message.content.array_records.values():
+                for array in record.values():
+                    numbers = array.numpy().ravel()
+                    assert not [x for x in numbers if any(abs(x - y) < 1e-9 for y in personal)]
+    for server_round in (1, 2, 3):
+        for content in grid.got_in(MessageType.EVALUATE, server_round).values():
+            assert not content.array_records
+    # Client 3 had no v_i in round 1, so it evaluated the initial model that was sent along.
+    sent = grid.sent_in(MessageType.EVALUATE, 1)
+    assert {i: len(content["arrays"]) for i, content in sent.items()} == {0: 0, 1: 0, 2: 1}
+    assert len(w) == 3
+
+
+def test_the_traffic_is_fedavgs_and_the_start_once() -> None:
+    strategy = ditto()
+    run(strategy, *PARTLY, ALL)
+    # w and w^0 to both; w to both and w^0 to client 3; w to all.
+    traffic = {r: tuple(own) for r, own in strategy.traffic.items()}
+    assert traffic == {1: (32, 16), 2: (24, 16), 3: (24, 24)}
+
+
+def test_both_models_are_evaluated() -> None:
+    # After round 1 of two: v = (.185, -.35, 0), w = -.085. f_i = a_i/2 (x - b_i)^2:
+    # .815^2/2 = .3321125, .65^2 = .4225, 2 * 9 = 18; 1.085^2/2 = .5886125, .915^2 = .837225,
+    # 2 * 3.085^2 = 19.03445.
+    strategy = ditto(fraction_evaluate=1.0)
+    run(strategy, (0, 1))
+    metrics = strategy.evaluate_metrics[1]
+    personal = {i: own["personal-loss"] for i, own in metrics.items()}
+    shared = {i: own["global-loss"] for i, own in metrics.items()}
+    assert personal == pytest.approx({0: 0.3321125, 1: 0.4225, 2: 18.0}, rel=1e-12)
+    assert shared == pytest.approx({0: 0.5886125, 1: 0.837225, 2: 19.03445}, rel=1e-12)
+    assert [own["loss"] for own in metrics.values()] == list(personal.values())
+
+
+def test_the_server_has_the_global_model_only() -> None:
+    strategy = ditto()
+    run(strategy, ALL)
+    assert_allclose(strategy.global_arrays["w"].numpy(), [0.5833333333], atol=1e-8)
+    with pytest.raises(
+        RuntimeError, match=r"Read DittoClient\(\.\.\.\)\.personal_arrays\(\) there"
+    ):
+        strategy.personal_arrays(0)
+    before = strategy.state_dict()
+    assert {name for name in before if name.startswith("state/")} == {
+        "state/model/w",
+        "state/initial/w",
+    }
+    strategy.global_model()["w"] += 1
+    assert_array_equal(strategy.state_dict()["state/model/w"], before["state/model/w"])
+
+
+# --- Coming, going, losing ----------------------------------------------------------------------
+
+
+def test_a_client_that_lost_its_model_starts_again_from_the_initial_one() -> None:
+    # Client 2 finds out in round 2, which it sits out: w = (.6625 + 2.13)/2 = 1.39625. In round 3
+    # v_2 goes from 0 towards this w: .4375 (-2 + .5 * 1.39625)/2.5 = -.227828125. It never mattered
+    # for w_2 = -1 + .64 (1 + 1.39625) = .5336.
+    grid = Grid(DittoClient)
+    strategy = ditto()
+    v, w = run(strategy, ALL, ALL, ALL, grid=grid, after={1: lambda: grid.forget(1)})
+    assert sorted(strategy.train_metrics[2]) == [0, 2]
+    assert w[1] == pytest.approx(1.39625, abs=1e-12)
+    assert v[2][1] == pytest.approx(-0.227828125, abs=1e-12)
+    uploaded = grid.got_in(MessageType.TRAIN, 3)[1]["arrays"]["w"].numpy()
+    assert_allclose(uploaded, [0.5336], atol=1e-12)
+    # The others went on from their own.
+    kept, _ = run(ditto(), ALL, (0, 2), ALL)
+    assert_allclose([v[2][0], v[2][2]], [kept[2][0], kept[2][2]], atol=1e-12)
+
+
+def test_a_joining_client_starts_from_the_initial_model_and_the_w_of_the_day() -> None:
+    # Client 3 comes after round 1: v_3 = 1.8534125 as in E1, and w = (.12115 - .4144 + 1.8894)/3
+    # with w_1 = 1 - .81 (1 + .085) = .12115.
+    grid = Grid(DittoClient, away=[2])
+    v, w = run(ditto(), (0, 1), ALL, grid=grid, after={1: grid.away.clear})
+    assert_allclose(w, [-0.085, 0.5320500000], atol=1e-8)
+    assert v[1][2] == pytest.approx(1.8534125, abs=1e-8)
+    assert v[1][1] == pytest.approx(-0.5543125, abs=1e-8)
+
+
+def test_a_lost_reply_takes_the_personal_step_back() -> None:
+    # Client 3's reply of round 1 is lost: its v_3 of round 2 starts from w^0 all the same.
+    grid = Grid(DittoClient)
+    grid.spoil[1] = lambda replies: [r for r in replies if r.metadata.src_node_id != node_of(2)]
+    v, w = run(ditto(), ALL, (1, 2), grid=grid)
+    assert_allclose(w, [-0.085, 0.7375], atol=1e-8)
+    assert_allclose(v[1], [0.185, -0.5543125, 1.8534125], atol=1e-8)
+
+
+def test_the_buffers_of_both_models_are_apart() -> None:
+    # Both start at 0 and count the samples of their own two passes: 2 n_i each round. w averages
+    # 2 n_i over the participants: 40 after round 1. In round 2, of clients 1 and 2 alone, w's is
+    # 40 + (20 + 40)/2 = 70 and v_i's 4 n_i; client 3 keeps 2 n_3 = 60.
+    grid = Grid(DittoClient, Counting)
+    strategy = ditto()
+    run(strategy, ALL, (0, 1), grid=grid)
+    assert_allclose(strategy.global_model()["seen"], [70])
+    assert strategy.global_model()["steps"] == 4
+    assert [grid.own(i)["seen"].item() for i in ALL] == [4 * N[0], 4 * N[1], 2 * N[2]]
+    assert [grid.own(i)["steps"].item() for i in ALL] == [4, 4, 2]
+
+
+# --- Settings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"lam": -1.0}, "lam is -1.0, expected a finite number >= 0"),
+        ({"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
+        ({"local_epochs": 0}, "local_epochs is 0, expected an integer >= 1"),
+        ({"personal_lr": 0.0}, "personal_lr is 0.0, expected a finite number > 0"),
+        ({"personal_epochs": 0}, "personal_epochs is 0, expected an integer >= 1"),
+        ({"weights": "loss"}, "weights is 'loss', expected 'uniform' or 'size'"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Ditto(**settings)

@@ -1,0 +1,126 @@
+"""Local training: each client for itself, and nothing but metrics travels; docs/methods/local.md.
+
+The clients are the three of the pages' worked examples: see `quadratics`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flwr.app import MessageType, MetricRecord
+from numpy.testing import assert_allclose
+
+from clients import LocalClient
+from fl_admm_strategies import Local
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, follow
+
+
+def local(**settings: Any) -> Local:
+    return Local(**{"lr": 0.1, "local_epochs": 2} | settings)
+
+
+def test_the_worked_example() -> None:
+    # E1: a step takes w_i - b_i to (1 - .1 a_i)(w_i - b_i), so after k steps from 0
+    # w_i = b_i (1 - (1 - .1 a_i)^k): 1 - .9^2 = .19, -(1 - .8^2) = -.36, 3 (1 - .6^2) = 1.92 after
+    # the first round; 1 - .9^4 = .3439, -(1 - .8^4) = -.5904, 3 (1 - .6^4) = 2.6112 after two.
+    grid = Grid(LocalClient)
+    seen = follow(local(), grid, ALL, ALL, read=lambda: grid.own_w(*ALL))
+    assert_allclose(seen[0], [0.19, -0.36, 1.92], atol=1e-8)
+    assert_allclose(seen[1], [0.3439, -0.5904, 2.6112], atol=1e-8)
+
+
+def test_a_client_that_sits_out_keeps_its_model() -> None:
+    # Client 1 takes part in the first round, client 3 in the second, client 2 in both.
+    grid = Grid(LocalClient)
+    follow(local(), grid, (0, 1), (1, 2))
+    assert_allclose(grid.own_w(*ALL), [0.19, -0.5904, 1.92], atol=1e-8)
+
+
+def test_the_initial_model_is_all_that_travels_and_once() -> None:
+    grid = Grid(LocalClient)
+    strategy = local()
+    follow(strategy, grid, (0, 1), ALL)
+    # One number of 8 bytes for each client that is new to the run.
+    assert {r: tuple(traffic) for r, traffic in strategy.traffic.items()} == {1: (16, 0), 2: (8, 0)}
+    sent = grid.sent_in(MessageType.TRAIN, 2)
+    assert {client: list(content["arrays"]) for client, content in sent.items()} == {
+        0: [],
+        1: [],
+        2: ["w"],
+    }
+    for server_round in (1, 2):
+        for content in grid.got_in(MessageType.TRAIN, server_round).values():
+            assert [list(record) for record in content.array_records.values()] == [[]]
+            (metrics,) = content.metric_records.values()
+            assert set(metrics) == {"loss", "num-examples"}
+
+
+def test_the_own_models_are_evaluated_where_they_are() -> None:
+    # After round 1 client 1 has .19: (.19 - 1)^2/2 = .32805; client 2 -.36: (.64)^2 = .4096.
+    # Client 3 has not trained yet: 4/2 (0 - 3)^2 = 18, with the initial model.
+    grid = Grid(LocalClient)
+    strategy = local()
+    follow(strategy, grid, (0, 1))
+    losses = {i: m["personal-loss"] for i, m in strategy.evaluate_metrics[1].items()}
+    assert losses == pytest.approx({0: 0.32805, 1: 0.4096, 2: 18.0}, rel=1e-12)
+    sent = grid.sent_in(MessageType.EVALUATE, 1)
+    assert {client: len(content["arrays"]) for client, content in sent.items()} == {
+        0: 0,
+        1: 0,
+        2: 1,
+    }
+
+
+def test_buffers_are_the_clients_own() -> None:
+    # Two passes over n_i = 10, 20, 30 samples a round.
+    grid = Grid(LocalClient, Counting)
+    follow(local(), grid, ALL, (0,))
+    assert [grid.own(i)["seen"].item() for i in ALL] == [40, 40, 60]
+    assert [grid.own(i)["steps"].item() for i in ALL] == [4, 2, 2]
+
+
+def test_a_client_that_lost_its_model_starts_from_the_initial_one() -> None:
+    # Client 2 sits out round 2, in which it finds out: -.36 after rounds 1 and 3.
+    grid = Grid(LocalClient)
+    strategy = local()
+    follow(strategy, grid, ALL, ALL, ALL, after={1: lambda: grid.forget(1)})
+    assert sorted(strategy.train_metrics[2]) == [0, 2]
+    assert_allclose(grid.own_w(*ALL), [1 - 0.9**6, -0.36, 3 * (1 - 0.6**6)], atol=1e-12)
+
+
+def test_a_joining_client_starts_from_the_initial_model() -> None:
+    grid = Grid(LocalClient, away=[2])
+    strategy = local()
+    follow(strategy, grid, (0, 1), ALL, after={1: grid.away.clear})
+    assert strategy.client_ids == [0, 1, 2]
+    assert_allclose(grid.own_w(*ALL), [0.3439, -0.5904, 1.92], atol=1e-8)
+
+
+def test_there_is_no_global_model() -> None:
+    strategy = local()
+    follow(strategy, Grid(LocalClient), ALL)
+    assert len(strategy.global_arrays) == 0
+    with pytest.raises(
+        RuntimeError, match=r"Read LocalClient\(\.\.\.\)\.personal_arrays\(\) there"
+    ):
+        strategy.personal_arrays(0)
+    with pytest.raises(ValueError, match="Local has no global model: leave it out"):
+        local().start(
+            Grid(LocalClient),
+            strategy.run.record.result.arrays,
+            1,
+            evaluate_fn=lambda server_round, arrays: MetricRecord({}),
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
+        ({"local_epochs": 0}, "local_epochs is 0, expected an integer >= 1"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Local(**settings)
