@@ -104,6 +104,25 @@ def test_a_round_without_a_usable_reply_changes_nothing(
     assert trained(strategy) == {r: list(range(NUM_CLIENTS)) for r in (1, 3)}
 
 
+@each_case
+def test_every_kind_of_model_is_there_or_said_where(case: Case) -> None:
+    strategy, _ = plain(case)
+    here = []
+    for kind in strategy.kinds:
+        for client in strategy.client_ids:
+            try:
+                arrays = strategy.model_arrays(kind, client)
+            except RuntimeError as error:
+                where = f"The {kind} models of {type(strategy).__name__} stay with their clients. "
+                assert str(error).startswith(where)  # noqa: PT017
+                continue
+            here.append(kind)
+            assert arrays.keys() <= strategy.model_spec.keys()
+            assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
+    assert len(here) == len(set(here)) * NUM_CLIENTS  # a kind is here for all, or for nobody
+    assert bool(strategy.global_arrays) == ("global" in strategy.kinds)
+
+
 # --- Messages -----------------------------------------------------------------------------------
 
 

@@ -24,7 +24,8 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD, nodes
+from fl_admm_strategies import FPFC, InProcessGrid, Local, SmoothedSCAD
+from fl_admm_strategies.runtime import connections, waiting
 from tests.support.federation import Mean, WatchedGrid, client_fn_of, initial_arrays, warnings_in
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
@@ -70,7 +71,7 @@ def test_too_few_nodes_end_with_an_error_that_says_what_to_do(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(nodes, "_SILENCE", 0.15)
+    monkeypatch.setattr(waiting, "_SILENCE", 0.15)
     began = time.monotonic()
     with pytest.raises(TimeoutError) as error:
         Mean(min_available_nodes=5, node_timeout=0.3).start(InProcessGrid(echo_app(), 2), MODEL)
@@ -83,7 +84,7 @@ def test_too_few_nodes_end_with_an_error_that_says_what_to_do(
 
 
 class LateGrid(WatchedGrid):
-    """Node n registers at the n-th look (FLOWER.md section 5: round 1 can start before that)."""
+    """Node n registers at the n-th look, as on Ray, where round 1 could start before that."""
 
     looks = 0
 
@@ -135,7 +136,7 @@ def test_a_node_that_never_says_who_it_is_is_named(
     silent: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(nodes, "_SILENCE", 0.1)
+    monkeypatch.setattr(waiting, "_SILENCE", 0.1)
     with pytest.raises(
         TimeoutError, match=rf"2 clients .* needs 3\..* Nodes \[{silent}\] \(1\) did not say which"
     ):
@@ -149,7 +150,7 @@ def test_a_node_that_never_says_who_it_is_is_named(
 def test_a_federation_of_unknown_size_is_all_that_answer_in_time(
     silent: int, looks: int, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "PATIENCE", 0.0)  # of later rounds
+    monkeypatch.setattr(connections, "QUERY_TIMEOUT", 0.0)  # of later rounds
     strategy = Mean(node_timeout=0.6 if clients == 2 else 60.0, min_available_nodes=2)
     strategy.start(SilentGrid(0, silent, looks), MODEL)
     assert len(strategy.train_metrics[1]) == clients
@@ -307,9 +308,13 @@ def test_the_results_need_a_start() -> None:
 def test_an_unknown_client_has_no_model() -> None:
     strategy = Mean()
     strategy.start(InProcessGrid(echo_app(), 3), MODEL, 1)
-    assert_allclose(strategy.personal_arrays(3)["w"].numpy(), 1)
+    assert_allclose(strategy.model_arrays("global", 3)["w"].numpy(), 1)
     with pytest.raises(KeyError, match=r"no client 9; the run knows \[2, 3, 4\] \(3\)"):
         strategy.personal_arrays(9)
+    with pytest.raises(
+        ValueError, match=r"Mean has no personal models, expected one of \['global'\]"
+    ):
+        strategy.personal_arrays(3)
 
 
 # --- Saved states -------------------------------------------------------------------------------
@@ -335,10 +340,12 @@ def test_something_that_is_no_state_is_refused() -> None:
 
 def test_a_state_of_another_algorithm_is_refused() -> None:
     state = saved_state()
-    state["state/dual"] = state.pop("state/w")
+    state["state/dual"] = state.pop("state/model/w")
     strategy = Mean()
     strategy.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"lacks \['w'\], which Mean needs.*another algorithm"):
+    with pytest.raises(
+        ValueError, match=r"lacks \['model/w'\], which Mean needs.*another algorithm"
+    ):
         strategy.start(InProcessGrid(echo_app(), 3), MODEL)
 
 
@@ -368,51 +375,6 @@ def test_metrics_are_kept_by_client_and_averaged_by_examples() -> None:
     assert_allclose(result.arrays["w"].numpy(), 2)  # the clients add 1 in each round
 
 
-@pytest.mark.parametrize(
-    ("num_clients", "fraction", "least", "expected"),
-    [
-        (100, 0.29, 1, 29),  # 0.29 * 100 = 28.999999999999996
-        (10, 0.35, 1, 3),  # rounded down, as FedAvg does
-        (10, 0.01, 1, 1),  # never nobody
-        (10, 0.2, 5, 5),  # at least min_train_nodes
-        (10, 0.2, 50, 10),  # but not more than there are
-    ],
-)
-def test_the_size_of_the_sample(
-    num_clients: int, fraction: float, least: int, expected: int
-) -> None:
-    strategy = Mean(fraction_train=fraction, min_train_nodes=least)
-    strategy.begin({"w": np.zeros(2)}, range(num_clients))
-    asked = strategy.plan_train(1, {})
-    assert len(asked) == expected
-    assert list(asked) == sorted(set(asked))
-
-
-def test_sampling_is_uniform_and_without_replacement() -> None:
-    # 2 of 10 in 2000 rounds: each client is drawn Bin(2000, 0.2) times, 400 with a standard
-    # deviation of 17.9; all ten within 5 deviations.
-    strategy = Mean(fraction_train=0.2)
-    strategy.begin({"w": np.zeros(2)}, range(10))
-    counts = np.zeros(10)
-    for server_round in range(1, 2001):
-        asked = list(strategy.plan_train(server_round, {}))
-        assert len(set(asked)) == 2
-        counts[asked] += 1
-    assert np.abs(counts - 400).max() < 90
-
-
-def test_every_client_and_round_has_a_seed_of_its_own() -> None:
-    def seeds(run_seed: int) -> list[int]:
-        strategy = Mean(seed=run_seed)
-        strategy.begin({"w": np.zeros(2)}, [0, 1, 2**64 - 1])  # a node id may have 64 bits
-        orders = [strategy.plan_train(r, {}) for r in (1, 2)]
-        return [int(order.config["seed"]) for plan in orders for order in plan.values()]
-
-    assert len({*seeds(0), *seeds(1)}) == 12
-    assert seeds(0) == seeds(0)
-    assert all(0 <= seed < 2**63 for seed in seeds(0))  # a ConfigRecord holds signed integers
-
-
 def test_the_users_settings_reach_the_clients() -> None:
     grid = WatchedGrid(echo_app(), 2)
     Mean().start(
@@ -426,6 +388,23 @@ def test_the_users_settings_reach_the_clients() -> None:
         assert message.content["config"]["lr"] == 0.5
     for message in grid.phase(MessageType.EVALUATE, 1):
         assert message.content["config"]["split"] == "test"
+
+
+def test_every_message_says_the_round_the_run_the_seed_and_what_was_accepted_last() -> None:
+    grid, strategy = WatchedGrid(echo_app(), 2), Mean(seed=5)
+    grid.spoil = {2: lambda replies: replies[1:]}  # node 2's is lost
+    strategy.start(grid, MODEL, 3)
+    seeds = set()
+    for server_round, accepted in ((1, {2: 0, 3: 0}), (2, {2: 1, 3: 1}), (3, {2: 1, 3: 2})):
+        for message in grid.phase(MessageType.TRAIN, server_round):
+            config, client = message.content["config"], message.metadata.dst_node_id
+            assert config["server-round"] == server_round
+            assert config["version"] == accepted[client]
+            assert config["seed"] == strategy.run.sampling.client_seed(client, server_round)
+            assert config["run"] == strategy.run.resume.run_id
+            seeds.add(config["seed"])
+    assert len(seeds) == 6
+    assert len(strategy.run.resume.run_id) == 32
 
 
 def test_evaluation_every_so_many_rounds_and_after_the_last() -> None:
@@ -479,6 +458,15 @@ def test_the_central_evaluation_gets_the_global_model() -> None:
     result = Mean().start(InProcessGrid(echo_app(), 2), MODEL, 2, evaluate_fn=evaluate_fn)
     assert seen == {0: 0.0, 1: 1.0, 2: 2.0}
     assert result.evaluate_metrics_serverapp[2]["norm"] == 2.0
+
+
+def test_a_method_without_a_global_model_has_nothing_to_evaluate_centrally() -> None:
+    strategy = Local()
+    with pytest.raises(ValueError, match=r"evaluate_fn is given, but Local has no global model"):
+        strategy.start(
+            InProcessGrid(echo_app(), 2), MODEL, 2, evaluate_fn=lambda number, arrays: None
+        )
+    assert strategy.client_ids == []
 
 
 def test_an_evaluation_without_a_usable_reply_is_logged(caplog: pytest.LogCaptureFixture) -> None:
