@@ -12,13 +12,16 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD, nodes
+from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
+from fl_admm_strategies.runtime import connections, waiting
 from tests.support.federation import (
     Online,
     RestlessGrid,
     assert_same_bits,
     client_fn_of,
     initial_arrays,
+    not_asking,
+    trained,
     warnings_in,
 )
 
@@ -43,19 +46,9 @@ def run(
     return strategy, grid
 
 
-def trained(strategy: FPFC) -> dict[int, list[int]]:
-    return {r: sorted(metrics) for r, metrics in strategy.train_metrics.items()}
-
-
 def as_if_not_sampled(away: Mapping[int, int]) -> FPFC:
     """Return a run with three steady nodes in which `away[round]` was not sampled."""
-    strategy = fpfc()
-    orders = strategy.train_orders
-
-    def fewer(server_round: int, client_ids: Sequence[int]) -> Any:
-        return orders(server_round, [c for c in client_ids if c != away.get(server_round)])
-
-    strategy.train_orders = fewer  # type: ignore[method-assign]
+    strategy = not_asking(fpfc(), {server_round: [client] for server_round, client in away.items()})
     strategy.start(InProcessGrid(fpfc_app(), 3), initial_arrays(), 4)
     return strategy
 
@@ -87,17 +80,16 @@ def test_the_same_node_may_come_back() -> None:
     # restarted, and that it needs its omega_1 in round 3.
     grid = RestlessGrid(fpfc_app(), FIRST, {0: [2, 3, 4], 2: [2, 4], 3: [2, 3, 4]})
     strategy = fpfc()
-    in_sync: dict[int, bool] = {}
-    orders = strategy.train_orders
+    current: dict[int, bool] = {}
+    instructions = not_asking(strategy, {2: [1]}).train_instructions
 
     def watched(server_round: int, client_ids: Sequence[int]) -> Any:
-        in_sync[server_round] = strategy.in_sync(1)
-        chosen = [c for c in client_ids if (server_round, c) != (2, 1)]
-        return orders(server_round, chosen)
+        current[server_round] = strategy.membership.has_current_state(1)
+        return instructions(server_round, client_ids)
 
-    strategy.train_orders = watched  # type: ignore[method-assign]
+    strategy.train_instructions = watched  # type: ignore[method-assign]
     strategy.start(grid, initial_arrays(), 4)
-    assert in_sync == {1: False, 2: True, 3: False, 4: True}
+    assert current == {1: False, 2: True, 3: False, 4: True}
     assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2], 4: [0, 1, 2]}
     assert grid.asked == []
     assert_same_bits(strategy.state_dict(), as_if_not_sampled({2: 1}).state_dict())
@@ -126,7 +118,7 @@ def test_a_node_that_hosts_new_clients_is_welcome(caplog: pytest.LogCaptureFixtu
 def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nodes, "PATIENCE", 0.3)
+    monkeypatch.setattr(connections, "QUERY_TIMEOUT", 0.3)
     grid = RestlessGrid(fpfc_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
     strategy = fpfc()
 
@@ -181,7 +173,7 @@ def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(nodes, "_SILENCE", 0.15)
+    monkeypatch.setattr(waiting, "_SILENCE", 0.15)
     with pytest.raises(
         TimeoutError,
         match=r"Waited 0\.3 s: 1 of the run's 3 clients are connected, the strategy needs 2\. "

@@ -1,4 +1,4 @@
-"""The hand-shake before round 1: who is asked, what it changes, what happens when it fails."""
+"""The handshake before round 1: who is asked, what it changes, what happens when it fails."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, MessageType
+from flwr.app import MessageType
 from flwr.clientapp import ClientApp
-from flwr.server import LegacyContext, ServerConfig
-from flwr.server.workflow import DefaultWorkflow
-from flwr.serverapp import Grid, ServerApp
 from numpy.testing import assert_allclose
 
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM, LegacyStrategy, run_in_process
-from fl_admm_strategies.runtime.strategy import Traffic
-from fl_admm_strategies.runtime.messages import Order, Reply
+from fl_admm_strategies.runtime.messages import ClientInstruction, Reply
+from fl_admm_strategies.runtime.record import Traffic
 from tests.support.federation import (
     ClientFn,
     WatchedGrid,
@@ -27,6 +24,7 @@ from tests.support.federation import (
     node_of,
     raising_client_fn,
 )
+from tests.support.legacy import with_workflow
 
 # tests.support gives client i 10 + i examples, so n = 75.
 ALPHA = [10 / 75, 11 / 75, 12 / 75, 13 / 75, 14 / 75, 15 / 75]
@@ -41,8 +39,12 @@ def grid_of(num_nodes: int = 6, failing: Mapping[int, Sequence[int]] | None = No
     return WatchedGrid(client_app(client_fn, num_clients=6), num_nodes)
 
 
+def alpha_of(strategy: FedADMM) -> list[float]:
+    return strategy.state.clients.column("alpha").tolist()
+
+
 def shaken(grid: WatchedGrid) -> list[int]:
-    """Return the rounds of the messages with a hand-shake."""
+    """Return the rounds of the messages with a handshake."""
     return [
         server_round
         for kind, server_round, messages in grid.sent
@@ -59,18 +61,18 @@ def test_every_client_is_asked_once_before_round_1(num_nodes: int) -> None:
     strategy = strategy_of(fraction_train=0.5)
     strategy.start(grid, initial_arrays(), 2)
     assert shaken(grid) == [0] * 6
-    assert_allclose(strategy.alpha, ALPHA, rtol=1e-15)
+    assert_allclose(alpha_of(strategy), ALPHA, rtol=1e-15)
     # It moved no arrays, and is no upload: all clients are still at their start.
     assert strategy.traffic[0] == Traffic(0, 0)
     assert sorted(strategy.train_metrics) == [1, 2]
     trained = {client for clients in strategy.train_metrics.values() for client in clients}
-    assert {client for client, r in strategy.accepted_in.items() if r} == trained
+    assert {client for client, r in strategy.membership.last_accepted.items() if r} == trained
     weights = [
         record["loss-weight"]
         for message in grid.phase(MessageType.TRAIN, 1)
         for record in message.content.config_records.values()
     ]
-    assert set(weights) <= set(strategy.alpha)
+    assert set(weights) <= set(alpha_of(strategy))
 
 
 def test_without_a_question_nobody_is_asked() -> None:
@@ -79,13 +81,13 @@ def test_without_a_question_nobody_is_asked() -> None:
     strategy.start(grid, initial_arrays(), 1)
     assert shaken(grid) == []
     assert 0 not in strategy.traffic
-    assert_allclose(strategy.alpha, [1 / 6] * 6, rtol=1e-15)
+    assert_allclose(alpha_of(strategy), [1 / 6] * 6, rtol=1e-15)
 
 
 @pytest.mark.parametrize("num_nodes", [6, 2])
 def test_a_client_that_fails_ends_the_run_by_name(num_nodes: int) -> None:
     grid = grid_of(num_nodes, failing={4: [0]})
-    with pytest.raises(RuntimeError, match=r"hand-shake .* clients \[4\] .*the disk is full"):
+    with pytest.raises(RuntimeError, match=r"handshake .* clients \[4\] .*the disk is full"):
         strategy_of().start(grid, initial_arrays(), 1)
 
 
@@ -97,17 +99,7 @@ def test_a_silent_client_ends_the_run_by_name() -> None:
 
 
 def legacy(strategy: FedADMM, client_fn: ClientFn) -> None:
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        legacy_context = LegacyContext(
-            context=context,
-            config=ServerConfig(num_rounds=2),
-            strategy=LegacyStrategy(strategy, initial_arrays()),
-        )
-        DefaultWorkflow()(grid, legacy_context)
-
+    app = with_workflow(LegacyStrategy(strategy, initial_arrays()), 2)
     run_in_process(app, ClientApp(client_fn=client_fn), 6)
 
 
@@ -115,7 +107,7 @@ def test_it_works_under_the_legacy_api() -> None:
     strategy, expected = strategy_of(), strategy_of()
     legacy(strategy, client_fn_of(FedADMMClient))
     expected.start(grid_of(), initial_arrays(), 2)
-    assert_allclose(strategy.alpha, ALPHA, rtol=1e-15)
+    assert_allclose(alpha_of(strategy), ALPHA, rtol=1e-15)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
@@ -135,7 +127,7 @@ def test_it_is_not_repeated_after_a_restart() -> None:
     second.load_state_dict(state)
     second.start(grid, initial_arrays(), 2)
     assert shaken(grid) == []
-    assert_allclose(second.alpha, ALPHA, rtol=1e-15)
+    assert_allclose(alpha_of(second), ALPHA, rtol=1e-15)
     # A new run of the same object is another run.
     second.start(grid_of(), initial_arrays(), 1)
     assert second.traffic[0] == Traffic(0, 0)
@@ -144,9 +136,10 @@ def test_it_is_not_repeated_after_a_restart() -> None:
 class Asking(FedADMM):
     """Asks for an array as well, and sends one."""
 
-    def handshake_orders(self, client_ids: Sequence[int]) -> dict[int, Order]:
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
         number = np.zeros(3, dtype=np.float32)
-        return {client: Order({"question": {"number": number}}) for client in client_ids}
+        instruction = ClientInstruction({"question": {"number": number}})
+        return dict.fromkeys(client_ids, instruction)
 
     def handshake_spec(self) -> dict[str, Any]:
         return {"size": ((2,), np.dtype(np.float64))}
@@ -156,7 +149,7 @@ class Asking(FedADMM):
 
 
 class Answering(FedADMMClient):
-    def shake_hands(self) -> Any:
+    def answer_handshake(self, *args: Any) -> Any:
         return [np.array([self.train_size(), 1.0])], self.train_size(), {}
 
 
