@@ -1,12 +1,9 @@
-"""Checkpoints: what they hold, what damages them, and that a resumed run is the whole run."""
+"""Saving a run and going on: a resumed run is the whole run, whatever happened to its files."""
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,30 +16,12 @@ import pytest
 from filelock import FileLock, Timeout
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
-from flwr.server import LegacyContext, ServerConfig
-from flwr.server.workflow import DefaultWorkflow
-from flwr.serverapp import Grid, ServerApp
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from numpy.testing import assert_array_equal
 from safetensors import safe_open
-from safetensors.numpy import save, save_file
 
 from clients import client_app
-from fl_admm_strategies import (
-    FLAME,
-    FedADMM,
-    InProcessGrid,
-    LegacyStrategy,
-    checkpoints,
-    run_in_process,
-)
-from fl_admm_strategies.runtime.checkpoints import (
-    Checkpoints,
-    DamagedFileError,
-    read_arrays,
-    write_arrays,
-)
+from fl_admm_strategies import FLAME, FedADMM, InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies.runtime import files as runtime_files
+from fl_admm_strategies.runtime.files import DamagedFileError, read_arrays
 from tests.support.checkpoints import (
     NUM_CLIENTS,
     Averaging,
@@ -56,6 +35,7 @@ from tests.support.checkpoints import (
     start,
 )
 from tests.support.federation import assert_same_bits, warnings_in
+from tests.support.legacy import with_workflow
 
 ROUNDS = 6
 
@@ -138,7 +118,7 @@ def test_a_run_with_checkpoints_is_the_run_without(copy: Path) -> None:
     strategy = new_strategy()
     start(strategy, 4)
     arrays, _ = read_arrays(newest(copy))
-    del arrays["record"], arrays["base/durable"]
+    del arrays["record"], arrays["base/kept"]
     assert_same_bits(arrays, strategy.state_dict())
 
 
@@ -200,7 +180,7 @@ def test_a_run_whose_clients_lost_their_state_says_so_and_goes_on(
     # What the server holds as sum of the z_i is the sum of what the clients hold.
     held = [read_arrays(max((copy / "clients" / f"client-{i}").iterdir()))[0] for i in range(4)]
     total = sum(own["u"] + own["dual"] / strategy.rho for own in held)
-    np.testing.assert_allclose(strategy.consensus.total, total, rtol=1e-12)
+    np.testing.assert_allclose(strategy.state.consensus.mean.total, total, rtol=1e-12)
 
 
 def test_one_client_that_lost_its_state_makes_both_sides_agree_again(
@@ -216,26 +196,17 @@ def test_one_client_that_lost_its_state_makes_both_sides_agree_again(
     assert sorted(strategy.train_metrics[5]) == [0, 1, 3]
     held = [read_arrays(max((copy / "clients" / f"client-{i}").iterdir()))[0] for i in range(4)]
     total = sum(own["u"] + own["dual"] / strategy.rho for own in held)
-    np.testing.assert_allclose(strategy.consensus.total, total, rtol=1e-12)
+    np.testing.assert_allclose(strategy.state.consensus.mean.total, total, rtol=1e-12)
 
 
 def legacy_run(num_rounds: int, strategy: FedADMM, state_dir: Path, **options: Any) -> None:
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Any) -> None:
-        legacy = LegacyStrategy(strategy, first(), evaluate_every=2, **options)
-        legacy_context = LegacyContext(
-            context=context, config=ServerConfig(num_rounds=num_rounds), strategy=legacy
-        )
-        DefaultWorkflow()(grid, legacy_context)
-
+    legacy = LegacyStrategy(strategy, first(), evaluate_every=2, **options)
     client = ClientApp(client_fn=lambda context: Averaging(context, state_dir).to_client())
-    run_in_process(app, client, NUM_CLIENTS)
+    run_in_process(with_workflow(legacy, num_rounds), client, NUM_CLIENTS)
 
 
 @pytest.mark.parametrize("keep_clients", [True, False])
-def test_the_older_api_resumes_as_well(
+def test_the_legacy_api_resumes_as_well(
     keep_clients: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = new_strategy()
@@ -278,7 +249,7 @@ def say_and_wait(server_round, metrics):
     input()
 start(new_strategy(), 4, checkpoint_dir={str(folder)!r}, on_round=say_and_wait)
 """
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], cwd=root, text=True, **pipes) as process:
         assert process.stdout is not None
@@ -288,7 +259,7 @@ start(new_strategy(), 4, checkpoint_dir={str(folder)!r}, on_round=say_and_wait)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_WAIT", 0.1)
+    monkeypatch.setattr(runtime_files, "_WAIT", 0.1)
     with another_process_in(tmp_path):
         for resume in (False, True):
             with pytest.raises(RuntimeError, match=r"Another process.*still going on"):
@@ -364,7 +335,7 @@ def test_another_federation_is_refused(num_clients: int, reason: str, copy: Path
 def test_other_settings_are_named_and_taken(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     go_on(copy, rho=0.2, fraction_train=1.0)
     (line,) = warnings_in(caplog.records)
-    assert line == ("Resuming with other settings: fraction_train 1.0 (was 0.5); rho 0.2 (was 0.1)")
+    assert line == ("Resuming with other settings: rho 0.2 (was 0.1); fraction_train 1.0 (was 0.5)")
 
 
 def test_a_run_without_a_usable_reply_is_no_success_when_it_is_resumed(tmp_path: Path) -> None:
@@ -404,51 +375,6 @@ def test_a_checkpoint_is_plain_numbers_and_json(copy: Path) -> None:
     header, *rounds = arrays["record"].tobytes().splitlines()
     assert json.loads(header)["algorithm"] == "FedADMM"
     assert [json.loads(line)["round"] for line in rounds] == [0, 1, 2, 3, 4]
-
-
-def test_a_file_has_its_name_only_once_it_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "x"
-    write_arrays(path, {"a": np.zeros(3)})
-    before, steps = path.read_bytes(), []
-    fsync, replace = os.fsync, Path.replace
-
-    def watched_fsync(descriptor: int) -> None:
-        steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-        assert (path.read_bytes() == before) == ("rename" not in steps)
-        fsync(descriptor)
-
-    def watched_replace(self: Path, target: Path) -> Path:
-        steps.append("rename")
-        assert path.read_bytes() == before
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", watched_fsync)
-    monkeypatch.setattr(Path, "replace", watched_replace)
-    write_arrays(path, {"a": np.ones(3)})
-    assert steps == ["file", "rename", "folder"]
-    assert_array_equal(read_arrays(path)[0]["a"], np.ones(3))
-
-
-def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:
-    arrays = {
-        "scalar": np.array(3, np.uint64),
-        "empty": np.zeros((0, 5), np.float32),
-        "transposed": np.arange(6.0).reshape(2, 3).T,
-        "strided": np.arange(10)[::3],
-        "half": np.array([1.5, np.nan, np.inf], np.float16),
-        "truth": np.array([True, False]),
-        "big-endian": np.array([1, 2], ">i4"),
-    }
-    write_arrays(tmp_path / "x", arrays, {"run": "ü"})
-    back, metadata = read_arrays(tmp_path / "x")
-    assert metadata == {"run": "ü"}
-    assert files(tmp_path) == ["x"]
-    for name, array in arrays.items():
-        assert back[name].shape == array.shape
-        assert back[name].dtype == array.dtype.newbyteorder("=")
-        assert_array_equal(back[name], array)
 
 
 # --- Damage -------------------------------------------------------------------------------------
@@ -527,47 +453,6 @@ def test_a_damaged_file_does_not_push_out_a_whole_one(copy: Path, whole: Any) ->
         )
     assert files(copy / "checkpoints") == ["round-000004.safetensors", "round-000005.safetensors"]
     assert_equal(go_on(copy), whole)
-
-
-def a_checkpoint(**changes: Any) -> bytes:
-    header = {"format": 2, "round": 4, "algorithm": "FedADMM"} | changes
-    record = np.frombuffer(json.dumps(header).encode() + b"\n", np.uint8)
-    return save({"record": record})
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=300))
-@example(b"")
-@example(b"\x08\0\0\0\0\0\0\0{}      ")
-@example(b"\xff" * 8 + b"{}")
-@example(b"\x02\0\0\0\0\0\0\0{}")
-@example(save({"record": np.zeros(4, np.uint8)}))
-@example(a_checkpoint())
-@example(save_file.__doc__.encode())  # type: ignore[union-attr]
-def test_arbitrary_bytes_are_damage(tmp_path: Path, data: bytes) -> None:
-    folder = tmp_path / "c"
-    folder.mkdir(exist_ok=True)
-    (folder / "round-000004.safetensors").write_bytes(data)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    try:
-        with pytest.raises(ValueError, match="None of the 1 checkpoints"):
-            Checkpoints(folder).newest()
-    finally:
-        logging.getLogger("flwr").setLevel(logging.INFO)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [b"", b"[]", b"{}", b"null\n", b'{"format": 1}', b'{"format": 2}', b"\xff\xfe", b"{\n{"],
-)
-def test_a_whole_file_that_is_no_checkpoint_is_damage(record: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "round-000001.safetensors"
-    write_arrays(path, {"record": np.frombuffer(record, np.uint8)})
-    with pytest.raises(ValueError, match="None of the 1 checkpoints"):
-        Checkpoints(tmp_path).newest()
-    write_arrays(path, {"other": np.zeros(3)})
-    with pytest.raises(ValueError, match="None of the 1 checkpoints"):
-        Checkpoints(tmp_path).newest()
 
 
 def test_central_evaluation_is_not_repeated(copy: Path) -> None:
