@@ -12,7 +12,11 @@ from flwr.clientapp import ClientApp
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid
-from fl_admm_strategies.runtime.messages import Order, pack_orders, unpack_replies
+from fl_admm_strategies.runtime.messages import (
+    ClientInstruction,
+    pack_instructions,
+    unpack_replies,
+)
 
 
 class Counting(NumPyClient):
@@ -38,16 +42,18 @@ class Counting(NumPyClient):
         return float(parameters[0].sum()), 5, {"accuracy": 0.5}
 
 
-def send(grid: InProcessGrid, node: int, orders: dict[int, Order], **kwargs: Any) -> Message:
-    hosted = kwargs.pop("hosted", len(orders) > 1)
+def send(
+    grid: InProcessGrid, node: int, asked: dict[int, ClientInstruction], **kwargs: Any
+) -> Message:
+    hosted = kwargs.pop("hosted", len(asked) > 1)
     kind = kwargs.pop("kind", MessageType.TRAIN)
-    message = Message(pack_orders(orders, hosted=hosted), node, kind, group_id="1")
+    message = Message(pack_instructions(asked, hosted=hosted), node, kind, group_id="1")
     (reply,) = grid.send_and_receive([message])
     return reply
 
 
-def order(**config: Any) -> Order:
-    return Order({"model": {"w": np.zeros(2)}}, config)
+def ask(**config: Any) -> ClientInstruction:
+    return ClientInstruction({"model": {"w": np.zeros(2)}}, config)
 
 
 def replies(message: Message) -> dict[str | None, Any]:
@@ -60,7 +66,7 @@ def test_a_single_client_replies_in_the_layout_of_fedavg(wrap: bool) -> None:
         return Counting(context).to_client() if wrap else Counting(context)
 
     grid = InProcessGrid(client_app(client_fn), 2)
-    reply = send(grid, 3, {1: order()})
+    reply = send(grid, 3, {1: ask()})
     assert set(reply.content) == {"arrays", "metrics"}
     assert list(reply.content["arrays"]) == ["w"]
     # Text is left out, a truth value is a number, and the examples are there.
@@ -70,8 +76,8 @@ def test_a_single_client_replies_in_the_layout_of_fedavg(wrap: bool) -> None:
         "done": 1,
         "num-examples": 11,
     }
-    assert send(grid, 3, {1: order()}).content["metrics"]["calls"] == 2  # the state is kept
-    reply = send(grid, 3, {1: order()}, kind=MessageType.EVALUATE)
+    assert send(grid, 3, {1: ask()}).content["metrics"]["calls"] == 2  # the state is kept
+    reply = send(grid, 3, {1: ask()}, kind=MessageType.EVALUATE)
     assert dict(reply.content["metrics"]) == {"loss": 0.0, "accuracy": 0.5, "num-examples": 5}
     assert set(reply.content) == {"metrics"}
 
@@ -84,7 +90,7 @@ def test_only_the_first_group_comes_back() -> None:
             return parameters[:1], 1, {}
 
     grid = InProcessGrid(client_app(FirstGroup), 1)
-    two = Order({"anchor": {"w": np.zeros(2)}, "start": {"u": np.ones(2)}})
+    two = ClientInstruction({"anchor": {"w": np.zeros(2)}, "start": {"u": np.ones(2)}})
     reply = send(grid, 2, {0: two})
     assert list(reply.content["arrays"]) == ["w"]
 
@@ -103,9 +109,9 @@ def test_nodes_share_the_clients_and_say_so(num_nodes: int, expected: list[list[
 
 def test_hosted_clients_have_a_partition_and_a_state_of_their_own() -> None:
     grid = InProcessGrid(client_app(Counting, num_clients=6), 2)  # node 3 hosts 3, 4 and 5
-    send(grid, 3, {3: order(), 5: order()})
-    send(grid, 3, {5: order()}, hosted=True)
-    last = replies(send(grid, 3, {3: order(), 4: order(), 5: order()}))
+    send(grid, 3, {3: ask(), 5: ask()})
+    send(grid, 3, {5: ask()}, hosted=True)
+    last = replies(send(grid, 3, {3: ask(), 4: ask(), 5: ask()}))
     assert {k: reply.metrics["calls"] for k, reply in last.items()} == {"3": 2, "4": 1, "5": 3}
     assert {k: reply.metrics["num-examples"] for k, reply in last.items()} == {
         "3": 13,
@@ -118,11 +124,11 @@ def test_hosted_clients_have_a_partition_and_a_state_of_their_own() -> None:
 
 def test_a_hosted_client_that_raises_fails_alone_and_keeps_its_state() -> None:
     grid = InProcessGrid(client_app(Counting, num_clients=6), 2)
-    send(grid, 3, {3: order(), 4: order()})
-    answer = replies(send(grid, 3, {3: order(do="raise"), 4: order()}))
+    send(grid, 3, {3: ask(), 4: ask()})
+    answer = replies(send(grid, 3, {3: ask(do="raise"), 4: ask()}))
     assert answer["3"].error == "KeyError: 'no such column'"
     assert answer["4"].metrics["calls"] == 2
-    again = replies(send(grid, 3, {3: order(), 4: order()}))
+    again = replies(send(grid, 3, {3: ask(), 4: ask()}))
     assert again["3"].metrics["calls"] == 2  # the call that raised left no trace
     assert again["4"].metrics["calls"] == 3
 
@@ -136,16 +142,16 @@ def test_a_state_record_that_a_hosted_client_deletes_is_gone() -> None:
             return result
 
     grid = InProcessGrid(client_app(Forgetting, num_clients=2), 1)
-    send(grid, 2, {0: order(), 1: order()})
-    send(grid, 2, {0: order(forget=True), 1: order()})
-    last = replies(send(grid, 2, {0: order(), 1: order()}))
+    send(grid, 2, {0: ask(), 1: ask()})
+    send(grid, 2, {0: ask(forget=True), 1: ask()})
+    last = replies(send(grid, 2, {0: ask(), 1: ask()}))
     assert (last["0"].metrics["calls"], last["1"].metrics["calls"]) == (1, 3)
 
 
 @pytest.mark.parametrize("num_clients", [None, 2])
 def test_a_wrong_number_of_arrays_is_told(num_clients: int | None) -> None:
     grid = InProcessGrid(client_app(Counting, num_clients=num_clients), 2)
-    reply = send(grid, 2, {0: order(do="one array more")})
+    reply = send(grid, 2, {0: ask(do="one array more")})
     reason = reply.error.reason if reply.has_error() else replies(reply)[None].error
     assert "Counting.fit returned 2 arrays, expected 1: w" in reason
 
@@ -153,7 +159,7 @@ def test_a_wrong_number_of_arrays_is_told(num_clients: int | None) -> None:
 @pytest.mark.parametrize("returned", [None, "client", Counting])
 def test_a_client_fn_that_returns_something_else_is_told(returned: Any) -> None:
     grid = InProcessGrid(client_app(lambda context: returned), 1)
-    reply = send(grid, 2, {0: order()})
+    reply = send(grid, 2, {0: ask()})
     assert f"client_fn returned a {type(returned).__name__}, expected a NumPyClient" in (
         reply.error.reason
     )

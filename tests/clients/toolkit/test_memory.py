@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 from numpy.testing import assert_array_equal
 
-from clients import FedADMMClient, FedAPMClient, client_app
 from clients.toolkit.memory import Memory
-from fl_admm_strategies import FedADMM, FedAPM, StatefulStrategy
-from tests.support.federation import (
-    WatchedGrid,
-    assert_same_bits,
-    client_fn_of,
-    initial_arrays,
-    node_of,
-)
 
 
 def new_context() -> Context:
@@ -92,76 +83,21 @@ def test_what_is_kept_is_a_copy() -> None:
 def test_what_is_gone_is_named() -> None:
     memory = Memory(new_context())
     memory.keep(at(4, 3), kept(1.0))
+    assert memory.require(at(5, 4))["u"] == 1.0
     assert memory.recall(at(5, 3)) is None
+    with pytest.raises(ValueError, match=r"^\[state-lost 2\] The server expects"):
+        memory.require(at(5, 3))
     error = memory.lost(at(5, 3))
     assert "variables of round 3, but it holds those of rounds [4]" in str(error)
     with pytest.raises(RuntimeError, match="has not been trained yet"):
         Memory(new_context()).latest()
 
 
-# --- A lost reply has not happened --------------------------------------------------------------
-
-VICTIM = 3
-CASES = {
-    "FedADMM": (FedADMMClient, lambda **base: FedADMM(rho=0.1, lr=0.5, **base)),
-    "FedADMM, duals with the clients": (
-        FedADMMClient,
-        lambda **base: FedADMM(rho=0.1, lr=0.5, duals="client", **base),
-    ),
-    "FedAPM": (FedAPMClient, lambda **base: FedAPM("^head", rho=0.1, lr=0.5, **base)),
-    "FedAPM, duals with the clients, accuracy test": (
-        FedAPMClient,
-        lambda **base: FedAPM(
-            "^head", rho=0.1, lr=0.5, duals="client", tolerance=1e-3, max_steps=20, **base
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("lost", [1, 2])
-@pytest.mark.parametrize("case", CASES)
-def test_a_client_goes_on_as_if_it_had_not_been_sampled(case: str, lost: int) -> None:
-    client_class, strategy_of = CASES[case]
-
-    def run(grid: WatchedGrid, strategy: StatefulStrategy) -> StatefulStrategy:
-        strategy.start(grid, initial_arrays(), 4, evaluate_every=4)
-        return strategy
-
-    def lose(replies: list[Message]) -> list[Message]:
-        return [r for r in replies if r.metadata.src_node_id != node_of(VICTIM)]
-
-    app = client_app(client_fn_of(client_class))
-    losing = WatchedGrid(app, 6, spoil={lost: lose})
-    actual = run(losing, strategy_of(seed=1))
-
-    expected = strategy_of(seed=1)
-    orders = expected.train_orders
-
-    def fewer_orders(server_round: int, client_ids: Sequence[int]) -> Any:
-        left_out = VICTIM if server_round == lost else None
-        return orders(server_round, [client for client in client_ids if client != left_out])
-
-    expected.train_orders = fewer_orders  # type: ignore[method-assign]
-    skipping = WatchedGrid(app, 6)
-    run(skipping, expected)
-
-    assert VICTIM not in actual.train_metrics[lost]
-    assert VICTIM in actual.train_metrics[3]
-    assert_same_bits(actual.state_dict(), expected.state_dict())
-    assert actual.train_metrics == expected.train_metrics
-    assert actual.evaluate_metrics == expected.evaluate_metrics
-    mine, same = (
-        {name: a.numpy() for name, a in grid.context(node_of(VICTIM)).state["memory.4"].items()}
-        for grid in (losing, skipping)
-    )
-    assert_same_bits(mine, same)
-
-
 # --- A folder -----------------------------------------------------------------------------------
 
 
-def saving(server_round: int, version: int, durable: str, run: str = "a") -> dict[str, Any]:
-    return {**at(server_round, version), "durable": durable, "run": run}
+def saving(server_round: int, version: int, *durable: int, run: str = "a") -> dict[str, Any]:
+    return {**at(server_round, version), "durable": json.dumps(durable), "run": run}
 
 
 def value_of(held: dict[str, Any] | None) -> float | None:
@@ -171,39 +107,39 @@ def value_of(held: dict[str, Any] | None) -> float | None:
 def test_a_folder_outlives_the_context_and_keeps_what_the_server_could_go_back_to(
     tmp_path: Path,
 ) -> None:
-    Memory(new_context(), tmp_path).keep(saving(1, 0, ""), kept(1.0))
-    Memory(new_context(), tmp_path).keep(saving(2, 1, "0"), kept(2.0))
-    Memory(new_context(), tmp_path).keep(saving(5, 2, "1,2"), kept(5.0))
-    Memory(new_context(), tmp_path).keep(saving(6, 5, "1,2"), kept(6.0))
+    Memory(new_context(), tmp_path).keep(saving(1, 0), kept(1.0))
+    Memory(new_context(), tmp_path).keep(saving(2, 1, 0), kept(2.0))
+    Memory(new_context(), tmp_path).keep(saving(5, 2, 1, 2), kept(5.0))
+    Memory(new_context(), tmp_path).keep(saving(6, 5, 1, 2), kept(6.0))
     memory = Memory(new_context(), tmp_path)
-    held = [value_of(memory.recall(saving(7, version, "1,2"))) for version in range(8)]
+    held = [value_of(memory.recall(saving(7, version, 1, 2))) for version in range(8)]
     assert held == [None, 1.0, 2.0, None, None, 5.0, 6.0, None]
-    memory.keep(saving(9, 6, "5,6"), kept(9.0))
-    held = [value_of(memory.recall(saving(7, version, "1,2"))) for version in range(10)]
+    memory.keep(saving(9, 6, 5, 6), kept(9.0))
+    held = [value_of(memory.recall(saving(7, version, 1, 2))) for version in range(10)]
     assert held == [None, None, None, None, None, 5.0, 6.0, None, None, 9.0]
     assert memory.latest()["u"] == 9.0
     # A context ends with the run, so it keeps no more than it must; files are each client's own.
     context = new_context()
-    Memory(context).keep(saving(5, 2, "1,2"), kept(5.0))
-    Memory(context).keep(saving(6, 5, "1,2,5"), kept(5.0))
+    Memory(context).keep(saving(5, 2, 1, 2), kept(5.0))
+    Memory(context).keep(saving(6, 5, 1, 2, 5), kept(5.0))
     assert sorted(context.state) == ["memory.5", "memory.6"]
     other = Context(1, 2, {"partition-id": 7}, RecordDict(), {})
-    assert Memory(other, tmp_path).recall(saving(7, 6, "")) is None
-    Memory(other, tmp_path).keep(saving(7, 6, ""), kept(7.0))
+    assert Memory(other, tmp_path).recall(saving(7, 6)) is None
+    Memory(other, tmp_path).keep(saving(7, 6), kept(7.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["client-2", "client-7"]
 
 
 def test_what_another_run_left_in_a_folder_is_not_recalled(tmp_path: Path) -> None:
     memory = Memory(new_context(), tmp_path)
-    memory.keep(saving(1, 0, "", run="a"), kept(1.0))
-    assert memory.recall(saving(2, 1, "", run="b")) is None
-    assert value_of(memory.recall(saving(2, 1, "", run="a"))) == 1.0
+    memory.keep(saving(1, 0, run="a"), kept(1.0))
+    assert memory.recall(saving(2, 1, run="b")) is None
+    assert value_of(memory.recall(saving(2, 1, run="a"))) == 1.0
 
 
 def test_a_damaged_file_counts_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     memory = Memory(new_context(), tmp_path)
-    memory.keep(saving(1, 0, ""), kept(1.0))
+    memory.keep(saving(1, 0), kept(1.0))
     (path,) = (tmp_path / "client-2").iterdir()
     path.write_bytes(path.read_bytes()[:-1])
-    assert memory.recall(saving(2, 1, "")) is None
+    assert memory.recall(saving(2, 1)) is None
     assert "is damaged" in caplog.text
