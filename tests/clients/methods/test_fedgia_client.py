@@ -100,6 +100,7 @@ def test_the_number_of_clients_is_a_matter_of_scale() -> None:
         np.testing.assert_allclose(m * after, first[1], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_large_matrix_takes_few_products_whatever_the_number_of_steps() -> None:
     """The eigenvalues of M lie in [0, 1/(1 + t)]: 40 products, where n is 600, are many."""
 

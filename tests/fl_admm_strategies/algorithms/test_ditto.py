@@ -1,7 +1,7 @@
 """Ditto by hand: FedAvg's global model, and beside it personal ones that stay.
 
-See docs/methods/ditto.md. The clients are the three of the pages' worked examples: see
-`quadratics`. Where two gradient steps of .1 are taken on f_i = a_i/2 (x - b_i)^2, x - b_i shrinks by
+See docs/methods/ditto.md. The clients are the three of the pages' worked examples (`quadratics`).
+Where two gradient steps of .1 are taken on f_i = a_i/2 (x - b_i)^2, x - b_i shrinks by
 (1 - .1 a_i)^2 = .81, .64, .36. With lambda = .5 beside it, v goes from v to
 q v + (1 - q) (a_i b_i + .5 w)/(a_i + .5), where q = (1 - .1 (a_i + .5))^2 = .7225, .5625, .3025.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -104,16 +105,18 @@ def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
     assert_allclose(np.sum(duals + 0.3 * (u - own.w), axis=0), 0, atol=1e-10)
 
 
-def small(duals: Any, **kwargs: Any) -> tuple[FedADMM, WatchedGrid]:
+@cache
+def small(duals: Any, weights: Any) -> tuple[FedADMM, WatchedGrid]:
+    """Return a run of four rounds and its grid, to look at only."""
     grid = WatchedGrid(client_app(client_fn_of(FedADMMClient)), 6)
-    strategy = FedADMM(rho=0.1, lr=0.5, duals=duals, fraction_train=0.5, seed=3, **kwargs)
+    strategy = FedADMM(rho=0.1, lr=0.5, duals=duals, weights=weights, fraction_train=0.5, seed=3)
     strategy.start(grid, initial_arrays(), 4)
     return strategy, grid
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: Any) -> None:
-    (here, grid), (there, _) = small("strategy", weights=weights), small("client", weights=weights)
+    (here, grid), (there, _) = small("strategy", weights), small("client", weights)
     for name, array in here.global_arrays.items():
         # float32: w - pi/rho is rounded on one side of the wire or on the other.
         assert_allclose(there.global_arrays[name].numpy(), array.numpy(), rtol=0, atol=1e-5)
@@ -137,7 +140,7 @@ def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: 
 
 
 def test_the_server_needs_no_memory_for_every_client_where_they_keep_their_duals() -> None:
-    (here, _), (there, _) = small("strategy"), small("client")
+    (here, _), (there, _) = small("strategy", "uniform"), small("client", "uniform")
     sizes = [sum(a.size for a in arrays_of(s.state).values()) for s in (here, there)]
     # w, its first value, the sum of the z_i and a round, alpha_i of 6 clients; u_i and pi_i of
     # these, or nothing.
@@ -145,12 +148,12 @@ def test_the_server_needs_no_memory_for_every_client_where_they_keep_their_duals
 
 
 def test_own_copies_are_with_the_client_where_the_duals_are() -> None:
-    here, grid = small("strategy")
+    here, grid = small("strategy", "uniform")
     client = next(iter(here.train_metrics[4]))
     own = make_client(FedADMMClient, grid.context(node_of(client))).personal_arrays()  # type: ignore[attr-defined]
     flat = np.concatenate([array.ravel() for array in own.values()])
     assert_array_equal(flat, here.state.consensus.clients[client].u)
-    there, grid = small("client")
+    there, grid = small("client", "uniform")
     assert "u" not in there.state.consensus.clients
     assert make_client(FedADMMClient, grid.context(node_of(client))).personal_arrays()  # type: ignore[attr-defined]
 
@@ -193,3 +196,13 @@ def test_the_worked_example() -> None:
     assert_allclose(u_2, [0.4596, -0.2629333333, 2.144], atol=1e-10)
     assert_allclose(pi_2, [-0.1512444444, -0.5654222222, 0.9502222222], atol=1e-10)
     assert_allclose(w_2, [1.0137777778], atol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("weights", "limit"), [("uniform", 11 / 7), ("size", 33 / 17)])
+def test_the_weights_are_those_of_the_objective(weights: Any, limit: float) -> None:
+    # P2: the minimisers of sum_i a_i/2 (w - b_i)^2, (1 - 2 + 12)/(1 + 2 + 4), and of the same sum
+    # weighted by n_i, (10 - 40 + 360)/(10 + 40 + 120).
+    strategy = FedADMM(rho=0.5, lr=0.3, local_epochs=5, weights=weights, fraction_evaluate=0.0)
+    follow(strategy, Grid(FedADMMClient), *[ALL] * 80)
+    assert_allclose(strategy.state.consensus.w, [limit], atol=1e-9)

@@ -278,7 +278,7 @@ def test_the_identities_of_a_round(exact: bool, fraction: float) -> None:
         assert_allclose(np.sum(new.Pi + 0.7 * (new.U - new.u), axis=0), 0, atol=1e-10)  # (79)
 
 
-@pytest.mark.parametrize("fraction", [1.0, 1 / 3])
+@pytest.mark.parametrize("fraction", [pytest.param(1.0, marks=pytest.mark.slow), 1 / 3])
 def test_the_lagrangian_descends_where_lemma_5_says_so(fraction: float) -> None:
     # Lemma 5 with rho = max{3 alpha L_u, 3 alpha L_uv}, sigma = max{.54 rho, alpha L_v}, an exact
     # v-step and xi_i^0 at least the first residual; (26), (27) and Lemma 14b with it.
@@ -323,6 +323,7 @@ def test_the_lagrangian_descends_where_lemma_5_says_so(fraction: float) -> None:
         assert new.lagrangian() + np.sum(new.xi) / (rho * (1 - mu)) * (29 - 28 * (1 - mu)) >= value
 
 
+@pytest.mark.slow
 def test_the_limit_is_the_minimiser_of_the_shared_problem() -> None:
     # (2) is one least-squares problem in (v_1, v_2, v_3, u), of full rank: 15 rows, 9 columns.
     problems = random_problems(4)

@@ -171,6 +171,7 @@ def test_the_identities_hold_after_every_round(kind: str) -> None:
     run(losses, 6, on_round=check, hessian=kind, local_steps=2)
 
 
+@pytest.mark.slow
 @KINDS
 def test_the_fixed_point_solves_the_normal_equations(kind: str) -> None:
     losses = regression()

@@ -181,6 +181,7 @@ def test_the_identities_of_the_dual_and_the_v_step(kind: str, y0: str) -> None:
             assert (np.abs(nu[zero]) <= ITEMS + 1e-10).all()
 
 
+@pytest.mark.slow
 def test_it_converges_to_a_stationary_point() -> None:
     """Theorem 4.7: W_i = V, Y_i = -(1/p) grad_V f_i, and both gradients of Phi vanish."""
     run = federation("l2", beta=0.5, fraction_train=0.8, inner_steps=20)

@@ -62,7 +62,11 @@ def test_the_mean_is_over_those_who_take_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "rounds", "limit"), [(130, 14, 1.4324324324), (2, 40, 1.8451730419)]
+    ("epochs", "rounds", "limit"),
+    [
+        pytest.param(130, 14, 1.4324324324, marks=pytest.mark.slow),
+        (2, 40, 1.8451730419),
+    ],
 )
 def test_the_limit_is_not_the_minimiser(epochs: int, rounds: int, limit: float) -> None:
     # P4, mu = .5. With exact local solutions (a_i b_i + mu w)/(a_i + mu), w = sum h_i b_i/sum h_i,

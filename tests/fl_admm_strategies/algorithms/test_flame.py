@@ -323,6 +323,7 @@ def optimum(b: Matrix, c: Matrix, alpha: Matrix, lam: float) -> tuple[Matrix, Ma
     return w, (b[:, None] * c + lam * w) / (b[:, None] + lam)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", ["w_i", "w"])
 @pytest.mark.parametrize(("weights", "fraction"), [("uniform", 1.0), ("size", 0.5)])
 def test_the_limit_is_the_minimiser(anchor: str, weights: str, fraction: float) -> None:
@@ -390,10 +391,10 @@ def test_accuracy_tested_steps_take_no_more_than_they_need() -> None:
     # With step 1/(b + lambda) one step is exact for a quadratic: 0 steps where the warm start is
     # good enough, 1 otherwise.
     strategy = flame(theta_step="accuracy", tolerance=1e-3, lr=0.5)
-    Quadratics(np.ones(3), C).run(strategy, 60, exact=False)
+    Quadratics(np.ones(3), C).run(strategy, 20, exact=False)
     steps = [metrics["steps"] for metrics in strategy.train_metrics[1].values()]
     assert steps == [1, 1, 1]
-    later = [m["steps"] for r in range(2, 61) for m in strategy.train_metrics[r].values()]
+    later = [m["steps"] for r in range(2, 21) for m in strategy.train_metrics[r].values()]
     assert set(later) == {0, 1}
 
 

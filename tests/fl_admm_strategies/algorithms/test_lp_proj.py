@@ -126,6 +126,7 @@ def test_rounds_are_those_of_algorithm_2(weights: str, fraction: float) -> None:
     close(personal(watched), theta)
 
 
+@pytest.mark.slow
 def test_the_limit_is_the_minimiser() -> None:
     # T2: theta_i* = (B I + lam P^T P)^-1 (B c_i + lam P^T w*) and w* = mean P theta_i*, so with
     # A = (B I + lam P^T P)^-1: w* = (I - lam P A P^T)^-1 P A B mean c_i.
