@@ -433,7 +433,7 @@ class PairwiseStore:
             then.
         """
         _check_complete(arrays)
-        if arrays["rho"] != self.rho:
+        if not np.array_equal(arrays["rho"], self.rho):
             raise ValueError(
                 f"The saved rho is {arrays['rho']}, expected {self.rho}. Continue with the former."
             )
