@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from flwr.app import MessageType, MetricRecord
+from flwr.app import ArrayRecord, MessageType, MetricRecord
 from numpy.testing import assert_allclose
 
 from clients import LocalClient
 from fl_admm_strategies import Local
-from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, follow
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, Scalar, follow
 
 
 def local(**settings: Any) -> Local:
@@ -108,7 +108,7 @@ def test_there_is_no_global_model() -> None:
     with pytest.raises(ValueError, match="Local has no global model: leave it out"):
         local().start(
             Grid(LocalClient),
-            strategy.run.record.result.arrays,
+            ArrayRecord(Scalar().state_dict()),
             1,
             evaluate_fn=lambda server_round, arrays: MetricRecord({}),
         )
