@@ -434,7 +434,7 @@ def test_the_scale_of_the_first_factors() -> None:
 
 
 @each_place
-def test_a_saved_state_goes_on_to_the_same_bits(duals: Any) -> None:
+def test_clients_that_have_yet_to_take_part_start_from_the_saved_items(duals: Any) -> None:
     settings: dict[str, Any] = {"fraction_train": 0.2, "y0": "handshake", "duals": duals, "seed": 1}
 
     def new() -> FedMCADMM:
@@ -449,15 +449,6 @@ def test_a_saved_state_goes_on_to_the_same_bits(duals: Any) -> None:
     start(second, grid, 6, seed=4)
     assert_same_bits(second.state_dict(), whole.state_dict())
     assert {r: whole.evaluate_metrics[r] for r in (4, 5, 6)} == second.evaluate_metrics
-
-
-def test_clients_that_lost_their_users_factors_refuse(caplog: pytest.LogCaptureFixture) -> None:
-    state = start(FedMCADMM(SquaredL2(ITEMS), seed=1), WatchedGrid(client_app(client_fn), P), 1)
-    second = FedMCADMM(SquaredL2(ITEMS), seed=1)
-    second.load_state_dict(state.state_dict())
-    start(second, WatchedGrid(client_app(client_fn), P), 2)
-    assert "its state was lost" in caplog.text
-    assert second.train_metrics == {}
 
 
 # --- Bad input ----------------------------------------------------------------------------------
