@@ -492,7 +492,7 @@ def test_the_constructor_refuses(argument: dict[str, Any], error: type, text: st
         ({"clustered": "neck"}, ValueError, r"'neck' matches none .*: body.weight, .*'head'"),
         ({"clustered": "."}, ValueError, r"'.' matches all .*leave `clustered` out"),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ids=["no step", "no number", "no epoch", "half an epoch", "no array", "all arrays"],
 )
 def test_start_refuses(settings: dict[str, Any], error: type, text: str) -> None:
     with pytest.raises(error, match=text):
