@@ -27,8 +27,8 @@ import pytest
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
-from fl_admm_strategies import InProcessGrid, StatefulStrategy
-from tests.support.federation import assert_same_bits
+from fl_admm_strategies import InProcessGrid
+from tests.support.federation import assert_same_bits, not_asking
 
 ROOT = Path(__file__).parents[1]
 APP = ROOT / "examples" / "deployment"
@@ -329,22 +329,12 @@ def run_here(
         server = module("server_app")
         strategies = dict(server.STRATEGIES)
         make = strategies[config["strategy"]]
-        server.STRATEGIES[config["strategy"]] = lambda **base: without(make(**base), away)
+        server.STRATEGIES[config["strategy"]] = lambda **base: not_asking(make(**base), away)
         try:
             server.app(grid=grid, context=Context(1, 1, {}, RecordDict(), config))
         finally:
             server.STRATEGIES.update(strategies)
     return here / str(config["name"])
-
-
-def without(strategy: StatefulStrategy, away: Mapping[int, Sequence[int]]) -> StatefulStrategy:
-    orders = strategy.train_orders
-
-    def fewer(server_round: int, client_ids: Sequence[int]) -> Any:
-        return orders(server_round, [c for c in client_ids if c not in away.get(server_round, [])])
-
-    strategy.train_orders = fewer  # type: ignore[method-assign]
-    return strategy
 
 
 def trained(out: Path) -> dict[int, list[int]]:
@@ -494,7 +484,7 @@ def test_a_site_joins_and_another_is_gone_for_good(tmp_path: Path) -> None:
     # The run is stopped when all has happened and then goes on for two rounds, so that it does not
     # matter how many rounds it takes on this machine.
     endless, name = 1000, "change"
-    settings: dict[str, Any] = {"name": name, "strategy": "fpfc", "forget-after": 2}
+    settings: dict[str, Any] = {"name": name, "strategy": "fpfc", "max-missed-rounds": 2}
     settings["evaluate-every"] = endless
     out, log = federation.folder / "results" / name, federation.log("run")
 

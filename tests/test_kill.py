@@ -17,13 +17,16 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies.runtime.checkpoints import Checkpoints
-from tests.support.kill import outcome, run
 from tests.support.federation import assert_same_bits
+from tests.support.kill import outcome, run
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks, and ends sessions of processes")
 
-CASES = [("FPFC", "inprocess"), ("FedMC-ADMM-client-duals", "inprocess")]
-SLOWER = [("FedAPM-client-duals", engine) for engine in ("inprocess", "workers", "ray")]
+CASES = [
+    ("FPFC", "inprocess"),
+    ("FedMC-ADMM-client-duals", "inprocess"),
+    *(("FedAPM-client-duals", engine) for engine in ("inprocess", "workers", "ray")),
+]
 
 # Seconds that killed processes may take to disappear, on however busy a machine.
 PATIENCE = 60.0
@@ -169,16 +172,15 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "engine"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOWER)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "engine"), CASES)
 def test_a_few_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -> None:
     survive(Lives(name, engine, 8, ray_folder), 3, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "engine"), [*CASES, *SLOWER, ("FPFC", "ray"), ("FedMC-ADMM-client-duals", "ray")]
+    ("name", "engine"), [*CASES, ("FPFC", "ray"), ("FedMC-ADMM-client-duals", "ray")]
 )
 def test_25_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -> None:
     survive(Lives(name, engine, 80, ray_folder), 25, tmp_path)

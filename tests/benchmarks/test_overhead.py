@@ -31,6 +31,7 @@ from fl_admm_strategies.runtime.messages import Reply
 from tests.support.federation import Mean
 
 NUM_CLIENTS, NUM_IMAGES, BATCH = 10, 600, 10
+FEW = 30  # images are enough to see that it runs
 
 
 def two_nn() -> nn.Module:
@@ -44,12 +45,12 @@ class Averaging(Mean):
     """FedAvg as a strategy of this library."""
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        self.model = weighted_average(self.model, replies)
+        self.state.model = weighted_average(self.state.model, replies)
 
 
-def fedavg_app() -> ClientApp:
-    images = torch.randn(NUM_IMAGES, 784, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(NUM_IMAGES) % 10
+def fedavg_app(num_images: int) -> ClientApp:
+    images = torch.randn(num_images, 784, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(num_images) % 10
     app = ClientApp()
 
     @app.query()
@@ -61,41 +62,41 @@ def fedavg_app() -> ClientApp:
         model = two_nn()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for start in range(0, NUM_IMAGES, BATCH):
+        for start in range(0, num_images, BATCH):
             batch = slice(start, start + BATCH)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
             optimizer.step()
         content = {
             "arrays": ArrayRecord(model.state_dict()),
-            "metrics": MetricRecord({"num-examples": NUM_IMAGES}),
+            "metrics": MetricRecord({"num-examples": num_images}),
         }
         return Message(RecordDict(content), reply_to=message)
 
     return app
 
 
-def round_seconds(strategy: Any, num_rounds: int) -> list[float]:
+def round_seconds(strategy: Any, num_rounds: int, num_images: int) -> list[float]:
     """Return the seconds of every round: `evaluate_fn` is called before the first, after each."""
     times: list[float] = []
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> None:
         times.append(time.process_time())
 
-    grid = InProcessGrid(fedavg_app(), NUM_CLIENTS)
+    grid = InProcessGrid(fedavg_app(num_images), NUM_CLIENTS)
     strategy.start(grid, ArrayRecord(two_nn().state_dict()), num_rounds, evaluate_fn=evaluate_fn)
     return [after - before for before, after in pairwise(times)]
 
 
 def test_a_round_beside_fedavg(benchmark: Any) -> None:
-    turns, num_rounds = (4, 2) if benchmark.enabled else (1, 1)
+    turns, num_rounds, images = (4, 2, NUM_IMAGES) if benchmark.enabled else (1, 1, FEW)
     theirs: list[float] = []
     ours: list[float] = []
 
     def both() -> None:
         for _ in range(turns):
-            theirs.extend(round_seconds(FedAvg(fraction_evaluate=0.0), num_rounds))
-            ours.extend(round_seconds(Averaging(fraction_evaluate=0.0), num_rounds))
+            theirs.extend(round_seconds(FedAvg(fraction_evaluate=0.0), num_rounds, images))
+            ours.extend(round_seconds(Averaging(fraction_evaluate=0.0), num_rounds, images))
 
     benchmark.pedantic(both, rounds=1)
     ratio = median(ours) / median(theirs)
@@ -105,7 +106,8 @@ def test_a_round_beside_fedavg(benchmark: Any) -> None:
 
 
 def test_both_reach_the_same_model() -> None:
-    grid, start = InProcessGrid(fedavg_app(), NUM_CLIENTS), ArrayRecord(two_nn().state_dict())
+    grid = InProcessGrid(fedavg_app(FEW), NUM_CLIENTS)
+    start = ArrayRecord(two_nn().state_dict())
     theirs = FedAvg(fraction_evaluate=0.0).start(grid, start, 1).arrays
     ours = Averaging(fraction_evaluate=0.0).start(grid, start, 1).arrays
     for name, array in theirs.items():

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from numpy.typing import NDArray
 
 from clients import client_app
 from fl_admm_strategies import run_in_process
-from fl_admm_strategies.runtime.checkpoints import Checkpoints, read_arrays
-from tests.support.cases import CASES, NUM_CLIENTS
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.files import read_arrays
+from tests.support.cases import NUM_CLIENTS, case_of
 from tests.support.federation import client_fn_of, run_on_ray
 
 
@@ -30,7 +31,7 @@ def run(
     """
     os.setsid()
     torch.set_num_threads(1)
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     server_app = ServerApp()
 
     @server_app.main()
@@ -50,9 +51,6 @@ def run(
         run_on_ray(server_app, clients, NUM_CLIENTS, _temp_dir=str(ray_folder))
     else:
         run_in_process(server_app, clients, NUM_CLIENTS, workers=2 if engine == "workers" else 0)
-
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def outcome(folder: Path) -> tuple[int, Arrays, list[dict[str, Any]]]:
