@@ -62,13 +62,13 @@ def read_run_config(raw: Mapping[str, object]) -> RunConfig:
         if key not in known:
             raise unknown("key of the run configuration", key, known)
     if not raw.get("experiment"):
-        raise ValueError("the run configuration lacks 'experiment', e.g. 'digits-fpfc'")
+        raise ValueError("The run configuration lacks 'experiment', e.g. 'digits-fpfc'.")
     seed = raw.get("seed", -1)
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError(f"seed is {seed!r}, expected an integer >= 0 (-1: the experiment's own)")
+        raise ValueError(f"seed is {seed!r}, expected an integer >= 0 (-1: the experiment's own).")
     resume = raw.get("resume", False)
     if not isinstance(resume, bool):
-        raise ValueError(f"resume is {resume!r}, expected true or false")
+        raise ValueError(f"resume is {resume!r}, expected true or false.")
     changes = (change.strip() for change in str(raw.get("set", "")).split(";"))
     return RunConfig(
         experiment=str(raw["experiment"]),

@@ -28,7 +28,7 @@ class _LinearRegression(nn.Linear):
 def _num_classes(model: str, data: FederatedData) -> int:
     if data.num_classes is None:
         raise ValueError(
-            f"model {model!r} classifies, data set {data.name} is one of regression: use 'linear'"
+            f"Model {model!r} classifies, data set {data.name} is one of regression. Use 'linear'."
         )
     return data.num_classes
 
@@ -48,8 +48,8 @@ def _does_not_fit(model: str, wanted: str, data: FederatedData) -> ValueError:
     fitting = [name for name, shapes in _SHAPES.items() if shape in shapes]
     fitting += [*(["softmax"] if len(shape) == 1 else []), "mlr", "mlp", "svm"]
     return ValueError(
-        f"model {model!r} takes {wanted}, inputs of {data.name} have shape {shape}: "
-        f"use {' or '.join(map(repr, fitting))}"
+        f"Model {model!r} takes {wanted}, inputs of {data.name} have shape {shape}. "
+        f"Use {' or '.join(map(repr, fitting))}."
     )
 
 
@@ -72,8 +72,8 @@ def _softmax(data: FederatedData) -> nn.Module:
 def _linear(data: FederatedData) -> nn.Module:
     if data.task != "regression":
         raise ValueError(
-            f"model 'linear' is for regression, data set {data.name} is one of {data.task}: "
-            "use 'softmax' or 'cnn'"
+            f"Model 'linear' is for regression, data set {data.name} is one of {data.task}. Use "
+            "'softmax' or 'cnn'."
         )
     return _LinearRegression(_num_features("linear", data), 1)
 

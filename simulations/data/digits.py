@@ -37,7 +37,7 @@ def digits_swap(
         If `clients` is not a positive multiple of 3, or leaves a client too few samples.
     """
     if clients < GROUPS or clients % GROUPS:
-        raise ValueError(f"clients={clients}: digits-swap needs a positive multiple of {GROUPS}")
+        raise ValueError(f"clients is {clients}, expected a positive multiple of {GROUPS}.")
     images, labels = load_digits(return_X_y=True)
     order = generator(seed, "digits", "deal").permutation(len(labels))
     group = np.arange(clients) * GROUPS // clients

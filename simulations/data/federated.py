@@ -91,8 +91,8 @@ def holdout(n: int, validation: bool) -> tuple[int, int]:
     held = _fifth(n) if validation else 0
     if n - held < 1:
         raise ValueError(
-            f"a client has {n} training sample(s), too few to hold out a validation part: "
-            "use fewer clients, more samples or validation=false"
+            f"A client has {n} training sample(s), too few to hold out a validation part. Use "
+            "fewer clients, more samples or validation=false."
         )
     return n - held, held
 
@@ -114,7 +114,7 @@ def split_sizes(n: int, validation: bool) -> Sizes:
     """
     if n < 2:
         raise ValueError(
-            f"a client has {n} sample(s), a train/test split needs 2: use fewer clients"
+            f"A client has {n} sample(s), expected 2 for a train/test split. Use fewer clients."
         )
     test = _fifth(n)
     return Sizes(*holdout(n - test, validation), test)

@@ -101,7 +101,9 @@ def uci_har(
     clients = []
     subjects = np.unique(subject)
     if people is not None and not 1 <= people <= len(subjects):
-        raise ValueError(f"people={people}: uci-har has {len(subjects)}, expected 1 to as many")
+        raise ValueError(
+            f"people is {people}, expected 1 to {len(subjects)}, the subjects of uci-har."
+        )
     for person in subjects[:people]:
         dealt: dict[str, list[Index]] = {"train": [], "validation": [], "test": []}
         for activity in np.unique(y[subject == person]):

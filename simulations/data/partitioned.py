@@ -74,11 +74,11 @@ def partitioned(
         If a file is missing or damaged (see the source), or the options leave a client too little.
     """
     if clients < 1:
-        raise ValueError(f"clients={clients}: expected 1 or more")
+        raise ValueError(f"clients is {clients}, expected an integer >= 1.")
     if not 0 <= sigma < math.inf:
-        raise ValueError(f"sigma={sigma}: expected a finite variance, 0 or more")
+        raise ValueError(f"sigma is {sigma}, expected a finite variance >= 0.")
     if samples is not None and samples < clients:
-        raise ValueError(f"samples={samples}: too few for {clients} clients")
+        raise ValueError(f"samples is {samples}, expected at least {clients}, one for each client.")
     pool = source(seed, root)
     n = len(pool.labels)
     chosen = np.arange(n)
@@ -95,8 +95,8 @@ def partitioned(
         case "writer":
             if pool.writers is None:
                 raise ValueError(
-                    f"data set {name} does not know who wrote its samples: use partition 'writer' "
-                    "with 'mnist-writers', or another partition"
+                    f"Data set {name} does not know who wrote its samples. Use partition 'writer' "
+                    "with 'mnist-writers', or another partition."
                 )
             dealt = partitions.by_writer(pool.writers[chosen], clients)
         case "noise":

@@ -58,15 +58,15 @@ def label_count(
     classes, counts = np.unique(labels, return_counts=True)
     if not 1 <= labels_per_client <= len(classes):
         raise ValueError(
-            f"labels_per_client={labels_per_client}: expected 1 to {len(classes)}, the number of "
-            "classes in the data"
+            f"labels_per_client is {labels_per_client}, expected 1 to {len(classes)}, the number "
+            "of classes in the data."
         )
     pieces = math.ceil(labels_per_client * clients / len(classes))
     if counts.min() < pieces:
         raise ValueError(
-            f"clients={clients}, labels_per_client={labels_per_client}: each class is cut into "
-            f"{pieces} shards, and class {classes[counts.argmin()]} has {counts.min()} sample(s): "
-            "use fewer clients or more samples"
+            f"With clients={clients} and labels_per_client={labels_per_client} each class is cut "
+            f"into {pieces} shards, and class {classes[counts.argmin()]} has {counts.min()} "
+            "sample(s). Use fewer clients or more samples."
         )
     shards = [
         shard
@@ -130,8 +130,9 @@ def dirichlet_label(
             return _load(partitioner, clients, label=labels[order], index=order)
     except ValueError as error:
         raise ValueError(
-            f"clients={clients}, beta={beta}: no draw of the label shares of {len(labels)} samples "
-            f"gave every client {MIN_LABEL_SKEW}: use fewer clients, more samples or a larger beta"
+            f"With clients={clients} and beta={beta} no draw of the label shares of {len(labels)} "
+            f"samples gave every client {MIN_LABEL_SKEW}. Use fewer clients, more samples or a "
+            "larger beta."
         ) from error
 
 
@@ -157,7 +158,9 @@ def by_writer(writers: Index, clients: int) -> list[Index]:
 
     known = len(np.unique(writers))
     if known < clients:
-        raise ValueError(f"clients={clients}: the data have {known} writers, one or more a client")
+        raise ValueError(
+            f"clients is {clients}, expected at most {known}, the number of writers in the data."
+        )
     partitioner = GroupedNaturalIdPartitioner(
         "writer", known // clients, mode="drop-reminder", sort_unique_ids=True
     )
@@ -242,7 +245,9 @@ def hybrid(
         If there is one client only, or one of the schemes says so.
     """
     if clients < 2:
-        raise ValueError(f"clients={clients}: hybrid skew needs two groups of clients, 2 or more")
+        raise ValueError(
+            f"clients is {clients}, expected 2 or more: hybrid skew has two groups of clients."
+        )
     first, second = np.array_split(rng.permutation(len(labels)), 2)
     few_labels = (clients + 1) // 2
     return [first[i] for i in label_count(labels[first], few_labels, labels_per_client, rng)] + [
@@ -252,7 +257,7 @@ def hybrid(
 
 def _check_beta(beta: float) -> None:
     if not 0 < beta < math.inf:
-        raise ValueError(f"beta={beta}: expected a positive number, e.g. 0.5")
+        raise ValueError(f"beta is {beta}, expected a finite number > 0, e.g. 0.5.")
 
 
 def stratified(labels: npt.NDArray[Any], samples: int, rng: np.random.Generator) -> Index:

@@ -133,8 +133,7 @@ def deal(
     item_ids, items = np.unique(table[1], return_inverse=True)
     if not 1 <= clients <= len(user_ids):
         raise ValueError(
-            f"clients={clients}: {name} has {len(user_ids)} users, expected 1 to {len(user_ids)} "
-            "clients"
+            f"clients is {clients}, expected 1 to {len(user_ids)}, the number of users of {name}."
         )
     groups = np.array_split(generator(seed, "ratings", "users").permutation(len(user_ids)), clients)
     owner, row = np.empty((2, len(user_ids)), dtype=np.int64)
@@ -157,7 +156,8 @@ def deal(
         mean, std = float(training.mean()), float(training.std())
         if std == 0:
             raise ValueError(
-                f"{name}: all training ratings are {mean}, use rating_transform='none'"
+                f"All training ratings of {name} are {mean}, which cannot be standardised. Use "
+                "rating_transform='none'."
             )
         parts = [(_rescaled(a, mean, std), _rescaled(b, mean, std)) for a, b in parts]
     return RatingsData(
@@ -312,11 +312,11 @@ def synthetic_ratings(
     """
     for option, value in (("users", users), ("items", items), ("rank", rank)):
         if value < 1:
-            raise ValueError(f"{option}={value}: expected an integer, 1 or more")
+            raise ValueError(f"{option} is {value}, expected an integer >= 1.")
     if not 0 < density <= 1:
-        raise ValueError(f"density={density}: expected a probability, above 0 and up to 1")
+        raise ValueError(f"density is {density}, expected a probability in (0, 1].")
     if not noise >= 0:
-        raise ValueError(f"noise={noise}: expected a standard deviation, 0 or more")
+        raise ValueError(f"noise is {noise}, expected a standard deviation >= 0.")
     draw = generator(seed, "synthetic-ratings")
     mixture = draw.dirichlet(np.ones(rank), size=users)
     kinds = draw.uniform(*SCALE, size=(rank, items))

@@ -38,8 +38,8 @@ def cluster_sizes(scenario: str, clients: int | None) -> tuple[int, ...]:
     unit = 1 if own_cluster_each else sum(sizes) // int(np.gcd.reduce(sizes))
     if clients < 1 or clients % unit:
         raise ValueError(
-            f"clients={clients}: synthetic-{scenario} needs a positive multiple of {unit}, for "
-            "clusters in the paper's proportions"
+            f"clients is {clients}, expected a positive multiple of {unit} for "
+            f"synthetic-{scenario}: clusters keep the paper's proportions."
         )
     if own_cluster_each:
         return (1,) * clients
@@ -88,7 +88,7 @@ def synthetic(
         If `clients` does not fit the scenario or `noise` is negative.
     """
     if not noise >= 0:
-        raise ValueError(f"noise={noise}: expected a standard deviation, 0 or more")
+        raise ValueError(f"noise is {noise}, expected a standard deviation >= 0.")
     devices = cluster_sizes(scenario, clients)
     cluster = np.repeat(np.arange(len(devices)), devices)
 

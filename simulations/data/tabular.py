@@ -88,8 +88,8 @@ def synthetic_v1(seed: int, root: Path, *, clients: int = 64) -> TabularData:
     """
     if clients < V1_DISTRIBUTIONS:
         raise ValueError(
-            f"clients={clients}: synthetic-v1 needs {V1_DISTRIBUTIONS} or more, one for each "
-            "distribution"
+            f"clients is {clients}, expected {V1_DISTRIBUTIONS} or more: one for each "
+            "distribution of synthetic-v1."
         )
     draw = generator(seed, "synthetic-v1")
     sizes = draw.integers(50, 150, size=clients, endpoint=True)
@@ -132,7 +132,7 @@ def random_sizes(d: int, clients: int, draw: np.random.Generator) -> npt.NDArray
         If there are not so many samples.
     """
     if not 1 <= clients <= d:
-        raise ValueError(f"clients={clients}: expected 1 to {d}, the number of samples")
+        raise ValueError(f"clients is {clients}, expected 1 to {d}, the number of samples.")
     aside = d // (40 * clients)  # 1/40 = 0.025
     left = d - clients * aside
     points = 1 + np.sort(draw.choice(left - 1, clients - 1, replace=False))

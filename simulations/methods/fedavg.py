@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.checks import check_count, check_positive
 from fl_admm_strategies.runtime.connections import ClientDirectory
-from fl_admm_strategies.runtime.messages import NUM_EXAMPLES, ClientInstruction, Metrics
+from fl_admm_strategies.runtime.messages import ERROR, NUM_EXAMPLES, ClientInstruction, Metrics
 from fl_admm_strategies.runtime.progress import progress_bar
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.strategy import StopRule
@@ -154,7 +154,7 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Let Flower average."""
-        replies = list(replies)
+        replies = self._usable(replies)
         arrays, means = super().aggregate_train(server_round, replies)
         self._arrays = arrays or self._arrays
         down = self.traffic[server_round].down
@@ -175,7 +175,7 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Let Flower average; keep every client's metrics."""
-        replies = list(replies)
+        replies = self._usable(replies)
         means = super().aggregate_evaluate(server_round, replies)
         if own := self._by_client(replies):
             self.evaluate_metrics[server_round] = own
@@ -205,13 +205,25 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
             self._chance = random.getstate()
             random.setstate(before)
 
+    def _usable(self, replies: Iterable[Message]) -> list[Message]:
+        """Return the replies of clients that did not fail; say who did."""
+        usable = []
+        for reply in replies:
+            if reply.has_error():
+                reason = reply.error.reason
+            elif (failure := reply.content.config_records.get(ERROR)) is not None:
+                reason = str(next(iter(failure.values()), "no reason given"))
+            else:
+                usable.append(reply)
+                continue
+            client = self._client_of[reply.metadata.src_node_id]
+            log(WARNING, "Client %s failed: %s", client, reason)
+        return usable
+
     def _by_client(self, replies: Iterable[Message]) -> dict[int, Metrics]:
         found: dict[int, Metrics] = {}
         for reply in replies:
             client = self._client_of[reply.metadata.src_node_id]
-            if reply.has_error():
-                log(WARNING, "FedAvg: client %s failed: %s", client, reply.error.reason)
-                continue
             for record in reply.content.metric_records.values():
                 numbers = _numbers(record)
                 found[client] = {k: v for k, v in numbers.items() if k != NUM_EXAMPLES}
@@ -238,7 +250,6 @@ def _nbytes(messages: Iterable[Message]) -> int:
     return sum(
         np.dtype(array.dtype).itemsize * prod(array.shape)
         for message in messages
-        if not message.has_error()
         for record in message.content.array_records.values()
         for array in record.values()
     )

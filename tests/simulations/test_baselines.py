@@ -1,10 +1,8 @@
-"""FedAvg and local training beside an experiment, against descent steps written out here."""
+"""Methods run for comparison: the experiment's own code, data, seed, start and rounds."""
 
 from __future__ import annotations
 
 import io
-import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,158 +10,136 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from safetensors.numpy import load_file
 
-from fl_admm_strategies import InProcessGrid
-from simulations.algorithms import Experiment
-from simulations.baselines import Baseline, FedAvgClient, run_baselines
+from clients.methods.local import LocalClient
+from fl_admm_strategies import InProcessGrid, StepDecay
 from simulations.client_app import make_client_app
 from simulations.config import RunConfig
-from simulations.run import prepare, run_experiment
+from simulations.experiment import run_experiment
+from simulations.loading import load_settings
+from simulations.methods import completed
+from tests.simulations.running import last_evaluation, result_of, rounds_of, run
+from tests.support.federation import assert_same_bits
 
-ALL = ("training.fraction-train=1.0", "training.evaluate-every=2", "algorithm.local-epochs=3")
-NAMES = 'baselines={names = ["fedavg", "local"]}'
-
-
-def prepared(*changes: str, rounds: int = 5, seed: int = 0) -> Experiment:
-    """Return an experiment as if it had run this many rounds."""
-    experiment = prepare(RunConfig("digits-fpfc", changes=(*ALL, *changes), seed=seed))
-    experiment.strategy.traffic = dict.fromkeys(range(1, rounds + 1))  # type: ignore[arg-type]
-    return experiment
-
-
-def baselines(experiment: Experiment) -> list[Baseline]:
-    return run_baselines(experiment, Console(file=io.StringIO()))
+SMALL = (
+    "data.options.clients=6",
+    "training.num-rounds=4",
+    "training.evaluate-every=3",
+    "algorithm.local-epochs=2",
+)
 
 
-def descend(weights: list[Tensor], data: tuple[Tensor, Tensor], lr: float, epochs: int) -> Any:
-    """Return softmax regression's weight and bias after full-gradient steps."""
-    weight, bias = (w.clone().requires_grad_() for w in weights)
-    for _ in range(epochs):
-        loss = nn.functional.cross_entropy(data[0] @ weight.T + bias, data[1])
-        steps = torch.autograd.grad(loss, (weight, bias))
-        weight, bias = (
-            (w - lr * step).detach().requires_grad_()
-            for w, step in zip((weight, bias), steps, strict=True)
-        )
-    return [weight.detach(), bias.detach()]
+def config_of(out: Path, *changes: str, seed: int = 0) -> RunConfig:
+    return RunConfig("digits-fpfc", changes=(*SMALL, *changes), seed=seed, out=out)
 
 
-def accuracy_of(weights: list[Tensor], data: tuple[Tensor, Tensor]) -> float:
-    outputs = data[0] @ weights[0].T + weights[1]
-    return float((outputs.argmax(dim=1) == data[1]).float().mean())
+DITTO = "baselines.ditto={ lam = 0.5, lr = 0.1, personal-epochs = 3 }"
 
 
-def start_of(experiment: Experiment) -> list[Tensor]:
-    return [torch.from_numpy(np.array(array.numpy())) for array in experiment.arrays.values()]
+def test_a_baseline_with_settings_of_its_own_has_a_row_for_every_kind_of_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = (DITTO, "baselines.local={}", "report.metrics=['f1']")
+    folder = run(config_of(tmp_path / "run", *changes))
+    result = result_of(folder)
+    assert list(result["baselines"]) == ["Ditto", "Local"]
+    ditto = result["baselines"]["Ditto"]
+    assert list(ditto["models"]) == ["personal model", "one global model"]
+    clients = last_evaluation(folder, "metrics-ditto.jsonl").values()
+    assert len(clients) == 6
+    shown = capsys.readouterr().out
+    for kind, title in (("personal", "personal model"), ("global", "one global model")):
+        accuracies = [own[f"{kind}-accuracy"] for own in clients]
+        assert ditto["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
+        assert ditto["models"][title]["std"] == pytest.approx(np.std(accuracies))
+        f1 = 100 * np.mean([own[f"{kind}-f1"] for own in clients])
+        assert ditto["cells"][title]["f1"] == pytest.approx(f1)
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"   Ditto: {title}")]
+        assert f"{100 * np.mean(accuracies):.2f}" in line
+        assert f"{f1:.2f}" in line
+    assert [one["round"] for one in rounds_of(folder, "metrics-ditto.jsonl")] == [1, 2, 3, 4]
+    assert "same data, start, seed, rounds and share" in " ".join(shown.split())
+    # As it is as an experiment's own method with these settings.
+    own = ("algorithm={ name = 'ditto', lam = 0.5, lr = 0.1, personal-epochs = 3 }", SMALL[1])
+    alone = result_of(run(config_of(tmp_path / "alone", own[0], "algorithm.local-epochs=2")))
+    assert alone["models"] == ditto["models"]
 
 
-def test_fedavg_is_the_weighted_mean_of_local_descents() -> None:
-    experiment = prepared(NAMES, rounds=5)
-    fedavg, _ = baselines(experiment)
-    clients, weights = experiment.data.clients, start_of(experiment)
-    sizes = [len(own.train[1]) for own in clients]
-    expected = {}
-    for server_round in range(1, 6):
-        own = [descend(weights, client.train, lr=0.3, epochs=3) for client in clients]
-        weights = [
-            sum(n * w[k] for n, w in zip(sizes, own, strict=True)) / sum(sizes) for k in (0, 1)
-        ]
-        expected[server_round] = np.mean([accuracy_of(weights, client.test) for client in clients])
-    assert fedavg.title == "FedAvg (global model)"
-    # Every second round and the last. One of 60 test samples may tip by rounding.
-    assert [server_round for server_round, _ in fedavg.curve] == [2, 4, 5]
-    for server_round, score in fedavg.curve:
-        assert score.mean == pytest.approx(expected[server_round], abs=0.003)
-    assert fedavg.score is fedavg.curve[-1][1]
+def test_what_is_left_out_is_the_algorithms() -> None:
+    changes = ["baselines={ fedavg = {}, local = { lr = 0.7 }, fedgia = {} }"]
+    settings = load_settings("digits-fpfc", changes=changes)
+    lent = {
+        name: completed(table, settings.algorithm).arguments()
+        for name, table in settings.baselines.methods().items()
+    }
+    assert lent["fedavg"] == {"lr": 0.3, "local_epochs": 10}
+    assert lent["local"] == {"lr": 0.7, "local_epochs": 10}
+    assert "lr" not in lent["fedgia"]
+    # Of a step size that falls, a method that takes a number has the first.
+    changes = ["baselines={ fedavg = {}, fpfc = { penalty = { type = 'l1', lam = 1 } } }"]
+    settings = load_settings("mnist-swap", changes=changes)
+    fedavg, fpfc = (
+        completed(table, settings.algorithm).arguments()
+        for table in settings.baselines.methods().values()
+    )
+    assert fedavg["lr"] == 0.01
+    assert fpfc["lr"] == StepDecay(0.01, 0.9, 5)
+    # An algorithm without them lends nothing: the constructor's own.
+    settings = load_settings("fedgia-v1", changes=["baselines.fedgia.local-steps=3"])
+    (table,) = settings.baselines.methods().values()
+    assert completed(table, settings.algorithm).arguments()["local_steps"] == 3
 
 
-def test_local_training_has_the_epochs_of_the_run_and_nobody_elses_data() -> None:
-    # 5 rounds with half of the 12 clients: 2.5 rounds of 3 epochs for each, rounded to 8 (7.5, to
-    # even); lr and epochs of [baselines] come before the algorithm's.
-    experiment = prepared('baselines={names = ["local"], lr=0.1}', "training.fraction-train=0.5")
-    (local,) = baselines(experiment)
-    start = start_of(experiment)
-    own = [descend(start, client.train, lr=0.1, epochs=8) for client in experiment.data.clients]
-    values = [
-        accuracy_of(weights, client.test)
-        for weights, client in zip(own, experiment.data.clients, strict=True)
-    ]
-    assert local.title == "local training"
-    assert local.score.mean == pytest.approx(np.mean(values), abs=0.003)
-    assert local.score.std == pytest.approx(np.std(values), abs=0.003)
-    assert [server_round for server_round, _ in local.curve] == [5]
-
-
-@pytest.mark.parametrize("batches", [(), ("training.batch-size=20",)])
-def test_baselines_are_reproducible_and_leave_the_process_as_it_was(
-    batches: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[int] = []
-    fit = FedAvgClient.fit
+    fit = LocalClient.fit
 
-    def watched(self: FedAvgClient, *arguments: Any) -> Any:
+    def watched(self: LocalClient, *arguments: Any) -> Any:
+        assert torch.get_num_threads() == 1
         trained.append(int(self.context.node_config["partition-id"]))
         return fit(self, *arguments)
 
-    monkeypatch.setattr(FedAvgClient, "fit", watched)
-    half = ("training.fraction-train=0.5", NAMES, *batches)
-    torch.set_num_threads(2)
-    try:
-        random.seed(1)
-        torch.manual_seed(1)
-        before = random.getstate(), torch.random.get_rng_state()
-        first = baselines(prepared(*half, rounds=3))
-        assert random.getstate() == before[0]
-        assert torch.equal(torch.random.get_rng_state(), before[1])
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
+    monkeypatch.setattr(LocalClient, "fit", watched)
+    compared = ("baselines={ fedavg = {}, local = {} }", "training.batch-size=20")
+    first = run(config_of(tmp_path / "first", *compared))
     sampled = trained.copy()
-    # Six different clients a round, then all twelve alone.
-    assert [len(set(sampled[k : k + 6])) for k in (0, 6, 12)] == [6, 6, 6]
-    assert sampled[18:] == list(range(12))
-    assert not sampled[:6] == sampled[6:12] == sampled[12:18]
-    trained.clear()
-    random.seed(2)
-    torch.manual_seed(2)
-    assert baselines(prepared(*half, rounds=3)) == first
-    assert trained == sampled
-    trained.clear()
-    baselines(prepared(*half, rounds=3, seed=1))
-    assert trained != sampled
+    # The clients that the experiment sampled: the same seed and share, three of six a round.
+    own = [one["clients"]["train"] for one in rounds_of(first)]
+    assert sampled == [int(client) for clients in own for client in clients]
+    again = run(config_of(tmp_path / "again", *compared), nodes=6)
+    for name in ("fedavg", "local"):
+        lines = [rounds_of(folder, f"metrics-{name}.jsonl") for folder in (first, again)]
+        for one in (*lines[0], *lines[1]):
+            del one["seconds"]
+        assert lines[0] == lines[1]
+    assert result_of(first)["baselines"] == result_of(again)["baselines"]
+    without = run(config_of(tmp_path / "without", "training.batch-size=20"))
+    state, expected = (load_file(f / "state.safetensors") for f in (first, without))
+    assert_same_bits(state, expected)
+    assert result_of(without)["baselines"] == {}
 
 
-def test_without_the_table_nothing_is_run() -> None:
-    assert baselines(prepared()) == []
+def test_a_baseline_that_nobody_could_evaluate_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no test data here")
+
+    monkeypatch.setattr(LocalClient, "evaluate", fail)
+    with pytest.raises(RuntimeError, match="could evaluate a model of the baseline local"):
+        run(config_of(tmp_path / "run", "baselines.local={}"))
 
 
-def test_a_run_shows_its_baselines(tmp_path: Path) -> None:
-    changes = (NAMES, "training.num-rounds=4", "training.evaluate-every=3")
-    config = RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")
-    screen = io.StringIO()
+def test_the_process_keeps_its_threads(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", "baselines.local={}", "training.num-rounds=1")
     with InProcessGrid(make_client_app(config.to_mapping()), 3) as grid:
-        console = Console(file=screen, width=80)
-        result = run_experiment(grid, config, engine="inprocess", console=console)
-    written = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
-    assert list(written["baselines"]) == ["FedAvg (global model)", "local training"]
-    for title, score in result.baselines.items():
-        line = next(
-            line for line in screen.getvalue().splitlines() if line.startswith(f"   {title[:6]}")
-        )
-        assert f"{100 * score.mean:.2f}" in line
-        assert written["baselines"][title]["mean"] == score.mean
-    assert "Run here for comparison" in screen.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ('{names = ["fedprox"]}', "baselines.names.0: .*'fedavg' or 'local', given 'fedprox'"),
-        ("{lr = 0}", "baselines.lr: .*greater than 0, given 0"),
-        ("{epochs = 0}", "baselines.epochs: .*given 0"),
-    ],
-)
-def test_bad_baselines_are_refused(table: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        prepare(RunConfig("digits-fpfc", changes=(f"baselines={table}",)))
+        torch.set_num_threads(2)
+        try:
+            # The engine's clients of this process set one thread, and the baselines as well.
+            run_experiment(grid, config, engine="x", console=Console(file=io.StringIO()))
+            assert torch.get_num_threads() == 1
+        finally:
+            torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from clients import client_app
 from simulations import cli
-from simulations.settings import experiment_names, load_settings
+from simulations.loading import experiment_names, load_settings
 from tests.support.federation import assert_same_bits
 
 ROOT = Path(__file__).parents[2]
@@ -64,14 +64,24 @@ def test_list_has_one_line_for_every_experiment() -> None:
         (["digits-fpcf"], "unknown experiment 'digits-fpcf'. Did you mean 'digits-fpfc'?"),
         (["mine.toml"], "there is no experiment file mine.toml"),
         (["digits-fpfc", "--profile", "quick"], "unknown profile of digits-fpfc 'quick'"),
-        (["digits-fpfc", "--set", "algorithm.lambda=1"], "algorithm.lambda: there is no such"),
+        (
+            ["digits-fpfc", "--set", "algorithm.lam=1"],
+            "algorithm.lam: there is no such setting. Did",
+        ),
         (["digits-fpfc", "--set", "training.num-rounds=0"], "training.num-rounds"),
         (["digits-fpfc", "--set", "data.name=digit"], "unknown data set 'digit'. Did you mean"),
         (["digits-fpfc", "--set", "data.options.clinets=3"], "Did you mean 'clients'?"),
         (["digits-fpfc", "--set", "data.options.clients=many"], "option clients of data set"),
         (["digits-fpfc", "--set", "model.name=softmx"], "unknown model 'softmx'"),
-        (["digits-fpfc", "--set", "algorithm.lam=-1"], "SmoothedSCAD needs lam to be"),
-        (["digits-fpfc", "--set", "algorithm.nu=0"], "nu is 0.0, expected a finite number > 0"),
+        (
+            ["digits-fpfc", "--set", "algorithm.penalty.lam=-1"],
+            "algorithm.penalty.lam is -1.0, exp",
+        ),
+        (["digits-fpfc", "--set", "algorithm.nu=0"], "algorithm.nu is 0.0, expected a"),
+        (
+            ["digits-fpfc", "--set", "baselines.fedprx={}"],
+            "unknown baseline 'fedprx'. Did you mean",
+        ),
     ],
 )
 def test_a_bad_experiment_is_refused_before_an_engine_starts(

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from clients import TorchClient
+from clients import SGDClient
 from simulations.metrics import auc, weighted_f1
 
 
@@ -113,7 +113,7 @@ def test_a_client_reports_them() -> None:
     model = nn.Linear(3, 3, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.eye(3))
-    client = TorchClient(
+    client = SGDClient(
         context,
         model,
         [(inputs, targets)],
@@ -121,7 +121,7 @@ def test_a_client_reports_them() -> None:
         test_loader=[(inputs[:1], targets[:1]), (inputs[1:], targets[1:])],
         metrics={"f1": weighted_f1, "auc": auc},
     )
-    _, _, metrics = client.evaluate_models({"personal": [torch.eye(3).numpy()]})
+    _, _, metrics = client.evaluate_models({"personal": {"weight": torch.eye(3).numpy()}})
     # Class 0: F1 1, weight 1/3; class 1: precision 1, recall 1/2, F1 2/3. AUC: sample 2 gives class
     # 0 and 1 the same probability, less than the right one of samples 0 and 1: class 0 is ranked
     # right, and of class 1's two pairs with sample 0 one is in order and one a tie.

@@ -288,20 +288,20 @@ def test_schemes() -> None:
     ("name", "like", "message"),
     [
         ("softmx", VECTORS, "unknown model 'softmx'. Did you mean 'softmax'.*softmax, linear, cnn"),
-        ("softmax", REGRESSION, "use 'linear'"),
-        ("softmax", IMAGES, r"shape \(1, 28, 28\): use 'cnn' or 'cnn-femnist' or 'mlr'"),
-        ("softmax", CIFAR, "use 'cnn-cifar' or 'mlr' or 'mlp' or 'svm'"),
-        ("linear", VECTORS, "use 'softmax' or 'cnn'"),
-        ("cnn", VECTORS, r"shape \(60,\): use 'softmax'"),
-        ("cnn", REGRESSION, "use 'linear'"),
-        ("cnn", CIFAR, r"images of shape \(1, 28, 28\), .* \(3, 32, 32\): use 'cnn-cifar'"),
-        ("cnn-cifar", IMAGES, r"images of shape \(3, 32, 32\), .* \(1, 28, 28\): use 'cnn'"),
-        ("cnn-medical", CIFAR, r"of shape \(1, 64, 64\) or \(3, 64, 64\), .*: use 'cnn-cifar'"),
-        ("cnn-femnist", VECTORS, r"images of shape \(1, 28, 28\), .*: use 'softmax' or 'mlr'"),
-        ("har", data((128, 9)), r"windows of shape \(9, 128\) or \(6, 128\), .*: use 'mlr'"),
+        ("softmax", REGRESSION, "Use 'linear'"),
+        ("softmax", IMAGES, r"shape \(1, 28, 28\)[.] Use 'cnn' or 'cnn-femnist' or 'mlr'"),
+        ("softmax", CIFAR, "Use 'cnn-cifar' or 'mlr' or 'mlp' or 'svm'"),
+        ("linear", VECTORS, "Use 'softmax' or 'cnn'"),
+        ("cnn", VECTORS, r"shape \(60,\)[.] Use 'softmax'"),
+        ("cnn", REGRESSION, "Use 'linear'"),
+        ("cnn", CIFAR, r"images of shape \(1, 28, 28\), .* \(3, 32, 32\)[.] Use 'cnn-cifar'"),
+        ("cnn-cifar", IMAGES, r"images of shape \(3, 32, 32\), .* \(1, 28, 28\)[.] Use 'cnn'"),
+        ("cnn-medical", CIFAR, r"of shape \(1, 64, 64\) or \(3, 64, 64\), .*[.] Use 'cnn-cifar'"),
+        ("cnn-femnist", VECTORS, r"images of shape \(1, 28, 28\), .*[.] Use 'softmax' or 'mlr'"),
+        ("har", data((128, 9)), r"windows of shape \(9, 128\) or \(6, 128\), .*[.] Use 'mlr'"),
     ]
     + [
-        (name, REGRESSION, f"model '{name}' classifies, .*: use 'linear'")
+        (name, REGRESSION, f"Model '{name}' classifies, .*[.] Use 'linear'")
         for name in ("svm", "mlr", "mlp", "cnn-cifar", "cnn-medical", "cnn-femnist", "har")
     ],
 )

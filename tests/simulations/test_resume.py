@@ -14,13 +14,14 @@ from filelock import FileLock, Timeout
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-import simulations.run
-from fl_admm_strategies import InProcessGrid, checkpoints
+import simulations.experiment
+from fl_admm_strategies import InProcessGrid
+from fl_admm_strategies.runtime import files
 from simulations import cli
 from simulations.config import RunConfig
-from simulations.run import results_folder
-from simulations.settings import load_settings
-from tests.simulations.test_run import run
+from simulations.experiment import results_folder
+from simulations.loading import load_settings
+from tests.simulations.running import run
 from tests.support.federation import assert_same_bits
 
 SMALL = (
@@ -50,7 +51,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     # FedAPM's clients keep parameters that nobody else has.
     whole = run(RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "whole"))
     config = RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "run")
-    write = simulations.run.write_metrics_line
+    write = simulations.experiment.write_metrics_line
 
     def interrupt(file: Any, record: Any) -> None:
         write(file, record)
@@ -58,7 +59,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
             file.write('{"round": 4, "half a li')
             raise InterruptedError
 
-    monkeypatch.setattr(simulations.run, "write_metrics_line", interrupt)
+    monkeypatch.setattr(simulations.experiment, "write_metrics_line", interrupt)
     with pytest.raises(InterruptedError):
         run(config)
     monkeypatch.undo()
@@ -93,7 +94,7 @@ def test_a_run_that_is_going_on_is_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoints, "_WAIT", 0.1)
+    monkeypatch.setattr(files, "_WAIT", 0.1)
     config, settings = RunConfig("digits-fpfc", resume=True), load_settings("digits-fpfc")
     folder = results_folder(config, settings)
     with (
@@ -115,7 +116,7 @@ def test_a_run_keeps_others_out_until_its_last_file_is_written(
         with pytest.raises(Timeout):
             lock.acquire(blocking=False)
 
-    monkeypatch.setattr(simulations.run, "write_result", result_written)
+    monkeypatch.setattr(simulations.experiment, "write_result", result_written)
     run(RunConfig("digits-fpfc", changes=OWN, out=out))
     assert seen == ["result.json"]
     with lock.acquire(blocking=False):
@@ -156,7 +157,7 @@ def content(folder: Path) -> dict[Path, bytes]:
         ),
         (["model.name=mlp"], "model.name mlp (was softmax)"),
         (
-            ["algorithm={ name = 'fedadmm', lr = 0.3, local-epochs = 10, rho = 1.0 }"],
+            ["algorithm={ name = 'fedadmm', lr = 0.3 }"],
             "algorithm.name fedadmm (was fpfc)",
         ),
     ],

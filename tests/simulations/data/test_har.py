@@ -68,7 +68,7 @@ def test_some_of_the_people(tmp_path: Path) -> None:
     for own, same in zip(some.clients, everybody.clients, strict=False):
         assert torch.equal(own.train[0], same.train[0])
     for people in (0, 4):
-        with pytest.raises(ValueError, match=f"people={people}: uci-har has 3"):
+        with pytest.raises(ValueError, match=f"people is {people}, expected 1 to 3"):
             load("uci-har", 0, tmp_path, people=people)
 
 

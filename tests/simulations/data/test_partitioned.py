@@ -130,14 +130,17 @@ def test_samples_takes_a_subset_with_the_class_shares_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 0}, r"clients=0: expected 1 or more"),
-        ({"clients": 10, "samples": 9}, r"samples=9: too few for 10 clients"),
-        ({"sigma": -0.1}, r"sigma=-0.1: expected a finite variance"),
-        ({"sigma": float("nan")}, r"sigma=nan: expected a finite variance"),
-        ({"partition": "dirichlet-label", "beta": 0}, r"beta=0: expected a positive number"),
+        ({"clients": 0}, r"clients is 0, expected an integer >= 1"),
+        ({"clients": 10, "samples": 9}, r"samples is 9, expected at least 10"),
+        ({"sigma": -0.1}, r"sigma is -0.1, expected a finite variance"),
+        ({"sigma": float("nan")}, r"sigma is nan, expected a finite variance"),
+        ({"partition": "dirichlet-label", "beta": 0}, r"beta is 0, expected a finite number > 0"),
         ({"partition": "writer"}, r"digits does not know who wrote .* 'mnist-writers'"),
-        ({"partition": "iid"}, r"option partition of data set digits: expected one of 'label-c"),
-        ({"partition": "noise", "clients": 1000}, r"a client has 1 sample\(s\).*use fewer clients"),
+        (
+            {"partition": "iid"},
+            r"option partition of data set digits is .iid., expected one of 'label-c",
+        ),
+        ({"partition": "noise", "clients": 1000}, r"A client has 1 sample\(s\).*Use fewer clients"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:

@@ -84,7 +84,7 @@ def test_which_samples_make_a_shard_is_random() -> None:
 
 @pytest.mark.parametrize("k", [0, 11])
 def test_label_count_outside_the_classes(k: int) -> None:
-    with pytest.raises(ValueError, match=f"labels_per_client={k}: expected 1 to 10"):
+    with pytest.raises(ValueError, match=f"labels_per_client is {k}, expected 1 to 10"):
         label_count(LABELS, 10, k, generator(0))
 
 
@@ -123,9 +123,9 @@ def test_label_shares_are_drawn_again_until_every_client_has_ten_samples() -> No
 
 
 def test_label_shares_that_no_draw_satisfies() -> None:
-    with pytest.raises(ValueError, match=r"clients=50, beta=0.1: no draw .* of 3000 samples"):
+    with pytest.raises(ValueError, match=r"clients=50 and beta=0.1 no draw .* of 3000 samples"):
         dirichlet_label(LABELS, 50, 0.1, generator(0))
-    with pytest.raises(ValueError, match=r"clients=50, beta=0\.5"):  # more clients than samples
+    with pytest.raises(ValueError, match=r"clients=50 and beta=0\.5"):  # more clients than samples
         dirichlet_label(LABELS[:40], 50, 0.5, generator(0))
 
 
@@ -135,7 +135,7 @@ def test_beta_is_positive(beta: float) -> None:
         lambda: dirichlet_label(LABELS, 10, beta, generator(0)),
         lambda: dirichlet_quantity(3000, 10, beta, generator(0)),
     ):
-        with pytest.raises(ValueError, match="expected a positive number"):
+        with pytest.raises(ValueError, match="expected a finite number > 0"):
             deal()
 
 
@@ -153,7 +153,7 @@ def test_more_groups_of_writers_than_clients() -> None:
 
 
 def test_too_few_writers() -> None:
-    with pytest.raises(ValueError, match=r"clients=6: the data have 5 writers"):
+    with pytest.raises(ValueError, match=r"clients is 6, expected at most 5"):
         by_writer(np.arange(5), 6)
 
 
@@ -225,7 +225,7 @@ def test_hybrid_has_few_labels_in_the_first_half_and_unequal_sizes_in_the_other(
 
 
 def test_hybrid_needs_two_clients() -> None:
-    with pytest.raises(ValueError, match="clients=1: hybrid skew needs two groups"):
+    with pytest.raises(ValueError, match=r"clients is 1, .* hybrid skew has two groups"):
         hybrid(LABELS, 1, 2, 0.5, generator(0))
 
 

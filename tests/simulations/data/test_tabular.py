@@ -79,7 +79,7 @@ def test_v1_shuffles_the_samples_of_all_clients() -> None:
 
 
 def test_v1_needs_a_client_for_each_distribution() -> None:
-    with pytest.raises(ValueError, match="clients=2: synthetic-v1 needs 3 or more"):
+    with pytest.raises(ValueError, match="clients is 2, expected 3 or more"):
         load("synthetic-v1", 0, clients=2)
 
 
@@ -119,7 +119,7 @@ def test_random_sizes_are_those_of_cut_points_drawn_until_no_part_is_too_small()
 
 @pytest.mark.parametrize("clients", [0, 61])
 def test_more_clients_than_samples_are_refused(toxicity: Path, clients: int) -> None:
-    with pytest.raises(ValueError, match=rf"clients={clients}: expected 1 to 60, the number of"):
+    with pytest.raises(ValueError, match=rf"clients is {clients}, expected 1 to 60, the number of"):
         loaded("qsar", 0, toxicity, clients=clients)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from simulations.clusters import (
+from simulations.reports.clusters import (
     ClusterCondition,
     ClusteringRow,
     cluster_conditions,

@@ -11,8 +11,9 @@ import tomli_w
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from simulations.algorithms import ALGORITHMS
-from simulations.settings import EXPERIMENTS, Settings, experiment_names, load_settings
+from simulations.loading import EXPERIMENTS, experiment_names, load_settings
+from simulations.methods import METHODS
+from simulations.settings import Settings
 
 FILES = {name: (EXPERIMENTS / f"{name}.toml").read_text("utf-8") for name in experiment_names()}
 
@@ -29,9 +30,12 @@ leaves = st.one_of(
     st.dates(),
     st.times(),
     st.datetimes(),
-    st.sampled_from([*ALGORITHMS, "sgd", ""]),
+    st.sampled_from([*METHODS, "sgd", ""]),
 )
-keys = st.one_of(st.text(max_size=6), st.sampled_from(["name", "algorithm", "profiles", "quick"]))
+keys = st.one_of(
+    st.text(max_size=6),
+    st.sampled_from(["name", "algorithm", "type", "lr", "baselines", "ditto", "profiles", "quick"]),
+)
 values = st.recursive(
     leaves,
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)),
@@ -67,7 +71,7 @@ def load_or_refuse(text: str, folder: Path, **options: Any) -> None:
         assert type(error) is ValueError, error  # noqa: PT017 - no UnicodeError nor another kind
         return
     assert isinstance(found, Settings)
-    assert type(found.algorithm) is ALGORITHMS[found.algorithm.name]
+    assert type(found.algorithm).builds is METHODS[found.algorithm.name]
     path.write_text(found.to_toml(), encoding="utf-8")
     assert repr(load_settings(str(path))) == repr(found)  # NaN is not equal to itself
 
@@ -103,7 +107,23 @@ def test_a_text_of_anything_is_refused(text: str, tmp_path: Path) -> None:
 @fuzz
 @given(
     key=st.one_of(
-        st.sampled_from(["algorithm.lam", "data.options", "published", "seed", "algorithm", ""]),
+        st.sampled_from(
+            [
+                "algorithm.lr",
+                "algorithm.penalty",
+                "algorithm.penalty.type",
+                "baselines",
+                "client.device",
+                "data.name",
+                "data.options",
+                "model",
+                "published",
+                "report",
+                "seed",
+                "algorithm",
+                "",
+            ]
+        ),
         st.text(max_size=10),
     ),
     value=st.one_of(

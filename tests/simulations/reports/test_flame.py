@@ -1,6 +1,5 @@
 """FLAME in the app: its experiments, on digits under FLAME's partitions."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,8 @@ import numpy as np
 import pytest
 
 from simulations.config import RunConfig
-from simulations.settings import load_settings
-from tests.simulations.test_run import run
+from simulations.loading import load_settings
+from tests.simulations.running import last_evaluation, result_of, run
 
 
 def small(out: Path, *changes: str, validation: bool = True, clients: int = 4) -> RunConfig:
@@ -27,15 +26,6 @@ def small(out: Path, *changes: str, validation: bool = True, clients: int = 4) -
     return RunConfig("flame-mnist", changes=changes, out=out)
 
 
-def result_of(folder: Path) -> Any:
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-
-
-def last_evaluation(folder: Path) -> dict[str, dict[str, float]]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return json.loads(lines[-1])["clients"]["evaluate"]
-
-
 def test_the_report_has_every_kind_of_model_and_its_fairness(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,7 +39,7 @@ def test_the_report_has_every_kind_of_model_and_its_fairness(
         "hybrid, chosen on the test data": "hm-oracle",
     }
     assert list(result["models"]) == list(titles)
-    assert list(result["baselines"]) == ["FedAvg (global model)", "local training"]
+    assert list(result["baselines"]) == ["FedAvg", "Local"]
     for title, kind in titles.items():
         accuracies = [own[f"{kind}-accuracy"] for own in clients]
         assert result["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
@@ -84,7 +74,7 @@ def test_one_client_has_no_sample_variance(tmp_path: Path) -> None:
     "changes",
     [
         ("algorithm.theta-step=accuracy", "algorithm.lr=0.2", "algorithm.max-steps=20"),
-        ("algorithm.anchor=w", "algorithm.momentum=0.5", "algorithm.weight-decay=0.01"),
+        ("algorithm.anchor-on=w", "training.momentum=0.5", "training.weight-decay=0.01"),
     ],
 )
 def test_its_settings_reach_the_clients(tmp_path: Path, changes: tuple[str, ...]) -> None:
@@ -105,9 +95,11 @@ def test_the_paper_profile_has_the_papers_settings(name: str) -> None:
     settings = load_settings(name, profile="paper")
     algorithm: Any = settings.algorithm
     assert (algorithm.lam, algorithm.rho, algorithm.lr, algorithm.local_epochs) == (1, 0.1, 0.01, 1)
-    assert algorithm.anchor == "w_i"
-    assert (algorithm.momentum, algorithm.weight_decay) == (0, 0)
+    assert algorithm.anchor_on == "w_i"
+    assert (settings.training.momentum, settings.training.weight_decay) == (0, 0)
     assert settings.data.options == {"partition": "hybrid", "clients": 10}
     assert (settings.training.batch_size, settings.training.num_rounds) == (100, 100)
     assert settings.training.fraction_train == 1
-    assert load_settings(name, profile="authors").algorithm.anchor == "w"  # type: ignore[attr-defined]
+    authors: Any = load_settings(name, profile="authors")
+    assert authors.algorithm.anchor_on == "w"
+    assert (authors.training.momentum, authors.training.weight_decay) == (0.5, 0.01)

@@ -4,14 +4,12 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from simulations.config import RunConfig
-from simulations.run import prepare
-from simulations.settings import load_settings
-from tests.simulations.test_run import run
+from simulations.loading import load_settings
+from tests.simulations.running import result_of, run
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", "~/.cache/fl-admm-strategies")).expanduser()
 HERE = "data.name=synthetic-ratings"
@@ -32,21 +30,17 @@ def small(out: Path, *changes: str, transform: str = "none") -> RunConfig:
         OPTIONS.format(transform),
         "training.num-rounds=40",
         "training.fraction-train=0.5",
-        "algorithm.rank=2",
+        "model.rank=2",
         *changes,
     )
     return RunConfig("movielens-100k", changes=changes, out=out)
 
 
-def result_of(folder: Path) -> Any:
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-
-
 @pytest.mark.parametrize("transform", ["none", "zscore"])
 def test_the_report_stands_on_the_same_ratings(tmp_path: Path, transform: str) -> None:
-    folder = run(small(tmp_path / "run", "algorithm.als-lam=0.3", transform=transform))
+    folder = run(small(tmp_path / "run", "report.als-lam=0.3", transform=transform))
     result = result_of(folder)
-    federated = result["models"]["federated factors"]["mean"]
+    federated = result["models"]["users' and items' factors"]["mean"]
     last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-1]
     assert federated == pytest.approx(last["metrics"]["rmse"], rel=1e-12)
     assert result["objective"] == pytest.approx(last["metrics"]["loss"], rel=1e-12)
@@ -63,19 +57,13 @@ def test_the_report_stands_on_the_same_ratings(tmp_path: Path, transform: str) -
         assert last["metrics"]["scaled-rmse"] == pytest.approx(result["scaled_rmse"], rel=1e-12)
 
 
-def test_an_experiment_with_samples_is_refused(tmp_path: Path) -> None:
-    config = RunConfig("movielens-100k", changes=("data.name=digits", "data.options={}"))
-    with pytest.raises(ValueError, match="FederatedData, algorithm 'fedmc-admm' learns from"):
-        prepare(config)
-
-
 def test_the_two_presets_of_the_paper_and_its_code() -> None:
     paper, authors = (load_settings("movielens-1m", profile=name) for name in ("paper", "authors"))
     for settings in (paper, authors):
         assert settings.training.num_rounds == 100
         assert settings.training.fraction_train == 0.1  # 10 of 100
         assert settings.data.options["clients"] == 100
-        assert settings.algorithm.rank == 5  # type: ignore[attr-defined]
+        assert settings.model.rank == 5
     assert "rating_transform" not in paper.data.options
     assert authors.data.options["rating_transform"] == "zscore"
     assert (authors.algorithm.beta, authors.algorithm.init_scale) == (1e4, 2e-4)  # type: ignore[attr-defined]
@@ -83,11 +71,11 @@ def test_the_two_presets_of_the_paper_and_its_code() -> None:
 
 @needs("ml-100k/u.data")
 def test_movielens_100k(tmp_path: Path) -> None:
-    changes = ("training.num-rounds=50", "training.evaluate-every=50", "algorithm.als-sweeps=10")
+    changes = ("training.num-rounds=50", "training.evaluate-every=50", "report.als-sweeps=10")
     result = result_of(run(RunConfig("movielens-100k", changes=changes, out=tmp_path / "run")))
     assert (result["num_users"], result["num_items"]) == (943, 1682)
     assert result["train_ratings"] + result["test_ratings"] == 100_000
-    federated = result["models"]["federated factors"]["mean"]
+    federated = result["models"]["users' and items' factors"]["mean"]
     # Most of the way from a constant to one who sees all ratings.
     assert result["als_rmse"] < federated < result["als_rmse"] + 0.04
     assert result["mean_rmse"] > 1.1
@@ -98,8 +86,8 @@ def test_movielens_100k(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("profile", "below"), [("paper", 1.0), ("authors", 0.96)])
 def test_movielens_1m(tmp_path: Path, profile: str, below: float) -> None:
     """Measured over three seeds: 0.990 (spread 0.002) and 0.946 (0.004)."""
-    changes = ("training.evaluate-every=100", "algorithm.als-sweeps=5")
+    changes = ("training.evaluate-every=100", "report.als-sweeps=5")
     config = RunConfig("movielens-1m", profile=profile, changes=changes, out=tmp_path / "run")
     result = result_of(run(config))
     assert result["train_ratings"] + result["test_ratings"] == 1_000_209
-    assert result["als_rmse"] < result["models"]["federated factors"]["mean"] < below
+    assert result["als_rmse"] < result["models"]["users' and items' factors"]["mean"] < below

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.image import imread
 from scipy.spatial.distance import cdist
 
-from simulations import plots
-from simulations.plots import distance_heat_map, embedding, metric_over_rounds
+from simulations.reports import plots
+from simulations.reports.plots import distance_heat_map, embedding, metric_over_rounds
 
 
 def picture(path: Path, width: int, height: int) -> np.ndarray:

@@ -2,24 +2,15 @@
 
 import io
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from fl_admm_strategies.runtime.strategy import Traffic
-from simulations.report import (
-    METRICS,
-    Result,
-    Score,
-    plain,
-    results_table,
-    score,
-    write_metrics_line,
-    write_result,
-)
+from fl_admm_strategies.runtime.record import Traffic
+from simulations.reports import Result, plain, results_table, write_metrics_line, write_result
+from simulations.scores import METRICS, ModelScores, Score
 from tests.simulations.screen import row, shown
 
 ACCURACY, RMSE, OBJECTIVE = METRICS["accuracy"], METRICS["rmse"], METRICS["objective"]
@@ -55,40 +46,6 @@ def make_result(**changes) -> Result:
         "extra": {"cost": 73_261_000, "clustering": [{"nu": 0.5, "num": 4}]},
     }
     return Result(**(fields | changes))
-
-
-# --- scores ---------------------------------------------------------------------------------------
-
-
-def test_score_of_accuracies():
-    # 0.01, 0.02, ..., 0.20: twenty clients, so the worst tenth are .01, .02, the best .19, .20;
-    # the variance of 1..n is (n^2 - 1)/12.
-    values = np.random.default_rng(0).permutation(np.arange(1, 21) / 100)
-    got = score(values, ACCURACY)
-    assert got.mean == pytest.approx(0.105)
-    assert got.std == pytest.approx(math.sqrt(399 / 12) / 100)
-    assert got.worst == pytest.approx(0.015)
-    assert got.best == pytest.approx(0.195)
-
-
-def test_score_of_errors_has_the_worst_at_the_high_end():
-    # Eleven clients: a tenth is rounded up to two.
-    got = score(np.arange(11.0), RMSE)
-    assert (got.worst, got.best) == (9.5, 0.5)
-
-
-@pytest.mark.parametrize("metric", [ACCURACY, RMSE])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_is_a_worst_one(metric, bad):
-    got = score([0.5, bad, 0.5], metric)
-    assert math.isnan(got.mean)
-    assert math.isnan(got.worst)
-    assert got.best == 0.5
-
-
-def test_score_needs_clients():
-    with pytest.raises(ValueError, match=r"shape \(0,\)"):
-        score([], ACCURACY)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -213,12 +170,19 @@ def test_results_table_of_one_number_for_the_whole_federation():
 
 
 def test_baselines_stand_between_the_run_and_the_published_numbers():
-    baselines = {"FedAvg (global model)": Score(0.5, 0.1, 0.2, 0.8)}
-    text = shown(results_table(make_result(baselines=baselines)))
-    assert row(text, "FedAvg (global model)") == ["50.00", "10.00", "20.00", "80.00"]
-    places = [text.index(w) for w in ("This run", "Run here", "FedAvg (g", "Published", "LOCAL")]
+    ditto = {"personal model": Score(0.5, 0.1, 0.2, 0.8), "one global model": Score(0.4, 0, 0, 1)}
+    baselines = {
+        "Ditto": ModelScores(ditto, {"one global model": {"f1": 37.5}}),
+        "Local": ModelScores({"own model": Score(0.25, 0.1, 0.1, 0.4)}),
+    }
+    text = shown(results_table(make_result(baselines=baselines, cells={})), width=100)
+    assert row(text, "Ditto: personal model") == ["50.00", "10.00", "20.00", "80.00"]
+    one = row(text, "Ditto: one global model")
+    assert one == ["40.00", "0.00", "0.00", "100.00", "37.50"]
+    assert row(text, "Local: own model") == ["25.00", "10.00", "10.00", "40.00"]
+    places = [text.index(w) for w in ("This run", "Run here", "Ditto: p", "Published", "LOCAL")]
     assert places == sorted(places)
-    assert "same data, start, rounds and local work" in " ".join(text.split())
+    assert "same data, start, seed, rounds and share of" in " ".join(text.split())
 
 
 def test_a_table_of_three_shares_fits_the_terminal():
@@ -270,9 +234,12 @@ def test_published_numbers_are_never_styled_as_ours():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cells": {"x": {"f2": 1.0}}}, r"row 'x' has \['f2'\]; the table's columns are"),
-        ({"published": {"FPFC": {"accuracy": 0.9}}}, r"'FPFC' has \['accuracy'\].*'acc'"),
-        ({"metric": RMSE}, r"'LOCAL' has \['acc'\].*'rmse'"),
+        ({"cells": {"x": {"f2": 1.0}}}, "row 'x' has f2, expected some of num, ari"),
+        (
+            {"published": {"FPFC": {"accuracy": 0.9}}},
+            "published.FPFC has accuracy, expected some of acc, ",
+        ),
+        ({"metric": RMSE}, "published.LOCAL has acc, expected .* for the metric 'rmse'"),
     ],
 )
 def test_result_refuses_what_it_cannot_show(changes, message):

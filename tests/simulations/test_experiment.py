@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -17,28 +15,11 @@ from clients import FPFCClient
 from fl_admm_strategies import run_in_process
 from simulations.client_app import make_client_app
 from simulations.config import RunConfig
-from simulations.run import prepare
+from simulations.experiment import prepare
+from simulations.loading import load_settings
 from simulations.server_app import make_server_app
-from simulations.settings import load_settings
+from tests.simulations.running import result_of, rounds_of, run
 from tests.support.federation import assert_same_bits
-
-
-def run(config: RunConfig, *, nodes: int = 2, workers: int = 0) -> Path:
-    """Run an experiment in this process; return its results folder."""
-    mapping = config.to_mapping()
-    server_app = make_server_app(mapping, engine="inprocess")
-    run_in_process(server_app, make_client_app(mapping), nodes, workers=workers)
-    assert config.out is not None
-    return config.out
-
-
-def strict_json(text: str) -> Any:
-    """Parse JSON as other languages do: NaN and Infinity are no numbers."""
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +30,7 @@ def default_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_default_experiment_finds_the_three_groups(default_run: Path) -> None:
     # The issue's prototype: 3 groups exactly, 0.93 mean accuracy, 0.3 for one global model.
-    result = strict_json((default_run / "result.json").read_text(encoding="utf-8"))
+    result = result_of(default_run)
     assert [(row["num"], row["ari"]) for row in result["clustering"]] == [(3, 1.0)] * 3
     assert result["models"]["personal model"]["mean"] > 0.9
     assert result["models"]["cluster model"]["mean"] > 0.9
@@ -79,11 +60,6 @@ def test_a_run_leaves_its_files(default_run: Path) -> None:
     assert load_settings(str(default_run / "experiment.toml")) == load_settings("digits-fpfc")
 
 
-def rounds_of(folder: Path) -> list[Mapping[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [strict_json(line) for line in lines]
-
-
 def test_every_round_is_a_line_with_every_clients_metrics(default_run: Path) -> None:
     rounds = rounds_of(default_run)
     assert [line["round"] for line in rounds] == list(range(1, 201))
@@ -103,7 +79,7 @@ def test_every_round_is_a_line_with_every_clients_metrics(default_run: Path) -> 
 
 def test_the_result_is_the_mean_over_the_clients_of_the_last_round(default_run: Path) -> None:
     last = rounds_of(default_run)[-1]["clients"]["evaluate"].values()
-    result = strict_json((default_run / "result.json").read_text(encoding="utf-8"))
+    result = result_of(default_run)
     mean = np.mean([metrics["personal-accuracy"] for metrics in last])
     assert result["models"]["personal model"]["mean"] == pytest.approx(mean)
 
@@ -125,7 +101,7 @@ def test_the_saved_state_is_the_models_of_the_last_round(default_run: Path) -> N
 def test_the_written_experiment_gives_the_same_bits_on_other_nodes_and_workers(
     tmp_path: Path,
 ) -> None:
-    changes = ("training.num-rounds=6", "training.evaluate-every=3", "algorithm.lam=0.5")
+    changes = ("training.num-rounds=6", "training.evaluate-every=3", "algorithm.penalty.lam=0.5")
     first = run(RunConfig("digits-fpfc", changes=changes, seed=3, out=tmp_path / "a"), nodes=12)
     state = load_file(first / "state.safetensors")
     again = RunConfig(str(first / "experiment.toml"), out=tmp_path / "b")
@@ -155,7 +131,7 @@ def test_the_screen_ends_with_what_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # After two rounds at lambda = 0 nothing is fused: 12 groups, as told at the end.
-    changes = ("training.num-rounds=2", "training.fraction-train=1.0", "algorithm.lam=0.0")
+    changes = ("training.num-rounds=2", "training.fraction-train=1.0", "algorithm.penalty.lam=0.0")
     run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out"))
     output = " ".join(capsys.readouterr().out.split())
     assert "FPFC found 12 groups among 12 clients; there are 3 true ones (ARI 0.00;" in output
@@ -192,6 +168,6 @@ def test_experiments_on_real_files_run_to_the_end(
     if "FL_ADMM_DATA" not in os.environ:
         pytest.skip("set FL_ADMM_DATA to the folder of the data files")
     folder = run(RunConfig(experiment, changes=changes, out=tmp_path / "out"))
-    result = strict_json((folder / "result.json").read_text(encoding="utf-8"))
+    result = result_of(folder)
     assert result["metric"] == ("rmse" if experiment == "housing-bodyfat" else "accuracy")
     assert (result["shared_dim"] > 0) == (experiment == "mnist-swap")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from clients.toolkit.ratings import Ratings
-from simulations.als import alternating_least_squares, rmse_of_factors, rmse_of_mean
+from simulations.reports.als import alternating_least_squares, rmse_of_factors, rmse_of_mean
 from tests.support.ratings import dense, ratings
 
 PARTS = [ratings(i, seed=5) for i in range(4)]

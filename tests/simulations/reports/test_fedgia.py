@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -13,29 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fl_admm_strategies import run_in_process
-from simulations.algorithms.fedgia import table_2
-from simulations.client_app import make_client_app
 from simulations.config import RunConfig
 from simulations.data import load
-from simulations.run import prepare
-from simulations.server_app import make_server_app
-from simulations.settings import load_settings
+from simulations.experiment import prepare
+from simulations.loading import load_settings
+from simulations.reports.fedgia import table_2
+from tests.simulations.running import result_of, run
 from tests.support.federation import assert_same_bits
 
-SMALL = ("data.options.clients=4", "algorithm.sweep=[1, 3]")
-
-
-def run(config: RunConfig, nodes: int = 2, workers: int = 0) -> Path:
-    mapping = config.to_mapping()
-    server_app = make_server_app(mapping, engine="inprocess")
-    run_in_process(server_app, make_client_app(mapping), nodes, workers=workers)
-    assert config.out is not None
-    return config.out
-
-
-def result_of(folder: Path) -> Any:
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+SMALL = ("data.options.clients=4", "report.sweep=[1, 3]")
 
 
 def test_a_run_reports_table_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,8 +38,8 @@ def test_a_run_reports_table_3(tmp_path: Path, capsys: pytest.CaptureFixture[str
     titles = [f"FedGiA_{h}, k0={k}" for h in "GD" for k in (1, 3)]
     assert [one["title"] for one in result["sweep"]] == titles
     assert result["own"]["cr"] == result["rounds"] - 1
-    assert result["cells"]["FedGiA_D, k0=5"]["cr"] == result["own"]["cr"]
-    assert result["models"]["FedGiA_D, k0=5"]["mean"] == pytest.approx(best, rel=1e-5)
+    assert result["cells"]["one global model"]["cr"] == result["own"]["cr"]
+    assert result["models"]["one global model"]["mean"] == pytest.approx(best, rel=1e-5)
     assert f"found the minimum in {result['own']['cr']} rounds" in text
     assert "▸ FedGiA_D, k0=5" in text
     (line,) = [words for words in map(str.split, text.splitlines()) if "(13.6)" in words]
@@ -65,7 +50,7 @@ def test_a_run_reports_table_3(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.filterwarnings("ignore:This process .* use of fork:DeprecationWarning")
 def test_nodes_workers_and_the_place_of_the_duals_do_not_matter(tmp_path: Path) -> None:
-    changes = (*SMALL, "algorithm.sweep=[]", "algorithm.hessian=gram")
+    changes = (*SMALL, "report.sweep=[]", "algorithm.hessian=gram")
 
     def state(name: str, *more: str, **grid: int) -> dict[str, Any]:
         config = RunConfig("fedgia-v1", changes=(*changes, *more), out=tmp_path / name)
@@ -74,13 +59,15 @@ def test_nodes_workers_and_the_place_of_the_duals_do_not_matter(tmp_path: Path) 
     first = state("two")
     assert_same_bits(state("four", nodes=4, workers=2), first)
     other = state("client", "algorithm.duals=client")
-    np.testing.assert_allclose(other["state/messages"], first["state/messages"], atol=1e-12)
+    np.testing.assert_allclose(
+        other["state/clients/message"], first["state/clients/message"], atol=1e-12
+    )
 
 
 def test_a_run_that_ends_too_early_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = (*SMALL, "training.num-rounds=2", "algorithm.sweep=[]")
+    changes = (*SMALL, "training.num-rounds=2", "report.sweep=[]")
     out = run(RunConfig("fedgia-v1", changes=changes, out=tmp_path / "run"))
     assert "did not get there" in capsys.readouterr().out
     assert result_of(out)["own"]["cr"] is None
@@ -90,20 +77,27 @@ def test_a_run_that_ends_too_early_says_so(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("training.fraction-train=0.5", "algorithm.fraction-admm is the share"),
-        ("training.batch-size=8", r"leave \[model\] and training.batch-size out"),
-        ('model.name="softmax"', r"leave \[model\]"),
-        ("algorithm.sweep=[0, 1]", "expected integers >= 1"),
+        ("report.sweep=[0, 1]", "report.sweep.0 is 0, expected greater than or equal to 1"),
+        ("report.tolerance=0", "report.tolerance is 0, expected"),
+        ("algorithm.report-gradient=false", "algorithm.report-gradient: cannot be set here"),
         ("algorithm.local-steps=0", "algorithm.local-steps"),
         ("algorithm.t=0", "algorithm.t"),
         ("algorithm.fraction-admm=0", "algorithm.fraction-admm"),
-        ('data.name="digits-swap"', "learns from TabularData"),
     ],
 )
 def test_what_does_not_go_together_is_refused(change: str, message: str) -> None:
     changes = ("data.options={}", change)
     with pytest.raises(ValueError, match=message):
         prepare(RunConfig("fedgia-v1", changes=changes))
+
+
+def test_t_that_is_left_out_is_table_2s() -> None:
+    experiment = prepare(RunConfig("fedgia-v1", changes=SMALL))
+    assert experiment.strategy.t == 0.15
+    assert experiment.strategy.report_gradient
+    # Nor does the written file fix it: other data have another.
+    assert "\nt = " not in experiment.settings.to_toml()
+    assert prepare(RunConfig("fedgia-v1", changes=(*SMALL, "algorithm.t=7"))).strategy.t == 7
 
 
 def test_table_2() -> None:

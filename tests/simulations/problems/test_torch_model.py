@@ -1,0 +1,81 @@
+"""What PyTorch clients are made of, whatever the method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from clients import FedAPMClient, FLAMEClient
+from simulations.config import RunConfig
+from simulations.data import ClientData, FederatedData
+from simulations.loading import load_experiment, load_settings
+from simulations.methods import Federation
+from simulations.problems import TorchProblem
+
+SMALL = ("data.name=digits", "model.name=mlp", "training.batch-size=20")
+OPTIONS = "data.options={ clients = 4, samples = 400 }"
+
+
+def federation_of(experiment: str, *changes: str) -> Federation:
+    problem = load_experiment(RunConfig(experiment, changes=(*SMALL, OPTIONS, *changes)))
+    return Federation(problem, problem.settings.algorithm, problem.settings.client)
+
+
+def client_of(federation: Federation, number: int) -> Any:
+    context = Context(
+        run_id=1,
+        node_id=2,
+        node_config={"partition-id": number, "num-partitions": 4},
+        state=RecordDict(),
+        run_config={},
+    )
+    return federation.build_client(context)
+
+
+def test_every_client_starts_from_the_weights_of_the_seed() -> None:
+    # v_i from the same start as u, however often a client is built (docs/methods/fedapm.md, P3).
+    federation = federation_of("fedapm-cifar10", "algorithm.personal=^fc3")
+    arrays = federation.problem.initial_arrays(federation.strategy()).to_torch_state_dict()
+    for number in (0, 3, 0):
+        client = client_of(federation, number)
+        assert isinstance(client, FedAPMClient)
+        for name, tensor in client.model.state_dict().items():
+            assert torch.equal(tensor, arrays[name]), name
+        with torch.no_grad():  # a model is its client's own
+            for parameter in client.model.parameters():
+                parameter.zero_()
+
+
+def test_the_settings_of_training_reach_sgd() -> None:
+    changes = ("training.momentum=0.5", "training.weight-decay=0.02", "report.metrics=['auc']")
+    client = client_of(federation_of("fedadmm-digits", *changes), 1)
+    optimizer = client.optimizer_fn(client.model.parameters(), lr=0.1)
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert optimizer.param_groups[0]["momentum"] == 0.5
+    assert optimizer.param_groups[0]["weight_decay"] == 0.02
+    assert list(client.metrics) == ["accuracy", "auc"]
+    assert not client.full_batch
+    assert client.device == torch.device("cpu")
+
+
+def test_a_client_gets_validation_data_where_it_takes_some() -> None:
+    options = "data.options={ clients = 4, samples = 400, validation = true }"
+    client = client_of(federation_of("flame-mnist", options), 0)
+    assert isinstance(client, FLAMEClient)
+    assert client.validation_problem is not None
+    assert client_of(federation_of("flame-mnist"), 0).validation_problem is None
+    client_of(federation_of("fedadmm-digits", options), 0)  # takes none
+
+
+def test_metrics_of_a_classification_are_refused_for_a_regression() -> None:
+    settings = load_settings("housing-bodyfat", changes=["report.metrics=['f1']"])
+    x, y = torch.zeros(2, 14), torch.zeros(2)
+    client = ClientData((x, y), None, (x, y))
+    data = FederatedData("made-up", [client], None, "regression", (14,), None)
+    with pytest.raises(ValueError, match=r"report.metrics is \['f1'\], which are of a classificat"):
+        TorchProblem(settings, data)
+    plain = TorchProblem(load_settings("housing-bodyfat"), data)
+    assert (plain.metric.key, list(plain.client_arguments(0)["metrics"])) == ("rmse", ["rmse"])

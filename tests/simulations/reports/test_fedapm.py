@@ -1,0 +1,58 @@
+"""FedAPM's report, on digits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from simulations.config import RunConfig
+from simulations.loading import load_settings
+from tests.simulations.running import last_evaluation, result_of, run
+
+DIGITS = (
+    "data.name=digits",
+    "data.options={ clients = 4, samples = 400 }",
+    "training.num-rounds=3",
+    "training.fraction-train=0.5",
+    "training.evaluate-every=3",
+    "training.batch-size=20",
+)
+MLP = (*DIGITS, "model.name=mlp", "algorithm.personal=^fc3", "algorithm.lr=0.5")
+
+
+def test_fedapm_reports_both_kinds_of_model_beside_the_baselines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(RunConfig("fedapm-cifar10", changes=MLP, out=tmp_path / "run"))
+    result = result_of(folder)
+    clients = last_evaluation(folder).values()
+    assert len(clients) == 4
+    titles = {"personal model": "personal", "own part with the shared one": "global"}
+    assert list(result["models"]) == list(titles)
+    assert list(result["baselines"]) == ["FedAvg", "Local"]
+    for title, kind in titles.items():
+        for metric in ("accuracy", "f1", "auc"):
+            assert all(0 <= own[f"{kind}-{metric}"] <= 1 for own in clients)
+        accuracies = [own[f"{kind}-accuracy"] for own in clients]
+        assert result["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
+    # 8 x 8 pixels: fc1 64 x 128 + 128, fc2 128 x 64 + 64; fc3 64 x 10 + 10.
+    assert result["shared"] == 8320 + 8256
+    assert result["personal"] == 650
+    assert result["gap"] > 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "16,576 of its 17,226 parameters they share" in shown
+    # What the server keeps is the shared part: w, u_i and pi_i of 4 clients, and their sum.
+    state = load_file(folder / "state.safetensors")
+    assert state["state/consensus/w"].shape == (16576,)
+
+
+def test_the_experiments_are_the_papers() -> None:
+    for name, clients in (("fedapm-cifar10", 20), ("fedapm-har", None)):
+        settings = load_settings(name, profile="paper")
+        assert settings.training.fraction_train == 0.3
+        assert settings.algorithm.rho == 0.01  # type: ignore[attr-defined]
+        assert settings.algorithm.local_epochs == 3  # type: ignore[attr-defined]
+        assert settings.data.options.get("clients") == clients
+        assert "FedAPM" in settings.published
+        load_settings(name, profile="quick")

@@ -1,0 +1,108 @@
+"""The standard report: a row for every kind of model, curves and one sentence, for any method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_admm_strategies import FLAME, FPFC, FedAPM, FedGiA, LpProjADMM
+from simulations.config import RunConfig
+from simulations.problems import LinearProblem, TorchProblem
+from simulations.reports import MethodReport, report_of
+from simulations.reports.fedapm import FedAPMReport
+from simulations.reports.fedgia import FedGiAReport
+from simulations.reports.flame import FLAMEReport
+from simulations.reports.fpfc import FPFCReport
+from tests.simulations.running import last_evaluation, result_of, run
+
+DIGITS = (
+    "data.name=digits",
+    "data.options={ clients = 4, samples = 400 }",
+    "model.name=mlr",
+    "training.num-rounds=3",
+    "training.evaluate-every=3",
+    "training.batch-size=20",
+)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "changes", "title", "kinds"),
+    [
+        (
+            "ditto-digits",
+            ("training.fraction-train=0.5", "baselines={}"),
+            "Ditto",
+            {"personal": "personal model", "global": "one global model"},
+        ),
+        (
+            "fedadmm-digits",
+            ("training.fraction-train=0.5", "baselines={}"),
+            "FedADMM",
+            {"global": "one global model"},
+        ),
+        (
+            "digits-fpfc",
+            ("algorithm={ name = 'local', local-epochs = 2 }",),
+            "Local",
+            {"personal": "own model"},
+        ),
+        (
+            "digits-fpfc",  # FedGiA has a report of its own on linear models only
+            (
+                "training.fraction-train=1.0",
+                "algorithm={ name = 'fedgia', t = 2.0, local-steps = 2 }",
+            ),
+            "FedGiA",
+            {"global": "one global model"},
+        ),
+    ],
+    ids=["ditto", "fedadmm", "local", "fedgia-torch"],
+)
+def test_a_row_for_every_kind_of_model_and_a_sentence(
+    experiment: str,
+    changes: tuple[str, ...],
+    title: str,
+    kinds: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = run(RunConfig(experiment, changes=(*DIGITS, *changes), out=tmp_path / "run"))
+    result = result_of(folder)
+    assert list(result["models"]) == list(kinds.values())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{title} on {experiment}" in shown
+    sentence = f"{title} trained with 4 clients for 3 rounds. Mean test accuracy: "
+    values = []
+    for kind, name in kinds.items():
+        accuracies = [own[f"{kind}-accuracy"] for own in last_evaluation(folder).values()]
+        assert result["models"][name]["mean"] == pytest.approx(np.mean(accuracies))
+        values.append(f"{100 * np.mean(accuracies):.2f} % ({name})")
+    assert f"{sentence}{', '.join(values)}." in shown
+    assert (folder / "metric.png").stat().st_size > 10_000
+
+
+def test_lp_proj_sends_a_few_numbers(tmp_path: Path) -> None:
+    changes = (*DIGITS, "algorithm.lr=0.05", "algorithm.dimension=3", "baselines={}")
+    result = result_of(run(RunConfig("lp-proj-mnist", changes=changes, out=tmp_path / "run")))
+    assert list(result["models"]) == ["personal model"]
+    # float32: 650 numbers of the model down to each client once, then 3 a client, both ways.
+    assert result["traffic"]["up"] == 4 * 3 * (4 * 3)
+    assert result["traffic"]["down"] == 4 * (3 * (4 * 3) + 4 * 650)
+
+
+def test_methods_with_more_to_say_are_known_by_their_class() -> None:
+    class Faster(FPFC):
+        pass
+
+    for strategy, problem, report in (
+        (FPFC, TorchProblem, FPFCReport),
+        (Faster, TorchProblem, FPFCReport),
+        (FedAPM, TorchProblem, FedAPMReport),
+        (FLAME, TorchProblem, FLAMEReport),
+        (FedGiA, LinearProblem, FedGiAReport),
+        (FedGiA, TorchProblem, MethodReport),
+        (LpProjADMM, TorchProblem, MethodReport),
+    ):
+        assert type(report_of(strategy, problem)) is report

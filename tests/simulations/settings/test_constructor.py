@@ -1,0 +1,243 @@
+"""Tables derived from constructors: their types, what they build, and what they refuse."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from pydantic import ValidationError
+
+from fl_admm_strategies import L1, MCP, FedMCADMM, L1Norm, SmoothedSCAD, SquaredL2, StepDecay
+from fl_admm_strategies.maths.checks import check_positive
+from fl_admm_strategies.maths.penalties import Penalty
+from fl_admm_strategies.runtime.settings import parameters_of
+from simulations.loading import load_settings
+from simulations.methods import METHODS, algorithm_table
+from simulations.settings import table_of
+
+
+@dataclass(frozen=True)
+class Box:
+    """An object with two numbers."""
+
+    low: float
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low}, expected less than high = {self.high}.")
+
+
+class Base:
+    def __init__(self, *, shared: int = 3, seed: int = 0) -> None:
+        self.shared, self.seed = shared, seed
+
+
+class Thing(Base):
+    """A bit of everything."""
+
+    def __init__(
+        self,
+        box: Box,
+        *,
+        step_size: float | Callable[[int], float] = 0.5,
+        penalty: Penalty | None = None,
+        mode: Literal["fast", "slow"] = "fast",
+        limit: int | Mapping[int, int] | None = None,
+        loud: bool = False,
+        hook: Callable[[str], str] | None = None,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        if not callable(step_size):
+            check_positive("step_size", step_size)
+        self.given = {
+            "box": box,
+            "step_size": step_size,
+            "penalty": penalty,
+            "mode": mode,
+            "limit": limit,
+            "loud": loud,
+        }
+
+
+TABLE = table_of(Thing, withheld={"seed": "It is the run's."})
+
+
+def build(raw: dict[str, Any]) -> Any:
+    return TABLE.model_validate(raw).build()
+
+
+def test_parameters_that_toml_can_hold_are_settings_those_passed_on_among_them() -> None:
+    fields = {field.alias: field for field in TABLE.model_fields.values()}
+    names = ["box", "step-size", "penalty", "mode", "limit", "loud", "shared"]
+    assert list(fields) == names  # neither the function nor what is withheld
+    assert [name for name, field in fields.items() if field.is_required()] == ["box"]
+    thing = build({"box": {"low": 0}, "shared": 5})
+    assert thing.given == {
+        "box": Box(0.0),
+        "step_size": 0.5,
+        "penalty": None,
+        "mode": "fast",
+        "limit": None,
+        "loud": False,
+    }
+    assert thing.shared == 5
+
+
+@pytest.mark.parametrize(
+    ("raw", "parameter", "value"),
+    [
+        ({"step-size": 2}, "step_size", 2.0),  # an integer is a number
+        (
+            {"step-size": {"initial": 0.1, "factor": 0.9, "every": 5}},
+            "step_size",
+            StepDecay(0.1, 0.9, 5),
+        ),
+        ({"penalty": {"type": "scad", "lam": 0.6}}, "penalty", SmoothedSCAD(0.6)),
+        ({"penalty": {"type": "l1", "lam": 1}}, "penalty", L1(1.0)),
+        ({"penalty": {"type": "mcp", "lam": 1, "gamma": 2.5}}, "penalty", MCP(1.0, 2.5)),
+        ({"box": {"low": -1, "high": 0.5}}, "box", Box(-1.0, 0.5)),
+        ({"mode": "slow"}, "mode", "slow"),
+        ({"limit": 4}, "limit", 4),
+        ({"loud": True}, "loud", True),
+    ],
+)
+def test_a_setting_is_the_argument(raw: dict[str, Any], parameter: str, value: object) -> None:
+    table = TABLE.model_validate({"box": {"low": 0}} | raw)
+    assert table.build().given[parameter] == value
+    # As a file, and back.
+    written = table.model_dump(by_alias=True, exclude_none=True)
+    assert TABLE.model_validate(written) == table
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "place"),
+    [
+        ({}, "missing", ("box",)),
+        ({"box": {}}, "missing", ("box", "<table>", "low")),
+        ({"box": 3}, "choice", ("box",)),
+        ({"box": {"low": True}}, "float_type", ("box", "<table>", "low")),
+        ({"box": {"low": "0"}}, "float_type", ("box", "<table>", "low")),
+        ({"step-size": "fast"}, "float_type", ("step-size", "<value>")),
+        ({"step-size": {"initial": 1}}, "missing", ("step-size", "<table>", "factor")),
+        ({"penalty": {"lam": 1}}, "choice", ("penalty",)),
+        ({"penalty": {"type": "ridge", "lam": 1}}, "choice", ("penalty",)),
+        (
+            {"penalty": {"type": "l1", "lam": 1, "a": 3}},
+            "extra_forbidden",
+            ("penalty", "<l1>", "a"),
+        ),
+        ({"mode": "faster"}, "literal_error", ("mode",)),
+        ({"limit": 2.5}, "int_type", ("limit",)),
+        ({"limit": {"0": 1}}, "int_type", ("limit",)),
+        ({"loud": 1}, "bool_type", ("loud",)),
+        ({"seed": 1}, "extra_forbidden", ("seed",)),
+        ({"hook": "x"}, "extra_forbidden", ("hook",)),
+    ],
+)
+def test_another_type_is_refused(raw: dict[str, Any], kind: str, place: tuple[str, ...]) -> None:
+    box = {} if raw == {} or "box" in raw else {"box": {"low": 0}}
+    with pytest.raises(ValidationError) as refused:
+        TABLE.model_validate(box | raw)
+    assert (kind, place) in [(one["type"], one["loc"]) for one in refused.value.errors()]
+
+
+@pytest.mark.parametrize(
+    ("raw", "place", "sentence"),
+    [
+        ({"box": {"low": 2}}, ("box", "<table>"), "low is 2.0, expected less than high = 1.0."),
+        (
+            {"penalty": {"type": "scad", "lam": -1}},
+            ("penalty", "<scad>"),
+            "lam is -1.0, expected a finite number >= 0.",
+        ),
+        ({"step-size": 0}, (), "step_size is 0.0, expected a finite number > 0."),
+        ({"step-size": float("nan")}, (), "step_size is nan, expected a finite number > 0."),
+    ],
+)
+def test_ranges_are_the_constructors(raw: dict[str, Any], place: Any, sentence: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        TABLE.model_validate({"box": {"low": 0}} | raw)
+    (mistake,) = refused.value.errors()
+    assert mistake["loc"] == place
+    assert str(mistake["ctx"]["error"]) == sentence
+
+
+def test_what_is_left_out_for_the_app_to_find_is_none_until_then() -> None:
+    table = table_of(Thing, left_out=("step_size",)).model_validate({"box": {"low": 0}})
+    assert table.step_size is None
+    assert table.build().given["step_size"] == 0.5
+    assert table.build(step_size=0.1).given["step_size"] == 0.1
+    assert "step-size" not in table.model_dump(by_alias=True, exclude_none=True)
+
+
+# --- The methods that there are -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_parameter_of_a_method_is_a_setting_or_withheld_or_no_toml(name: str) -> None:
+    table = algorithm_table(METHODS[name], frozenset(), frozenset())
+    for parameter, signature in parameters_of(METHODS[name]).items():
+        if parameter in table.withheld:
+            assert parameter not in table.model_fields
+            continue
+        field = table.model_fields[parameter]
+        assert field.is_required() == (signature.default is inspect.Parameter.empty)
+        if not field.is_required():
+            assert field.default == signature.default
+
+
+def test_an_abstract_parameter_is_one_of_its_kind() -> None:
+    table = algorithm_table(FedMCADMM, frozenset(), frozenset())
+    for written, expected in (
+        ({"type": "l2", "lam": 0.5}, SquaredL2(0.5)),
+        ({"type": "l1", "lam": 2}, L1Norm(2.0)),
+    ):
+        raw = {"name": "fedmc-admm", "regularizer": written}
+        assert table.model_validate(raw).build().regularizer == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["algorithm.lambda=1"], "algorithm.lambda: .* Did you mean 'penalty.lam'[?]"),
+        (["algorithm.lam=1"], "algorithm.lam: .* Did you mean 'penalty.lam'[?]"),
+        (["algorithm.local-epoch=1"], "algorithm.local-epoch: .* Did you mean 'local-epochs'[?]"),
+        (["algorithm.penalty.lamb=1"], "algorithm.penalty.lamb: .* mean 'lam'[?] Known: type, lam"),
+        (["algorithm.lr=fast"], "algorithm.lr is 'fast', expected a number[.]"),
+        (["algorithm.nu=0"], "algorithm.nu is 0.0, expected a finite number > 0[.]"),
+        (["algorithm.penalty.lam=-1"], "algorithm.penalty.lam is -1.0, expected a finite number"),
+        (
+            ["algorithm.penalty=ridge"],
+            "algorithm.penalty is 'ridge', expected a table with type = 'scad' or 'l1' or 'mcp'",
+        ),
+        (
+            ["algorithm.rho=0.1"],
+            r"algorithm.rho is 0.1 with a = 3.7, expected \(a - 1\) \* rho > 1 for SmoothedSCAD",
+        ),
+        (
+            ["algorithm.seed=1"],
+            "algorithm.seed: cannot be set here. It is seed, for all of",
+        ),
+        (
+            ["algorithm.fraction-train=1"],
+            "algorithm.fraction-train: cannot be set here. It is training.fraction-train.",
+        ),
+        (["algorithm.min-available-nodes=3"], "cannot be set here. All clients of the data set"),
+        (["algorithm.report-diagnostics=false"], "cannot be set here. The app's report needs it"),
+        (["client.model=1"], "client.model: cannot be set here. It follows from .data., .model."),
+        (["client.state-dir=x"], "client.state-dir: cannot be set here. It is training.client-sta"),
+        (["client.devise=cpu"], "client.devise: .* Did you mean 'device'[?]"),
+        (["baselines.ditto.lam=-1"], "baselines.ditto.lam is -1.0, expected a finite number >= 0"),
+        (["baselines.ditto.rho=1"], "baselines.ditto.rho: there is no such setting.* Known: "),
+        (["baselines.fpfc={}"], "baselines.fpfc.penalty: is missing"),
+        (["baselines.local=3"], "baselines.local is 3, expected"),
+    ],
+)
+def test_mistakes_are_sentences_with_the_dotted_key(changes: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_settings("digits-fpfc", changes=changes)
