@@ -1,19 +1,36 @@
-"""Settings for every test: no telemetry, no update check, one thread."""
+"""Settings for every test: no telemetry, no update check, one thread, some workers."""
+
+from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Iterator
 
-# Read when flwr and ray are imported, so before the import below.
+# Read when flwr, ray and numpy are imported, so before the imports below.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+# The workers of pytest-xdist share the processors, and the last bit of a sum depends on the number
+# of threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
 
 # Ray's and the grid's workers use one thread; with more here the last bit of a sum could differ.
 torch.set_num_threads(1)
+
+_MOST_WORKERS = 4
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many workers run the tests: none for a benchmark, or for a few files."""
+    few = config.args and all("::" in name or name.endswith(".py") for name in config.args)
+    if few or config.getoption("benchmark_enable"):
+        return 0
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(mine or 1, _MOST_WORKERS)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks

@@ -6,7 +6,6 @@ than all of their runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -127,14 +126,17 @@ class AllCases(ClientApp):
         return ClientApp(client_fn=client_fn) if legacy else client_app(client_fn)
 
 
-def run_cases_on_ray(cases: Sequence[Case], workers: int, runs: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "runs"), [pytest.param(2, 1, marks=pytest.mark.slow), long(1, 2), long(2, 3)]
+)
+def test_runs_on_ray_have_the_same_bits(workers: int, runs: int) -> None:
     server = ServerApp()
     compared: list[tuple[str, int]] = []
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         grid.pull_interval = 0.01  # type: ignore[attr-defined] # seconds, Flower's is 0.1
-        for case in cases:
+        for case in CASES:
             clients = client_app(client_fn_of(case.client_class))
             expected = run_numbered(case, InProcessGrid(clients, NUM_CLIENTS), 0)
             for number in range(1, runs + 1):
@@ -143,15 +145,4 @@ def run_cases_on_ray(cases: Sequence[Case], workers: int, runs: int) -> None:
                 compared.append((case.name, number))
 
     run_on_ray(server, AllCases(), NUM_CLIENTS, num_cpus=workers)
-    assert len(compared) == runs * len(cases)
-
-
-def test_a_run_on_ray_has_the_same_bits() -> None:
-    run_cases_on_ray(CASES[:1], workers=2, runs=1)
-
-
-@pytest.mark.parametrize(
-    ("workers", "runs"), [pytest.param(2, 1, marks=pytest.mark.slow), long(1, 2), long(2, 3)]
-)
-def test_runs_of_all_cases_on_ray_have_the_same_bits(workers: int, runs: int) -> None:
-    run_cases_on_ray(CASES, workers, runs)
+    assert len(compared) == runs * len(CASES)

@@ -139,6 +139,7 @@ def test_a_client_that_left_does_not_count_and_comes_back_as_a_new_one(
     assert line.startswith("round 4: clients [1] (1) have not been connected for 2 rounds")
 
 
+@pytest.mark.slow
 @each_case
 def test_a_run_that_clients_joined_and_left_is_resumed_to_the_same_bits(
     case: Case, tmp_path: Path

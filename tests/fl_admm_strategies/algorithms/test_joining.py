@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ MINIMISERS = {
 }
 
 
+@cache
 def when_all_have_come_and_gone(name: str) -> StatefulStrategy:
     """Run one of these until it stands still: client 2 joins in round 2, client 0 leaves later."""
     make, client_class = MINIMISERS[name]
@@ -93,7 +94,12 @@ def when_all_have_come_and_gone(name: str) -> StatefulStrategy:
     return strategy
 
 
-@pytest.mark.parametrize("name", MINIMISERS)
+SLOW = ("FedADMM", "FLAME-client", "FedGiA-client")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MINIMISERS]
+)
 def test_the_global_model_becomes_the_minimiser_over_those_that_are_left(name: str) -> None:
     # f_i have one curvature, so the minimiser of sum_i alpha_i f_i is the mean of the i, weighted
     # by alpha_i, which is constant or in the ratio of the i + 1. FLAME's envelopes have one

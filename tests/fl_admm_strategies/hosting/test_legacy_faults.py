@@ -128,11 +128,16 @@ def check(
     assert_same_runs(resumed, whole)
 
 
-each_loop = pytest.mark.parametrize("loop", [with_server_fn, with_workflow])
+PRETENDED = [
+    pytest.param(
+        loop, where, marks=[pytest.mark.slow] * (loop is with_server_fn and where != "training 2")
+    )
+    for loop in (with_server_fn, with_workflow)
+    for where in DEATHS
+]
 
 
-@pytest.mark.parametrize("where", DEATHS)
-@each_loop
+@pytest.mark.parametrize(("loop", "where"), PRETENDED)
 def test_a_dead_actor_ends_the_run_with_what_to_do(
     loop: Loop, where: str, whole: StatefulStrategy, tmp_path: Path
 ) -> None:

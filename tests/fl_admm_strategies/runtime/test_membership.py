@@ -191,7 +191,12 @@ AT_ONCE_ELSEWHERE: Online = {0: [2, 3, 4], 3: [2, 4, 5], 5: [2, 4, 5, 6]}
     ("make", "client_class", "online"),
     [
         (partial(FPFC, SmoothedSCAD(0.5), lr=0.2, max_missed_rounds=2), FPFCClient, GONE_AND_BACK),
-        (partial(FPFC, SmoothedSCAD(0.5), lr=0.2), FPFCClient, AT_ONCE_ELSEWHERE),
+        pytest.param(
+            partial(FPFC, SmoothedSCAD(0.5), lr=0.2),
+            FPFCClient,
+            AT_ONCE_ELSEWHERE,
+            marks=pytest.mark.slow,
+        ),
         (
             partial(FedADMM, rho=0.1, weights="size", max_missed_rounds=2),
             FedADMMClient,
