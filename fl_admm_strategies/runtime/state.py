@@ -57,7 +57,8 @@ def load_arrays(state: Any, saved: Saved, owner: str) -> None:
     Raises
     ------
     ValueError
-        If an array is missing, or has another shape or dtype; `owner` is who needs it.
+        If an array is missing or one too many, or has another shape or dtype; `owner` is whose
+        state it is.
     """
     expected = {
         name: array
@@ -69,6 +70,12 @@ def load_arrays(state: Any, saved: Saved, owner: str) -> None:
         raise ValueError(
             f"The saved state lacks {missing}, which {owner} needs. It was saved by another "
             "algorithm or with other settings."
+        )
+    own = tuple(f"{field}/" for field, value in _fields(state) if _checks_itself(value))
+    if more := sorted(n for n in saved.keys() - expected.keys() if not n.startswith(own)):
+        raise ValueError(
+            f"The saved state has {more}, which {owner} does not have here. Continue with the "
+            "settings (such as `duals`) that the state was saved with."
         )
     check_saved(saved, expected)
     _load(state, saved)
