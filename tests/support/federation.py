@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -32,13 +34,18 @@ AnyStrategy = TypeVar("AnyStrategy", bound=StatefulStrategy)
 NUM_CLASSES = 3
 
 
-def make_model() -> nn.Module:
-    """Return the same small network, with two named blocks, at every call."""
+@cache
+def _model() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
             OrderedDict(body=nn.Linear(3, 4), bend=nn.Tanh(), head=nn.Linear(4, NUM_CLASSES))
         )
+
+
+def make_model() -> nn.Module:
+    """Return the same small network, with two named blocks, at every call."""
+    return copy.deepcopy(_model())
 
 
 def run_on_ray(server_app: ServerApp, clients: ClientApp, num_nodes: int, **init_args: Any) -> None:
@@ -57,6 +64,7 @@ def initial_arrays() -> ArrayRecord:
     return ArrayRecord(make_model().state_dict())
 
 
+@cache
 def dataset(client: int) -> TensorDataset:
     """Return 10 + client samples; clients of equal remainder mod 3 share a labelling rule."""
     generator = torch.Generator().manual_seed(client)
