@@ -19,19 +19,12 @@ from simulations.config import RunConfig
 from simulations.experiment import run_experiment
 from simulations.loading import load_settings
 from simulations.methods import completed
-from tests.simulations.running import last_evaluation, result_of, rounds_of, run
+from tests.simulations.running import TINY, last_evaluation, result_of, rounds_of, run
 from tests.support.federation import assert_same_bits
 
-SMALL = (
-    "data.options.clients=6",
-    "training.num-rounds=4",
-    "training.evaluate-every=3",
-    "algorithm.local-epochs=2",
-)
 
-
-def config_of(out: Path, *changes: str, seed: int = 0) -> RunConfig:
-    return RunConfig("digits-fpfc", changes=(*SMALL, *changes), seed=seed, out=out)
+def config_of(out: Path, *changes: str) -> RunConfig:
+    return RunConfig("fedadmm-digits", changes=(*TINY, *changes), out=out)
 
 
 DITTO = "baselines.ditto={ lam = 0.5, lr = 0.1, personal-epochs = 3 }"
@@ -47,7 +40,7 @@ def test_a_baseline_with_settings_of_its_own_has_a_row_for_every_kind_of_model(
     ditto = result["baselines"]["Ditto"]
     assert list(ditto["models"]) == ["personal model", "one global model"]
     clients = last_evaluation(folder, "metrics-ditto.jsonl").values()
-    assert len(clients) == 6
+    assert len(clients) == 4
     shown = capsys.readouterr().out
     for kind, title in (("personal", "personal model"), ("global", "one global model")):
         accuracies = [own[f"{kind}-accuracy"] for own in clients]
@@ -58,11 +51,11 @@ def test_a_baseline_with_settings_of_its_own_has_a_row_for_every_kind_of_model(
         (line,) = [line for line in shown.splitlines() if line.startswith(f"   Ditto: {title}")]
         assert f"{100 * np.mean(accuracies):.2f}" in line
         assert f"{f1:.2f}" in line
-    assert [one["round"] for one in rounds_of(folder, "metrics-ditto.jsonl")] == [1, 2, 3, 4]
+    assert [one["round"] for one in rounds_of(folder, "metrics-ditto.jsonl")] == [1, 2]
     assert "same data, start, seed, rounds and share" in " ".join(shown.split())
     # As it is as an experiment's own method with these settings.
-    own = ("algorithm={ name = 'ditto', lam = 0.5, lr = 0.1, personal-epochs = 3 }", SMALL[1])
-    alone = result_of(run(config_of(tmp_path / "alone", own[0], "algorithm.local-epochs=2")))
+    table = "{ name = 'ditto', lam = 0.5, lr = 0.1, personal-epochs = 3, local-epochs = 1 }"
+    alone = result_of(run(config_of(tmp_path / "alone", f"algorithm={table}")))
     assert alone["models"] == ditto["models"]
 
 
@@ -103,20 +96,20 @@ def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice
         return fit(self, *arguments)
 
     monkeypatch.setattr(LocalClient, "fit", watched)
-    compared = ("baselines={ fedavg = {}, local = {} }", "training.batch-size=20")
-    first = run(config_of(tmp_path / "first", *compared))
+    compared = "baselines={ fedavg = {}, local = {} }"
+    first = run(config_of(tmp_path / "first", compared))
     sampled = trained.copy()
-    # The clients that the experiment sampled: the same seed and share, three of six a round.
+    # The clients that the experiment sampled: the same seed and share, two of four a round.
     own = [one["clients"]["train"] for one in rounds_of(first)]
     assert sampled == [int(client) for clients in own for client in clients]
-    again = run(config_of(tmp_path / "again", *compared), nodes=6)
+    again = run(config_of(tmp_path / "again", compared), nodes=4)
     for name in ("fedavg", "local"):
         lines = [rounds_of(folder, f"metrics-{name}.jsonl") for folder in (first, again)]
         for one in (*lines[0], *lines[1]):
             del one["seconds"]
         assert lines[0] == lines[1]
     assert result_of(first)["baselines"] == result_of(again)["baselines"]
-    without = run(config_of(tmp_path / "without", "training.batch-size=20"))
+    without = run(config_of(tmp_path / "without"))
     state, expected = (load_file(f / "state.safetensors") for f in (first, without))
     assert_same_bits(state, expected)
     assert result_of(without)["baselines"] == {}

@@ -130,7 +130,8 @@ def test_clients_that_always_fail_fail_the_run_with_their_reason(
 ) -> None:
     monkeypatch.setattr(cli, "make_client_app", _broken_client_app)
     code, output = invoke(
-        "run", "digits-fpfc", "--engine", "inprocess", "--out", str(tmp_path / "out")
+        *("run", "digits-fpfc", "--engine", "inprocess", "--out", str(tmp_path / "out")),
+        *("--set", "training.num-rounds=3"),
     )
     assert code == 1
     assert "FPFC ended without a single usable reply" in output
@@ -195,9 +196,10 @@ def test_a_run_on_ray_shows_no_noise_and_gives_the_bits_of_the_other_engines(
     assert_same_bits(load_file(tmp_path / "packed" / "state.safetensors"), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "telemetry"),
-    [({}, "0"), pytest.param({"FLWR_TELEMETRY_ENABLED": "1"}, "1", marks=pytest.mark.slow)],
+    [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")],
 )
 def test_telemetry_is_off_unless_the_user_turns_it_on(
     env: dict[str, str], telemetry: str, tmp_path: Path

@@ -40,7 +40,7 @@ def sizes(model: torch.nn.Module) -> dict[str, int]:
 
 
 def test_parameter_counts_are_those_of_the_paper() -> None:
-    """Spec §4, §4.1: softmax 610, linear 15, CNN head 4010 and 156 + 2416 in front of it."""
+    """docs/methods/fpfc.md, P12: softmax 610, linear 15, CNN head 4010, in front 156 + 2416."""
     assert sum(sizes(build("softmax", VECTORS)).values()) == 610
     assert sum(sizes(build("softmax", load("digits-swap", 0))).values()) == 650
     assert sum(sizes(build("linear", REGRESSION)).values()) == 15
@@ -64,7 +64,7 @@ def test_parameter_counts_are_those_of_the_paper() -> None:
     ],
 )
 def test_parameter_counts_are_those_of_flame(name: str, like: FederatedData, count: int) -> None:
-    """FLAME spec 4.1."""
+    """docs/methods/flame.md, P12."""
     assert sum(sizes(build(name, like)).values()) == count
 
 
@@ -82,7 +82,7 @@ def test_parameter_counts_are_those_of_flame(name: str, like: FederatedData, cou
 def test_parameter_counts_are_those_of_fedapm(
     name: str, like: FederatedData, personal: str, d_v: int, d_u: int
 ) -> None:
-    """FedAPM spec 4.4, with the pattern that the models' docstrings give."""
+    """docs/methods/fedapm.md, P14, with the pattern that the models' docstrings give."""
     counts = sizes(build(name, like))
     own = sum(n for parameter, n in counts.items() if re.search(personal, parameter))
     assert (own, sum(counts.values()) - own) == (d_v, d_u)
@@ -117,7 +117,7 @@ def test_mlr_and_svm_are_linear_in_the_pixels(name: str) -> None:
 
 
 def test_mlp_is_the_one_of_the_spec() -> None:
-    """FLAME spec 4.1: 784-128-64-10, ReLU between."""
+    """docs/methods/flame.md, P12: 784-128-64-10, ReLU between."""
     model, x = build("mlp", IMAGES), torch.randn(3, 1, 28, 28)
     p = dict(model.named_parameters())
     h = linear(x.flatten(1), p["fc1.weight"], p["fc1.bias"]).relu()
@@ -128,7 +128,7 @@ def test_mlp_is_the_one_of_the_spec() -> None:
 
 
 def test_cnn_cifar_is_the_one_of_the_spec() -> None:
-    """FedAPM spec 4.4, FLAME spec 4.1; no ReLU on the logits (FedAPM spec 6.3 #28)."""
+    """docs/methods/fedapm.md, P14; flame.md, P12; no ReLU on the logits."""
     model, x = build("cnn-cifar", CIFAR), torch.randn(3, 3, 32, 32)
     p = dict(model.named_parameters())
     h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=1).relu(), 2)
@@ -139,7 +139,7 @@ def test_cnn_cifar_is_the_one_of_the_spec() -> None:
 
 
 def test_cnn_medical_is_the_one_of_the_spec() -> None:
-    """FLAME spec 4.1; a grey image gives what its three equal channels give."""
+    """docs/methods/flame.md, P12; a grey image gives what its three equal channels give."""
     model, x = build("cnn-medical", MEDICAL).eval(), torch.randn(3, 1, 64, 64)
     p = dict(model.named_parameters())
     colour = torch.cat([x, x, x], dim=1)
@@ -159,7 +159,7 @@ def test_cnn_medical_is_the_one_of_the_spec() -> None:
 
 
 def test_cnn_femnist_is_the_one_of_the_spec() -> None:
-    """FLAME spec 4.1."""
+    """docs/methods/flame.md, P12."""
     model, x = build("cnn-femnist", IMAGES), torch.randn(3, 1, 28, 28)
     p = dict(model.named_parameters())
     h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=3).relu(), 2)
@@ -169,7 +169,7 @@ def test_cnn_femnist_is_the_one_of_the_spec() -> None:
 
 
 def test_har_is_the_one_of_the_spec() -> None:
-    """FedAPM spec 4.4: conv x3, a GRU a sensor, softmax over time of W2 tanh(W1 x), classifier."""
+    """docs/methods/fedapm.md, P14: conv x3, a GRU a sensor, softmax over time, classifier."""
     model, x = build("har", data((6, 128), 8)).eval(), torch.randn(3, 6, 128)
     p = dict(model.named_parameters())
     sequences = []

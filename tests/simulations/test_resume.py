@@ -21,12 +21,12 @@ from simulations import cli
 from simulations.config import RunConfig
 from simulations.experiment import results_folder
 from simulations.loading import load_settings
-from tests.simulations.running import run
+from tests.simulations.running import TINY, run
 from tests.support.federation import assert_same_bits
 
 SMALL = (
     "data.name=digits",
-    "data.options={ clients = 4, samples = 400 }",
+    "data.options={ clients = 4, samples = 300 }",
     "model.name=mlp",
     "algorithm.personal=^fc3",
     "algorithm.lr=0.5",
@@ -36,6 +36,7 @@ SMALL = (
     "training.evaluate-every=2",
     "training.checkpoint-every=2",
     "training.client-state=folder",
+    "baselines={}",
 )
 
 
@@ -117,7 +118,7 @@ def test_a_run_keeps_others_out_until_its_last_file_is_written(
             lock.acquire(blocking=False)
 
     monkeypatch.setattr(simulations.experiment, "write_result", result_written)
-    run(RunConfig("digits-fpfc", changes=OWN, out=out))
+    run(RunConfig("fedadmm-digits", changes=OWN, out=out))
     assert seen == ["result.json"]
     with lock.acquire(blocking=False):
         pass
@@ -125,20 +126,21 @@ def test_a_run_keeps_others_out_until_its_last_file_is_written(
 
 # --- Which settings may change --------------------------------------------------------------------
 
-OWN = ("data.options.clients=6", "training.num-rounds=2", "training.batch-size=40")
+OWN = (*TINY, "training.batch-size=40")
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of a run of two rounds."""
-    return run(RunConfig("digits-fpfc", changes=OWN, out=tmp_path_factory.mktemp("ended") / "run"))
+    out = tmp_path_factory.mktemp("ended") / "run"
+    return run(RunConfig("fedadmm-digits", changes=OWN, out=out))
 
 
 @pytest.fixture
 def resume(ended: Path, tmp_path: Path) -> RunConfig:
     """What resumes a copy of that run."""
     shutil.copytree(ended, tmp_path / "run")
-    return RunConfig("digits-fpfc", changes=OWN, out=tmp_path / "run", resume=True)
+    return RunConfig("fedadmm-digits", changes=OWN, out=tmp_path / "run", resume=True)
 
 
 def content(folder: Path) -> dict[Path, bytes]:
@@ -148,18 +150,16 @@ def content(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
-        (["seed=7"], "seed 7 (was 0)"),
-        (["data.options.clients=9"], "data.options.clients 9 (was 6)"),
+        (["seed=7"], "seed 7 (was 1)"),
+        (["data.options.clients=5"], "data.options.clients 5 (was 4)"),
         (["data.options.validation=true"], "data.options.validation True (was not given)"),
         (
-            ["data.name=digits", "model.init=normal"],
-            "data.name digits (was digits-swap); model.init normal (was pytorch)",
+            ["data={ name = 'digits-swap' }", "model.init=normal"],
+            "data.name digits-swap (was digits); model.init normal (was pytorch); "
+            "data.options.partition not given (was label-count)",
         ),
-        (["model.name=mlp"], "model.name mlp (was softmax)"),
-        (
-            ["algorithm={ name = 'fedadmm', lr = 0.3 }"],
-            "algorithm.name fedadmm (was fpfc)",
-        ),
+        (["model.name=mlp"], "model.name mlp (was mlr)"),
+        (["algorithm={ name = 'fedprox', lr = 0.3 }"], "algorithm.name fedprox (was fedadmm)"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -169,7 +169,7 @@ def test_another_experiment_is_refused_before_anything_is_sent(
     assert resume.out is not None
     before = content(resume.out)
     monkeypatch.setattr(InProcessGrid, "push_messages", lambda *_: pytest.fail("it was sent"))
-    message = re.escape(f"{resume.out} is of another run: {difference}. Resume it with")
+    message = re.escape(f"{resume.out} is of another run: {difference}")
     with pytest.raises(ValueError, match=message):
         run(replace(resume, changes=(*OWN, *changes)))
     assert content(resume.out) == before
@@ -181,10 +181,10 @@ def test_the_command_line_refuses_it_before_an_engine_starts(
 ) -> None:
     monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("the run was started"))
     result = CliRunner().invoke(
-        cli.cli, ["run", "digits-fpfc", "--resume", "--out", str(resume.out), "--seed", "7"]
+        cli.cli, ["run", "fedadmm-digits", "--resume", "--out", str(resume.out), "--seed", "7"]
     )
     assert result.exit_code == 1
-    assert "seed 7 (was 0); data.options.clients not given (was 6)" in result.output
+    assert "seed 7 (was 1); data.options.clients 10 (was 4)" in result.output
 
 
 def test_more_rounds_and_other_hyperparameters_go_on(
@@ -196,7 +196,7 @@ def test_more_rounds_and_other_hyperparameters_go_on(
     # The library's own warning knows nothing of batches.
     assert (
         "Resuming with other settings: training.num-rounds 3 (was 2); training.batch-size 50 "
-        "(was 40); algorithm.lr 0.2 (was 0.3)"
+        "(was 40); algorithm.lr 0.2 (was 1.0)"
     ) in capsys.readouterr().out
     assert load_settings(str(folder / "experiment.toml")).training.num_rounds == 3
 

@@ -18,23 +18,17 @@ from safetensors.numpy import load_file
 from fl_admm_strategies import run_in_process
 from simulations import client_app, server_app
 from simulations.config import RunConfig
+from tests.simulations.running import TINY, run
 from tests.support.federation import assert_same_bits
 
 ROOT = Path(__file__).parents[2]
 CHANGES = ("training.num-rounds=4", "training.evaluate-every=2")
 
 
-def in_process(folder: Path) -> Path:
-    """Run the app that the command line makes, a node for each client."""
-    mapping = RunConfig("digits-fpfc", changes=CHANGES, out=folder).to_mapping()
-    made = server_app.make_server_app(mapping, engine="inprocess")
-    run_in_process(made, client_app.make_client_app(mapping), 12)
-    return folder
-
-
 def test_the_app_takes_its_settings_from_the_run_configuration(tmp_path: Path) -> None:
-    expected = load_file(in_process(tmp_path / "made") / "state.safetensors")
-    config = RunConfig("digits-fpfc", changes=CHANGES, out=tmp_path / "app").to_mapping()
+    made = run(RunConfig("fedadmm-digits", changes=TINY, out=tmp_path / "made"), nodes=4)
+    expected = load_file(made / "state.safetensors")
+    config = RunConfig("fedadmm-digits", changes=TINY, out=tmp_path / "app").to_mapping()
     run_in_process(server_app.app, client_app.app, 2, run_config=config)
     assert_same_bits(load_file(tmp_path / "app" / "state.safetensors"), expected)
 
@@ -105,7 +99,8 @@ def test_flwr_run_gives_the_bits_of_the_command_line(
     options: list[str], superlink: dict[str, str], tmp_path: Path
 ) -> None:
     """The README's command, and Flower's default of 2 nodes, from the repository's root."""
-    expected = load_file(in_process(tmp_path / "made") / "state.safetensors")
+    made = run(RunConfig("digits-fpfc", changes=CHANGES, out=tmp_path / "made"), nodes=12)
+    expected = load_file(made / "state.safetensors")
     out = tmp_path / "flwr run"
     federation = [part for option in options for part in ("--federation-config", option)]
     done = subprocess.run(

@@ -137,6 +137,7 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
             load("uci-har", 0, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validation", [False, True])
 def test_real_file(validation: bool) -> None:
     if not (ROOT / "uci-har").is_dir():

@@ -127,6 +127,7 @@ def test_the_response_is_found_by_the_header(root: Path) -> None:
         load("housing-bodyfat", 1, root)
 
 
+@pytest.mark.slow
 @NEEDS_FILES
 def test_real_files() -> None:
     """Known facts of the two tables: mean values 22.53 (in $1000) and 19.15 percent body fat."""

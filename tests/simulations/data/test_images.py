@@ -266,6 +266,7 @@ def test_images_and_labels_must_belong_together(root: Path) -> None:
         load("mnist-swap", 1, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "folder"), DATASETS.items())
 def test_real_files(name: str, folder: str) -> None:
     raw = ROOT / folder / "raw"

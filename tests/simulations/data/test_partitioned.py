@@ -95,7 +95,7 @@ def test_options_reach_the_schemes() -> None:
 
 
 def test_noise_has_variance_sigma_i_over_m_in_training_and_test() -> None:
-    """Against the same data without noise. σ = 0.4, m = 4: variances 0.1, 0.2, 0.3, 0.4.
+    """Against the same data without noise. sigma = 0.4, m = 4: variances 0.1, 0.2, 0.3, 0.4.
 
     A part has at least 72 samples (a fifth of the 359 training samples) of 64 pixels: the sample
     variance has a relative s.d. of at most sqrt(2 / 4600) = 2.1 %, the mean one of 0.0094.
@@ -177,7 +177,7 @@ def test_mnist_pools_training_and_test_images_and_normalises_them(mnist: Path) -
     x = inputs(data)
     y = torch.cat([y for client in data.clients for _, y in parts(client)])
     assert x.shape == (2100, 1, 28, 28)
-    pixels = 255 * (x * 0.3081 + 0.1307)  # spec §4.1
+    pixels = 255 * (x * 0.3081 + 0.1307)  # docs/methods/flame.md, P12
     assert torch.allclose(pixels[:, 0, 10, 13], 100.0 + y, atol=1e-2)
     assert (pixels[:, 0, 0, 0] > 128).sum() == 1400
 
@@ -222,7 +222,7 @@ def test_styles_are_rotations_slants_and_sizes_within_their_ranges(mnist: Path) 
     assert lean.abs().max() < 0.85
     assert lean.abs().max() > 0.5
     assert lean.mean().abs() < 0.06  # s.d. of a lean about 0.32, of the mean of 700 0.012
-    height = (vertical / 21.25).sqrt()  # 16 rows: (16² - 1) / 12
+    height = (vertical / 21.25).sqrt()  # 16 rows: (16^2 - 1) / 12
     assert 0.62 < height.min() < 0.8
     assert 1.2 < height.max() < 1.4
 
@@ -266,7 +266,7 @@ def assert_colours(data: FederatedData, n: int, atol: float) -> None:
     y = torch.cat([y for client in data.clients for _, y in parts(client)])
     assert x.shape == (n, 3, 32, 32)
     assert x.is_contiguous()
-    rgb = 255 * (x * 0.5 + 0.5)  # spec §4.1
+    rgb = 255 * (x * 0.5 + 0.5)  # docs/methods/flame.md, P12
     assert torch.allclose(rgb[:, 0], 20.0 * y[:, None, None].expand(-1, 32, 32), atol=atol)
     assert torch.allclose(rgb[:, 1], torch.tensor(200.0), atol=atol)
     assert torch.allclose(rgb[:, 2], torch.tensor(60.0), atol=atol)
@@ -412,6 +412,7 @@ def needs(path: str) -> Path:
     return ROOT
 
 
+@pytest.mark.slow
 def test_real_mnist() -> None:
     """MNIST's published class counts, 60,000 and 10,000 together: 6903 zeros, 6958 nines."""
     data = load("mnist", 0, needs("MNIST/raw"), partition="dirichlet-quantity")
@@ -424,6 +425,7 @@ def test_real_mnist() -> None:
     assert x.std().item() == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.slow
 def test_real_fashion_mnist_by_label_count() -> None:
     """7,000 of each class at 10 clients with 2 shards of 3,500."""
     root = needs("FashionMNIST/raw")
@@ -432,6 +434,7 @@ def test_real_fashion_mnist_by_label_count() -> None:
     assert np.count_nonzero(class_counts(data), axis=1).max() == 2
 
 
+@pytest.mark.slow
 def test_real_cifar10() -> None:
     root = needs("cifar10/cifar10_jpeg_q75.npz")
     pool = sources.cifar10(0, root)
@@ -446,6 +449,7 @@ def test_real_cifar10() -> None:
     assert means.tolist() == pytest.approx([0.491, 0.482, 0.447], abs=0.02)
 
 
+@pytest.mark.slow
 def test_real_medical_mnist() -> None:
     root = needs("medical-mnist/medical_mnist_12k_jpeg.npz")
     pool = sources.medical_mnist(0, root)

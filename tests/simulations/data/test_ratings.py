@@ -201,6 +201,7 @@ def test_options_reach_the_loader(movielens: tuple[str, Path, list[str]]) -> Non
         load(name, 0, path.parents[1], rating_transform="z")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ratings", "users", "items", "sizes"),
     [

@@ -1,4 +1,4 @@
-"""Synthetic S1-S5: scenario table, size law and label rule of the FPFC paper (spec §4, §4.1)."""
+"""Synthetic S1-S5: scenario table, size law and label rule (docs/methods/fpfc.md, P9)."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from simulations.data import class_counts, load
 
-# The scenario table of spec §4.
+# The scenario table (P9).
 TABLE = {
     "s1": [25] * 4,
     "s2": [10, 40, 10, 40],
@@ -49,6 +49,7 @@ def test_clients_that_do_not_fit_are_refused(scenario: str, clients: int, unit: 
         load(f"synthetic-{scenario}", 1, clients=clients)
 
 
+@pytest.mark.slow
 def test_sizes_follow_five_times_floored_lognormal_plus_50() -> None:
     """n/5 - 50 = floor(X), X ~ LogNormal(4, 2), so log(X) has quartiles 4 -+ 2 * 0.6745.
 
@@ -98,6 +99,7 @@ def score_of_device(fitted_on: int, scored_on: int, **options: object) -> float:
     return float((logits.argmax(dim=1) == yt).float().mean())
 
 
+@pytest.mark.slow
 def test_devices_of_a_cluster_share_their_labels_rule_and_others_do_not() -> None:
     # The largest device of each of the first two clusters (devices 0, 1 and 2, 3).
     clients = load("synthetic-s1", 2, clients=8, features="normal").clients
@@ -122,7 +124,7 @@ def test_noise_changes_labels_only_and_more_noise_changes_more() -> None:
 
 
 def test_defaults_are_those_the_tables_were_made_with() -> None:
-    """Spec §4.1 (noise 0.5) and §6.2 A3 (uniform features), A17 (no validation split)."""
+    """Noise 0.5 and uniform features (P9), no validation split (P10)."""
     stated = load("synthetic-s1", 1, clients=100, features="uniform", noise=0.5, validation=False)
     implied = load("synthetic-s1", 1)
     for a, b in zip(stated.clients, implied.clients, strict=True):
@@ -130,7 +132,7 @@ def test_defaults_are_those_the_tables_were_made_with() -> None:
 
 
 def test_majority_rate_tells_uniform_from_normal_features() -> None:
-    """Spec §6.2 A3: the majority class holds .675 (uniform) and .17 (normal) on its seed 1.
+    """P9: the majority class holds .675 (uniform) and .17 (normal) on its seed 1.
 
     With U[0, 1) features the logits' class means are ``W_l 1 / 2 + b_l``, s.d. sqrt(60/4 + 1) = 4
     over classes, against a spread of sqrt(60/12 + .25) = 2.3 within a class: few classes win. With

@@ -231,6 +231,7 @@ def test_a_file_without_the_variable_is_refused(toxicity: Path) -> None:
         loaded("qsar", 0, toxicity)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (ROOT / "qsar-oral-toxicity" / "toxicity.mat").is_file(),
     reason="needs qsar-oral-toxicity/toxicity.mat and toxicityclass.mat under $FL_ADMM_DATA",

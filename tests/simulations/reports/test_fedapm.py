@@ -12,10 +12,10 @@ from tests.simulations.running import last_evaluation, result_of, run
 
 DIGITS = (
     "data.name=digits",
-    "data.options={ clients = 4, samples = 400 }",
-    "training.num-rounds=3",
+    "data.options={ clients = 4, samples = 300 }",
+    "training.num-rounds=2",
     "training.fraction-train=0.5",
-    "training.evaluate-every=3",
+    "training.evaluate-every=2",
     "training.batch-size=20",
 )
 MLP = (*DIGITS, "model.name=mlp", "algorithm.personal=^fc3", "algorithm.lr=0.5")

@@ -48,6 +48,7 @@ def test_a_run_reports_table_3(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (out / "sweep.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* use of fork:DeprecationWarning")
 def test_nodes_workers_and_the_place_of_the_duals_do_not_matter(tmp_path: Path) -> None:
     changes = (*SMALL, "report.sweep=[]", "algorithm.hessian=gram")

@@ -69,6 +69,7 @@ def test_the_two_presets_of_the_paper_and_its_code() -> None:
     assert (authors.algorithm.beta, authors.algorithm.init_scale) == (1e4, 2e-4)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @needs("ml-100k/u.data")
 def test_movielens_100k(tmp_path: Path) -> None:
     changes = ("training.num-rounds=50", "training.evaluate-every=50", "report.als-sweeps=10")

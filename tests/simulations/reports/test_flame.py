@@ -17,10 +17,11 @@ def small(out: Path, *changes: str, validation: bool = True, clients: int = 4) -
         "data.name=digits",
         f"data.options={options}",
         "model.name=mlr",
-        "training.num-rounds=4",
+        "training.num-rounds=2",
         "training.batch-size=20",
         "training.evaluate-every=2",
         "algorithm.lr=0.05",
+        "baselines={}",
         *changes,
     )
     return RunConfig("flame-mnist", changes=changes, out=out)
@@ -29,7 +30,7 @@ def small(out: Path, *changes: str, validation: bool = True, clients: int = 4) -
 def test_the_report_has_every_kind_of_model_and_its_fairness(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run(small(tmp_path / "run"))
+    folder = run(small(tmp_path / "run", "baselines={ fedavg = {}, local = {} }"))
     result = result_of(folder)
     clients = last_evaluation(folder).values()
     titles = {
@@ -83,6 +84,7 @@ def test_its_settings_reach_the_clients(tmp_path: Path, changes: tuple[str, ...]
     assert other["personal model"] != plain["personal model"]
 
 
+@pytest.mark.slow
 def test_variables_on_the_client_give_the_same_results(tmp_path: Path) -> None:
     here = result_of(run(small(tmp_path / "here")))
     there = result_of(run(small(tmp_path / "there", "algorithm.duals=client")))

@@ -164,7 +164,7 @@ def test_embedding_colours_by_found_and_marks_by_true(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("m", [4, 24])
+@pytest.mark.parametrize("m", [4, pytest.param(24, marks=pytest.mark.slow)])
 def test_embedding_is_deterministic(m, tmp_path):
     omega, groups = clustered([m // 2, m // 2], spread=0.5)
     for name in ("a.png", "b.png"):
@@ -203,6 +203,7 @@ def test_embedding_of_one_parameter():
     np.testing.assert_allclose(np.abs(np.diff(points[:, 0])), [9 / 5, 6 / 5])
 
 
+@pytest.mark.slow
 def test_a_hundred_clients_alone(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     omega, alone = clustered([1] * 100)
