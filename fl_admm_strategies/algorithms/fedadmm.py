@@ -121,7 +121,7 @@ class FedADMM(ConsensusStrategy):
         """Take in the participants' u_i, (12), (13); w is the mean of all z_i (8)."""
         state, vector = self.state, self._block.vector
         self._gaps = [state.consensus.update(c, vector(r.arrays)) for c, r in replies.items()]
-        state.consensus.aggregate()
+        state.consensus.aggregate(server_round)
         state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
 
     def round_metrics(self) -> Metrics:

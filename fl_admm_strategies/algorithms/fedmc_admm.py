@@ -270,7 +270,7 @@ class FedMCADMM(SampledStrategy):
         """Take in W_i, update Y_i by the old V (13); then V over all clients (16)."""
         for client, reply in replies.items():
             self.state.consensus.update(client, self._block.vector(reply.arrays))
-        self.state.consensus.aggregate()
+        self.state.consensus.aggregate(server_round)
 
     def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
         """Start everybody from W_i = V where clients keep Y_i."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Block, weighted_average
 from ..maths.checks import check_choice, check_count, check_fraction, check_positive
 from ..maths.clienttable import ClientTable, Row
-from ..maths.consensus import Consensus
+from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..maths.moreau import advance, messages
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import Reply
@@ -235,6 +235,8 @@ class FLAME(ConsensusStrategy):
                 own.theta = theta
             consensus.add_change(change)
             own.tolerance *= self.tolerance_decay
+        if server_round % REBUILD_EVERY == 0 and self.duals == "strategy":
+            consensus.rebuild(self._messages(self.client_ids))
         consensus.aggregate(len(self.membership))  # (14)
         self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
 
@@ -244,14 +246,18 @@ class FLAME(ConsensusStrategy):
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Take u_i out of the mean; where nobody here knows it, everybody starts from w."""
-        consensus, clients = self.state.consensus, self.state.clients
+        consensus = self.state.consensus
         if self.duals == "client":
             consensus.restart(self.last_round, len(self.membership))
-            return
+        else:
+            consensus.rebuild(self._messages(self.client_ids))
+
+    def _messages(self, client_ids: Sequence[int]) -> NDArray[Any]:
+        """Return u_i = w_i + pi_i/rho of some clients, shape (k, d)."""
         theta, local_w, alpha = (
-            clients.rows(name, client_ids) for name in ("theta", "local_w", "alpha")
+            self.state.clients.rows(name, client_ids) for name in ("theta", "local_w", "alpha")
         )
-        consensus.leave(messages(theta, local_w, a=self.lam * alpha, rho=self.rho))
+        return messages(theta, local_w, a=self.lam * alpha, rho=self.rho)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

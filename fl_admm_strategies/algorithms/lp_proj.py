@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..maths.blocks import BATCH_NORM, Arrays, Block, Spec, compile_pattern
 from ..maths.checks import check_count, check_positive
 from ..maths.clienttable import ClientTable, Row
-from ..maths.consensus import Consensus
+from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..maths.moreau import advance, messages
 from ..maths.projection import projection
 from ..runtime.algorithm import OnClient
@@ -198,6 +198,8 @@ class LpProjADMM(WeightedStrategy):
             )
             own.image = image
             consensus.add_change(change)
+        if server_round % REBUILD_EVERY == 0:
+            consensus.rebuild(self._messages(self.client_ids))
         consensus.aggregate(len(self.membership))  # (188)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
@@ -209,7 +211,7 @@ class LpProjADMM(WeightedStrategy):
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Take u_i out of the mean."""
-        self.state.consensus.leave(self._messages(client_ids))
+        self.state.consensus.rebuild(self._messages(self.client_ids))
 
     def _messages(self, client_ids: Sequence[int]) -> NDArray[Any]:
         """Return u_i of some clients, shape (k, dimension)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,14 @@ class ByClient(ABC):
     @abstractmethod
     def remove(self, clients: Iterable[int], server_round: int) -> Any:
         """Let clients go that have left by this round."""
+
+    @abstractmethod
+    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
+        """Return what puts everything back as it is, after an update by these clients."""
+
+    @abstractmethod
+    def is_finite(self, clients: Iterable[int]) -> bool:
+        """Return whether these clients' variables, and those of all, are finite."""
 
     @abstractmethod
     def state_arrays(self) -> dict[str, NDArray[Any]]:
@@ -136,13 +144,13 @@ class ClientTable(ByClient):
         index = {client: place for place, client in enumerate(ids)}
         places = [index[client] for client in self.ids]
         completed = {client: self._completed(row) for client, row in rows.items()}
+        columns = {}
         for name, old in self._columns.items():
-            new = np.empty((len(ids), *old.shape[1:]), old.dtype)
+            columns[name] = new = np.empty((len(ids), *old.shape[1:]), old.dtype)
             new[places] = old
             for client, row in completed.items():
                 new[index[client]] = row[name]
-            self._columns[name] = new
-        self.ids, self._index = ids, index
+        self.ids, self._index, self._columns = ids, index, columns
 
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
         """Let clients go."""
@@ -151,6 +159,24 @@ class ClientTable(ByClient):
         self._columns = {name: column[stay] for name, column in self._columns.items()}
         self.ids = [client for client in self.ids if client not in gone]
         self._index = {client: place for place, client in enumerate(self.ids)}
+
+    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
+        """Return what puts back the rows of these clients, and who is in the table."""
+        ids, index, columns = self.ids, self._index, self._columns
+        known = [client for client in clients if client in index]
+        rows = {name: self.rows(name, known) for name in columns}
+
+        def undo() -> None:
+            self.ids, self._index, self._columns = ids, index, dict(columns)
+            for name, saved in rows.items():
+                self._columns[name][[index[client] for client in known]] = saved
+
+        return undo
+
+    def is_finite(self, clients: Iterable[int]) -> bool:
+        """Return whether the rows of these clients are finite."""
+        known = [client for client in clients if client in self._index]
+        return all(np.isfinite(self.rows(name, known)).all() for name in self._columns)
 
     def _completed(self, row: Row) -> dict[str, NDArray[Any]]:
         if unknown := sorted(row.keys() - self._start.keys()):

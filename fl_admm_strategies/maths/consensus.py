@@ -16,7 +16,7 @@ constant in u.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 from .clienttable import ByClient, ClientTable, Row
 
 Prox = Callable[[NDArray[Any]], NDArray[Any]]
+
+REBUILD_EVERY = 256
+"""Rounds after which the sum of the z_i is added up anew, where they are known."""
 
 
 @dataclass
@@ -75,12 +78,16 @@ class Consensus:
         """Let new clients count, with u_i = w, pi_i = 0: z_i = w leaves the mean as it is."""
         self.total += count * self.w.astype(np.float64)
 
-    def leave(self, messages: NDArray[Any]) -> None:
-        """Take the z_i of clients, as rows, out of the sum; w follows with the next `aggregate`.
+    def rebuild(self, messages: Iterable[NDArray[Any]]) -> None:
+        """Add up the z_i of all clients anew, where they are known; w follows with `aggregate`.
 
-        ADMM for the clients that are left converges from any start, this one included.
+        When a client has left: ADMM for the clients that are left converges from any start, this
+        one included. And every `REBUILD_EVERY` rounds: what a large upload once rounded away of the
+        others' small changes would otherwise be missing for ever.
         """
-        self.total -= messages.sum(axis=0, dtype=np.float64)
+        self.total = np.zeros_like(self.total)
+        for message in messages:
+            self.total += message
 
     def restart(self, server_round: int, num_clients: int) -> None:
         """Set every u_i to w and every pi_i to 0, where clients keep them.
@@ -94,6 +101,15 @@ class Consensus:
         self.first = self.w.copy()
         self.began_in = server_round
         logging.getLogger("flwr").info("All clients go on from the global model with duals of 0")
+
+    def remember(self) -> Callable[[], None]:
+        """Return what puts everything back as it is."""
+        w, total, first, began_in = self.w, self.total.copy(), self.first, self.began_in
+
+        def undo() -> None:
+            self.w, self.total, self.first, self.began_in = w, total.copy(), first, began_in
+
+        return undo
 
     def starting_point(self, last_accepted: int) -> NDArray[Any] | None:
         """Return what a client that keeps its variables starts from; None if it has started.
@@ -206,9 +222,16 @@ class ConsensusADMM(ByClient):
             self.mean.add_change((dual - self.clients[client].pi) / self.rho)
             self.clients[client].pi = dual
 
-    def aggregate(self) -> None:
+    def aggregate(self, server_round: int) -> None:
         """Set w to the minimiser over all clients, once the replies of a round are in."""
+        if server_round % REBUILD_EVERY == 0 and not self.on_clients:
+            self.mean.rebuild(self._messages())
         self.mean.aggregate(len(self.clients), self.prox)
+
+    def _messages(self) -> Iterator[NDArray[Any]]:
+        """Return z_i = u_i + pi_i/rho of every client."""
+        for u, pi in zip(self.clients.column("u"), self.clients.column("pi"), strict=True):
+            yield u + pi / self._scalar(self.rho)
 
     def insert(self, rows: Mapping[int, Row]) -> None:
         """Let new clients count, with u_i = w and pi_i = 0."""
@@ -224,13 +247,11 @@ class ConsensusADMM(ByClient):
 
     def remove(self, clients: Iterable[int], server_round: int) -> None:
         """Let clients count no more: their z_i leave the sum, or all restart."""
-        gone = list(clients)
-        if not self.on_clients:
-            dual = self.clients.rows("pi", gone) / self._scalar(self.rho)
-            self.mean.leave(self.clients.rows("u", gone) + dual)
-        self.clients.remove(gone)
+        self.clients.remove(clients)
         if self.on_clients:
             self.restart(server_round, len(self.clients))
+        else:
+            self.mean.rebuild(self._messages())
 
     def restart(self, server_round: int, num_clients: int) -> None:
         """Start everybody from w, where clients keep their variables: see `Consensus.restart`."""
@@ -238,6 +259,21 @@ class ConsensusADMM(ByClient):
 
     def _scalar(self, value: float) -> Any:
         return self.w.dtype.type(value)  # keeps float32 arithmetic in float32
+
+    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
+        """Return what puts back w, the sum and the variables of these clients."""
+        mean, rows = self.mean.remember(), self.clients.remember(clients)
+
+        def undo() -> None:
+            mean()
+            rows()
+
+        return undo
+
+    def is_finite(self, clients: Iterable[int]) -> bool:
+        """Return whether w, the sum and the variables of these clients are finite."""
+        both = (self.mean.w, self.mean.total)
+        return all(np.isfinite(a).all() for a in both) and self.clients.is_finite(clients)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables, not copied."""

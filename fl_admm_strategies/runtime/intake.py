@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from logging import WARNING
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.common import log
@@ -16,6 +16,7 @@ from .membership import Membership
 from .messages import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
 
 _MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
+_HEADROOM = 2**16  # terms that a sum of uploads may have before it overflows
 
 
 class Accepted(NamedTuple):
@@ -27,10 +28,13 @@ class Accepted(NamedTuple):
         The usable replies by client, in the order of the ids.
     lost : list of int
         Clients that say that they do not hold what the server takes them to hold.
+    refused : dict of int to str
+        Why each of the others that were asked has none.
     """
 
     replies: dict[int, Reply]
     lost: list[int]
+    refused: dict[int, str]
 
 
 class Intake:
@@ -97,14 +101,19 @@ class Intake:
                     refused[client] = str(error)
         refused |= {c: "no reply within the timeout" for c in self.asked if c not in answered}
         self.asked = {}
-        lost = []
-        for client, reason in sorted(refused.items()):
-            self.last_refusal = f"client {client}: {reason}"
-            if who_lost(reason) is not None and not self._membership.is_new(client):
-                lost.append(client)
-            else:
-                log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
-        return Accepted(dict(sorted(accepted.items())), lost)
+        lost = [c for c, reason in sorted(refused.items()) if self._has_lost(c, reason)]
+        refused = {c: reason for c, reason in sorted(refused.items()) if c not in lost}
+        for client, reason in refused.items():
+            self.refuse(server_round, client, reason)
+        return Accepted(dict(sorted(accepted.items())), lost, refused)
+
+    def _has_lost(self, client: int, reason: str) -> bool:
+        return who_lost(reason) is not None and not self._membership.is_new(client)
+
+    def refuse(self, server_round: int, client: int, reason: str) -> None:
+        """Say in one log line that a client's reply is not used, and why."""
+        self.last_refusal = f"client {client}: {reason}"
+        log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
 
 
 def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply:
@@ -143,15 +152,24 @@ def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply
         faults = [f"lack {listing(missing)}"] * bool(missing)
         faults += [f"have {listing(strange)}, which was not asked for"] * bool(strange)
         raise ValueError(f"its arrays {' and '.join(faults)}")
+    largest = 0.0
     for name, (shape, dtype) in spec.items():
         array = arrays[name]
         if array.shape != shape:
             raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
         if array.dtype != dtype:
             raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
-        if not np.isfinite(array).all():
+        own = float(np.abs(array).max(initial=0))
+        if not math.isfinite(own):
             raise ValueError(f"'{name}' holds NaN or infinity")
-    return Reply({name: arrays[name] for name in spec}, float(num_examples), metrics)
+        if dtype.kind == "f" and own > _most(dtype):
+            raise ValueError(f"'{name}' holds {own:.2g}, too large for a sum over the clients")
+        largest = max(largest, own)
+    return Reply({name: arrays[name] for name in spec}, float(num_examples), metrics, largest)
+
+
+def _most(dtype: np.dtype[Any]) -> float:
+    return float(np.finfo(np.result_type(dtype, np.float32)).max) / _HEADROOM
 
 
 def weighted_means(replies: Mapping[int, Reply]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,17 @@ class Membership:
         known = [client for client in clients if client in self]
         self.last_accepted |= dict.fromkeys(known, 0)
         self._current.difference_update(known)
+
+    def remember(self) -> Callable[[], None]:
+        """Return what puts back who belongs to the run."""
+        ids, accepted, seen, joining = self.ids, self.last_accepted, self.last_seen, self.joining
+        joining = dict(joining)
+
+        def undo() -> None:
+            self.ids, self.last_accepted, self.last_seen = ids, accepted, seen
+            self.joining = dict(joining)
+
+        return undo
 
     # ------------------------------------------------------------------------------------------
     # Saving

@@ -120,11 +120,14 @@ class Reply:
         Number of examples, more than 0.
     metrics : dict of str to float
         Every number the client reported.
+    largest : float
+        The largest absolute value in the arrays.
     """
 
     arrays: Arrays
     num_examples: float
     metrics: Metrics
+    largest: float = 0.0
 
 
 def to_json(value: Any) -> str:

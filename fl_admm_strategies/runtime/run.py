@@ -20,6 +20,8 @@ from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
 from ..maths.checks import listing
 from ..maths.clienttable import Row
 from .algorithm import Algorithm
+from .guard import Guard
+from .health import Health
 from .intake import Intake, weighted_means
 from .membership import Membership
 from .messages import (
@@ -55,17 +57,23 @@ class Run:
         Whose state changes.
     membership, sampling, intake
         The run's collaborators; `record` and `resume` are its own.
+    patience : int
+        Rounds without any usable reply after which the run has failed.
 
     Attributes
     ----------
     last_round : int
         The last round whose replies were taken in; 0 before the first.
-    ever_usable : bool
-        Whether any reply was.
     """
 
     def __init__(
-        self, algorithm: Algorithm, membership: Membership, sampling: Sampling, intake: Intake
+        self,
+        algorithm: Algorithm,
+        membership: Membership,
+        sampling: Sampling,
+        intake: Intake,
+        *,
+        patience: int,
     ) -> None:
         self.algorithm = algorithm
         self.membership = membership
@@ -73,8 +81,9 @@ class Run:
         self.intake = intake
         self.record = Record()
         self.resume = Resume()
+        self.guard = Guard()
+        self.health = Health(patience)
         self.last_round = 0
-        self.ever_usable = False
         self._has_rows = False  # whether the initial clients are in the state
 
     @property
@@ -111,7 +120,9 @@ class Run:
         self.sampling.begin()
         self.intake.begin()
         self.record.begin(to_array_record(arrays))
-        self.last_round, self.ever_usable, self._has_rows = 0, False, False
+        self.guard.begin()
+        self.health.begin()
+        self.last_round, self._has_rows = 0, False
         algorithm.model_spec = spec_of(arrays)
         algorithm.state = algorithm.init_state({n: np.array(a) for n, a in arrays.items()})
         if resume.saved is not None:
@@ -251,15 +262,17 @@ class Run:
     def aggregate_train(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of a round, then let them change the state; return the mean metrics."""
         algorithm = self.algorithm
-        accepted, lost = self.intake.accept(server_round, replies, algorithm.upload_spec())
+        taken = self.intake.accept(server_round, replies, algorithm.upload_spec())
+        lost = taken.lost
         self.last_round = server_round
+        accepted = self._absorb(server_round, taken.replies) if taken.replies else {}
         if not accepted:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             self._on_state_lost(server_round, lost)
+            if not lost:
+                self.health.count_empty_round(self.intake.last_refusal)
             return {}
-        self.ever_usable = True
-        self._admit(server_round, [c for c in accepted if c in self.membership.joining])
-        algorithm.update(server_round, accepted)
+        self.health.count_usable_round()
         self.membership.accept(accepted, server_round)
         self.record.count_up(server_round, accepted)
         self.record.train_metrics[server_round] = {i: r.metrics for i, r in accepted.items()}
@@ -267,6 +280,22 @@ class Run:
         means = weighted_means(accepted) | algorithm.round_metrics()
         self.record.trained(server_round, means)
         return means
+
+    def _absorb(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Let replies change the state; return those that did.
+
+        Those that would make it infinite are refused by name, and it is as if they had not come.
+        """
+
+        def take(some: dict[int, Reply]) -> None:
+            self._admit(server_round, [c for c in some if c in self.membership.joining])
+            self.algorithm.update(server_round, some)
+
+        kept = self.guard.absorb(self.algorithm.state, self.membership, replies, take)
+        for client in replies.keys() - kept.keys():
+            reason = f"with its numbers, up to {replies[client].largest:.2g}, the state is infinite"
+            self.intake.refuse(server_round, client, reason)
+        return kept
 
     def _admit(self, server_round: int, clients: Sequence[int]) -> None:
         """Take clients into the run whose first reply was accepted."""
@@ -291,7 +320,9 @@ class Run:
     def aggregate_evaluate(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of an evaluation and return the mean metrics."""
         anybody = bool(self.intake.asked)
-        accepted, lost = self.intake.accept(server_round, replies, spec=None)
+        failure = self.intake.last_refusal  # that of the training says more
+        accepted, lost, _ = self.intake.accept(server_round, replies, spec=None)
+        self.intake.last_refusal = failure
         self._on_state_lost(server_round, lost)
         # A client without test data says so with 0 examples; it has no say in the means.
         accepted = {i: reply for i, reply in accepted.items() if reply.num_examples > 0}
@@ -354,6 +385,7 @@ class Run:
 
     def close_round(self, server_round: int, *, last: bool = False) -> None:
         """Save a round, once all of it is over, if it is time to; `last` says that none follows."""
+        self.health.check_finite(self.algorithm.state, server_round)
         resume = self.resume
         if resume.record(self.record.entry(server_round)) and (last or resume.is_due(server_round)):
             fingerprint = self.fingerprint(self.algorithm.model_spec)
@@ -408,7 +440,8 @@ class Run:
         self.membership.load_state_arrays(base)
         self.sampling.load_state_arrays(base)
         self.last_round = int(base["round"])
-        self.ever_usable = any(self.membership.last_accepted.values())
+        self.health.ever_usable = any(self.membership.last_accepted.values())
+        self.guard.begin(own)
 
 
 def _check_initial_arrays(arrays: Arrays) -> None:

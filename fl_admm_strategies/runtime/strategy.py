@@ -48,6 +48,7 @@ class BaseSettings(TypedDict, total=False):
     min_available_nodes: int
     node_timeout: float
     max_missed_rounds: int | None
+    patience: int
     weighted_by_key: str
     seed: int
 
@@ -75,6 +76,9 @@ class StatefulStrategy(Algorithm, Strategy):
         Rounds in a row in which a client is not connected until it has left: from then on it does
         not count in any mean, and should it come back, it is a new client. By default clients
         count as long as the run lasts.
+    patience : int (default: 3)
+        Rounds in a row without any usable reply after which the run has failed: at its start, when
+        it ends with the clients' error, and at its end.
     weighted_by_key : str (default: "num-examples")
         The metric of a reply that holds its number of examples.
     seed : int (default: 0)
@@ -101,6 +105,7 @@ class StatefulStrategy(Algorithm, Strategy):
         min_available_nodes: int = 2,
         node_timeout: float = 120.0,
         max_missed_rounds: int | None = None,
+        patience: int = 3,
         weighted_by_key: str = NUM_EXAMPLES,
         seed: int = 0,
     ) -> None:
@@ -110,12 +115,14 @@ class StatefulStrategy(Algorithm, Strategy):
         check_positive("node_timeout", node_timeout)
         if max_missed_rounds is not None:
             check_count("max_missed_rounds", max_missed_rounds, least=1)
+        check_count("patience", patience, least=1)
         check_count("seed", seed, least=0)
         self.fraction_evaluate = fraction_evaluate
         self.min_evaluate_nodes = min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
         self.node_timeout = node_timeout
         self.max_missed_rounds = max_missed_rounds
+        self.patience = patience
         self.weighted_by_key = weighted_by_key
         self.seed = seed
         self.model_spec = {}
@@ -127,7 +134,8 @@ class StatefulStrategy(Algorithm, Strategy):
             min_evaluate=min_evaluate_nodes,
             seed=seed,
         )
-        self.run = Run(self, self.membership, sampling, Intake(weighted_by_key, self.membership))
+        intake = Intake(weighted_by_key, self.membership)
+        self.run = Run(self, self.membership, sampling, intake, patience=patience)
         self._link = GridLink(min_available_nodes, node_timeout)
 
     # ------------------------------------------------------------------------------------------
@@ -318,8 +326,8 @@ class StatefulStrategy(Algorithm, Strategy):
             If too few clients connected within `node_timeout`.
         RuntimeError
             If another process is using `checkpoint_dir`, a client did not take part in the
-            handshake of an algorithm that needs one, or not a single reply of the whole run was
-            usable.
+            handshake of an algorithm that needs one, not a single reply of the whole run, or of its
+            last rounds, was usable (`patience`), or the model is not finite.
         """
         check_count("num_rounds", num_rounds, least=1)
         check_count("evaluate_every", evaluate_every, least=1)
@@ -386,11 +394,7 @@ class StatefulStrategy(Algorithm, Strategy):
         if stopping:
             log(INFO, "The stop rule ended the run after round %s", run.last_round)
         run.resume.close()
-        if not run.ever_usable:
-            raise RuntimeError(
-                f"{type(self).__name__} ended without a single usable reply, so the model is "
-                f"still the initial one. The last refusal: {run.intake.last_refusal}"
-            )
+        run.health.check_end(run.last_round, run.intake.last_refusal)
         run.record.result.arrays = self.global_arrays
         log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
         return run.record.result
