@@ -320,4 +320,7 @@ class FedMCADMM(SampledStrategy):
 def _total(values: Iterable[float]) -> float:
     """Return the exact sum, NaN where a value is not finite: these are numbers of clients."""
     numbers = list(values)
-    return math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
+    try:
+        return math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
+    except OverflowError:  # each of them is a number, their sum is none
+        return math.nan

@@ -32,10 +32,12 @@ from flwr.server.strategy import Strategy
 from ..maths.checks import check_count
 from ..runtime import messages as wire
 from ..runtime.connections import (
+    MOST_CLIENTS,
     NOT_CONNECTED,
     QUERY_TIMEOUT,
     check_actor,
     is_client_id,
+    most_common,
 )
 from ..runtime.messages import ClientInstruction, ClientReply, RawReply
 from ..runtime.strategy import StatefulStrategy, named_arrays
@@ -108,6 +110,7 @@ class LegacyStrategy(Strategy):
         self._proxy_of: dict[int, ClientProxy] = {}
         self._client_of: dict[str, int] = {}
         self._identities: dict[str, tuple[int, int]] = {}  # cid: client id, clients it knows of
+        self._left_out: set[str] = set()  # those whose answer before round 1 cannot be right
         self._asking: dict[str, Future[tuple[int, int] | None]] = {}  # those not answered yet
         self._not_connected: list[int] = []  # of the clients that are asked in this phase
 
@@ -133,12 +136,14 @@ class LegacyStrategy(Strategy):
     def _find_clients(self, client_manager: ClientManager) -> int:
         """Wait for the clients that the run needs; return the size of their federation."""
         self._identities, self._asking, self._proxy_of = {}, {}, {}
+        self._left_out = set()
 
         def look() -> ConnectionStatus:
             announced, trouble = self._refresh_connections(client_manager, patience=None)
             if trouble:
-                raise ValueError(f"{trouble} Give every node its own partition-id.")
-            return ConnectionStatus(list(self._proxy_of), len(self._proxy_of), announced)
+                trouble = f" {trouble} The first keeps it. Give every node its own partition-id."
+            clients = list(self._proxy_of)
+            return ConnectionStatus(clients, len(clients), announced, trouble=trouble)
 
         strategy = self.strategy
         wanted = strategy.run.resume.saved_clients
@@ -174,12 +179,16 @@ class LegacyStrategy(Strategy):
         # num_available() first: it makes Flower's manager look for new nodes.
         client_manager.num_available()
         proxies = client_manager.all()
-        unknown = self._identities.keys() | self._asking.keys()
-        new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in unknown]
+        known = self._identities.keys() | self._asking.keys() | self._left_out
+        new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in known]
         if patience is None:
             with ThreadPoolExecutor() as pool:
                 found = pool.map(partial(_identity, begun=False), new)
-                self._identities |= {p.cid: who for p, who in zip(new, found, strict=True) if who}
+                for proxy, who in zip(new, found, strict=True):
+                    if who is None:
+                        self._left_out.add(proxy.cid)
+                    else:
+                        self._identities[proxy.cid] = who
         else:
             self._asking |= {p.cid: _in_background(partial(_identity, p, begun=True)) for p in new}
             for future in wait(self._asking.values(), patience if new else 0).done:
@@ -199,7 +208,7 @@ class LegacyStrategy(Strategy):
                 )
         self._proxy_of = holders
         self._client_of = {proxy.cid: client for client, proxy in holders.items()}
-        return max((total for _, total in self._identities.values()), default=0), trouble
+        return most_common(total for _, total in self._identities.values() if total), trouble
 
     def _exchange(
         self, asked: dict[int, ClientInstruction], message_type: str
@@ -379,11 +388,17 @@ def _identity(proxy: ClientProxy, *, begun: bool) -> tuple[int, int] | None:
         properties = {}
     client = properties.get(wire.CLIENT_ID, int(proxy.cid))
     total = properties.get(wire.NUM_CLIENTS, 0)
-    if not (is_client_id(client) and type(total) is int):
-        raise ValueError(
-            f"Node {proxy.cid} replied {wire.CLIENT_ID}={client!r}, {wire.NUM_CLIENTS}={total!r}, "
-            "expected two integers >= 0."
+    if not (is_client_id(client) and type(total) is int and 0 <= total < MOST_CLIENTS):
+        log(
+            WARNING,
+            "node %s is left out: it replied %s=%s, %s=%s, expected two integers >= 0",
+            proxy.cid,
+            wire.CLIENT_ID,
+            wire.brief(repr(client)),
+            wire.NUM_CLIENTS,
+            wire.brief(repr(total)),
         )
+        return None
     return client, total
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from logging import INFO, WARNING
@@ -33,12 +34,19 @@ QUERY_TIMEOUT = 10.0
 NOT_CONNECTED = RawReply(error="its node is not connected")
 
 # Flower puts a dead actor back into its pool, where every later message to it fails.
-_DEAD_ACTOR = re.compile(r"ray\.exceptions\.(ActorDiedError|RayActorError|OutOfMemoryError)\b")
+# The reason of an engine's own error begins with its class; a client's words stand inside another's.
+_DEAD_ACTOR = re.compile(
+    r"(Message contains an Error \(reason: )?"
+    r"<class 'ray\.exceptions\.(ActorDiedError|RayActorError|OutOfMemoryError)'>"
+)
+
+# Nobody's federation is larger; a node that says so is mistaken, or wants the others to wait.
+MOST_CLIENTS = 2**31
 
 
 def check_actor(reason: str) -> None:
     """Raise RuntimeError if the reason of an error is that a Ray actor died."""
-    if _DEAD_ACTOR.search(reason):
+    if _DEAD_ACTOR.match(reason):
         raise RuntimeError(
             "A Ray actor died: its process ran out of memory, crashed or was killed. Flower does "
             "not replace it, so every later round would lose the clients that it is given. Run "
@@ -61,6 +69,10 @@ class _UnclearError(Exception):
     """A node's answer to a query cannot be used."""
 
 
+class _BrokenAppError(_UnclearError):
+    """A node cannot load its app."""
+
+
 class ClientDirectory:
     """The nodes of a run and the clients they host.
 
@@ -70,12 +82,14 @@ class ClientDirectory:
         The ids of the clients of every node.
     answers_queries : bool (default: True)
         Whether the nodes' app answers queries. Where it does not, a client is its node.
+    most_per_node : int, optional
+        Clients that a node may host.
 
     Attributes
     ----------
     announced : int
-        The size of the federation as its nodes know it, the largest number where they differ; 0
-        where they do not know.
+        The size of the federation as most of its nodes know it, the smaller number where they
+        disagree evenly; 0 where they do not know.
 
     Raises
     ------
@@ -83,7 +97,14 @@ class ClientDirectory:
         If two nodes host a client of the same id.
     """
 
-    def __init__(self, hosted: Mapping[int, list[int]], *, answers_queries: bool = True) -> None:
+    def __init__(
+        self,
+        hosted: Mapping[int, list[int]],
+        *,
+        answers_queries: bool = True,
+        most_per_node: int | None = None,
+    ) -> None:
+        self._most_per_node = most_per_node
         self._hosted = dict(sorted(hosted.items()))  # as every node said, in use or not
         self._answers_queries = answers_queries
         self.announced = 0
@@ -111,12 +132,15 @@ class ClientDirectory:
         timeout: float,
         wanted: Collection[int] = (),
         allow_missing: bool = False,
+        most_per_node: int | None = None,
     ) -> ClientDirectory:
         """Ask every node which clients it hosts, until all that are needed are known.
 
         A node whose app does not answer queries hosts one client, whose id is the node's. Nodes
         that know the size of their federation are waited for in full, unless it is said who is
-        wanted.
+        wanted. A node whose answer cannot be right is left out, with a warning that names it, and
+        does not hold up the others: one that hosts a client that another node hosts already, or too
+        many; a size of the federation that most nodes do not know is not believed.
 
         Parameters
         ----------
@@ -130,21 +154,27 @@ class ClientDirectory:
             Clients to wait for: those of a run that is resumed.
         allow_missing : bool
             Whether to do without some of those in the end.
+        most_per_node : int, optional
+            Clients that a node may host.
 
         Raises
         ------
         TimeoutError
             If they are too few by then, or not those; the message says what to do.
         ValueError
-            If two nodes host a client of the same id, or a node runs an app of the legacy API.
+            If a node runs an app of the legacy API.
+        RuntimeError
+            If no node can load its app.
         """
         end = time.monotonic() + timeout
         hosted: dict[int, list[int]] = {}
+        totals: dict[int, int] = {}  # the size of the federation, as nodes know it
+        broken: dict[int, str] = {}  # why nodes cannot load their app
         queries: dict[str, int] = {}  # unanswered ones, by message id
-        announced, trouble, probing, answers_queries = 0, "", True, True
+        trouble, probing, answers_queries = "", True, True
 
         def look() -> ConnectionStatus:
-            nonlocal announced, trouble, probing, answers_queries
+            nonlocal trouble, probing, answers_queries
             # One node first: all run the same app, and where it has no query handler Flower logs
             # a traceback for every node that is asked. A silent one must not stop us.
             first = probing and end - time.monotonic() > timeout / 2
@@ -160,25 +190,46 @@ class ClientDirectory:
                 if node is None:
                     continue
                 try:
-                    hosted[node], total = _read_identity(node, reply)
-                    announced = max(announced, total)
+                    clients, total = _read_identity(node, reply, most_per_node)
+                    _check_free(node, clients, hosted)
+                    hosted[node] = clients
+                    if total:
+                        totals[node] = total
                 except _NoAnswer:
                     hosted[node], answers_queries = [node], False
                 except _UnclearError as error:
                     hosted[node], trouble = [], f" {error}"
+                    if isinstance(error, _BrokenAppError):
+                        broken[node] = str(error)
                     log(WARNING, "%s", error)
             if probing and hosted:
                 probing = False
                 return look()
+            if there and there <= broken.keys():
+                raise RuntimeError(f"No node can load its ClientApp. {broken[min(there)]}")
             silent = sorted(there.intersection(queries.values()))
             return ConnectionStatus(
-                list(chain(*hosted.values())), len(hosted), announced, silent, trouble
+                list(chain(*hosted.values())),
+                len(hosted),
+                most_common(totals.values()),
+                silent,
+                trouble,
             )
 
         status = wait_for_clients(
             look, at_least=at_least, timeout=timeout, wanted=wanted, allow_missing=allow_missing
         )
-        directory = cls(hosted, answers_queries=answers_queries)
+        for node, total in totals.items():
+            if total != status.announced:
+                log(
+                    WARNING,
+                    "node %s says that the federation has %s clients, most nodes say %s; its word "
+                    "is not taken",
+                    node,
+                    total,
+                    status.announced,
+                )
+        directory = cls(hosted, answers_queries=answers_queries, most_per_node=most_per_node)
         directory.announced = status.announced
         return directory
 
@@ -290,8 +341,7 @@ class ClientDirectory:
                 if node is None:
                     continue
                 try:
-                    self._hosted[node], total = _read_identity(node, reply)
-                    self.announced = max(self.announced, total)
+                    self._hosted[node], _ = _read_identity(node, reply, self._most_per_node)
                 except (ValueError, _UnclearError, _NoAnswer) as error:
                     self._hosted[node] = []
                     log(WARNING, "node %s is left out: %s", node, error)
@@ -379,11 +429,30 @@ def _ask(grid: Grid, nodes: Sequence[int]) -> dict[str, int]:
     return {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
 
 
-def _read_identity(node: int, reply: Message) -> tuple[list[int], int]:
+def most_common(totals: Iterable[int]) -> int:
+    """Return the number that occurs most often, the smaller of two; 0 where there is none."""
+    counts = Counter(totals)
+    return min(counts, key=lambda total: (-counts[total], total), default=0)
+
+
+def _check_free(node: int, clients: Sequence[int], hosted: Mapping[int, list[int]]) -> None:
+    """Raise unless no other node hosts one of these clients."""
+    for other, own in hosted.items():
+        if taken := sorted(set(clients).intersection(own)):
+            raise _UnclearError(
+                f"Node {node} is left out: it says that it is client {listing(taken)}, as does "
+                f"node {other}. Give every node its own partition-id (flower-supernode "
+                '--node-config "partition-id=N num-partitions=M").'
+            )
+
+
+def _read_identity(node: int, reply: Message, most_per_node: int | None) -> tuple[list[int], int]:
     """Return the ids of a node's clients and how many its federation has (0: it does not know)."""
     if reply.has_error():
         reason = reply.error.reason or "no reason given"
         check_actor(reason)
+        if reply.error.code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION:
+            raise _BrokenAppError(f"Node {node} cannot load its ClientApp: {brief(reason)}")
         if "Invalid message type" in reason:
             raise ValueError(_LEGACY_APP.format(node=node))
         if "No query function registered" in reason:
@@ -399,6 +468,16 @@ def _read_identity(node: int, reply: Message) -> tuple[list[int], int]:
                 f"Node {node} could not say which clients it hosts: it replied {wire.CLIENT_IDS}="
                 f"{brief(repr(ids))}, {wire.NUM_CLIENTS}={brief(repr(total))}, expected different "
                 "integers >= 0 and an integer."
+            )
+        if not 0 <= total < MOST_CLIENTS:
+            raise _UnclearError(
+                f"Node {node} is left out: it says that its federation has {total} clients, "
+                f"expected 0 to {MOST_CLIENTS}."
+            )
+        if most_per_node is not None and len(clients) > most_per_node:
+            raise _UnclearError(
+                f"Node {node} is left out: it hosts {len(clients)} clients, expected at most "
+                f"{most_per_node} (max_clients_per_node)."
             )
         return clients, total
     return [node], 0

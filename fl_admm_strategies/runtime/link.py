@@ -20,11 +20,14 @@ class GridLink:
         Clients that must be connected before every phase.
     timeout : float
         Seconds to wait for them.
+    most_per_node : int or None
+        Clients that a node may host.
     """
 
-    def __init__(self, at_least: int, timeout: float) -> None:
+    def __init__(self, at_least: int, timeout: float, most_per_node: int | None) -> None:
         self._at_least = at_least
         self._timeout = timeout
+        self._most_per_node = most_per_node
         self.directory = ClientDirectory({})
 
     def connect(self, grid: Grid, wanted: Collection[int], *, allow_missing: bool) -> None:
@@ -35,6 +38,7 @@ class GridLink:
             timeout=self._timeout,
             wanted=wanted,
             allow_missing=allow_missing,
+            most_per_node=self._most_per_node,
         )
 
     def refresh(self, grid: Grid) -> list[int]:

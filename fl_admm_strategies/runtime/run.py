@@ -233,8 +233,19 @@ class Run:
             self._drop_inactive(gone)
         if new := members.unknown(here):
             replies, failed = self._ask(server_round, new, exchange, config)
-            members.joining |= {c: replies.get(c) for c in new if c not in failed}
+            for client in new:
+                if client not in failed and self._may_join(server_round, client, replies):
+                    members.joining[client] = replies.get(client)
         return gone
+
+    def _may_join(self, server_round: int, client: int, replies: Mapping[int, Reply]) -> bool:
+        """Return whether the algorithm can start with a client as it answered the handshake."""
+        try:
+            self.algorithm.new_client(client, replies.get(client))
+        except ValueError as error:
+            self.intake.refuse(server_round, client, str(error))
+            return False
+        return True
 
     def _drop_inactive(self, gone: Sequence[int]) -> None:
         rows = self.membership.remove(gone)

@@ -47,6 +47,7 @@ class BaseSettings(TypedDict, total=False):
     min_evaluate_nodes: int
     min_available_nodes: int
     node_timeout: float
+    max_clients_per_node: int | None
     max_missed_rounds: int | None
     patience: int
     weighted_by_key: str
@@ -72,6 +73,8 @@ class StatefulStrategy(Algorithm, Strategy):
         case.
     node_timeout : float (default: 120.0)
         Seconds to wait for these clients before the run ends with an error that says what to do.
+    max_clients_per_node : int, optional
+        A node that says that it hosts more clients is left out. By default it may host any number.
     max_missed_rounds : int, optional
         Rounds in a row in which a client is not connected until it has left: from then on it does
         not count in any mean, and should it come back, it is a new client. By default clients
@@ -93,8 +96,7 @@ class StatefulStrategy(Algorithm, Strategy):
         The algorithm's variables; there is none before `start`.
     """
 
-    # Algorithms in which only some of the clients train in a round set these: see SampledStrategy.
-    fraction_train: float = 1.0
+    fraction_train: float = 1.0  # see SampledStrategy
     min_train_nodes: int = 1
 
     def __init__(
@@ -104,6 +106,7 @@ class StatefulStrategy(Algorithm, Strategy):
         min_evaluate_nodes: int = 1,
         min_available_nodes: int = 2,
         node_timeout: float = 120.0,
+        max_clients_per_node: int | None = None,
         max_missed_rounds: int | None = None,
         patience: int = 3,
         weighted_by_key: str = NUM_EXAMPLES,
@@ -113,6 +116,8 @@ class StatefulStrategy(Algorithm, Strategy):
         check_count("min_evaluate_nodes", min_evaluate_nodes, least=0)
         check_count("min_available_nodes", min_available_nodes, least=1)
         check_positive("node_timeout", node_timeout)
+        if max_clients_per_node is not None:
+            check_count("max_clients_per_node", max_clients_per_node, least=1)
         if max_missed_rounds is not None:
             check_count("max_missed_rounds", max_missed_rounds, least=1)
         check_count("patience", patience, least=1)
@@ -121,6 +126,7 @@ class StatefulStrategy(Algorithm, Strategy):
         self.min_evaluate_nodes = min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
         self.node_timeout = node_timeout
+        self.max_clients_per_node = max_clients_per_node
         self.max_missed_rounds = max_missed_rounds
         self.patience = patience
         self.weighted_by_key = weighted_by_key
@@ -136,7 +142,7 @@ class StatefulStrategy(Algorithm, Strategy):
         )
         intake = Intake(weighted_by_key, self.membership)
         self.run = Run(self, self.membership, sampling, intake, patience=patience)
-        self._link = GridLink(min_available_nodes, node_timeout)
+        self._link = GridLink(min_available_nodes, node_timeout, max_clients_per_node)
 
     # ------------------------------------------------------------------------------------------
     # Results
@@ -186,23 +192,20 @@ class StatefulStrategy(Algorithm, Strategy):
         return model
 
     def personal_arrays(self, client_id: int) -> ArrayRecord:
-        """Return the personal model of one client as Flower's `ArrayRecord`.
+        """Return the personal model of one client; see `model_arrays`."""
+        return self.model_arrays("personal", client_id)
+
+    def model_arrays(self, kind: str, client_id: int) -> ArrayRecord:
+        """Return a client's model of one of the `kinds` as Flower's `ArrayRecord`.
 
         Raises
         ------
         KeyError
             If there is no such client.
         ValueError
-            If the method has no personal models.
+            If the method has no models of this kind.
         RuntimeError
             If they stay with their clients; the message says how to get them there.
-        """
-        return self.model_arrays("personal", client_id)
-
-    def model_arrays(self, kind: str, client_id: int) -> ArrayRecord:
-        """Return a client's model of one of the `kinds` as Flower's `ArrayRecord`.
-
-        Raises as `personal_arrays` does.
         """
         self._need_state()
         if client_id not in self.membership:
