@@ -169,8 +169,14 @@ def _is_entry(entry: dict[str, Any]) -> bool:
         and [type(number) for number in traffic] == [int, int]
         and all(re.fullmatch("[0-9]{1,20}", client) for client in [*train, *evaluate])
         and len(entry["result"]) == 3
-        and all(type(value) in (int, float) for mean in means for value in mean.values())
+        and all(_is_metric(value) for mean in means for value in mean.values())
     )
+
+
+def _is_metric(value: object) -> bool:
+    """Return whether a `MetricRecord` may hold a value: a number, or a list of them."""
+    numbers = value if isinstance(value, list) else [value]
+    return all(type(number) in (int, float) for number in numbers)
 
 
 def _read(path: Path) -> tuple[Checkpoint, bytes]:

@@ -34,7 +34,7 @@ QUERY_TIMEOUT = 10.0
 NOT_CONNECTED = RawReply(error="its node is not connected")
 
 # Flower puts a dead actor back into its pool, where every later message to it fails.
-# The reason of an engine's own error begins with its class; a client's words stand inside another's.
+# The reason of an engine's own error begins with its class, a client's words with another's.
 _DEAD_ACTOR = re.compile(
     r"(Message contains an Error \(reason: )?"
     r"<class 'ray\.exceptions\.(ActorDiedError|RayActorError|OutOfMemoryError)'>"
