@@ -15,7 +15,7 @@ import numpy as np
 from ..maths.blocks import Arrays, Block, weighted_average
 from ..maths.checks import check_count, check_positive
 from ..maths.clienttable import ClientTable, Row
-from ..maths.consensus import ConsensusADMM
+from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import Metrics, Reply
 from ..runtime.schema import Instruction
@@ -121,7 +121,7 @@ class FedADMM(ConsensusStrategy):
         """Take in the participants' u_i, (12), (13); w is the mean of all z_i (8)."""
         state, vector = self.state, self._block.vector
         self._gaps = [state.consensus.update(c, vector(r.arrays)) for c, r in replies.items()]
-        state.consensus.aggregate(server_round)
+        state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)
         state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
 
     def round_metrics(self) -> Metrics:

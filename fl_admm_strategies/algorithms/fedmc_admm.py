@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..maths.blocks import Arrays, Block, Spec, spec_of
 from ..maths.checks import check_choice, check_count, check_positive
-from ..maths.consensus import ConsensusADMM
+from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.regularizers import Regularizer, check_regularizer
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import Metrics, Reply
@@ -270,7 +270,7 @@ class FedMCADMM(SampledStrategy):
         """Take in W_i, update Y_i by the old V (13); then V over all clients (16)."""
         for client, reply in replies.items():
             self.state.consensus.update(client, self._block.vector(reply.arrays))
-        self.state.consensus.aggregate(server_round)
+        self.state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)
 
     def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
         """Start everybody from W_i = V where clients keep Y_i."""

@@ -222,9 +222,12 @@ class ConsensusADMM(ByClient):
             self.mean.add_change((dual - self.clients[client].pi) / self.rho)
             self.clients[client].pi = dual
 
-    def aggregate(self, server_round: int) -> None:
-        """Set w to the minimiser over all clients, once the replies of a round are in."""
-        if server_round % REBUILD_EVERY == 0 and not self.on_clients:
+    def aggregate(self, *, anew: bool = False) -> None:
+        """Set w to the minimiser over all clients, once the replies of a round are in.
+
+        With `anew` the z_i are added up again where they are known, see `Consensus.rebuild`.
+        """
+        if anew and not self.on_clients:
             self.mean.rebuild(self._messages())
         self.mean.aggregate(len(self.clients), self.prox)
 

@@ -28,13 +28,10 @@ class Accepted(NamedTuple):
         The usable replies by client, in the order of the ids.
     lost : list of int
         Clients that say that they do not hold what the server takes them to hold.
-    refused : dict of int to str
-        Why each of the others that were asked has none.
     """
 
     replies: dict[int, Reply]
     lost: list[int]
-    refused: dict[int, str]
 
 
 class Intake:
@@ -102,10 +99,10 @@ class Intake:
         refused |= {c: "no reply within the timeout" for c in self.asked if c not in answered}
         self.asked = {}
         lost = [c for c, reason in sorted(refused.items()) if self._has_lost(c, reason)]
-        refused = {c: reason for c, reason in sorted(refused.items()) if c not in lost}
-        for client, reason in refused.items():
-            self.refuse(server_round, client, reason)
-        return Accepted(dict(sorted(accepted.items())), lost, refused)
+        for client, reason in sorted(refused.items()):
+            if client not in lost:
+                self.refuse(server_round, client, reason)
+        return Accepted(dict(sorted(accepted.items())), lost)
 
     def _has_lost(self, client: int, reason: str) -> bool:
         return who_lost(reason) is not None and not self._membership.is_new(client)

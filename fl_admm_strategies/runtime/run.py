@@ -332,7 +332,7 @@ class Run:
         """Check the replies of an evaluation and return the mean metrics."""
         anybody = bool(self.intake.asked)
         failure = self.intake.last_refusal  # that of the training says more
-        accepted, lost, _ = self.intake.accept(server_round, replies, spec=None)
+        accepted, lost = self.intake.accept(server_round, replies, spec=None)
         self.intake.last_refusal = failure
         self._on_state_lost(server_round, lost)
         # A client without test data says so with 0 examples; it has no say in the means.

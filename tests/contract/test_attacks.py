@@ -33,7 +33,7 @@ from fl_admm_strategies import (
     LpProjADMM,
     StatefulStrategy,
 )
-from fl_admm_strategies.maths import consensus
+from fl_admm_strategies.algorithms import fedadmm
 from tests.support.cases import NUM_CLIENTS, Case, each_case, grid_of
 from tests.support.federation import (
     RestlessGrid,
@@ -235,7 +235,7 @@ def test_nothing_is_left_of_a_large_upload_once_its_sender_has_left(
     grid = Grid(app, range(5), {0: everybody, 3: rest})
     strategy = make(seed=1, fraction_evaluate=0, max_missed_rounds=1)
     # FedADMM's changes are float32, so its sum is right again after the next time it is rebuilt.
-    monkeypatch.setattr(consensus, "REBUILD_EVERY", 100)
+    monkeypatch.setattr(fedadmm, "REBUILD_EVERY", 100)
     strategy.start(grid, ArrayRecord(One().state_dict()), 160)
     w = strategy.state.consensus.w
     if isinstance(strategy, LpProjADMM):  # P is one row of length 1: its only entry is 1 or -1
@@ -246,7 +246,7 @@ def test_nothing_is_left_of_a_large_upload_once_its_sender_has_left(
 
 
 def test_sums_are_added_up_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consensus, "REBUILD_EVERY", 3)
+    monkeypatch.setattr(fedadmm, "REBUILD_EVERY", 3)
     strategy = FedADMM(rho=0.2, lr=1.0, seed=1, fraction_evaluate=0)
 
     def disturb(server_round: int, _: Mapping[str, float]) -> None:

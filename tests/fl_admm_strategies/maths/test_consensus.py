@@ -245,6 +245,6 @@ def test_the_sum_alone_takes_clients_in_and_lets_them_go() -> None:
     consensus.join(1)
     consensus.aggregate(3)
     assert_array_equal(consensus.w, [3, 1])
-    consensus.leave(np.array([[2.0, 0.0], [3.0, 1.0]]))
+    consensus.rebuild([np.array([4.0, 2.0])])  # the messages of those that are left
     consensus.aggregate(1)
     assert_array_equal(consensus.w, [4, 2])

@@ -21,7 +21,9 @@ BASE = [
     "min_evaluate_nodes",
     "min_available_nodes",
     "node_timeout",
+    "max_clients_per_node",
     "max_missed_rounds",
+    "patience",
     "weighted_by_key",
     "seed",
 ]
