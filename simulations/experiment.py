@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -251,7 +252,12 @@ def _recorded(
                 },
             )
 
-        yield on_round, lambda: time.monotonic() - began
+        def seconds() -> float:
+            # Of a resumed run that had all of its rounds, none is reported again.
+            done = _drop_from(path, sys.maxsize) if earlier is None else 0.0
+            return done + time.monotonic() - began
+
+        yield on_round, seconds
 
 
 def _drop_from(path: Path, server_round: int) -> float:

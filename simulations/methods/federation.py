@@ -112,7 +112,7 @@ class Federation:
 
 @dataclass(frozen=True)
 class History:
-    """How the models of a method did, by round.
+    """What the models of a method scored.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ def run_method(
     title: str | None = None,
     **options: Any,
 ) -> History:
-    """Run a method on a grid.
+    """Run a method on a grid; return what its models scored, round by round.
 
     Parameters
     ----------
@@ -158,11 +158,6 @@ def run_method(
         By default the strategy's.
     **options
         Further ones of `StatefulStrategy.start`.
-
-    Raises
-    ------
-    RuntimeError
-        If no client could evaluate a model.
     """
     strategy.start(grid, arrays, num_rounds, **options)
     evaluated = strategy.evaluate_metrics

@@ -134,7 +134,7 @@ def test_clients_that_always_fail_fail_the_run_with_their_reason(
         *("--set", "training.num-rounds=3"),
     )
     assert code == 1
-    assert "FPFC ended without a single usable reply" in output
+    assert "The last refusal: client 11" in output
     assert "the disk is full" in output
 
 
@@ -149,25 +149,26 @@ def test_on_ray_a_run_that_fails_in_every_round_says_so_in_one_screen(tmp_path: 
     assert len((done.stdout + done.stderr).splitlines()) < 24
     assert "client 0 refused: 'weight' holds NaN or infinity" in done.stderr
     assert "more warnings follow; --verbose shows them all" in done.stderr
-    assert "The run failed. FPFC ended without a single usable reply" in done.stderr
+    assert "The run failed. No client could train in the first " in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_verbose_shows_flowers_messages_and_the_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    short = (*DIVERGING, "--set", "training.num-rounds=4", "--engine", "inprocess")
+    short = (*DIVERGING, "--set", "training.num-rounds=2", "--engine", "inprocess")
     result = CliRunner().invoke(cli.cli, [*short, "--verbose", "--out", str(tmp_path / "a")])
     assert result.exit_code == 1
     assert isinstance(result.exception, RuntimeError)  # Python prints its traceback
     shown = [record.getMessage() for record in caplog.records]
     assert any("Starting FPFC strategy" in message for message in shown)
-    assert sum("refused" in message for message in shown) == 4 * 6
+    assert sum("refused" in message for message in shown) == 2 * 6
 
     caplog.clear()
     code, output = invoke(*short, "--out", str(tmp_path / "b"))
     assert code == 1
-    assert "FPFC ended without a single usable reply" in output
+    assert "The run failed. " in output
+    assert "The last refusal: client " in output
     assert not any(record.levelno < logging.WARNING for record in caplog.records)
 
 
