@@ -143,7 +143,7 @@ class LegacyClient(NumPyClient):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_legacy_server_fn_and_numpy_client_give_the_same_mean(workers: int) -> None:
-    # The derivation above. Flower calls the grid from several threads here (FLOWER.md §4.6).
+    # The derivation above. Flower calls the grid from several threads here.
     seen: dict[int, np.ndarray] = {}
 
     class Recording(LegacyFedAvg):

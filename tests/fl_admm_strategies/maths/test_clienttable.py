@@ -104,7 +104,9 @@ def test_a_row_does_not_change_with_what_it_was_made_of() -> None:
     own.invite({3: {"theta": entry}})
     own[2].theta += 5
     own[3].theta += 5
+    assert_array_equal(entry, [1, 1])
     entry += 1
+    assert_array_equal(own[3].theta, [6, 6])
     own.insert({4: {}})
     assert_array_equal(own.column("theta"), [[1, 1], [5, 5], [0, 0]])
     assert_array_equal(first, [0, 0])
