@@ -33,9 +33,12 @@ def _strategies() -> Iterable[type]:
     yield FedAvg
 
 
+def _name(strategy: type) -> str:
+    return _SPELLED.get(strategy.__name__, strategy.__name__.lower())
+
+
 METHODS: dict[str, type] = {
-    _SPELLED.get(strategy.__name__, strategy.__name__.lower()): strategy
-    for strategy in _strategies()
+    _name(strategy): strategy for strategy in sorted(_strategies(), key=_name)
 }
 """The strategies by the name that a file gives them."""
 
