@@ -128,6 +128,9 @@ def assert_as_if_not_sampled(
     assert_same_bits(strategy.state_dict(), expected.state_dict())
     assert strategy.train_metrics == expected.train_metrics
     assert sorted(strategy.train_metrics[2]) == [0, 1, 2, 4, 5]
+    # What it holds may be another state than the one that the server knows of.
+    assert not strategy.membership.has_current_state(VICTIM)
+    assert strategy.membership.has_current_state(0)
 
 
 @pytest.mark.parametrize("kind", SPOILT)
