@@ -109,6 +109,7 @@ def test_test_images_follow_the_proportions_of_the_training_images_or_their_own(
     assert (counts(same, "train") == counts(own, "train")).all()
 
 
+@pytest.mark.slow
 def test_proportions_are_dirichlet_1(root: Path) -> None:
     """A share of Dir(1, ..., 1) over 20 is Beta(1, 19): mean 1/20, variance 19 / (400 * 21).
 

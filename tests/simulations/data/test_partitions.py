@@ -94,7 +94,8 @@ def test_more_shards_than_samples() -> None:
         label_count(labels, 2, 2, generator(0))
 
 
-@pytest.mark.parametrize("beta", [0.5, pytest.param(5.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("beta", [0.5, 5.0])
 def test_label_shares_are_dirichlet(beta: float) -> None:
     """A share of Dir(beta) over m = 10 is Beta(beta, 9 beta).
 

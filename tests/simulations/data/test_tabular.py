@@ -46,6 +46,7 @@ def test_v1_has_50_to_150_samples_a_client_of_100_features(clients: int) -> None
     assert (data.name, data.loss, data.num_features) == ("synthetic-v1", "least-squares", 100)
 
 
+@pytest.mark.slow
 def test_v1_reaches_both_ends_of_the_sizes() -> None:
     d = np.concatenate([sizes(loaded("synthetic-v1", seed, clients=256)) for seed in range(8)])
     assert (d.min(), d.max()) == (50, 150)  # missed with (100/101)^2048 = 1e-9 each
@@ -104,6 +105,7 @@ def test_random_sizes_are_above_the_bound_and_sum_to_d(d: int, clients: int) -> 
         assert (40 * clients * part > d).all()  # part > 0.025 d/m, in integers
 
 
+@pytest.mark.slow
 def test_random_sizes_are_those_of_cut_points_drawn_until_no_part_is_too_small() -> None:
     # 130 samples in 2 parts of more than 0.025 * 65 = 1.6, hence 2 or more: the first part has 2 to
     # 128 samples, 127 sizes of the same probability.

@@ -180,6 +180,7 @@ def test_embedding_method_goes_by_the_number_of_clients(m, method):
     assert method in names[0]
 
 
+@pytest.mark.slow
 def test_embedding_keeps_fused_clusters_apart():
     # Every client lies nearer to all of its own cluster than to any other client.
     points, _ = plots._plane(clustered([25, 25, 25, 25], dim=610, spread=1e-5)[0], 1)
@@ -217,6 +218,7 @@ def test_a_hundred_clients_alone(tmp_path, monkeypatch):
     assert "100 clients, each alone" in [text.get_text() for text in plane.legends[0].get_texts()]
 
 
+@pytest.mark.slow
 def test_more_clusters_than_colours(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     omega, groups = clustered([3] * 9 + [1] * 4)
