@@ -205,6 +205,7 @@ def quadratic_client(client_class: Callable[..., NumPyClient]) -> Callable[[Cont
     return client_fn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "client_class"),
     [
