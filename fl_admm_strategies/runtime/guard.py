@@ -16,7 +16,14 @@ from .messages import Reply
 SUSPICIOUS = 1e12
 """An upload with larger numbers is watched: below, no sum of one round can overflow float32."""
 
+_HEADROOM = 2**16  # terms that a sum of uploads may have before it overflows
+
 Undo = Callable[[], None]
+
+
+def largest_allowed(dtype: np.dtype[Any]) -> float:
+    """Return how large a number of this type may be to be added up over the clients."""
+    return float(np.finfo(np.result_type(dtype, np.float32)).max) / _HEADROOM
 
 
 class Guard:
@@ -26,9 +33,21 @@ class Guard:
         self._watching = False  # whether a number that large was ever taken in
 
     def begin(self, loaded: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Start a run, or go on with a state that was loaded."""
-        largest = max((_largest(array) for array in (loaded or {}).values()), default=0.0)
-        self._watching = largest > SUSPICIOUS
+        """Start a run, or go on with a state that is to be loaded.
+
+        Raises
+        ------
+        ValueError
+            If it holds numbers that no run has.
+        """
+        self._watching = False
+        for name, array in (loaded or {}).items():
+            largest = _largest(array)
+            if array.dtype.kind == "f" and largest > largest_allowed(array.dtype):
+                raise ValueError(
+                    f"The saved '{name}' holds {largest:.2g}, which no run has: it is damaged."
+                )
+            self._watching |= largest > SUSPICIOUS
 
     def absorb(
         self,
@@ -134,4 +153,6 @@ def _is_finite(value: Any, clients: list[int]) -> bool:
 
 
 def _largest(array: NDArray[Any]) -> float:
-    return float(np.abs(array).max()) if array.dtype.kind == "f" and array.size else 0.0
+    if array.dtype.kind != "f":
+        return 0.0
+    return float(np.abs(array).max(initial=0, where=~np.isnan(array)))

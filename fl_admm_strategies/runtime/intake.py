@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from logging import WARNING
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from flwr.common import log
 
 from ..maths.blocks import Spec
 from ..maths.checks import listing
+from .guard import largest_allowed
 from .membership import Membership
 from .messages import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
 
 _MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
-_HEADROOM = 2**16  # terms that a sum of uploads may have before it overflows
 
 
 class Accepted(NamedTuple):
@@ -159,14 +159,10 @@ def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply
         own = float(np.abs(array).max(initial=0))
         if not math.isfinite(own):
             raise ValueError(f"'{name}' holds NaN or infinity")
-        if dtype.kind == "f" and own > _most(dtype):
+        if dtype.kind == "f" and own > largest_allowed(dtype):
             raise ValueError(f"'{name}' holds {own:.2g}, too large for a sum over the clients")
         largest = max(largest, own)
     return Reply({name: arrays[name] for name in spec}, float(num_examples), metrics, largest)
-
-
-def _most(dtype: np.dtype[Any]) -> float:
-    return float(np.finfo(np.result_type(dtype, np.float32)).max) / _HEADROOM
 
 
 def weighted_means(replies: Mapping[int, Reply]) -> dict[str, float]:

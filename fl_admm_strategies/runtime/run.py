@@ -20,7 +20,7 @@ from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
 from ..maths.checks import listing
 from ..maths.clienttable import Row
 from .algorithm import Algorithm
-from .guard import Guard
+from .guard import Guard, is_finite
 from .health import Health
 from .intake import Intake, weighted_means
 from .membership import Membership
@@ -447,12 +447,14 @@ class Run:
 
     def _load(self, saved: Saved) -> None:
         own, base = under(_STATE, saved), under(_BASE, saved)
+        self.guard.begin(own)
         load_arrays(self.algorithm.state, own, type(self.algorithm).__name__)
+        if not is_finite(self.algorithm.state, ()):
+            raise ValueError("The saved state is not finite, which no run's is: it is damaged.")
         self.membership.load_state_arrays(base)
         self.sampling.load_state_arrays(base)
         self.last_round = int(base["round"])
         self.health.ever_usable = any(self.membership.last_accepted.values())
-        self.guard.begin(own)
 
 
 def _check_initial_arrays(arrays: Arrays) -> None:
