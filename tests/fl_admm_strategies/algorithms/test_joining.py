@@ -64,14 +64,14 @@ def target_client(client_class: Callable[..., NumPyClient], context: Context) ->
 
 
 MINIMISERS = {
-    "FedADMM": (partial(FedADMM, rho=0.5, lr=0.3, local_epochs=20), FedADMMClient),
+    "FedADMM": (partial(FedADMM, rho=0.5, lr=0.3, local_epochs=10), FedADMMClient),
     "FedADMM-size-client": (
-        partial(FedADMM, rho=0.5, lr=0.3, local_epochs=20, weights="size", duals="client"),
+        partial(FedADMM, rho=0.5, lr=0.3, local_epochs=10, weights="size", duals="client"),
         FedADMMClient,
     ),
-    "FLAME-size": (partial(FLAME, rho=0.8, lr=0.2, local_epochs=20, weights="size"), FLAMEClient),
+    "FLAME-size": (partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, weights="size"), FLAMEClient),
     "FLAME-client": (
-        partial(FLAME, rho=0.8, lr=0.2, local_epochs=20, duals="client"),
+        partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, duals="client"),
         FLAMEClient,
     ),
     "FedGiA-gradient": (partial(FedGiA, t=0.5, local_steps=2, report_gradient=True), FedGiAClient),

@@ -489,6 +489,7 @@ def test_bits_do_not_depend_on_how_the_work_is_shared(monkeypatch: pytest.Monkey
             assert_array_equal(array, state[name])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(numba is None, reason="numba is missing")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_worker_forked_after_a_round_can_use_torch_threads() -> None:
@@ -507,7 +508,8 @@ def test_a_worker_forked_after_a_round_can_use_torch_threads() -> None:
             os._exit(0 if total == 400**3 else 1)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
-    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_THREADING_LAYER"}
+    here_only = ("NUMBA_THREADING_LAYER", "OMP_NUM_THREADS")
+    environment = {k: v for k, v in os.environ.items() if k not in here_only}
     root = str(Path(kernels.__file__).parents[3])
     environment["PYTHONPATH"] = os.pathsep.join([root, environment.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, check=False)

@@ -55,10 +55,10 @@ VICTIM = 3
 
 # A case has few examples of its own: what they test is the runtime's, which all cases share.
 few = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 some = settings(max_examples=20, deadline=None)
-many = settings(max_examples=50, deadline=None)
+many = settings(max_examples=40, deadline=None)
 
 
 # --- Content of any kind ------------------------------------------------------------------------
