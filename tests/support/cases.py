@@ -47,7 +47,7 @@ from fl_admm_strategies import (
     initial_item_factors,
 )
 from tests.support import large, views
-from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays
+from tests.support.federation import Adding, Mean, WatchedGrid, client_fn_of, initial_arrays
 from tests.support.ratings import NUM_ITEMS, contract_client
 from tests.support.views import View
 
@@ -118,34 +118,34 @@ def fedgia_linear_client(
 CASES = [
     Case(
         "FPFC",
-        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2),
+        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=1),
         FPFCClient,
         view=views.PAIRS,
     ),
     Case(
         "FPFC-l1",
-        partial(FPFC, L1(0.05), lr=0.2, local_epochs=2),
+        partial(FPFC, L1(0.05), lr=0.2, local_epochs=1),
         FPFCClient,
         view=views.PAIRS,
         variant=True,
     ),
     Case(
         "FPFC-head",
-        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=2, clustered="^head"),
+        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=1, clustered="^head"),
         FPFCClient,
         view=views.PAIRS,
         variant=True,
     ),
     Case(
         "FedADMM",
-        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2),
+        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=1),
         FedADMMClient,
         view=views.CONSENSUS,
         variant=True,
     ),
     Case(
         "FedADMM-client-duals",
-        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=2, weights="size", duals="client"),
+        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=1, weights="size", duals="client"),
         FedADMMClient,
         fedavg_clients=False,
         stateless_clients=False,
@@ -155,7 +155,7 @@ CASES = [
     ),
     Case(
         "FedAPM",
-        partial(FedAPM, "^head", rho=0.1, lr=0.5, local_epochs=2, personal_epochs=1),
+        partial(FedAPM, "^head", rho=0.1, lr=0.5, local_epochs=1, personal_epochs=1),
         FedAPMClient,
         fedavg_clients=False,
         stateless_clients=False,
@@ -172,7 +172,7 @@ CASES = [
     ),
     Case(
         "FLAME",
-        partial(FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=2),
+        partial(FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=1),
         FLAMEClient,
         view=views.MOREAU,
     ),
@@ -250,17 +250,17 @@ CASES = [
         view=views.MESSAGES,
         enlarged=large.of_wide_samples,
     ),
-    Case("FedProx", partial(FedProx, mu=0.5, lr=0.5, local_epochs=2), FedProxClient),
+    Case("FedProx", partial(FedProx, mu=0.5, lr=0.5), FedProxClient),
     Case(
         "Ditto",
-        partial(Ditto, lam=0.5, lr=0.5, local_epochs=2, personal_epochs=1, weights="size"),
+        partial(Ditto, lam=0.5, lr=0.5, weights="size"),
         DittoClient,
         fedavg_clients=False,
         stateless_clients=False,
     ),
     Case(
         "Local",
-        partial(Local, lr=0.5, local_epochs=2),
+        partial(Local, lr=0.5),
         LocalClient,
         fedavg_clients=False,
         stateless_clients=False,
@@ -276,7 +276,14 @@ def case_of(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-CHEAP = case_of("FedProx")
+CHEAP = Case(
+    "Mean",
+    Mean,
+    Adding,
+    lambda: ArrayRecord(
+        {"w": Array(np.ones((2, 3), np.float32)), "b": Array(np.ones(3, np.float32))}
+    ),
+)
 """For the promises of the runtime and the engines, which no algorithm can keep or break."""
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

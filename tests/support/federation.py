@@ -115,12 +115,31 @@ class Mean(SampledStrategy):
         return {client: ClientInstruction({"model": self.state.model}) for client in client_ids}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        uploads = [reply.arrays["w"] for reply in replies.values()]
-        self.state.model = {"w": np.mean(uploads, axis=0).astype(self.state.model["w"].dtype)}
+        for name, array in self.state.model.items():
+            mean = np.mean([reply.arrays[name] for reply in replies.values()], axis=0)
+            self.state.model[name] = mean.astype(array.dtype)
 
     def model(self, kind: str, client_id: int) -> Arrays:
         model: Arrays = self.state.model
         return model
+
+
+class Adding(NumPyClient):
+    """A client of `Mean` that adds something of its own to the model, and costs nothing."""
+
+    def __init__(self, context: Context, *_: Any, **__: Any) -> None:
+        self.client = int(context.node_config["partition-id"])
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        own = np.float32(np.random.default_rng(config["seed"]).random())
+        return [array + own for array in parameters], 10 + self.client, {"loss": float(own)}
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        return float(parameters[0].sum()), 10 + self.client, {}
 
 
 class Raising(NumPyClient):

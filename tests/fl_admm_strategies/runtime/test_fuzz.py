@@ -141,7 +141,7 @@ def arrays(draw: st.DrawFn) -> Array:
     )
 
 
-array_names = st.one_of(texts, st.sampled_from(["body.weight", "head.weight", "head.bias"]))
+array_names = st.one_of(texts, st.sampled_from(["w", "b", "head.weight"]))
 metric_names = st.one_of(texts, st.sampled_from(["num-examples", "num-examples", "loss"]))
 metrics = st.dictionaries(
     metric_names,
