@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fl_admm_strategies import Ditto
 from fl_admm_strategies.algorithms.ditto import DittoInstruction
-from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.maths.blocks import Arrays, prefixed
 
 from ..toolkit.base import Scalars
+from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.own_model import OwnModelClient
-from ..toolkit.solvers import ProximalTerm
 
 
 class DittoClient(OwnModelClient[DittoInstruction]):
@@ -23,15 +23,17 @@ class DittoClient(OwnModelClient[DittoInstruction]):
     def train(self, asked: DittoInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
         """Take the global step from w, then the personal one from v_i; upload w_i.
 
-        v <- v - eta_p [grad f_i(v) + lambda (v - w)]. Metrics: ``loss`` of the global step,
-        ``personal-loss`` of the personal one.
+        v <- v - eta_p [grad f_i(v) + lambda (v - w)]. Metrics: those of the global step, and under
+        names that begin with ``personal-`` those of the personal one.
         """
         self.load(asked.model)
         w = self.block(self.trained_names())
-        loss = self.descend([], lr=asked.lr, epochs=asked.local_epochs)
+        metrics = self.solve(LocalObjective(), lr=asked.lr, epochs=asked.local_epochs)
         upload = self.arrays()
         self.load_own(asked.start, config)
         terms = [ProximalTerm(asked.lam, w)] if asked.lam else []
-        personal = self.descend(terms, lr=asked.personal_lr, epochs=asked.personal_epochs)
+        personal = self.solve(
+            LocalObjective(terms), lr=asked.personal_lr, epochs=asked.personal_epochs
+        )
         self.memory.keep(config, self.arrays())
-        return upload, {"loss": loss, "personal-loss": personal}
+        return upload, metrics | prefixed("personal-", personal)

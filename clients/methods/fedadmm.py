@@ -12,7 +12,7 @@ from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, under
 
 from ..toolkit.base import Scalars
-from ..toolkit.solvers import ProximalTerm
+from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
 
 
@@ -29,7 +29,7 @@ class FedADMMClient(TorchClient[Any]):
         u, dual = self.held(asked, config)
         self.load_block(u)
         anchor = {name: w[name] - dual[name] / asked.rho for name in dual} or w
-        metrics, kept = self.minimise(asked, anchor, config)
+        metrics, kept = self.local_step(asked, anchor, config)
         new = self.block(asked.optimised)
         if dual:
             dual = {name: dual[name] + asked.rho * (new[name] - w[name]) for name in dual}  # (12)
@@ -38,14 +38,13 @@ class FedADMMClient(TorchClient[Any]):
         self.memory.keep(config, kept | to_numpy(new, "u/") | to_numpy(dual, "dual/"))
         return self.arrays(), metrics
 
-    def minimise(
+    def local_step(
         self, asked: FedADMMInstruction, anchor: dict[str, Tensor], config: Scalars
     ) -> tuple[Scalars, Arrays]:
         """Run u <- u - eta [alpha_i grad f_i(u) + rho (u - anchor)]; return metrics, and v_i."""
         term = ProximalTerm(asked.rho, anchor)
-        epochs, weight = asked.local_epochs, asked.loss_weight
-        loss = self.descend([term], lr=asked.lr, epochs=epochs, loss_weight=weight, moving=anchor)
-        return {"loss": loss}, {}
+        objective = LocalObjective([term], loss_weight=asked.loss_weight, moving=anchor)
+        return self.solve(objective, lr=asked.lr, epochs=asked.local_epochs), {}
 
     def receive(self, asked: Any, arrays: Arrays, config: Scalars) -> None:
         """Load the arrays of a message into the model."""

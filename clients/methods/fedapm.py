@@ -14,7 +14,8 @@ from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruc
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.base import Scalars
-from ..toolkit.solvers import ProximalTerm, descend_until
+from ..toolkit.objective import LocalObjective, ProximalTerm
+from ..toolkit.solvers import descend_until
 from ..toolkit.torch_client import to_tensors
 from .fedadmm import FedADMMClient
 
@@ -40,7 +41,7 @@ class FedAPMClient(FedADMMClient):
     strategy: ClassVar[Any] = FedAPM
     instruction: ClassVar[Any] = FedAPMInstruction
 
-    def minimise(
+    def local_step(
         self, asked: Any, anchor: dict[str, Tensor], config: Scalars
     ) -> tuple[Scalars, Arrays]:
         """Run the v-step at the old u_i, then the u-step at the new v_i (Gauss-Seidel).
@@ -62,23 +63,23 @@ class FedAPMClient(FedADMMClient):
         weight = asked.loss_weight
         if personal:
             term = ProximalTerm(asked.sigma, self.block(personal))
-            epochs = asked.personal_epochs
-            self.descend([term], lr=asked.lr, epochs=epochs, loss_weight=weight, moving=personal)
+            objective = LocalObjective([term], loss_weight=weight, moving=personal)
+            self.solve(objective, lr=asked.lr, epochs=asked.personal_epochs)
         kept: Arrays = {}
         if asked.tolerance is None:
-            metrics, _ = super().minimise(asked, anchor, config)
+            metrics, _ = super().local_step(asked, anchor, config)
         else:
             own = self.memory.recall(config)
             before = asked.tolerance if own is None or XI not in own else own[XI]
             xi = asked.tolerance_decay * float(before)
             descent = descend_until(
                 self.train_problem,
-                [ProximalTerm(asked.rho, anchor)],
+                LocalObjective(
+                    [ProximalTerm(asked.rho, anchor)], loss_weight=weight, moving=anchor
+                ),
                 tolerance=xi,
                 lr=asked.lr,
                 max_steps=asked.max_steps,
-                loss_weight=weight,
-                moving=anchor,
             )
             kept[XI] = np.array(xi)
             metrics = {"loss": descent.loss, "residual": descent.residual, "steps": descent.steps}

@@ -7,7 +7,7 @@ from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.base import Scalars
-from ..toolkit.solvers import ProximalTerm
+from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.torch_client import TorchClient
 
 
@@ -24,5 +24,5 @@ class FedProxClient(TorchClient[FedProxInstruction]):
         """Run x <- x - eta [grad f_i(x) + mu (x - w)]; upload x."""
         self.load(asked.model)
         terms = [ProximalTerm(asked.mu, self.block(self.trained_names()))] if asked.mu else []
-        loss = self.descend(terms, lr=asked.lr, epochs=asked.local_epochs)
-        return self.arrays(), {"loss": loss}
+        metrics = self.solve(LocalObjective(terms), lr=asked.lr, epochs=asked.local_epochs)
+        return self.arrays(), metrics

@@ -14,7 +14,8 @@ from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.maths.moreau import advance
 
 from ..toolkit.base import Scalars
-from ..toolkit.solvers import Loader, LocalProblem, ProximalTerm, descend_until
+from ..toolkit.objective import LocalObjective, ProximalTerm
+from ..toolkit.solvers import Loader, LocalProblem, descend_until
 from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
@@ -97,13 +98,13 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         """Minimise f_i(theta) + lambda/2 ||theta - anchor||^2 (11) as the server asks."""
         term = ProximalTerm(asked.lam, to_tensors(anchor, self.device))
         if asked.theta_step == "fixed":
-            return {"loss": self.descend([term], lr=asked.lr, epochs=asked.local_epochs)}
+            return self.solve(LocalObjective([term]), lr=asked.lr, epochs=asked.local_epochs)
         if asked.theta_step == "accuracy":
             # (17) tests alpha_i times the gradient that the steps are taken with.
             scale = asked.alpha**2
             descent = descend_until(
                 self.train_problem,
-                [term],
+                LocalObjective([term]),
                 tolerance=asked.tolerance / scale,
                 lr=asked.lr,
                 max_steps=asked.max_steps,

@@ -13,7 +13,7 @@ from fl_admm_strategies.algorithms.fpfc import FPFCEvaluation, FPFCInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.base import Scalars
-from ..toolkit.solvers import ProximalTerm
+from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
 
 
@@ -41,9 +41,9 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         names = self._clustered(asked.clustered)
         term = ProximalTerm(asked.rho, self.block(names))
         self.load_block(to_tensors(asked.start or self.memory.require(config), self.device))
-        loss = self.descend([term], lr=asked.lr, epochs=asked.local_epochs)
+        metrics = self.solve(LocalObjective([term]), lr=asked.lr, epochs=asked.local_epochs)
         self.memory.keep(config, to_numpy(self.block(names)))
-        return self.arrays(), {"loss": loss}
+        return self.arrays(), metrics
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Scalars

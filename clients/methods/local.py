@@ -7,6 +7,7 @@ from fl_admm_strategies.algorithms.local import LocalInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.base import Scalars
+from ..toolkit.objective import LocalObjective
 from ..toolkit.own_model import OwnModelClient
 
 
@@ -19,6 +20,6 @@ class LocalClient(OwnModelClient[LocalInstruction]):
     def train(self, asked: LocalInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
         """Descend on f_i from the client's own model; upload nothing."""
         self.load_own(asked.start, config)
-        loss = self.descend([], lr=asked.lr, epochs=asked.local_epochs)
+        metrics = self.solve(LocalObjective(), lr=asked.lr, epochs=asked.local_epochs)
         self.memory.keep(config, self.arrays())
-        return {}, {"loss": loss}
+        return {}, metrics

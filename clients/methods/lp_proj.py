@@ -11,8 +11,8 @@ from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.projection import projection
 
 from ..toolkit.base import Scalars
+from ..toolkit.objective import LocalObjective, ProjectedTerm
 from ..toolkit.own_model import OwnModelClient
-from ..toolkit.solvers import ProjectedTerm
 
 
 class LpProjADMMClient(OwnModelClient[LpProjInstruction]):
@@ -37,6 +37,6 @@ class LpProjADMMClient(OwnModelClient[LpProjInstruction]):
             torch.from_numpy(np.array(w_i)).to(self.device),
             names,
         )
-        loss = self.descend([term], lr=asked.lr, epochs=asked.local_epochs)
+        metrics = self.solve(LocalObjective([term]), lr=asked.lr, epochs=asked.local_epochs)
         self.memory.keep(config, self.arrays())
-        return {IMAGE: term.image(self.block(names)).cpu().numpy()}, {"loss": loss}
+        return {IMAGE: term.image(self.block(names)).cpu().numpy()}, metrics

@@ -14,6 +14,7 @@ from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages import split_groups
 
 from ..toolkit.base import Scalars
+from ..toolkit.objective import LocalObjective
 from ..toolkit.torch_client import TorchClient
 
 
@@ -57,8 +58,8 @@ class SGDClient(TorchClient[Any]):
         """Descend on f_i from a model."""
         self.load(asked)
         epochs = int(config.get("local-epochs", 1))
-        loss = self.descend([], lr=float(config["lr"]), epochs=epochs)
-        return self.arrays(), {"loss": loss}
+        metrics = self.solve(LocalObjective(), lr=float(config["lr"]), epochs=epochs)
+        return self.arrays(), metrics
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Scalars

@@ -2,83 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .objective import LocalObjective
+
 Batch = Any
 Loader = Iterable[Batch]
 LossFn = Callable[[Tensor, Tensor], Tensor]
 OptimizerFn = Callable[..., torch.optim.Optimizer]
 SplitBatch = Callable[[Batch], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class ProximalTerm:
-    """A term (c/2) ||u - a||^2 of a local objective.
-
-    Attributes
-    ----------
-    weight : float
-        c > 0.
-    anchor : mapping of str to Tensor
-        a, by parameter name; parameters that it does not name are not in u.
-    """
-
-    weight: float
-    anchor: Mapping[str, Tensor]
-
-    def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
-        """Add c (u - a) to the parameters' ``.grad``."""
-        for name, anchor in self.anchor.items():
-            if (parameter := moving.get(name)) is not None:
-                _add(parameter, parameter - anchor, self.weight)
-
-
-@dataclass(frozen=True)
-class ProjectedTerm:
-    """A term (c/2) ||P u - a||^2 of a local objective, of some linear features of u.
-
-    Attributes
-    ----------
-    weight : float
-        c > 0.
-    projection : Tensor of shape (k, d)
-        P; its columns are the entries of the named parameters, one parameter after another.
-    target : Tensor of shape (k,)
-        a.
-    names : sequence of str
-        The parameters that u consists of; all of them must move.
-    """
-
-    weight: float
-    projection: Tensor
-    target: Tensor
-    names: Sequence[str]
-
-    def image(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return P u, shape (k,)."""
-        return self.projection @ torch.cat([parameters[name].flatten() for name in self.names])
-
-    def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
-        """Add c P^T (P u - a) to the parameters' ``.grad``."""
-        gradient = (self.image(moving) - self.target) @ self.projection
-        sizes = [moving[name].numel() for name in self.names]
-        for name, part in zip(self.names, torch.split(gradient, sizes), strict=True):
-            _add(moving[name], part.view_as(moving[name]), self.weight)
-
-
-Term = ProximalTerm | ProjectedTerm
-
-
-def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
-    if parameter.grad is None:  # a parameter the loss does not reach
-        parameter.grad = torch.zeros_like(parameter)
-    parameter.grad.add_(gradient, alpha=weight)
 
 
 @dataclass(frozen=True)
@@ -162,45 +99,14 @@ class Descent:
     steps: int
 
 
-@contextmanager
-def _moving(model: nn.Module, names: Collection[str] | None) -> Iterator[dict[str, nn.Parameter]]:
-    """Freeze all parameters but the named; yield those that move."""
-    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    moving = {name: p for name, p in own.items() if names is None or name in names}
-    frozen = [p for name, p in own.items() if name not in moving]
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-            parameter.grad = None
-        yield moving
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-
-
-def _complete_gradient(
-    moving: Mapping[str, nn.Parameter], terms: Sequence[Term], loss_weight: float
-) -> None:
-    """Turn grad f, in the parameters' ``.grad``, into that of the whole objective."""
-    with torch.no_grad():
-        if loss_weight != 1.0:
-            for parameter in moving.values():
-                if parameter.grad is not None:
-                    parameter.grad *= loss_weight
-        for term in terms:
-            term.add_gradient(moving)
-
-
 def gradient_descent(
     problem: LocalProblem,
-    terms: Sequence[Term],
+    objective: LocalObjective,
     *,
     lr: float,
     epochs: int,
     full_batch: bool,
     optimizer_fn: OptimizerFn = torch.optim.SGD,
-    loss_weight: float = 1.0,
-    moving: Collection[str] | None = None,
 ) -> float:
     """Take descent steps on alpha f(u) + sum_k (c_k/2) ||u - a_k||^2 from the model's parameters.
 
@@ -211,8 +117,8 @@ def gradient_descent(
     ----------
     problem : LocalProblem
         f, and the model that is changed in place.
-    terms : sequence of ProximalTerm or ProjectedTerm
-        The proximal terms.
+    objective : LocalObjective
+        The terms, alpha, and what u consists of.
     lr : float
         Step size.
     epochs : int
@@ -221,10 +127,6 @@ def gradient_descent(
         GD or SGD.
     optimizer_fn : callable (default: torch.optim.SGD)
         ``optimizer_fn(parameters, lr=lr)``; the plain SGD step is the papers'.
-    loss_weight : float (default: 1.0)
-        alpha, the client's weight in the sum over clients.
-    moving : collection of str, optional
-        The parameters that u consists of; the others are held fixed. By default all.
 
     Returns
     -------
@@ -233,13 +135,13 @@ def gradient_descent(
     """
     value = float("nan")
     problem.model.train()
-    with _moving(problem.model, moving) as parameters:
+    with objective.others_fixed(problem.model) as parameters:
         optimizer = optimizer_fn(list(parameters.values()), lr=lr)
         optimizer.zero_grad()
         for _ in range(epochs):
             if full_batch:
                 value = problem.set_gradient()
-                _complete_gradient(parameters, terms, loss_weight)
+                objective.complete_gradient(parameters)
                 optimizer.step()
                 optimizer.zero_grad()
                 continue
@@ -247,7 +149,7 @@ def gradient_descent(
             for inputs, targets in problem.batches():
                 loss = problem.loss_fn(problem.model(inputs), targets)
                 loss.backward()  # type: ignore[no-untyped-call]
-                _complete_gradient(parameters, terms, loss_weight)
+                objective.complete_gradient(parameters)
                 optimizer.step()
                 optimizer.zero_grad()
                 value += loss.item() * len(targets)
@@ -258,13 +160,11 @@ def gradient_descent(
 
 def descend_until(
     problem: LocalProblem,
-    terms: Sequence[Term],
+    objective: LocalObjective,
     *,
     tolerance: float,
     lr: float,
     max_steps: int,
-    loss_weight: float = 1.0,
-    moving: Collection[str] | None = None,
 ) -> Descent:
     """Take full-gradient steps until ||alpha grad f(u) + sum_k c_k (u - a_k)||^2 <= tolerance.
 
@@ -272,7 +172,7 @@ def descend_until(
 
     Parameters
     ----------
-    problem, terms, lr, loss_weight, moving
+    problem, objective, lr
         As in `gradient_descent`.
     tolerance : float
         For the SQUARED norm.
@@ -280,11 +180,11 @@ def descend_until(
         After so many steps the result is returned as it is; its residual says how far it came.
     """
     problem.model.train()
-    with _moving(problem.model, moving) as parameters:
+    with objective.others_fixed(problem.model) as parameters:
         optimizer = torch.optim.SGD(list(parameters.values()), lr=lr)
         for steps in range(max_steps + 1):
             loss = problem.set_gradient()
-            _complete_gradient(parameters, terms, loss_weight)
+            objective.complete_gradient(parameters)
             gradients = [p.grad for p in parameters.values() if p.grad is not None]
             residual = sum(float((gradient.double() ** 2).sum()) for gradient in gradients)
             if residual <= tolerance or steps == max_steps:

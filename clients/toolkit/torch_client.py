@@ -17,6 +17,7 @@ from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages import split_groups
 
 from .base import Asked, MethodClient, Scalars
+from .objective import LocalObjective
 from .solvers import (
     Batch,
     Loader,
@@ -24,7 +25,6 @@ from .solvers import (
     LossFn,
     OptimizerFn,
     SplitBatch,
-    Term,
     gradient_descent,
 )
 
@@ -168,17 +168,57 @@ class TorchClient(MethodClient[Asked]):
                 values[name] = float(metric(outputs, targets))
         return values
 
-    def descend(self, terms: Sequence[Term], *, lr: float, epochs: int, **options: Any) -> float:
-        """Take the client's kind of descent steps on its training loss; see `gradient_descent`."""
-        return gradient_descent(
+    def solve(self, objective: LocalObjective, *, lr: float, epochs: int) -> Scalars:
+        """Call `minimise`, with what does not move held fixed; see to it that it minimised that.
+
+        Raises
+        ------
+        ValueError
+            If it never asked for the terms of the objective.
+        """
+        with objective.others_fixed(self.model):
+            metrics = self.minimise(objective, lr=lr, epochs=epochs)
+        self.model.to(self.device)  # where a loop of one's own may have moved it from
+        if epochs and not objective.used:
+            raise ValueError(
+                f"{type(self).__name__}.minimise never asked the objective for its terms, so it "
+                "trained on the loss alone, which is another method. Call "
+                "objective.add_gradient(model) between backward() and step(), or add "
+                "objective.penalty(model) to the loss."
+            )
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"{type(self).__name__}.minimise returned {metrics!r}, expected a dict of numbers "
+                'by name, e.g. {"loss": 0.5}.'
+            )
+        return metrics
+
+    def minimise(self, objective: LocalObjective, *, lr: float, epochs: int) -> Scalars:
+        """Train ``self.model``, from where it is, on the objective: where a loop of one's own goes.
+
+        Some methods call it more than once in a round, with different objectives.
+
+        Parameters
+        ----------
+        objective : LocalObjective
+            The client's loss and what the method adds to it.
+        lr, epochs
+            The step size and the number of local epochs that the strategy was given.
+
+        Returns
+        -------
+        dict of str to float
+            What the client reports; here the ``loss`` that `gradient_descent` returns.
+        """
+        loss = gradient_descent(
             self.train_problem,
-            terms,
+            objective,
             lr=lr,
             epochs=epochs,
             full_batch=self.full_batch,
             optimizer_fn=self.optimizer_fn,
-            **options,
         )
+        return {"loss": loss}
 
     def load(self, arrays: Arrays) -> None:
         """Load the arrays of a whole ``state_dict`` into the model.

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from clients.toolkit.solvers import LocalProblem, ProximalTerm, descend_until, gradient_descent
+from clients.toolkit.objective import LocalObjective, ProximalTerm
+from clients.toolkit.solvers import LocalProblem, descend_until, gradient_descent
 from clients.toolkit.torch_client import split_pair
 from tests.support.federation import dataset, make_model
 
@@ -52,7 +53,7 @@ def test_gradient_descent_takes_the_hand_computed_steps(batch_size: int) -> None
     model = Scalar(0.0)
     value = gradient_descent(
         problem_of(model, DataLoader(data, batch_size=batch_size)),
-        [term(2.0, u=5.0)],
+        LocalObjective([term(2.0, u=5.0)]),
         lr=0.1,
         epochs=2,
         full_batch=True,
@@ -68,7 +69,7 @@ def test_mini_batches_take_a_proximal_step_each() -> None:
     model = Scalar(0.0)
     value = gradient_descent(
         problem_of(model, [(column(1), column(1)), (column(2), column(2))]),
-        [term(2.0, u=5.0)],
+        LocalObjective([term(2.0, u=5.0)]),
         lr=0.1,
         epochs=1,
         full_batch=False,
@@ -81,9 +82,8 @@ def test_the_pulls_of_several_terms_add_up() -> None:
     # f = 0 (x = 0): u <- u - 0.1 [2 (u - 5) + 3 (u + 1)] = 0.5 u + 0.7, so 1.7 from 2.
     model = Scalar(2.0)
     problem = problem_of(model, [(column(0), column(0))])
-    gradient_descent(
-        problem, [term(2.0, u=5.0), term(3.0, u=-1.0)], lr=0.1, epochs=1, full_batch=True
-    )
+    objective = LocalObjective([term(2.0, u=5.0), term(3.0, u=-1.0)])
+    gradient_descent(problem, objective, lr=0.1, epochs=1, full_batch=True)
     assert model.u.item() == pytest.approx(1.7, abs=1e-14)
 
 
@@ -93,7 +93,7 @@ def test_a_parameter_without_gradient_gets_only_the_pull(full_batch: bool) -> No
     for terms, expected in (([term(2.0, idle=1.0)], 2.28), ([], 3.0)):
         model = Scalar(0.0, idle=3.0)
         problem = problem_of(model, [(column(1), column(1))])
-        gradient_descent(problem, terms, lr=0.1, epochs=2, full_batch=full_batch)
+        gradient_descent(problem, LocalObjective(terms), lr=0.1, epochs=2, full_batch=full_batch)
         assert model.idle.item() == pytest.approx(expected, abs=1e-14)
 
 
@@ -106,9 +106,9 @@ def test_sgd_equals_a_hand_loop_with_the_same_seed() -> None:
 
     torch.manual_seed(7)
     loader = DataLoader(data, batch_size=4, shuffle=True)
-    terms = [ProximalTerm(0.5, anchors)]
+    objective = LocalObjective([ProximalTerm(0.5, anchors)])
     value = gradient_descent(
-        problem_of(model, loader, loss_fn), terms, lr=0.2, epochs=2, full_batch=False
+        problem_of(model, loader, loss_fn), objective, lr=0.2, epochs=2, full_batch=False
     )
 
     torch.manual_seed(7)
@@ -133,7 +133,7 @@ def test_frozen_parameters_stay() -> None:
     model = Scalar(2.0)
     model.u.requires_grad_(False)
     problem = problem_of(model, [(column(0), column(0))], lambda out, y: 0 * model.idle.sum())
-    gradient_descent(problem, [], lr=0.1, epochs=3, full_batch=True)
+    gradient_descent(problem, LocalObjective(), lr=0.1, epochs=3, full_batch=True)
     assert model.u.item() == 2.0
 
 
@@ -141,7 +141,7 @@ def test_gradients_left_from_before_do_not_count() -> None:
     model = Scalar(0.0)
     model.u.grad = column(1000)
     problem = problem_of(model, [(column(1), column(1))])
-    gradient_descent(problem, [], lr=0.1, epochs=1, full_batch=True)
+    gradient_descent(problem, LocalObjective(), lr=0.1, epochs=1, full_batch=True)
     assert model.u.item() == pytest.approx(0.1, abs=1e-15)  # 0 - 0.1 (0 - 1)
 
 
@@ -153,9 +153,8 @@ def test_another_optimiser_sees_the_whole_gradient() -> None:
 
     model = Scalar(0.0)
     problem = problem_of(model, [(column(0), column(0))])
-    gradient_descent(
-        problem, [term(1.0, u=5.0)], lr=0.1, epochs=2, full_batch=True, optimizer_fn=momentum
-    )
+    objective = LocalObjective([term(1.0, u=5.0)])
+    gradient_descent(problem, objective, lr=0.1, epochs=2, full_batch=True, optimizer_fn=momentum)
     assert model.u.item() == pytest.approx(1.4, abs=1e-14)
 
 
@@ -173,7 +172,13 @@ def test_a_loader_that_yields_no_batch_is_named(full_batch: bool) -> None:
     data = TensorDataset(column(1, 2, 3), column(1, 2, 3))
     loader = DataLoader(data, batch_size=4, drop_last=True)
     with pytest.raises(ValueError, match=r"3 samples .*no batch.*drop_last"):
-        gradient_descent(problem_of(Scalar(0), loader), [], lr=0.1, epochs=1, full_batch=full_batch)
+        gradient_descent(
+            problem_of(Scalar(0), loader),
+            LocalObjective(),
+            lr=0.1,
+            epochs=1,
+            full_batch=full_batch,
+        )
 
 
 def test_the_full_gradient_is_that_of_the_samples_the_loader_yields() -> None:
@@ -206,11 +211,10 @@ def test_the_weight_scales_the_loss_and_not_the_pull(full_batch: bool) -> None:
     model = Scalar(0.0)
     value = gradient_descent(
         problem_of(model, [(column(1), column(3))]),
-        [term(2.0, u=5.0)],
+        LocalObjective([term(2.0, u=5.0)], loss_weight=0.25),
         lr=0.1,
         epochs=2,
         full_batch=full_batch,
-        loss_weight=0.25,
     )
     assert model.u.item() == pytest.approx(1.908125, abs=1e-14)
     assert value == pytest.approx(1.925**2 / 2, abs=1e-14)
@@ -234,15 +238,15 @@ def test_only_the_block_that_moves_moves(full_batch: bool) -> None:
     # the optimiser's, moves u, and u can be trained again afterwards.
     model = Sum()
     problem = problem_of(model, [(column(1), column(5))])
-    gradient_descent(
-        problem, [term(3.0, u=9.0)], lr=0.1, epochs=1, full_batch=full_batch, moving=["v"]
-    )
+    objective = LocalObjective([term(3.0, u=9.0)], moving=["v"])
+    gradient_descent(problem, objective, lr=0.1, epochs=1, full_batch=full_batch)
     assert model.v.item() == pytest.approx(2.2, abs=1e-14)
     assert model.u.item() == 1.0
     assert model.u.grad is None
     assert model.u.requires_grad
     # u <- 1 - 0.1 (3.2 - 5) = 1.18; v at 2.2 stays.
-    gradient_descent(problem, [], lr=0.1, epochs=1, full_batch=full_batch, moving={"u"})
+    objective = LocalObjective(moving={"u"})
+    gradient_descent(problem, objective, lr=0.1, epochs=1, full_batch=full_batch)
     assert (model.u.item(), model.v.item()) == pytest.approx((1.18, 2.2), abs=1e-14)
 
 
@@ -250,12 +254,14 @@ def test_a_frozen_parameter_stays_frozen_and_the_others_are_released_after_an_er
     model = Sum()
     model.u.requires_grad_(False)
     problem = problem_of(model, [(column(1), column(5))])
-    gradient_descent(problem, [], lr=0.1, epochs=1, full_batch=True, moving=["u", "v"])
+    objective = LocalObjective(moving=["u", "v"])
+    gradient_descent(problem, objective, lr=0.1, epochs=1, full_batch=True)
     assert model.u.item() == 1.0
     assert not model.u.requires_grad
     model.u.requires_grad_(True)
+    objective = LocalObjective(moving=["v"])
     with pytest.raises(ValueError, match="yields no batch"):
-        gradient_descent(problem_of(model, []), [], lr=0.1, epochs=1, full_batch=True, moving=["v"])
+        gradient_descent(problem_of(model, []), objective, lr=0.1, epochs=1, full_batch=True)
     assert model.u.requires_grad
 
 
@@ -265,11 +271,10 @@ def test_descend_until_the_gradient_of_the_whole_objective_is_small() -> None:
     model = Scalar(0.0)
     descent = descend_until(
         problem_of(model, [(column(1), column(3))]),
-        [term(2.0, u=5.0)],
+        LocalObjective([term(2.0, u=5.0)], loss_weight=0.25),
         tolerance=1.0,
         lr=0.2,
         max_steps=50,
-        loss_weight=0.25,
     )
     u = 10.75 / 2.25 * (1 - 0.55**4)
     assert descent.steps == 4
@@ -279,11 +284,10 @@ def test_descend_until_the_gradient_of_the_whole_objective_is_small() -> None:
     # What is good enough already is left as it is.
     again = descend_until(
         problem_of(model, [(column(1), column(3))]),
-        [term(2.0, u=5.0)],
+        LocalObjective([term(2.0, u=5.0)], loss_weight=0.25),
         tolerance=1.0,
         lr=0.2,
         max_steps=50,
-        loss_weight=0.25,
     )
     assert again.steps == 0
     assert model.u.item() == pytest.approx(u, rel=1e-14)
@@ -292,7 +296,7 @@ def test_descend_until_the_gradient_of_the_whole_objective_is_small() -> None:
 def test_descend_until_gives_up_and_says_how_far_it_came() -> None:
     model = Scalar(0.0)
     problem = problem_of(model, [(column(1), column(3))])
-    descent = descend_until(problem, [], tolerance=1e-9, lr=0.5, max_steps=2)
+    descent = descend_until(problem, LocalObjective(), tolerance=1e-9, lr=0.5, max_steps=2)
     # u - 3 halves with every step: -3, -1.5, -.75.
     assert (descent.steps, descent.residual) == (2, pytest.approx(0.5625, rel=1e-14))
     assert model.u.item() == pytest.approx(2.25, rel=1e-14)
@@ -302,7 +306,6 @@ def test_the_accuracy_test_looks_at_the_block_that_moves() -> None:
     # In v alone the gradient is 1 + v - 5, 0 at v = 4; the gradient in u does not count.
     model = Sum()
     problem = problem_of(model, [(column(1), column(5))])
-    descent = descend_until(
-        problem, [term(1.0, u=50.0)], tolerance=1e-20, lr=1.0, max_steps=5, moving=["v"]
-    )
+    objective = LocalObjective([term(1.0, u=50.0)], moving=["v"])
+    descent = descend_until(problem, objective, tolerance=1e-20, lr=1.0, max_steps=5)
     assert (descent.steps, model.v.item(), model.u.item()) == (1, 4.0, 1.0)

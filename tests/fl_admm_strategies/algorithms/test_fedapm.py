@@ -87,7 +87,7 @@ class ExactClient(FedAPMClient):
 
     problem: Quadratic
 
-    def minimise(self, asked: Any, anchor: dict[str, Tensor], config: Scalars) -> Any:
+    def local_step(self, asked: Any, anchor: dict[str, Tensor], config: Scalars) -> Any:
         p, alpha = self.problem, asked.loss_weight
         sigma, rho = asked.sigma, asked.rho
         v, u = (self.block([name])[name].numpy() for name in ("v", "u"))
@@ -98,7 +98,7 @@ class ExactClient(FedAPMClient):
         self.load_block({"v": torch.from_numpy(new_v)})
         if asked.tolerance is not None:
             # The descent starts from the new v, and takes no v-step of its own.
-            return super().minimise(replace(asked, personal_epochs=0), anchor, config)
+            return super().local_step(replace(asked, personal_epochs=0), anchor, config)
         new_u = np.linalg.solve(
             alpha * p.A.T @ p.A + rho * np.eye(u.size),
             rho * anchor["u"].numpy() + alpha * p.A.T @ (p.c - p.B @ new_v),
