@@ -26,9 +26,10 @@ from ..maths.blocks import Arrays, Block, Spec, under
 from ..maths.checks import check_choice, check_count, check_fraction, check_positive, listing
 from ..maths.clienttable import ClientTable, Row
 from ..runtime.algorithm import OnClient
+from ..runtime.callbacks import StopRule
 from ..runtime.messages import Metrics, Reply
 from ..runtime.schema import Instruction
-from ..runtime.strategy import BaseSettings, StatefulStrategy, StopRule
+from ..runtime.strategy import BaseSettings, StatefulStrategy
 from .base import Duals
 
 DUAL = "dual/"

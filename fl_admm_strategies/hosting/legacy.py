@@ -31,6 +31,7 @@ from flwr.server.strategy import Strategy
 
 from ..maths.checks import check_count
 from ..runtime import messages as wire
+from ..runtime.callbacks import saving_if_it_raises
 from ..runtime.connections import (
     MOST_CLIENTS,
     NOT_CONNECTED,
@@ -128,7 +129,8 @@ class LegacyStrategy(Strategy):
         self.strategy.run.begin(self.initial_arrays, self._proxy_of, announced)
         self._first_round = self.strategy.last_round + 1
         self.strategy.run.handshake(self._exchange, self.train_config)
-        self.strategy.run.close_round(self.strategy.last_round)
+        unreported = self.strategy.run.resume.has_unreported
+        self.strategy.run.close_round(self.strategy.last_round, last=unreported)
         resumed = self._first_round > 1
         model = self.strategy.global_model() if resumed else self.initial_arrays
         return ndarrays_to_parameters(list(model.values()))
@@ -332,7 +334,8 @@ class LegacyStrategy(Strategy):
         """Evaluate the global model on the server, where `evaluate_fn` was given."""
         if self.evaluate_fn is None:
             return None
-        return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
+        with saving_if_it_raises(self.strategy.run, "evaluate_fn", server_round):
+            return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
     @staticmethod
     def _failures(

@@ -1,4 +1,8 @@
-"""The checkpoints of a run: a folder of files, the newest of which the run goes on from."""
+"""The checkpoints of a run: a folder of files, the newest of which the run goes on from.
+
+A checkpoint is the server's state. What was measured is in one file for the whole run, of which a
+checkpoint says how far it went then; so a checkpoint costs the same in every round.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,9 @@ from numpy.typing import NDArray
 
 from ..maths.checks import check_count
 from .files import PART, DamagedFileError, lock_folder, make_folder, read_arrays, write_arrays
+from .history import FILE, Extent, History, is_entry
 
-_FORMAT = 3
+_FORMAT = 4
 _RECORD = "record"
 _SHOWN = 5  # differences in an error
 
@@ -38,15 +43,19 @@ class Checkpoint:
         The server's state.
     fingerprint : dict
         Which run it is of.
-    history : list of dict
-        What was measured, one entry a round.
+    extent : Extent
+        How far the history went.
+    unreported : dict, or None
+        What was measured in the last round, where one of the user's functions ended the run before
+        the round was complete.
     """
 
     path: Path
     server_round: int
     arrays: dict[str, NDArray[Any]]
     fingerprint: dict[str, Any]
-    history: list[dict[str, Any]]
+    extent: Extent
+    unreported: dict[str, Any] | None
 
 
 class Checkpoints:
@@ -61,6 +70,11 @@ class Checkpoints:
     keep : int (default: 3)
         How many to keep; the others are there for the case that the newest is damaged.
 
+    Attributes
+    ----------
+    history : History
+        What was measured in the rounds of the run.
+
     Raises
     ------
     ValueError
@@ -74,8 +88,7 @@ class Checkpoints:
         self.every = every
         self.keep = keep
         self._lock: BaseFileLock | None = None
-        self._history = bytearray()  # a line of JSON for every round, encoded once
-        self._recorded = -1
+        self.history = History(self.folder / FILE)
 
     def rounds(self) -> list[int]:
         """Return the rounds that there are checkpoints of, sorted."""
@@ -97,15 +110,32 @@ class Checkpoints:
             If there are checkpoints and all of them are damaged.
         """
         rounds = self.rounds()
+        without_history = None
         for server_round in reversed(rounds):
             path = self._path(server_round)
             try:
-                checkpoint, text = _read(path)
+                checkpoint = _read(path)
             except DamagedFileError as error:
                 log(WARNING, "Checkpoint %s is damaged (%s); trying the one before", path, error)
                 continue
-            self._history, self._recorded = bytearray(text), checkpoint.server_round
+            try:
+                self.history.open(checkpoint.extent)
+            except DamagedFileError as error:
+                log(
+                    WARNING, "The history of %s is damaged (%s); trying the one before", path, error
+                )
+                without_history = without_history or checkpoint
+                continue
             return checkpoint
+        if without_history is not None:
+            log(
+                WARNING,
+                "No checkpoint has its whole history: what was measured up to round %s is lost; "
+                "the state is whole",
+                without_history.server_round,
+            )
+            self.history.set_aside()
+            return without_history
         if rounds:
             raise ValueError(
                 f"None of the {len(rounds)} checkpoints in {self.folder} can be read, so there is "
@@ -115,10 +145,10 @@ class Checkpoints:
 
     def record(self, entry: Mapping[str, Any]) -> bool:
         """Add what was measured in a round to the history; return False if it is in it already."""
-        if entry["round"] <= self._recorded:
+        if entry["round"] <= self.history.last_round:
             return False
-        self._history += json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        self._recorded = entry["round"]
+        make_folder(self.folder)  # should somebody have removed it
+        self.history.append(entry)
         return True
 
     def save(
@@ -126,11 +156,19 @@ class Checkpoints:
         server_round: int,
         arrays: Mapping[str, NDArray[Any]],
         fingerprint: Mapping[str, Any],
+        unreported: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a checkpoint; then remove what is older than the last `keep`."""
-        make_folder(self.folder)  # should somebody have removed it
-        header = json.dumps({"format": _FORMAT, "round": server_round, **fingerprint}).encode()
-        record = np.frombuffer(header + b"\n" + self._history, dtype=np.uint8)
+        make_folder(self.folder)
+        self.history.flush()
+        header = {
+            "format": _FORMAT,
+            "round": server_round,
+            "history": self.history.extent,
+            "unreported": unreported,
+            **fingerprint,
+        }
+        record = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
         write_arrays(self._path(server_round), {**arrays, _RECORD: record})
         # A later round than this is a damaged one that the run was not resumed from.
         kept = [saved for saved in self.rounds() if saved <= server_round][-self.keep :]
@@ -159,45 +197,27 @@ def _is_header(header: dict[str, Any]) -> bool:
     return all(type(header[key]) is kind for key, kind in types.items())
 
 
-def _is_entry(entry: dict[str, Any]) -> bool:
-    """Return whether this is what was measured in a round, as `record` gets it."""
-    train, evaluate = ({} if entry[k] is None else entry[k] for k in ("train", "evaluate"))
-    traffic = [0, 0] if entry["traffic"] is None else entry["traffic"]
-    means = [*train.values(), *evaluate.values(), *entry["result"]]
-    return (
-        type(entry["round"]) is int
-        and [type(number) for number in traffic] == [int, int]
-        and all(re.fullmatch("[0-9]{1,20}", client) for client in [*train, *evaluate])
-        and len(entry["result"]) == 3
-        and all(_is_metric(value) for mean in means for value in mean.values())
-    )
-
-
-def _is_metric(value: object) -> bool:
-    """Return whether a `MetricRecord` may hold a value: a number, or a list of them."""
-    numbers = value if isinstance(value, list) else [value]
-    return all(type(number) in (int, float) for number in numbers)
-
-
-def _read(path: Path) -> tuple[Checkpoint, bytes]:
-    """Return a checkpoint, and its history as it is written."""
+def _read(path: Path) -> Checkpoint:
     arrays, _ = read_arrays(path)
     try:
-        header, _, text = arrays.pop(_RECORD).tobytes().partition(b"\n")
-        fingerprint = json.loads(header)
+        fingerprint = json.loads(arrays.pop(_RECORD).tobytes())
         if fingerprint.pop("format") != _FORMAT:
             raise DamagedFileError("it is of another version of fl-admm-strategies")
         server_round = fingerprint.pop("round")
-        history = [json.loads(line) for line in text.splitlines()]
+        size, checksum = fingerprint.pop("history")
+        unreported = fingerprint.pop("unreported")
         if not (_is_header(fingerprint) and path == path.with_name(_name(server_round))):
             raise DamagedFileError("its header is not that of a checkpoint of this round")
-        if not all(map(_is_entry, history)):
-            raise DamagedFileError("its history is not that of a run")
+        if not (type(size) is int and type(checksum) is int and size >= 0):
+            raise DamagedFileError("its header does not say how far the history goes")
+        if not (unreported is None or is_entry(unreported)):
+            raise DamagedFileError("its last round is not that of a run")
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DamagedFileError):
             raise
         raise DamagedFileError(f"it is no checkpoint: {error!r}") from error
-    return Checkpoint(path, server_round, arrays, fingerprint, history), text
+    extent = Extent(size, checksum)
+    return Checkpoint(path, server_round, arrays, fingerprint, extent, unreported)
 
 
 def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

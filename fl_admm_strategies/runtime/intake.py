@@ -17,6 +17,8 @@ from .membership import Membership
 from .messages import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
 
 _MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
+_MOST_METRICS = 1000  # of one reply, and the letters of a name: every one is kept for every round
+_LONGEST_NAME = 200
 
 
 class Accepted(NamedTuple):
@@ -128,6 +130,13 @@ def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply
         for key, value in raw.metrics.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+    if len(metrics) > _MOST_METRICS:
+        raise ValueError(f"it has {len(metrics):,} metrics, expected at most {_MOST_METRICS:,}")
+    if long := [key for key in metrics if len(key) > _LONGEST_NAME]:
+        raise ValueError(
+            f"the name of the metric {brief(repr(long[0]))} has {len(long[0]):,} letters, expected "
+            f"at most {_LONGEST_NAME}"
+        )
     for key, value in metrics.items():  # 64 bits is what Flower's own messages hold
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"the metric {brief(repr(key))} has more than 64 bits")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from logging import INFO, WARNING
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..maths.checks import listing
 from .checkpoints import Checkpoint, Checkpoints, differences
+from .history import History
 from .settings import changed_settings
 from .state import Saved, check_saved
 
@@ -30,11 +32,14 @@ class Resume:
         The state to go on from at the next start.
     run_id : str
         Names the run to its clients, through all resumptions.
+    has_unreported : bool
+        Whether the user's functions have not been called for the last round of the saved run.
     """
 
     def __init__(self) -> None:
         self.saved: dict[str, NDArray[Any]] | None = None
         self.run_id = ""
+        self.has_unreported = False
         self._folder: Checkpoints | None = None
         self._checkpoint: Checkpoint | None = None
         self._kept: deque[dict[int, int]] = deque()  # last_accepted of every checkpoint there is
@@ -104,6 +109,11 @@ class Resume:
         self._checkpoint = saved
         return saved.arrays
 
+    @property
+    def history(self) -> History | None:
+        """What was measured in the rounds of the run, where it is saved."""
+        return None if self._folder is None else self._folder.history
+
     def check_kept(self) -> None:
         """Raise ValueError unless the checkpoint says which uploads its neighbours hold."""
         if self._checkpoint is not None:
@@ -129,17 +139,21 @@ class Resume:
         if missing:
             log(WARNING, "clients %s of the saved run are not connected", listing(sorted(missing)))
 
-    def begin(self, client_ids: list[int]) -> list[dict[str, Any]]:
+    def begin(self, client_ids: list[int]) -> Iterator[dict[str, Any]]:
         """Start a run, or go on with a saved one; return what was measured in its rounds."""
         checkpoint, self._checkpoint, self.saved = self._checkpoint, None, None
         self._kept.clear()
+        self.has_unreported = False
         if checkpoint is None:
             self.run_id = uuid.uuid4().hex
-            return []
+            return iter(())
         self.run_id = checkpoint.fingerprint["run"]
         for rounds in checkpoint.arrays[_KEPT].tolist():
             self._kept.append(dict(zip(client_ids, rounds, strict=True)))
-        return checkpoint.history
+        assert self.history is not None
+        self.has_unreported = checkpoint.unreported is not None
+        last = [checkpoint.unreported] if checkpoint.unreported is not None else []
+        return chain(self.history.entries(), last)
 
     def durable_rounds(self, client: int) -> list[int] | None:
         """Return the rounds of a client that a resumed run may go back to; None: there is none."""
@@ -162,8 +176,9 @@ class Resume:
         state: Saved,
         last_accepted: Mapping[int, int],
         fingerprint: Mapping[str, Any],
+        unreported: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the checkpoint of a round."""
+        """Write a round's checkpoint; `unreported` is what was measured in an incomplete one."""
         assert self._folder is not None
         self._kept.append(dict(last_accepted))
         kept = [[then.get(client, 0) for client in last_accepted] for then in self._kept]
@@ -171,6 +186,7 @@ class Resume:
             server_round,
             {**state, _KEPT: np.array(kept, dtype=np.int64)},
             {**fingerprint, "run": self.run_id},
+            unreported,
         )
 
     def close(self) -> None:

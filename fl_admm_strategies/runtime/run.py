@@ -128,7 +128,7 @@ class Run:
         if resume.saved is not None:
             self._enter_initial_clients({})
             self._load(resume.saved)
-        self.record.load(resume.begin(self.membership.ids))
+        self.record.load(resume.begin(self.membership.ids), resume.history)
 
     def handshake(self, exchange: Exchange, config: Mapping[str, Any]) -> None:
         """Ask all clients what the algorithm must know before round 1, unless it knows already.
@@ -286,7 +286,7 @@ class Run:
         self.health.count_usable_round()
         self.membership.accept(accepted, server_round)
         self.record.count_up(server_round, accepted)
-        self.record.train_metrics[server_round] = {i: r.metrics for i, r in accepted.items()}
+        self.record.train_metrics.add(server_round, {i: r.metrics for i, r in accepted.items()})
         self._on_state_lost(server_round, lost)
         means = weighted_means(accepted) | algorithm.round_metrics()
         self.record.trained(server_round, means)
@@ -342,7 +342,7 @@ class Run:
                 log(WARNING, "round %s: no usable evaluation", server_round)
             return {}
         clients = {i: reply.metrics for i, reply in accepted.items()}
-        self.record.evaluate_metrics[server_round] = clients
+        self.record.evaluate_metrics.add(server_round, clients)
         means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted))
         self.record.evaluated(server_round, means)
         return means
@@ -397,11 +397,30 @@ class Run:
     def close_round(self, server_round: int, *, last: bool = False) -> None:
         """Save a round, once all of it is over, if it is time to; `last` says that none follows."""
         self.health.check_finite(self.algorithm.state, server_round)
-        resume = self.resume
-        if resume.record(self.record.entry(server_round)) and (last or resume.is_due(server_round)):
-            fingerprint = self.fingerprint(self.algorithm.model_spec)
-            last_accepted = self.membership.last_accepted
-            resume.save(server_round, self.state_arrays(), last_accepted, fingerprint)
+        recorded = self.resume.record(self.record.entry(server_round))
+        self.record.release_old(server_round, self.resume.history)
+        if recorded and (last or self.resume.is_due(server_round)):
+            self._save(server_round)
+
+    def save_unreported(self, server_round: int) -> bool:
+        """Save a round that the user's functions ended; return whether there is where to.
+
+        A resumed run calls them again before it goes on.
+        """
+        is_last = 0 < server_round == self.last_round
+        if self.resume.history is None or not is_last or not is_finite(self.algorithm.state, ()):
+            return False
+        self._save(server_round, self.record.entry(server_round))
+        return True
+
+    def _save(self, server_round: int, unreported: Mapping[str, Any] | None = None) -> None:
+        self.resume.save(
+            server_round,
+            self.state_arrays(),
+            self.membership.last_accepted,
+            self.fingerprint(self.algorithm.model_spec),
+            unreported,
+        )
 
     def fingerprint(self, spec: Spec) -> dict[str, Any]:
         """Return which run this is, for JSON."""

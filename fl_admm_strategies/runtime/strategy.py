@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from logging import INFO
 from typing import Any, TypedDict
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, spec_of
 from ..maths.checks import check_count, check_fraction, check_positive, listing
 from .algorithm import Algorithm, OnClient
+from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .intake import Intake
 from .link import GridLink
 from .membership import Membership
@@ -34,8 +35,6 @@ from .record import Traffic
 from .run import Exchange, Run
 from .sampling import Sampling
 from .settings import as_text, settings_of
-
-StopRule = Callable[[int, Mapping[str, float]], bool]
 
 _QUERY_TIMEOUT = 3600.0  # seconds for a handshake, where the caller brings a loop of its own
 
@@ -163,12 +162,15 @@ class StatefulStrategy(Algorithm, Strategy):
         return self.run.last_round
 
     @property
-    def train_metrics(self) -> dict[int, dict[int, Metrics]]:
-        """Metrics of every client in every round: ``metrics[server_round][client_id][name]``."""
+    def train_metrics(self) -> Mapping[int, dict[int, Metrics]]:
+        """Metrics of every client in every round: ``metrics[server_round][client_id][name]``.
+
+        In memory are the last rounds; those before are read from the checkpoints' history.
+        """
         return self.run.record.train_metrics
 
     @property
-    def evaluate_metrics(self) -> dict[int, dict[int, Metrics]]:
+    def evaluate_metrics(self) -> Mapping[int, dict[int, Metrics]]:
         """The same of the evaluations."""
         return self.run.record.evaluate_metrics
 
@@ -270,11 +272,11 @@ class StatefulStrategy(Algorithm, Strategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
         *,
         evaluate_every: int = 1,
         stop: StopRule | None = None,
-        on_round: Callable[[int, Mapping[str, float]], None] | None = None,
+        on_round: OnRound | None = None,
         progress: bool | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
@@ -282,6 +284,9 @@ class StatefulStrategy(Algorithm, Strategy):
         resume: bool = False,
     ) -> Result:
         """Run the federation, as Flower's `Strategy.start`, with more options.
+
+        Where `evaluate_fn`, `stop` or `on_round` raises, its round is saved as it is before the run
+        ends; a resumed run evaluates and reports that round anew, and goes on.
 
         Parameters
         ----------
@@ -302,7 +307,8 @@ class StatefulStrategy(Algorithm, Strategy):
         progress : bool, optional
             Show a progress bar on standard error. By default where that is a terminal.
         checkpoint_dir : str or path, optional
-            Folder of the run's checkpoints; by default there are none. Clients that keep state of
+            Folder of the run's checkpoints, and of the history of what was measured; by default
+            there are none. Clients that keep state of
             their own must keep it in a folder as well (``state_dir``) for the run to continue to
             the same bits.
         checkpoint_every : int (default: 1)
@@ -359,21 +365,8 @@ class StatefulStrategy(Algorithm, Strategy):
             asked = run.configure_evaluate(server_round, evaluate_config)
             return run.aggregate_evaluate(server_round, exchange(asked, MessageType.EVALUATE))
 
-        def evaluate_centrally(server_round: int) -> None:
-            central = run.record.result.evaluate_metrics_serverapp
-            if evaluate_fn is None or server_round in central:
-                return
-            if (metrics := evaluate_fn(server_round, self.global_arrays)) is not None:
-                central[server_round] = metrics
-
-        def stopping_at(server_round: int, metrics: Metrics) -> bool:
-            return stop is not None and stop(server_round, metrics)
-
-        evaluate_centrally(run.last_round)
-        run.close_round(run.last_round)
-        stopping = False
-        for server_round in run.record.past_rounds:
-            stopping = stopping_at(server_round, run.record.measured(server_round))
+        callbacks = Callbacks(run, lambda: self.global_arrays, evaluate_fn, stop, on_round)
+        stopping = callbacks.catch_up()
         with progress_bar(type(self).__name__, num_rounds, run.last_round, progress) as advance:
             for server_round in range(run.last_round + 1, num_rounds + 1):
                 if stopping:
@@ -385,13 +378,12 @@ class StatefulStrategy(Algorithm, Strategy):
                 due = server_round % evaluate_every == 0 or server_round == num_rounds
                 if due:
                     metrics |= evaluate(server_round)
-                stopping = stopping_at(server_round, metrics)
+                stopping = callbacks.is_over(server_round, metrics)
                 if stopping and not due:
                     metrics |= evaluate(server_round)
-                evaluate_centrally(server_round)
+                callbacks.evaluate(server_round)
                 log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, metrics)
-                if on_round:
-                    on_round(server_round, metrics)
+                callbacks.report(server_round, metrics)
                 run.close_round(server_round, last=stopping or server_round == num_rounds)
                 advance(server_round, metrics)
         if stopping:

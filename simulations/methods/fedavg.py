@@ -17,11 +17,11 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.checks import check_count, check_positive
+from fl_admm_strategies.runtime.callbacks import StopRule
 from fl_admm_strategies.runtime.connections import ClientDirectory
 from fl_admm_strategies.runtime.messages import ERROR, NUM_EXAMPLES, ClientInstruction, Metrics
 from fl_admm_strategies.runtime.progress import progress_bar
 from fl_admm_strategies.runtime.record import Traffic
-from fl_admm_strategies.runtime.strategy import StopRule
 
 from ..data.federated import generator
 

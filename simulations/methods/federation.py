@@ -13,10 +13,10 @@ from flwr.serverapp import Grid
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid
+from fl_admm_strategies.runtime.callbacks import StopRule
 from fl_admm_strategies.runtime.messages import Metrics
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.settings import parameters_of
-from fl_admm_strategies.runtime.strategy import StopRule
 
 from ..problems import Problem
 from ..scores import ModelScores

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from rich.console import RenderableType
 from rich.text import Text
 
-from fl_admm_strategies.runtime.strategy import StopRule
+from fl_admm_strategies.runtime.callbacks import StopRule
 
 from ..methods import Federation, Method
 from ..problems import Problem

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from clients.toolkit.curvature import FACTOR_CACHE
 from fl_admm_strategies import FedGiA
-from fl_admm_strategies.runtime.strategy import StopRule
+from fl_admm_strategies.runtime.callbacks import StopRule
 
 from ..data import TabularData
 from ..methods import grid_of, run_method

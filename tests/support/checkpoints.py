@@ -87,9 +87,8 @@ def start(
     state_dir: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Result:
-    return strategy.start(
-        new_grid(state_dir), first(), num_rounds, evaluate_fn=centrally, evaluate_every=2, **options
-    )
+    options = {"evaluate_fn": centrally, "evaluate_every": 2, **options}
+    return strategy.start(new_grid(state_dir), first(), num_rounds, **options)
 
 
 def measured(strategy: FedADMM, result: Result) -> dict[str, Any]:
@@ -110,8 +109,8 @@ def measured(strategy: FedADMM, result: Result) -> dict[str, Any]:
     }
 
 
-class Killed(Exception):  # noqa: N818 - it stands for the end of a process
-    """Ends a run from the inside."""
+class Killed(BaseException):
+    """Ends a run from the inside, as the end of its process would: nothing is saved."""
 
 
 def killer(last: int) -> Callable[..., None]:

@@ -66,8 +66,8 @@ def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def a_checkpoint(**changes: Any) -> bytes:
-    header = {"format": 3, "round": 4, "algorithm": "FedADMM"} | changes
-    record = np.frombuffer(json.dumps(header).encode() + b"\n", np.uint8)
+    header = {"format": 4, "round": 4, "algorithm": "FedADMM"} | changes
+    record = np.frombuffer(json.dumps(header).encode(), np.uint8)
     return save({"record": record})
 
 
@@ -94,7 +94,7 @@ def test_arbitrary_bytes_are_damage(tmp_path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [b"", b"[]", b"{}", b"null\n", b'{"format": 2}', b'{"format": 3}', b"\xff\xfe", b"{\n{"],
+    [b"", b"[]", b"{}", b"null\n", b'{"format": 3}', b'{"format": 4}', b"\xff\xfe", b"{\n{"],
 )
 def test_a_whole_file_that_is_no_checkpoint_is_damage(record: bytes, tmp_path: Path) -> None:
     path = tmp_path / "round-000001.safetensors"

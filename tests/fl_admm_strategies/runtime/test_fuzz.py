@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
@@ -652,13 +653,14 @@ def test_a_saved_state_of_any_content_is_loaded_or_refused(case: Case, data: st.
 
 
 @cache
-def saved_checkpoint() -> tuple[dict[str, np.ndarray], list[Any]]:
-    """Return the arrays of a checkpoint of round 3, and its header and history."""
+def saved_checkpoint() -> tuple[dict[str, np.ndarray], Any, list[Any]]:
+    """Return the arrays of a checkpoint of round 3, its header, and the run's history."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint_support.start(checkpoint_support.new_strategy(), 3, checkpoint_dir=folder)
         arrays, _ = read_arrays(Path(folder) / "round-000003.safetensors")
-    lines = arrays.pop("record").tobytes().splitlines()
-    return arrays, [json.loads(line) for line in lines]
+        lines = (Path(folder) / "history.jsonl").read_text().splitlines()
+    header = json.loads(arrays.pop("record").tobytes())
+    return arrays, header, [json.loads(line) for line in lines]
 
 
 json_values = st.recursive(
@@ -694,19 +696,24 @@ def changed_json(draw: st.DrawFn, value: Any) -> Any:
 def test_a_checkpoint_of_any_content_is_resumed_or_refused(
     data: st.DataObject, tmp_path: Path
 ) -> None:
-    arrays, record = saved_checkpoint()
-    if data.draw(st.booleans()):
+    arrays, header, history = saved_checkpoint()
+    changed = data.draw(st.sampled_from(["arrays", "header", "history"]))
+    if changed == "arrays":
         arrays = data.draw(changed_arrays(arrays))
-    else:
-        record = data.draw(changed_json(record))
-    text = b"\n".join(
-        json.dumps(line).encode() for line in (record if isinstance(record, list) else [record])
-    )
+    elif changed == "history":
+        history = data.draw(changed_json(history))
+    lines = history if isinstance(history, list) else [history]
+    text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    header = header | {"history": [len(text), zlib.crc32(text)]}
+    if changed == "header":
+        header = data.draw(changed_json(header))
     folder = tmp_path / "checkpoints"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     path = folder / "round-000003.safetensors"
-    write_arrays(path, {**arrays, "record": np.frombuffer(text, np.uint8)})
+    record = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    write_arrays(path, {**arrays, "record": record})
+    (folder / "history.jsonl").write_bytes(text)
     before = path.read_bytes()
     strategy = checkpoint_support.new_strategy()
     try:

@@ -56,6 +56,14 @@ def test_a_good_reply_has_its_arrays_in_the_order_of_the_model() -> None:
         (RawReply(arrays(), {"loss": 1.0}), "its metrics lack the number 'num-examples'"),
         (raw("5"), "its metrics lack the number 'num-examples'"),
         (raw(True), "its metrics lack the number 'num-examples'"),
+        (
+            RawReply(arrays(), {"num-examples": 5, **{f"m{i}": i for i in range(1000)}}),
+            "it has 1,001 metrics, expected at most 1,000",
+        ),
+        (
+            RawReply(arrays(), {"num-examples": 5, "x" * 201: 1.0}),
+            "has 201 letters, expected at most 200",
+        ),
         (raw(0), "'num-examples' is 0, expected more than 0 and at most 2^53"),
         (raw(-5), "'num-examples' is -5, expected more than 0"),
         (raw(math.nan), "'num-examples' is nan, expected more than 0"),

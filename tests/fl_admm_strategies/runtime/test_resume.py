@@ -81,7 +81,8 @@ def assert_equal(actual: Any, expected: Any) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    own = {".lock", "history.jsonl"}
+    return sorted(path.name for path in folder.iterdir() if path.name not in own)
 
 
 def newest(folder: Path) -> Path:
@@ -230,6 +231,27 @@ def test_the_legacy_api_resumes_as_well(
     assert resumed.traffic == expected.traffic
 
 
+def test_under_the_legacy_api_a_round_whose_evaluate_fn_raises_is_saved(tmp_path: Path) -> None:
+    def evaluate(server_round: int, arrays: Any, config: Any) -> Any:
+        if server_round == 3:
+            raise ZeroDivisionError
+
+    expected = new_strategy()
+    legacy_run(5, expected, tmp_path / "other")
+    folder: dict[str, Any] = {
+        "state_dir": tmp_path / "clients",
+        "checkpoint_dir": tmp_path / "checkpoints",
+        "checkpoint_every": 5,
+    }
+    with pytest.raises(ZeroDivisionError):
+        legacy_run(5, new_strategy(), **folder, evaluate_fn=evaluate)
+    assert newest(tmp_path).name == "round-000003.safetensors"
+    resumed = new_strategy()
+    legacy_run(5, resumed, **folder, resume=True)
+    assert_same_bits(resumed.state_dict(), expected.state_dict())
+    assert resumed.train_metrics == expected.train_metrics
+
+
 # --- What is refused ----------------------------------------------------------------------------
 
 
@@ -371,8 +393,8 @@ def test_a_checkpoint_is_plain_numbers_and_json(copy: Path) -> None:
     with safe_open(newest(copy), framework="np") as file:
         arrays = file.get_tensors()
     assert {array.dtype.kind for array in arrays.values()} <= set("biuf")
-    header, *rounds = arrays["record"].tobytes().splitlines()
-    assert json.loads(header)["algorithm"] == "FedADMM"
+    assert json.loads(arrays["record"].tobytes())["algorithm"] == "FedADMM"
+    rounds = (copy / "checkpoints" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in rounds] == [0, 1, 2, 3, 4]
 
 
@@ -434,7 +456,7 @@ def test_every_flipped_bit_is_noticed(saved: Path, tmp_path: Path) -> None:
 def test_damaged_checkpoints_only_are_an_error(
     copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for path in (copy / "checkpoints").iterdir():
+    for path in (copy / "checkpoints").glob("round-*"):
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"None of the 3 checkpoints .* can be read"):
         go_on(copy)

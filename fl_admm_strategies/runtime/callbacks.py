@@ -1,0 +1,109 @@
+"""The user's functions that a run calls: `evaluate_fn`, `stop` and `on_round`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from logging import ERROR
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.common import log
+
+from .run import Run
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+StopRule = Callable[[int, Mapping[str, float]], bool]
+OnRound = Callable[[int, Mapping[str, float]], None]
+
+
+class Callbacks:
+    """Calls them; where one raises, its round is saved before the run ends.
+
+    Parameters
+    ----------
+    run : Run
+    model : callable
+        Returns the global model.
+    evaluate_fn, stop, on_round : callable, optional
+        As in `StatefulStrategy.start`.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: Callable[[], ArrayRecord],
+        evaluate_fn: EvaluateFn | None,
+        stop: StopRule | None,
+        on_round: OnRound | None,
+    ) -> None:
+        self._run = run
+        self._model = model
+        self._evaluate_fn = evaluate_fn
+        self._stop = stop
+        self._on_round = on_round
+
+    def catch_up(self) -> bool:
+        """Do what is left of the round that a run begins after; return whether the run is to stop.
+
+        That is the initial evaluation, or in a resumed run all that the last one did not come to.
+        """
+        run = self._run
+        self.evaluate(run.last_round)
+        if run.resume.has_unreported:
+            self.report(run.last_round, run.record.measured(run.last_round))
+        run.close_round(run.last_round, last=run.resume.has_unreported)
+        stopping = False
+        for server_round in run.record.past_rounds:
+            stopping = self.is_over(server_round, run.record.measured(server_round))
+        return stopping
+
+    def evaluate(self, server_round: int) -> None:
+        """Evaluate the global model on the server, unless that is done already.
+
+        Raises
+        ------
+        TypeError
+            If `evaluate_fn` returns something else than a `MetricRecord` or None.
+        """
+        central = self._run.record.result.evaluate_metrics_serverapp
+        if self._evaluate_fn is None or server_round in central:
+            return
+        with saving_if_it_raises(self._run, "evaluate_fn", server_round):
+            metrics = self._evaluate_fn(server_round, self._model())
+            if not isinstance(metrics, MetricRecord | None):
+                raise TypeError(
+                    f"evaluate_fn returned a {type(metrics).__name__} in round {server_round}, "
+                    "expected a flwr.app.MetricRecord or None. Return MetricRecord({...})."
+                )
+        if metrics is not None:
+            central[server_round] = metrics
+
+    def is_over(self, server_round: int, metrics: Mapping[str, float]) -> bool:
+        """Ask the stop rule."""
+        if self._stop is None:
+            return False
+        with saving_if_it_raises(self._run, "stop", server_round):
+            return self._stop(server_round, metrics)
+
+    def report(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Say that a round is complete."""
+        if self._on_round is not None:
+            with saving_if_it_raises(self._run, "on_round", server_round):
+                self._on_round(server_round, metrics)
+
+
+@contextmanager
+def saving_if_it_raises(run: Run, name: str, server_round: int) -> Iterator[None]:
+    """Save the run's last round, should the user's function `name` raise in it."""
+    try:
+        yield
+    except Exception as error:
+        if run.save_unreported(server_round):
+            log(
+                ERROR,
+                "round %s: %s raised %s; the round is saved, and resume=True goes on from it",
+                server_round,
+                name,
+                type(error).__name__,
+            )
+        raise

@@ -1,0 +1,160 @@
+"""What was measured in a run, in a file beside its checkpoints: a line of JSON a round."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .files import DamagedFileError
+
+FILE = "history.jsonl"
+
+
+class Extent(NamedTuple):
+    """How far a history goes, as a checkpoint says it.
+
+    Attributes
+    ----------
+    size : int
+        In bytes.
+    checksum : int
+        The CRC-32 of these.
+    """
+
+    size: int
+    checksum: int
+
+
+class History:
+    """An append-only file; what a killed run wrote after its last checkpoint is written over.
+
+    Parameters
+    ----------
+    path : Path
+        Of the file; its folder exists at the first `append`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.extent = Extent(0, 0)
+        self._lines: dict[int, tuple[int, int]] = {}  # round: begin and length of its line
+        self._is_damaged = False
+
+    def __contains__(self, server_round: object) -> bool:
+        return server_round in self._lines
+
+    @property
+    def last_round(self) -> int:
+        """The last round in it; -1 without any."""
+        return max(self._lines, default=-1)
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add a round's line."""
+        if self._is_damaged:
+            self.path.replace(self.path.with_name(f"{self.path.name}.damaged"))
+            self._is_damaged = False
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        begin, checksum = self.extent
+        with self.path.open("ab") as file:
+            file.truncate(begin)
+            file.write(line)
+        self._lines[entry["round"]] = begin, len(line)
+        self.extent = Extent(begin + len(line), zlib.crc32(line, checksum))
+
+    def flush(self) -> None:
+        """Have what was appended on the disk."""
+        if self._lines:
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def open(self, extent: Extent) -> None:
+        """Go on after what a checkpoint refers to.
+
+        Raises
+        ------
+        DamagedFileError
+            If the file does not hold it; the history is empty then.
+        """
+        self.extent, self._lines = Extent(0, 0), {}
+        lines: dict[int, tuple[int, int]] = {}
+        begin = checksum = 0
+        try:
+            for line in _lines(self.path, extent.size):
+                checksum = zlib.crc32(line, checksum)
+                lines[_checked(line)["round"]] = begin, len(line)
+                begin += len(line)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DamagedFileError(f"{self.path.name} cannot be read: {error!r}") from error
+        if (begin, checksum) != extent:
+            raise DamagedFileError(f"{self.path.name} is not what was written to it")
+        self.extent, self._lines = extent, lines
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Read all rounds, one after another."""
+        for line in _lines(self.path, self.extent.size):
+            yield json.loads(line)
+
+    def read(self, server_round: int) -> dict[str, Any]:
+        """Return what was measured in one round.
+
+        Raises
+        ------
+        RuntimeError
+            If the file is gone or was changed since.
+        """
+        begin, length = self._lines[server_round]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(begin)
+                return _checked(file.read(length))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RuntimeError(
+                f"What was measured in round {server_round} is no longer in memory, and "
+                f"{self.path} cannot be read: {error!r}"
+            ) from error
+
+    def set_aside(self) -> None:
+        """Begin an empty one; what there is goes on under another name."""
+        self.extent, self._lines = Extent(0, 0), {}
+        self._is_damaged = self.path.exists()
+
+
+def _lines(path: Path, size: int) -> Iterator[bytes]:
+    """Read the lines of the first `size` bytes of a file, which need not exist for none."""
+    if size:
+        with path.open("rb") as file:
+            while size > 0 and (line := file.readline(size)):
+                size -= len(line)
+                yield line
+
+
+def _checked(line: bytes) -> dict[str, Any]:
+    entry: dict[str, Any] = json.loads(line)
+    if not is_entry(entry):
+        raise ValueError("a line is not what was measured in a round")
+    return entry
+
+
+def is_entry(entry: dict[str, Any]) -> bool:
+    """Return whether this is what was measured in a round, as `append` gets it."""
+    train, evaluate = ({} if entry[k] is None else entry[k] for k in ("train", "evaluate"))
+    traffic = [0, 0] if entry["traffic"] is None else entry["traffic"]
+    means = [*train.values(), *evaluate.values(), *entry["result"]]
+    return (
+        type(entry["round"]) is int
+        and [type(number) for number in traffic] == [int, int]
+        and all(re.fullmatch("[0-9]{1,20}", client) for client in [*train, *evaluate])
+        and len(entry["result"]) == 3
+        and all(_is_metric(value) for mean in means for value in mean.values())
+    )
+
+
+def _is_metric(value: object) -> bool:
+    """Return whether a `MetricRecord` may hold a value: a number, or a list of them."""
+    numbers = value if isinstance(value, list) else [value]
+    return all(type(number) in (int, float) for number in numbers)
