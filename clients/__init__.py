@@ -11,12 +11,13 @@ from .methods.fpfc import FPFCClient
 from .methods.local import LocalClient
 from .methods.lp_proj import LpProjADMMClient
 from .methods.sgd import SGDClient
-from .toolkit.app import client_app
+from .toolkit.app import answer, client_app
 from .toolkit.base import MethodClient
 from .toolkit.curvature import LeastSquares, Logistic
+from .toolkit.objective import LocalObjective
 from .toolkit.personalization import SplitInput, input_layers, output_layers, split_input
 from .toolkit.ratings import Ratings
-from .toolkit.torch_client import TorchClient, accuracy, rmse
+from .toolkit.torch_client import MeanMetric, TorchClient, accuracy, rmse
 
 __all__ = [
     "DittoClient",
@@ -30,14 +31,17 @@ __all__ = [
     "FedProxClient",
     "LeastSquares",
     "LocalClient",
+    "LocalObjective",
     "Logistic",
     "LpProjADMMClient",
+    "MeanMetric",
     "MethodClient",
     "Ratings",
     "SGDClient",
     "SplitInput",
     "TorchClient",
     "accuracy",
+    "answer",
     "client_app",
     "input_layers",
     "output_layers",

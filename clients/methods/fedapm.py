@@ -69,6 +69,11 @@ class FedAPMClient(FedADMMClient):
         if asked.tolerance is None:
             metrics, _ = super().local_step(asked, anchor, config)
         else:
+            self.refuse_own_steps(
+                "the server gives a tolerance, and the accuracy test (16) takes plain "
+                "full-gradient steps",
+                "give FedAPM no tolerance",
+            )
             own = self.memory.recall(config)
             before = asked.tolerance if own is None or XI not in own else own[XI]
             xi = asked.tolerance_decay * float(before)

@@ -81,6 +81,7 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
 
     strategy = FedGiA
     instruction = FedGiAInstruction
+    closed_form = "its local steps are a formula of one gradient"
 
     @abstractmethod
     def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
@@ -156,7 +157,8 @@ class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
     ``curvature=``; the method behind it must be differentiable twice. f_i is the loss of the model
     in evaluation mode, over all samples: FedGiA's rounds need one function, so dropout is off, and
     buffers (a batch norm's running mean) and frozen parameters stay as they start. Parameters are
-    those of `TorchClient`; `full_batch` and `optimizer_fn` have no use here.
+    those of `TorchClient`, without an optimizer, a schedule or clipping: there is one gradient a
+    round, and the steps are a formula; `full_batch` has no use.
 
     Examples
     --------
@@ -165,6 +167,15 @@ class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
     ...     return FedGiAClient(context, Net(), train, nn.CrossEntropyLoss(),
     ...                         test_loader=test, metrics={"accuracy": accuracy}).to_client()
     """
+
+    closed_form = FedGiASteps.closed_form
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refuse_own_steps(
+            f"FedGiA takes none of these: {self.closed_form}",
+            "use a method whose clients descend, such as FedADMM",
+        )
 
     def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
         """Return f_i and its gradient; zero for what the model does not train."""

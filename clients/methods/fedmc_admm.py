@@ -184,6 +184,7 @@ class FedMCADMMClient(MethodClient[FedMCInstruction]):
 
     strategy = FedMCADMM
     instruction = FedMCInstruction
+    closed_form = "its steps go from one factor to the other, with step sizes of their own"
 
     def __init__(
         self,

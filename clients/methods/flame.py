@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from fl_admm_strategies.maths.moreau import advance
 
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
-from ..toolkit.solvers import Loader, LocalProblem, descend_until
+from ..toolkit.solvers import Loader, descend_until
 from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
@@ -50,13 +51,10 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.prox = prox
-        problem = self.train_problem
         self.validation_problem = (
             None
             if validation_loader is None
-            else LocalProblem(
-                self.model, validation_loader, problem.loss_fn, problem.split_batch, self.device
-            )
+            else replace(self.train_problem, loader=validation_loader)
         )
 
     def train(self, asked: FLAMEInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
@@ -99,6 +97,11 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         term = ProximalTerm(asked.lam, to_tensors(anchor, self.device))
         if asked.theta_step == "fixed":
             return self.solve(LocalObjective([term]), lr=asked.lr, epochs=asked.local_epochs)
+        self.refuse_own_steps(
+            f"the server asks for theta_step={asked.theta_step!r}, which takes no other steps than "
+            "its own",
+            "use FLAME(theta_step='fixed')",
+        )
         if asked.theta_step == "accuracy":
             # (17) tests alpha_i times the gradient that the steps are taken with.
             scale = asked.alpha**2

@@ -62,7 +62,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         models = {"personal": asked.personal, "cluster": asked.cluster, "global": asked.global_}
         with self.seeded(config):
             loss, num_examples, metrics = self.evaluate_models(models)
-            if asked.mean_dual is not None:
+            if asked.mean_dual is not None and self.knows_loss:
                 names = self._clustered(asked.clustered)
                 dual = _flat(to_tensors(asked.mean_dual, self.device))
                 gradient = self._gradient(asked.personal, names)

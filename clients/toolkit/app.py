@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
@@ -19,15 +19,18 @@ Run = Callable[[NumPyClient, ClientInstruction], RawReply]
 
 
 def client_app(
-    client_fn: ClientFn, *, num_clients: int | Callable[[Context], int] | None = None
+    client_fn: ClientFn | None = None,
+    *,
+    num_clients: int | Callable[[Context], int] | None = None,
 ) -> ClientApp:
     """Make a `ClientApp` of the current API out of a `client_fn` of the legacy one.
 
     Parameters
     ----------
-    client_fn : callable
+    client_fn : callable, optional
         ``client_fn(context)`` returns a `NumPyClient`, or what its ``to_client()`` returns: the
-        same function that ``ClientApp(client_fn=...)`` takes.
+        same function that ``ClientApp(client_fn=...)`` takes. Without it the app tells the server
+        who its client is, and the handlers for train and evaluate messages are yours (`answer`).
     num_clients : int or callable, optional
         Total number of clients, where it is not the number of nodes: node p of P then hosts the
         clients from p * num_clients // P up to the next node's, each with a context of its own
@@ -37,7 +40,7 @@ def client_app(
     Returns
     -------
     ClientApp
-        With handlers for train, evaluate and query messages.
+        With handlers for query messages and, given a `client_fn`, train and evaluate.
 
     Notes
     -----
@@ -48,6 +51,11 @@ def client_app(
     --------
     >>> app = client_app(client_fn)
     """
+    if client_fn is None and num_clients is not None:
+        raise ValueError(
+            "num_clients is given without a client_fn, but handlers of one's own answer for one "
+            "client on each node. Give client_app a client_fn, or leave num_clients out."
+        )
     app = ClientApp()
 
     def hosted(context: Context) -> tuple[list[int] | None, int]:
@@ -66,15 +74,10 @@ def client_app(
         return list(range(node * total // nodes, (node + 1) * total // nodes)), total
 
     def handle(message: Message, context: Context, run: Run) -> Message:
+        assert client_fn is not None
         if num_clients is None:
-            asked = dict(wire.unpack_instructions(message.content))
-            if list(asked) != [None]:
-                raise ValueError(
-                    f"The message is for {_named(asked)}, but this node is one client. "
-                    "A node that hosts several needs client_app(client_fn, num_clients=...)."
-                )
-            reply = run(_numpy_client(client_fn(context)), asked[None])
-            return Message(wire.pack_replies({None: reply}), reply_to=message)
+            instruction = _only_instruction(message)
+            return _reply(run(_numpy_client(client_fn(context)), instruction), message)
         clients, total = hosted(context)
         assert clients is not None
         asked = dict(wire.unpack_instructions(message.content))
@@ -111,15 +114,67 @@ def client_app(
             identity[wire.NUM_CLIENTS] = total
         return Message(RecordDict({wire.CONFIG: identity}), reply_to=message)
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return handle(message, context, _fit)
+    if client_fn is not None:
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return handle(message, context, _evaluate)
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            return handle(message, context, _fit)
+
+        @app.evaluate()
+        def evaluate(message: Message, context: Context) -> Message:
+            return handle(message, context, _evaluate)
 
     return app
+
+
+def answer(client: Any, message: Message) -> Message:
+    """Answer a train or evaluate message with a client, in a handler of one's own.
+
+    Parameters
+    ----------
+    client : NumPyClient
+        Made with the handler's context.
+    message : Message
+        The handler's message, for one client.
+
+    Returns
+    -------
+    Message
+        The reply.
+
+    Raises
+    ------
+    ValueError
+        If the message is packed for several clients.
+
+    Examples
+    --------
+    >>> app = client_app()
+    >>> @app.train()
+    ... def train(msg: Message, context: Context) -> Message:
+    ...     return answer(FPFCClient(context, Net(), load_data(context), loss_fn), msg)
+    """
+    kind = message.metadata.message_type.partition(".")[0]
+    if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+        raise ValueError(f"The message is of type {kind!r}, expected 'train' or 'evaluate'.")
+    run = _fit if kind == MessageType.TRAIN else _evaluate
+    own = _numpy_client(client, "answer() was given")
+    return _reply(run(own, _only_instruction(message)), message)
+
+
+def _only_instruction(message: Message) -> ClientInstruction:
+    """Return what a message for a node with one client asks for."""
+    asked = dict(wire.unpack_instructions(message.content))
+    if list(asked) != [None]:
+        raise ValueError(
+            f"The message is for {_named(asked)}, but this node is one client. "
+            "A node that hosts several needs client_app(client_fn, num_clients=...)."
+        )
+    return asked[None]
+
+
+def _reply(reply: RawReply, message: Message) -> Message:
+    return Message(wire.pack_replies({None: reply}), reply_to=message)
 
 
 def _named(asked: Iterable[int | None]) -> str:
@@ -161,12 +216,11 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, int | float]:
     }
 
 
-def _numpy_client(client: Any) -> NumPyClient:
+def _numpy_client(client: Any, source: str = "client_fn returned") -> NumPyClient:
     client = getattr(client, "numpy_client", client)  # what NumPyClient.to_client() wraps
     if not isinstance(client, NumPyClient):
         raise TypeError(
-            f"client_fn returned a {type(client).__name__}, expected a NumPyClient or its "
-            "to_client()."
+            f"{source} a {type(client).__name__}, expected a NumPyClient or its to_client()."
         )
     return client
 

@@ -47,12 +47,22 @@ class MethodClient(NumPyClient, Generic[Asked]):
     """The server's half."""
     instruction: ClassVar[type[Instruction]]
     """What it sends for training."""
+    closed_form: ClassVar[str] = ""
+    """Why there is no objective for a `minimise` of one's own; empty where there is one."""
 
     def __init__(
         self, context: Context, *, state_dir: str | os.PathLike[str] | None = None
     ) -> None:
         self.context = context
         self.memory = Memory(context, state_dir)
+        kinds = type(self).__mro__
+        named = next(place for place, kind in enumerate(kinds) if "closed_form" in vars(kind))
+        if self.closed_form and any("minimise" in vars(kind) for kind in kinds[:named]):
+            raise TypeError(
+                f"{type(self).__name__} has a minimise() of its own, which "
+                f"{self.strategy.__name__} would never call: {self.closed_form}. Use a method "
+                "whose clients descend, such as FedADMM; docs/own-client.md has the table."
+            )
 
     @abstractmethod
     def train(self, asked: Asked, config: Scalars) -> tuple[Arrays, Scalars]:

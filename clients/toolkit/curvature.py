@@ -439,14 +439,14 @@ def _hessian_product(
     """Return Hessian @ direction of the mean loss over all samples."""
     total = [torch.zeros_like(part) for part in direction]
     seen = 0
-    for inputs, targets in problem.batches():
-        loss = problem.loss_fn(problem.model(inputs), targets) * len(targets)
+    for batch in problem.batches():
+        loss = problem.loss(batch) * batch.size
         # A parameter the loss does not reach, or reaches linearly, has no curvature: None, or zero.
         gradient = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
         slope = sum(
             (g * v).sum() for g, v in zip(gradient, direction, strict=True) if g is not None
         )
-        seen += len(targets)
+        seen += batch.size
         if not (isinstance(slope, torch.Tensor) and slope.requires_grad):
             continue
         product = torch.autograd.grad(slope, parameters, allow_unused=True)

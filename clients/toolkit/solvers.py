@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .batches import answer_of, loss_of, outputs_of, size_of, to_device
 from .objective import LocalObjective
 
-Batch = Any
-Loader = Iterable[Batch]
-LossFn = Callable[[Tensor, Tensor], Tensor]
+Loader = Iterable[Any]
+LossFn = Callable[[Any, Any], Tensor]
 OptimizerFn = Callable[..., torch.optim.Optimizer]
-SplitBatch = Callable[[Batch], tuple[Tensor, Tensor]]
+SchedulerFn = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+SplitBatch = Callable[[Any], tuple[Any, Any]]
+
+
+class Batch(NamedTuple):
+    """Samples: what the model is called with, their targets, and how many they are."""
+
+    inputs: Any
+    targets: Any
+    size: int
 
 
 @dataclass(frozen=True)
@@ -28,26 +37,27 @@ class LocalProblem:
         Holds u; on `device`.
     loader : iterable of batches
         The samples; iterated once an epoch.
-    loss_fn : callable
-        ``loss_fn(outputs, targets)``, the MEAN over the batch.
+    loss_fn : callable or None
+        ``loss_fn(outputs, targets)``, the MEAN over the batch; None: the model returns its loss.
     split_batch : callable
-        Turns what the loader yields into (inputs, targets).
+        Turns what the loader yields into (inputs, targets); inputs is what the model is called
+        with: a dict as keyword arguments, a tuple as positional ones.
     device : torch.device
         Where batches are moved to.
     """
 
     model: nn.Module
     loader: Loader
-    loss_fn: LossFn
+    loss_fn: LossFn | None
     split_batch: SplitBatch
     device: torch.device
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self) -> Iterator[Batch]:
         """Yield the batches on the device; there must be one."""
         empty = True
         for batch in self.loader:
-            inputs, targets = self.split_batch(batch)
-            yield inputs.to(self.device), targets.to(self.device)
+            inputs, targets, size = self._read(batch)
+            yield Batch(to_device(inputs, self.device), to_device(targets, self.device), size)
             empty = False
         if empty:
             raise ValueError(
@@ -60,7 +70,23 @@ class LocalProblem:
         try:
             return len(self.loader.dataset)  # type: ignore[attr-defined]
         except (AttributeError, TypeError):  # a list of batches, an IterableDataset
-            return sum(len(self.split_batch(batch)[1]) for batch in self.loader)
+            return sum(self._read(batch).size for batch in self.loader)
+
+    def _read(self, batch: Any) -> Batch:
+        inputs, targets = self.split_batch(batch)
+        return Batch(inputs, targets, size_of(inputs if targets is None else targets))
+
+    def loss_and_outputs(self, batch: Batch) -> tuple[Tensor, Any]:
+        """Return the mean loss over a batch, and what the model makes of it: its ``logits``."""
+        answer = answer_of(self.model, batch.inputs)
+        outputs = outputs_of(answer)
+        if self.loss_fn is None:
+            return loss_of(answer), outputs
+        return self.loss_fn(outputs, batch.targets), outputs
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean loss over a batch."""
+        return self.loss_and_outputs(batch)[0]
 
     def set_gradient(self) -> float:
         """Put the full gradient of f into the parameters' ``.grad``; return f.
@@ -69,11 +95,11 @@ class LocalProblem:
         """
         self.model.zero_grad()
         value, seen = 0.0, 0
-        for inputs, targets in self.batches():
-            loss = self.loss_fn(self.model(inputs), targets) * len(targets)
+        for batch in self.batches():
+            loss = self.loss(batch) * batch.size
             loss.backward()  # type: ignore[no-untyped-call]
             value += loss.item()
-            seen += len(targets)
+            seen += batch.size
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.grad /= seen
@@ -107,6 +133,8 @@ def gradient_descent(
     epochs: int,
     full_batch: bool,
     optimizer_fn: OptimizerFn = torch.optim.SGD,
+    scheduler_fn: SchedulerFn | None = None,
+    max_grad_norm: float | None = None,
 ) -> float:
     """Take descent steps on alpha f(u) + sum_k (c_k/2) ||u - a_k||^2 from the model's parameters.
 
@@ -127,6 +155,10 @@ def gradient_descent(
         GD or SGD.
     optimizer_fn : callable (default: torch.optim.SGD)
         ``optimizer_fn(parameters, lr=lr)``; the plain SGD step is the papers'.
+    scheduler_fn : callable, optional
+        ``scheduler_fn(optimizer)``, a schedule of the step size with a step after every epoch.
+    max_grad_norm : float, optional
+        The norm to which the gradient of the whole objective is clipped in every step.
 
     Returns
     -------
@@ -137,23 +169,30 @@ def gradient_descent(
     problem.model.train()
     with objective.others_fixed(problem.model) as parameters:
         optimizer = optimizer_fn(list(parameters.values()), lr=lr)
+        scheduler = None if scheduler_fn is None else scheduler_fn(optimizer)
+
+        def step() -> None:
+            objective.complete_gradient(parameters)
+            if max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(parameters.values(), max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+
         optimizer.zero_grad()
-        for _ in range(epochs):
+        for epoch in range(epochs):
+            if epoch and scheduler is not None:
+                scheduler.step()
             if full_batch:
                 value = problem.set_gradient()
-                objective.complete_gradient(parameters)
-                optimizer.step()
-                optimizer.zero_grad()
+                step()
                 continue
             value, seen = 0.0, 0
-            for inputs, targets in problem.batches():
-                loss = problem.loss_fn(problem.model(inputs), targets)
+            for batch in problem.batches():
+                loss = problem.loss(batch)
                 loss.backward()  # type: ignore[no-untyped-call]
-                objective.complete_gradient(parameters)
-                optimizer.step()
-                optimizer.zero_grad()
-                value += loss.item() * len(targets)
-                seen += len(targets)
+                step()
+                value += loss.item() * batch.size
+                seen += batch.size
             value /= seen
     return value
 

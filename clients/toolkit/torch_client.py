@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,32 +15,37 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.maths.checks import check_positive
 from fl_admm_strategies.runtime.messages import split_groups
 
+from . import batches
 from .base import Asked, MethodClient, Scalars
 from .objective import LocalObjective
 from .solvers import (
-    Batch,
     Loader,
     LocalProblem,
     LossFn,
     OptimizerFn,
+    SchedulerFn,
     SplitBatch,
     gradient_descent,
 )
 
-MetricFn = Callable[[Tensor, Tensor], float | Tensor]
+MetricFn = Callable[[Any, Any], float | Tensor]
 
 
-def split_pair(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Split a batch that is a pair (inputs, targets), as `torch.utils.data.TensorDataset`'s is."""
-    if not isinstance(batch, Sequence) or len(batch) != 2:
-        raise TypeError(
-            f"The loader yields {type(batch).__name__}, expected pairs (inputs, targets). For "
-            "batches of another form give split_batch, e.g. "
-            "split_batch=lambda batch: (batch['img'], batch['label'])."
-        )
-    return batch[0], batch[1]
+@runtime_checkable
+class RunningMetric(Protocol):
+    """A metric that sees the test data batch by batch, as torchmetrics' do."""
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Take in a batch."""
+
+    def compute(self) -> float | Tensor:
+        """Return the metric over all batches since `reset`."""
+
+    def reset(self) -> None:
+        """Begin anew."""
 
 
 class TorchClient(MethodClient[Asked]):
@@ -53,18 +59,31 @@ class TorchClient(MethodClient[Asked]):
         Its ``state_dict()`` has the names and shapes of the strategy's initial arrays.
     train_loader : iterable of batches
         Training data: a `DataLoader`, or a list of batches.
-    loss_fn : callable
-        ``loss_fn(outputs, targets)``: the mean over the batch.
+    loss_fn : callable, optional
+        ``loss_fn(outputs, targets)``: the mean over the batch. Without it the model returns its
+        loss: as a number, as ``.loss``, or first in a tuple; a batch's dict is its keyword
+        arguments. Where a model returns an object with ``.logits``, these are the outputs.
     test_loader : iterable of batches, optional
         Data for `evaluate`; without it the client refuses to evaluate.
-    metrics : mapping of str to callable, optional
-        ``metric(outputs, targets)`` on all test outputs at once, by name, e.g. accuracy.
+    metrics : mapping of str to callable or RunningMetric, optional
+        By name, e.g. accuracy: ``metric(outputs, targets)`` on all test outputs at once; or objects
+        that see one batch after another (torchmetrics' do, `MeanMetric` makes one of a function).
+        If all are of this kind, or the model returns its loss, outputs are not kept, and the loss
+        is the mean of the batches', weighted by their samples.
     full_batch : bool (default: False)
         Gradient descent with one full-gradient step an epoch, in place of mini-batch SGD.
     optimizer_fn : callable (default: torch.optim.SGD)
-        ``optimizer_fn(parameters, lr=lr)``, made anew every round.
-    split_batch : callable (default: `split_pair`)
-        Turns what a loader yields into (inputs, targets).
+        ``optimizer_fn(parameters, lr=lr)``, e.g. ``partial(SGD, momentum=0.9, weight_decay=1e-4)``.
+        It is made anew for every local objective, so that momentum does not survive a round: the
+        next one begins at another point with another objective.
+    scheduler_fn : callable, optional
+        ``scheduler_fn(optimizer)``, a schedule over the epochs of a round, e.g.
+        ``partial(StepLR, step_size=2)``; it begins anew as the optimizer does.
+    max_grad_norm : float, optional
+        The norm to which every step's gradient, that of the whole objective, is clipped.
+    split_batch : callable, optional
+        Turns what a loader yields into (inputs, targets). By default pairs and dicts are understood
+        (see `batches.split_batch`).
     device : str or torch.device (default: "cpu")
         Where the model is moved and trained.
     state_dir : str or path, optional
@@ -77,13 +96,15 @@ class TorchClient(MethodClient[Asked]):
         context: Context,
         model: nn.Module,
         train_loader: Loader,
-        loss_fn: LossFn,
+        loss_fn: LossFn | None = None,
         *,
         test_loader: Loader | None = None,
-        metrics: Mapping[str, MetricFn] | None = None,
+        metrics: Mapping[str, MetricFn | RunningMetric] | None = None,
         full_batch: bool = False,
         optimizer_fn: OptimizerFn = torch.optim.SGD,
-        split_batch: SplitBatch = split_pair,
+        scheduler_fn: SchedulerFn | None = None,
+        max_grad_norm: float | None = None,
+        split_batch: SplitBatch | None = None,
         device: str | torch.device = "cpu",
         state_dir: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -93,14 +114,20 @@ class TorchClient(MethodClient[Asked]):
         self.metrics = dict(metrics or {})
         self.full_batch = full_batch
         self.optimizer_fn = optimizer_fn
-        self.train_problem = LocalProblem(
-            self.model, train_loader, loss_fn, split_batch, self.device
-        )
+        self.scheduler_fn = scheduler_fn
+        if max_grad_norm is not None:
+            check_positive("max_grad_norm", max_grad_norm)
+        self.max_grad_norm = max_grad_norm
+        split = split_batch or (batches.whole_batch if loss_fn is None else batches.split_batch)
+        self.train_problem = LocalProblem(self.model, train_loader, loss_fn, split, self.device)
         self.test_problem = (
-            None
-            if test_loader is None
-            else LocalProblem(self.model, test_loader, loss_fn, split_batch, self.device)
+            None if test_loader is None else replace(self.train_problem, loader=test_loader)
         )
+
+    @property
+    def train_loader(self) -> Loader:
+        """The training data."""
+        return self.train_problem.loader
 
     def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
         """Return the arrays of the model's ``state_dict``."""
@@ -156,17 +183,44 @@ class TorchClient(MethodClient[Asked]):
                 report[f"{kind}-{name}"] = value
         return report[f"{next(iter(models))}-loss"], num_examples, report
 
-    def measure(self, problem: LocalProblem) -> dict[str, float]:
-        """Return loss and metrics of the loaded model on a problem's data."""
+    def measure(self, problem: LocalProblem) -> Scalars:
+        """Return loss and metrics of ``self.model`` on data: where a test of one's own goes.
+
+        Parameters
+        ----------
+        problem : LocalProblem
+            ``problem.loader`` is the `test_loader`, or what the method measures on.
+
+        Returns
+        -------
+        dict of str to float
+            ``loss``, and metrics by name.
+        """
         self.model.eval()
+        functions = {n: m for n, m in self.metrics.items() if not isinstance(m, RunningMetric)}
+        running = {n: m for n, m in self.metrics.items() if isinstance(m, RunningMetric)}
+        keep = bool(functions) or (problem.loss_fn is not None and not running)
+        for metric in running.values():
+            metric.reset()
+        kept: list[tuple[Any, Any]] = []
+        total, seen = 0.0, 0
         with torch.no_grad():
-            pairs = [(self.model(inputs), targets) for inputs, targets in problem.batches()]
-            outputs = torch.cat([output for output, _ in pairs])
-            targets = torch.cat([target for _, target in pairs])
-            values = {"loss": float(problem.loss_fn(outputs, targets))}
-            for name, metric in self.metrics.items():
-                values[name] = float(metric(outputs, targets))
-        return values
+            for batch in problem.batches():
+                loss, outputs = problem.loss_and_outputs(batch)
+                total += float(loss) * batch.size
+                seen += batch.size
+                for metric in running.values():
+                    metric.update(outputs, batch.targets)
+                if keep:
+                    kept.append((outputs, batch.targets))
+            values = {"loss": total / seen}
+            values |= {name: float(metric.compute()) for name, metric in running.items()}
+            if keep:
+                outputs, targets = (torch.cat(parts) for parts in zip(*kept, strict=True))
+                if problem.loss_fn is not None:
+                    values["loss"] = float(problem.loss_fn(outputs, targets))
+                values |= {name: float(m(outputs, targets)) for name, m in functions.items()}
+        return {name: values[name] for name in ("loss", *self.metrics)}
 
     def solve(self, objective: LocalObjective, *, lr: float, epochs: int) -> Scalars:
         """Call `minimise`, with what does not move held fixed; see to it that it minimised that.
@@ -217,8 +271,41 @@ class TorchClient(MethodClient[Asked]):
             epochs=epochs,
             full_batch=self.full_batch,
             optimizer_fn=self.optimizer_fn,
+            scheduler_fn=self.scheduler_fn,
+            max_grad_norm=self.max_grad_norm,
         )
         return {"loss": loss}
+
+    @property
+    def knows_loss(self) -> bool:
+        """Whether f can be computed here, and not only in a `minimise` of one's own."""
+        own_loop = type(self).minimise is not TorchClient.minimise
+        return self.train_problem.loss_fn is not None or not own_loop
+
+    @property
+    def own_steps(self) -> list[str]:
+        """What the client was given for its steps beside the step size of plain descent."""
+        given = {
+            "optimizer_fn": self.optimizer_fn is not torch.optim.SGD,
+            "scheduler_fn": self.scheduler_fn is not None,
+            "max_grad_norm": self.max_grad_norm is not None,
+            "a minimise() of its own": type(self).minimise is not TorchClient.minimise,
+        }
+        return [name for name, own in given.items() if own]
+
+    def refuse_own_steps(self, step: str, instead: str) -> None:
+        """Refuse to take a method's step, which is not the client's to choose, in another way.
+
+        Raises
+        ------
+        ValueError
+            If the client was given an optimizer, a schedule, clipping or a loop of its own.
+        """
+        if own := self.own_steps:
+            raise ValueError(
+                f"{type(self).__name__} has {', '.join(own)}, but {step}. Leave it out, or "
+                f"{instead}."
+            )
 
     def load(self, arrays: Arrays) -> None:
         """Load the arrays of a whole ``state_dict`` into the model.
@@ -297,6 +384,37 @@ class TorchClient(MethodClient[Asked]):
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of samples whose largest output is the target class."""
     return (outputs.argmax(dim=1) == targets).float().mean()
+
+
+class MeanMetric:
+    """A running metric: the mean over all samples of a function that is the mean over a batch.
+
+    Parameters
+    ----------
+    metric : callable
+        ``metric(outputs, targets)``, e.g. `accuracy`.
+
+    Examples
+    --------
+    >>> metrics = {"accuracy": MeanMetric(accuracy)}
+    """
+
+    def __init__(self, metric: MetricFn) -> None:
+        self.metric = metric
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._sum, self._seen = 0.0, 0
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Take in a batch."""
+        self._sum += float(self.metric(outputs, targets)) * len(targets)
+        self._seen += len(targets)
+
+    def compute(self) -> float:
+        """Return the mean over the samples since `reset`."""
+        return self._sum / self._seen
 
 
 def rmse(outputs: Tensor, targets: Tensor) -> Tensor:

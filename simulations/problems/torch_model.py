@@ -86,7 +86,9 @@ class TorchProblem(Problem):
             "full_batch": size is None,
             "optimizer_fn": partial(
                 torch.optim.SGD, momentum=training.momentum, weight_decay=training.weight_decay
-            ),
+            )
+            if training.momentum or training.weight_decay
+            else torch.optim.SGD,
         }
 
     @property

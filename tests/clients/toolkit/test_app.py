@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
-from clients import client_app
+from clients import answer, client_app
 from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.runtime.messages import (
     ClientInstruction,
@@ -125,9 +125,9 @@ def test_hosted_clients_have_a_partition_and_a_state_of_their_own() -> None:
 def test_a_hosted_client_that_raises_fails_alone_and_keeps_its_state() -> None:
     grid = InProcessGrid(client_app(Counting, num_clients=6), 2)
     send(grid, 3, {3: ask(), 4: ask()})
-    answer = replies(send(grid, 3, {3: ask(do="raise"), 4: ask()}))
-    assert answer["3"].error == "KeyError: 'no such column'"
-    assert answer["4"].metrics["calls"] == 2
+    last = replies(send(grid, 3, {3: ask(do="raise"), 4: ask()}))
+    assert last["3"].error == "KeyError: 'no such column'"
+    assert last["4"].metrics["calls"] == 2
     again = replies(send(grid, 3, {3: ask(), 4: ask()}))
     assert again["3"].metrics["calls"] == 2  # the call that raised left no trace
     assert again["4"].metrics["calls"] == 3
@@ -185,3 +185,44 @@ def test_a_node_without_a_partition_is_known_by_its_node_id() -> None:
 
 def test_it_is_an_ordinary_client_app() -> None:
     assert isinstance(client_app(Counting), ClientApp)
+
+
+# --- Handlers of one's own ----------------------------------------------------------------------
+
+
+def own_handlers(client: Any = Counting) -> ClientApp:
+    app = client_app()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return answer(client(context), message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return answer(client(context), message)
+
+    return app
+
+
+def test_a_handler_of_ones_own_answers_as_the_app_does() -> None:
+    own, ours = InProcessGrid(own_handlers(), 2), InProcessGrid(client_app(Counting), 2)
+    for kind in (MessageType.TRAIN, MessageType.TRAIN, MessageType.EVALUATE):
+        one, other = (send(grid, 3, {1: ask()}, kind=kind) for grid in (own, ours))
+        assert dict(one.content["metrics"]) == dict(other.content["metrics"])
+        assert set(one.content) == set(other.content)
+    queries = [Message(RecordDict(), 3, MessageType.QUERY)]
+    one, other = (next(iter(grid.send_and_receive(queries))) for grid in (own, ours))
+    assert dict(one.content["config"]) == dict(other.content["config"])
+
+
+def test_a_packed_message_needs_an_app_that_hosts() -> None:
+    reply = send(InProcessGrid(own_handlers(), 2), 3, {1: ask(), 2: ask()})
+    assert "for client 1, client 2, but this node is one client" in reply.error.reason
+    assert "client_app(client_fn, num_clients=...)" in reply.error.reason
+
+
+def test_answer_refuses_what_is_no_client() -> None:
+    reply = send(InProcessGrid(own_handlers(lambda context: None), 2), 3, {1: ask()})
+    assert "answer() was given a NoneType, expected a NumPyClient" in reply.error.reason
+    with pytest.raises(ValueError, match="num_clients is given without a client_fn"):
+        client_app(num_clients=4)

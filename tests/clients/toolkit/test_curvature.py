@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients.toolkit import curvature as module
+from clients.toolkit.batches import split_batch
 from clients.toolkit.curvature import (
     DataLoss,
     FactorCache,
@@ -23,7 +24,6 @@ from clients.toolkit.curvature import (
     power_iteration,
 )
 from clients.toolkit.solvers import LocalProblem
-from clients.toolkit.torch_client import split_pair
 
 RNG = np.random.default_rng(5)
 
@@ -177,7 +177,7 @@ def test_bad_logistic_settings() -> None:
 
 def torch_problem(loss: DataLoss, model: nn.Module, loss_fn: Any) -> LocalProblem:
     data = TensorDataset(torch.tensor(loss.matrix), torch.tensor(loss.targets))
-    return LocalProblem(model, DataLoader(data, 4), loss_fn, split_pair, torch.device("cpu"))
+    return LocalProblem(model, DataLoader(data, 4), loss_fn, split_batch, torch.device("cpu"))
 
 
 class Linear(nn.Linear):
@@ -207,7 +207,7 @@ def test_power_iteration_counts_a_negative_curvature() -> None:
         model,
         [(torch.eye(2), torch.zeros(2))],
         lambda out, _: 0.5 * (out[0, 0] ** 2 - 3 * out[1, 0] ** 2),
-        split_pair,
+        split_batch,
         torch.device("cpu"),
     )
     assert power_iteration(problem, seed=0) == pytest.approx(3.0, rel=1e-3)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from clients.toolkit.batches import split_batch
 from clients.toolkit.objective import LocalObjective, ProximalTerm
 from clients.toolkit.solvers import LocalProblem, descend_until, gradient_descent
-from clients.toolkit.torch_client import split_pair
 from tests.support.federation import dataset, make_model
 
 
@@ -32,7 +32,7 @@ class Scalar(nn.Module):
 
 
 def problem_of(model: nn.Module, loader, loss_fn=half_square) -> LocalProblem:
-    return LocalProblem(model, loader, loss_fn, split_pair, torch.device("cpu"))
+    return LocalProblem(model, loader, loss_fn, split_batch, torch.device("cpu"))
 
 
 def column(*values: float) -> torch.Tensor:

@@ -214,10 +214,10 @@ def test_a_missing_test_loader() -> None:
 
 def test_batches_of_another_form_need_split_batch() -> None:
     inputs, labels = dataset(2).tensors
-    loader = [{"img": inputs, "label": labels}]
-    with pytest.raises(TypeError, match=r"yields dict, expected pairs .*split_batch=lambda batch"):
+    loader = [{"img": inputs, "class": labels}]
+    with pytest.raises(TypeError, match=r"yields a dict of img, class, expected .*split_batch="):
         client(train_loader=loader).fit(*message(START))
-    own = client(train_loader=loader, split_batch=lambda batch: (batch["img"], batch["label"]))
+    own = client(train_loader=loader, split_batch=lambda batch: (batch["img"], batch["class"]))
     assert own.fit(*message(START))[1] == len(labels)
     with pytest.raises(TypeError, match=r"expected pairs"):
         client(train_loader=[(inputs, labels, labels)]).fit(*message(START))

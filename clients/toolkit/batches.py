@@ -1,0 +1,127 @@
+"""The forms that a loader's batches and a model's answers come in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TARGETS = ("labels", "label", "targets", "target", "y")
+"""What the targets of a batch that is a dict are called, one of these."""
+
+
+def split_batch(batch: Any) -> tuple[Any, Tensor]:
+    """Split a batch into inputs and targets.
+
+    Parameters
+    ----------
+    batch : pair, or mapping of str to Tensor
+        (inputs, targets), as `torch.utils.data.TensorDataset`'s is; or a dict, as Hugging Face's
+        and flwr-datasets' are: the targets are under one of `TARGETS`, all other tensors are
+        inputs.
+
+    Returns
+    -------
+    inputs : Tensor, or dict of str to Tensor where there are several
+    targets : Tensor
+
+    Raises
+    ------
+    TypeError
+        If it has another form.
+    """
+    if isinstance(batch, Sequence) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, Mapping):
+        inputs = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
+        found = [key for key in TARGETS if key in inputs]
+        if len(found) == 1 and len(inputs) > 1:
+            targets = inputs.pop(found[0])
+            return (next(iter(inputs.values())) if len(inputs) == 1 else inputs), targets
+        form = f"a dict of {', '.join(map(str, batch))}"
+    else:
+        form = type(batch).__name__
+    raise TypeError(
+        f"The loader yields {form}, expected pairs (inputs, targets), or a dict of tensors, one "
+        f"of them called {' or '.join(TARGETS)}. For batches of another form give split_batch, "
+        "e.g. split_batch=lambda batch: (batch['img'], batch['fine_label'])."
+    )
+
+
+def whole_batch(batch: Any) -> tuple[Any, Tensor | None]:
+    """Return all of a batch as inputs, for a model that returns its loss, and its targets if any.
+
+    Of a dict those entries that are tensors.
+    """
+    if isinstance(batch, Mapping):
+        inputs = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
+        return inputs, next((inputs[key] for key in TARGETS if key in inputs), None)
+    if isinstance(batch, Sequence):
+        return tuple(batch), batch[-1] if len(batch) > 1 else None
+    return batch, None
+
+
+def to_device(values: Any, device: torch.device) -> Any:
+    """Return tensors, alone or in dicts, lists and tuples, on a device."""
+    if isinstance(values, Tensor):
+        return values.to(device)
+    if isinstance(values, Mapping):
+        return {key: to_device(value, device) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        moved = [to_device(value, device) for value in values]
+        return tuple(moved) if isinstance(values, tuple) else moved
+    return values
+
+
+def size_of(values: Any) -> int:
+    """Return the number of samples in the tensors of a batch."""
+    if isinstance(values, Mapping):
+        return size_of(next(iter(values.values())))
+    if isinstance(values, tuple):
+        return size_of(values[0])
+    return len(values)
+
+
+def answer_of(model: nn.Module, inputs: Any) -> Any:
+    """Call a model: a dict gives its keyword arguments, a tuple its positional ones."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def outputs_of(answer: Any) -> Any:
+    """Return the ``logits`` of a model's answer, where it has some, else the answer."""
+    if isinstance(answer, Mapping) and "logits" in answer:
+        return answer["logits"]
+    return getattr(answer, "logits", answer)
+
+
+def loss_of(answer: Any) -> Tensor:
+    """Return the loss that a model has computed itself.
+
+    Parameters
+    ----------
+    answer : Any
+        The loss, or an object with it as ``.loss`` or ``["loss"]``, or a tuple that begins with it.
+
+    Raises
+    ------
+    TypeError
+        If it is none of these.
+    """
+    loss = answer
+    if isinstance(answer, Mapping):
+        loss = answer.get("loss")
+    elif isinstance(answer, tuple):
+        loss = answer[0]
+    elif not isinstance(answer, Tensor):
+        loss = getattr(answer, "loss", None)
+    if isinstance(loss, Tensor) and loss.ndim == 0:
+        return loss
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    raise TypeError(
+        f"The model's answer ({type(answer).__name__}) has {what} for its loss, expected one "
+        "number. Give the client a loss_fn(outputs, targets), or have the model return its loss."
+    )
