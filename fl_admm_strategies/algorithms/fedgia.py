@@ -27,6 +27,7 @@ from ..maths.checks import check_choice, check_count, check_fraction, check_posi
 from ..maths.clienttable import ClientTable, Row
 from ..runtime.algorithm import OnClient
 from ..runtime.callbacks import StopRule
+from ..runtime.guard import largest_allowed
 from ..runtime.messages import Metrics, Reply
 from ..runtime.schema import Instruction
 from ..runtime.strategy import BaseSettings, StatefulStrategy
@@ -246,6 +247,11 @@ class FedGiA(StatefulStrategy):
         if math.isnan(curvature) and reply is not None:
             curvature = reply.metrics.get("curvature", math.nan)
             check_positive(f"The curvature that client {client_id} reported", curvature)
+            if curvature > (most := largest_allowed(np.dtype(np.float64))):
+                raise ValueError(
+                    f"The curvature that client {client_id} reported is {curvature:.2g}, expected "
+                    f"at most {most:.2g}."
+                )
         return {"message": self.state.x, "curvature": curvature}
 
     def _given(self, client: int) -> float:

@@ -290,8 +290,8 @@ class FedMCADMM(SampledStrategy):
         The mean of the clients' errors would weigh a client, not a rating, and a client without
         test ratings has part in Phi all the same.
         """
-        if "test-ratings" not in means or "squared-error" not in means:
-            return means  # of clients that are not ours
+        if not {"loss", "test-ratings", "squared-error"} <= means.keys():
+            return means  # of a client that is not ours, or that says less than it must
         pooled, reports = dict(means), clients.values()
         factors = self.state.consensus.w.reshape(self._shape)
         terms = _total(report["loss"] for report in reports) / len(reports)

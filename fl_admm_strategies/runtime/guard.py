@@ -42,6 +42,8 @@ class Guard:
         """
         self._watching = False
         for name, array in (loaded or {}).items():
+            if not array.ndim:  # what clients measured, which may be infinite
+                continue
             largest = _largest(array)
             if array.dtype.kind == "f" and largest > largest_allowed(array.dtype):
                 raise ValueError(

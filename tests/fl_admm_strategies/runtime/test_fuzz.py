@@ -17,6 +17,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -724,6 +725,40 @@ def test_a_checkpoint_of_any_content_is_resumed_or_refused(
         assert [file.read_bytes() for file in folder.glob("round-*")] == [before]
         return
     assert strategy.last_round >= 3
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    found=st.one_of(st.builds(MetricRecord, metrics.filter(bool)), st.none(), values),
+    raises=st.booleans(),
+)
+def test_what_evaluate_fn_returns_is_saved_or_ends_the_run(
+    found: Any, raises: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    options: dict[str, Any] = {"checkpoint_dir": folder, "state_dir": folder / "clients"}
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> Any:
+        if raises and server_round == 2:
+            raise ArithmeticError
+        return found
+
+    good = found is None or isinstance(found, MetricRecord)
+    expected: Any = ArithmeticError if raises and good else None if good else TypeError
+    with pytest.raises(expected) if expected else nullcontext():
+        checkpoint_support.start(
+            checkpoint_support.new_strategy(), 3, evaluate_fn=evaluate, **options
+        )
+    if good:
+        raises = False
+        result = checkpoint_support.start(
+            checkpoint_support.new_strategy(), 3, evaluate_fn=evaluate, resume=True, **options
+        )
+        central = result.evaluate_metrics_serverapp
+        assert repr(central) == repr({} if found is None else dict.fromkeys(range(4), found))
 
 
 @many
