@@ -15,6 +15,7 @@ from .hosting.legacy import LegacyStrategy
 from .maths.penalties import L1, MCP, SmoothedSCAD
 from .maths.regularizers import L1Norm, SquaredL2
 from .maths.schedules import StepDecay
+from .runtime.maker import made_by
 from .runtime.sampled import SampledStrategy
 from .runtime.strategy import StatefulStrategy
 
@@ -40,5 +41,6 @@ __all__ = [
     "StatefulStrategy",
     "StepDecay",
     "initial_item_factors",
+    "made_by",
     "run_in_process",
 ]

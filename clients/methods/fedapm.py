@@ -91,9 +91,7 @@ class FedAPMClient(FedADMMClient):
         # Not before: the u-step moves the running statistics of a personal batch norm.
         return metrics, kept | prefixed(V, self._own(asked.personal))
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the client's own (v_i, u_i), the headline, and (v_i, w).
 
         v_i and u_i are those of its last training that the server accepted, before the first the

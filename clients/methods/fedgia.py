@@ -275,9 +275,7 @@ class FedGiALinearClient(FedGiASteps):
         """Return the Gram matrix H_i."""
         return self.problem.gram
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the model on the test data.
 
         Returns

@@ -317,9 +317,7 @@ class FedMCADMMClient(MethodClient[FedMCInstruction]):
     # Evaluation
     # ------------------------------------------------------------------------------------------
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate U_i with the V of the message.
 
         Returns

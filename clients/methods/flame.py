@@ -130,9 +130,7 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
     # Personal, global and hybrid model
     # ------------------------------------------------------------------------------------------
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the personal, the global and the hybrid model on the test data.
 
         Hybrid is the better of the two (section IV-D): that of the higher ``accuracy``, where the

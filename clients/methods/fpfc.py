@@ -45,15 +45,13 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         self.memory.keep(config, to_numpy(self.block(names)))
         return self.arrays(), metrics
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the personal, cluster and global model; add the diagnostics the server asks for.
 
         Returns
         -------
         loss, num_examples, metrics
-            As `TorchClient.evaluate`. Where the message carries (1/m) sum_j v_ij: also
+            As `TorchClient.test`. Where the message carries (1/m) sum_j v_ij: also
             ``stationarity``, ||grad f_i(omega_i) + (1/m) sum_j v_ij|| (KKT, (11)), and
             ``cluster-gradient-norm``, ||grad f_i(alpha_l)||, both over the clustered block and the
             training data.

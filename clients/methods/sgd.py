@@ -44,6 +44,7 @@ class SGDClient(TorchClient[Any]):
         ValueError
             If there is no step size, nothing to train on, or the arrays are not of this model.
         """
+        self.check_sender(config)
         if "lr" not in config:
             raise ValueError(
                 "The message has no setting 'lr', the step size. Start the strategy with "
@@ -61,9 +62,7 @@ class SGDClient(TorchClient[Any]):
         metrics = self.solve(LocalObjective(), lr=float(config["lr"]), epochs=epochs)
         return self.arrays(), metrics
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the model on the test data: ``global-loss`` and ``global-METRIC``."""
         with self.seeded(config):
             return self.evaluate_models({"global": self._received(parameters, config)})

@@ -13,7 +13,14 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.messages import UPLOAD, read_names, split_groups
+from fl_admm_strategies.runtime.maker import check_instruction_maker, made_by
+from fl_admm_strategies.runtime.messages import (
+    ARRAYS,
+    UPLOAD,
+    parse_groups,
+    read_names,
+    split_groups,
+)
 from fl_admm_strategies.runtime.schema import Instruction
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
 
@@ -27,7 +34,9 @@ Asked = TypeVar("Asked", bound=Instruction)
 class MethodClient(NumPyClient, Generic[Asked]):
     """Base of the clients: reads the typed message, keeps the memory, orders the upload.
 
-    A method's client names its strategy and its message and says in `train` what it does with it.
+    A method's client names its strategy and its message and says in `train` what it does with it,
+    and in `test` how it evaluates. Its replies are stamped with its strategy's `method`, and a
+    message of another method is refused.
 
     Parameters
     ----------
@@ -85,6 +94,13 @@ class MethodClient(NumPyClient, Generic[Asked]):
             What the client reports.
         """
 
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+        """Evaluate models; parameters, result and errors are those of `evaluate`."""
+        raise ValueError(
+            f"{type(self).__name__} cannot evaluate. Switch federated evaluation off with "
+            "fraction_evaluate=0."
+        )
+
     @abstractmethod
     def train_size(self) -> int:
         """Return n_i, the number of training examples; raise ValueError if there are none."""
@@ -100,13 +116,55 @@ class MethodClient(NumPyClient, Generic[Asked]):
             If there is nothing to train on, the message does not fit the method or the model, or
             the client does not hold the variables that the server takes for its own.
         """
+        self.check_sender(config)
         if config.get("handshake"):
-            return self.answer_handshake(parameters, config)
+            arrays, num_examples, metrics = self.answer_handshake(parameters, config)
+            return arrays, num_examples, metrics | self.stamp()
         num_examples = self.train_size()
         asked: Any = self.instruction.decode(parameters, config)
         with self.seeded(config):
             upload, metrics = self.train(asked, config)
-        return self.ordered(upload, parameters, config), num_examples, metrics
+        return self.ordered(upload, parameters, config), num_examples, metrics | self.stamp()
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate the models of a message: `test`.
+
+        Returns
+        -------
+        loss : float
+        num_examples : int
+        metrics : dict
+            Those of `test`, with the stamp.
+
+        Raises
+        ------
+        ValueError
+            If there is nothing to evaluate on, or the message does not fit the method or the model.
+        """
+        self.check_sender(config)
+        loss, num_examples, metrics = self.test(parameters, config)
+        return loss, num_examples, metrics | self.stamp()
+
+    def check_sender(self, config: Scalars) -> None:
+        """Raise ValueError if a message is from another strategy than this client's."""
+        groups = parse_groups(config) or [ARRAYS]  # FedAvg does not name its model
+        check_instruction_maker(
+            config,
+            self.method(),
+            client=type(self).__name__,
+            strategy=self.strategy.__name__,
+            ours=ARRAYS not in groups,
+        )
+
+    def stamp(self) -> Scalars:
+        """Return what says in the metrics of a reply which method made it."""
+        return {} if (method := self.method()) is None else {**made_by(method)}
+
+    def method(self) -> str | None:
+        """Return the strategy's `method`; None for one that takes any client, such as FedAvg."""
+        return getattr(self.strategy, "method", None)
 
     def answer_handshake(
         self, parameters: list[NDArray[Any]], config: Scalars

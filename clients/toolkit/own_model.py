@@ -20,9 +20,7 @@ class OwnModelClient(TorchClient[Asked]):
         """Load the client's own model, or the one to start from where the message has one."""
         self.load(start or self.memory.require(config))
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the client's own model, and the global one where the method has one.
 
         Returns

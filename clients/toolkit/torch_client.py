@@ -150,9 +150,7 @@ class TorchClient(MethodClient[Asked]):
             raise ValueError("The client's train_loader is empty.")
         return num_examples
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate every model of the message on the test data.
 
         Returns

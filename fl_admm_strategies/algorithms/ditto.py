@@ -77,6 +77,7 @@ class Ditto(SampledStrategy):
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
     """
 
+    method: ClassVar = "Ditto"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
 
     def __init__(

@@ -66,6 +66,7 @@ class FedADMM(ConsensusStrategy):
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
     """
 
+    method: ClassVar = "FedADMM"
     kinds: ClassVar = {"global": "one global model"}
 
     def __init__(

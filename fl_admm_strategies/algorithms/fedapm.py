@@ -102,6 +102,7 @@ class FedAPM(FedADMM):
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=300)
     """
 
+    method: ClassVar = "FedAPM"
     kinds: ClassVar = {"personal": "personal model", "global": "own part with the shared one"}
 
     def __init__(

@@ -173,6 +173,7 @@ class FedGiA(StatefulStrategy):
     7
     """
 
+    method: ClassVar = "FedGiA"
     kinds: ClassVar = {"global": "one global model"}
 
     def __init__(

@@ -165,6 +165,7 @@ class FedMCADMM(SampledStrategy):
     >>> result.evaluate_metrics_clientapp[100]["rmse"]
     """
 
+    method: ClassVar = "FedMCADMM"
     kinds: ClassVar = {"personal": "users' and items' factors", "global": "items' factors"}
 
     def __init__(

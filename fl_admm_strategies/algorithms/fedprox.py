@@ -55,6 +55,7 @@ class FedProx(SampledStrategy):
     w is the mean of the participants' models, weighted by their examples.
     """
 
+    method: ClassVar = "FedProx"
     kinds: ClassVar = {"global": "one global model"}
 
     def __init__(

@@ -125,6 +125,7 @@ class FLAME(ConsensusStrategy):
     >>> personal = strategy.personal_arrays(client_id=3)
     """
 
+    method: ClassVar = "FLAME"
     kinds: ClassVar = {
         "personal": "personal model",
         "global": "one global model",

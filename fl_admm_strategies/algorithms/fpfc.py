@@ -165,6 +165,7 @@ class FPFC(SampledStrategy):
     array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     """
 
+    method: ClassVar = "FPFC"
     kinds: ClassVar = {
         "personal": "personal model",
         "cluster": "cluster model",

@@ -48,6 +48,7 @@ class Local(SampledStrategy):
         The parameters of `SampledStrategy`.
     """
 
+    method: ClassVar = "Local"
     kinds: ClassVar = {"personal": "own model"}
 
     def __init__(

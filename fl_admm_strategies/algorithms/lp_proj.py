@@ -105,6 +105,7 @@ class LpProjADMM(WeightedStrategy):
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
     """
 
+    method: ClassVar = "LpProjADMM"
     kinds: ClassVar = {"personal": "personal model"}
 
     def __init__(

@@ -234,9 +234,8 @@ class LegacyStrategy(Strategy):
 
     def _reply(self, res: FitRes, names: list[str]) -> RawReply:
         arrays, error = _read(res.parameters, names)
-        if error:
-            return RawReply(error=error)
-        return RawReply(arrays, {**res.metrics, self.strategy.weighted_by_key: res.num_examples})
+        metrics = {**res.metrics, self.strategy.weighted_by_key: res.num_examples}
+        return RawReply(None if error else arrays, metrics, error or None)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -275,9 +274,11 @@ class LegacyStrategy(Strategy):
         replies: list[ClientReply] = [
             (self._client_of.get(proxy.cid), self._reply(res, names)) for proxy, res in results
         ]
+        # Nobody tells whether a round follows; where all have answered, this may be the last.
+        everybody = len(results) + len(failures) == len(self.strategy.run.intake.asked)
         replies += self._failures(server_round, replies, failures)
         replies += [(client, NOT_CONNECTED) for client in self._not_connected]
-        means = self.strategy.run.aggregate_train(server_round, replies)
+        means = self.strategy.run.aggregate_train(server_round, replies, patient=not everybody)
         if not means:
             return None, {}
         return ndarrays_to_parameters(list(self.strategy.global_model().values())), dict(means)
@@ -337,25 +338,37 @@ class LegacyStrategy(Strategy):
         with saving_if_it_raises(self.strategy.run, "evaluate_fn", server_round):
             return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
-    @staticmethod
     def _failures(
-        server_round: int, replies: Sequence[ClientReply], failures: Sequence[Any]
+        self, server_round: int, replies: Sequence[ClientReply], failures: Sequence[Any]
     ) -> list[ClientReply]:
-        """Log the failures; return those of clients that say in them who they are.
+        """Return the failures as replies of those who failed.
 
-        Not of one that has replied: then it is somebody else who says so.
+        The legacy API rarely says who did. Where as many have failed as are missing, all of these
+        have. Errors that may be one client's or another's have lines of their own in the log.
         """
-        # The legacy API does not say which client failed; the strategy's own line about a client
-        # without a reply names it.
         answered = {client for client, _ in replies}
         failed: list[ClientReply] = []
+        reasons: list[str] = []
         for failure in failures:
-            reason = failure[1].status.message if isinstance(failure, tuple) else str(failure)
+            proxy, reason = None, str(failure)
+            if isinstance(failure, tuple):
+                proxy, reason = failure[0].cid, failure[1].status.message
             check_actor(reason)
-            if (client := wire.who_lost(reason)) is None or client in answered:
-                log(WARNING, "round %s: a client failed: %s", server_round, wire.brief(reason))
+            # A client that lost its state says who it is; one that has replied has not failed.
+            client = self._client_of.get(str(proxy), wire.who_lost(reason))
+            if client is None or client in answered:
+                reasons.append(reason)
             else:
                 failed.append((client, RawReply(error=reason)))
+        known = answered | {client for client, _ in failed} | {*self._not_connected}
+        missing = [client for client in self.strategy.run.intake.asked if client not in known]
+        if len(reasons) == len(missing) and len(set(reasons)) == 1:
+            return failed + [(c, RawReply(error=wire.brief(reasons[0]))) for c in missing]
+        for reason in sorted(reasons):
+            log(WARNING, "round %s: a client failed: %s", server_round, wire.brief(reason))
+        if reasons and len(reasons) == len(missing):
+            text = f"the error is one of those above, e.g. {min(reasons)}"
+            failed += [(client, RawReply(error=wire.brief(text))) for client in missing]
         return failed
 
 

@@ -38,6 +38,11 @@ class Algorithm(ABC):
 
     Attributes
     ----------
+    method : str or None
+        What the clients' replies are stamped with (`made_by`), which by custom is the name of the
+        class, METHOD, and their client's is METHODClient; all other replies are refused. A class
+        derived from a method has the method's clients. None: any client will do, also one that was
+        written for FedAvg and knows nothing of this library.
     kinds : dict of str to str
         The kinds of models that clients evaluate, the headline first, with a title for tables.
     seed : int
@@ -50,6 +55,7 @@ class Algorithm(ABC):
         Names, shapes and dtypes of the initial arrays.
     """
 
+    method: ClassVar[str | None]
     kinds: ClassVar[Mapping[str, str]]
     seed: int
     state: Any

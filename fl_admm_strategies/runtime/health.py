@@ -36,13 +36,17 @@ class Health:
         """Note that somebody could train."""
         self.ever_usable, self.empty_rounds = True, 0
 
-    def count_empty_round(self, last_refusal: str) -> None:
-        """Note that nobody could; raise RuntimeError if nobody ever could, `patience` times."""
+    def count_empty_round(self, last_refusal: str, *, hopeless: bool = False) -> None:
+        """Note that nobody could; raise RuntimeError if nobody ever could, `patience` times.
+
+        Or at once, where it is `hopeless` to wait.
+        """
         self.empty_rounds += 1
-        if not self.ever_usable and self.empty_rounds >= self.patience:
+        if not self.ever_usable and (hopeless or self.empty_rounds >= self.patience):
+            first = "round" if self.empty_rounds == 1 else f"{self.empty_rounds} rounds"
             raise RuntimeError(
-                f"No client could train in the first {self.empty_rounds} rounds, so the run ends. "
-                f"The last refusal: {last_refusal}"
+                f"No client could train in the first {first}, so the run ends. The last refusal: "
+                f"{last_refusal}"
             )
 
     def check_end(self, server_round: int, last_refusal: str) -> None:

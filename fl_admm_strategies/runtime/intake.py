@@ -13,6 +13,7 @@ from flwr.common import log
 from ..maths.blocks import Spec
 from ..maths.checks import listing
 from .guard import largest_allowed
+from .maker import WrongMakerError, check_reply_maker, is_stamp
 from .membership import Membership
 from .messages import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
 
@@ -45,6 +46,8 @@ class Intake:
         The metric of a reply that holds its number of examples.
     membership : Membership
         Says of whom anything was accepted before.
+    method : str or None
+        The method whose clients' replies are accepted; None: any client's.
 
     Attributes
     ----------
@@ -52,17 +55,24 @@ class Intake:
         What the clients of the present phase were asked; empty between two phases.
     last_refusal : str
         Who was refused last, and why.
+    only_wrong_clients : bool
+        Whether the last phase had several replies (or that of the only client), all of them made by
+        the wrong kind of client.
     """
 
-    def __init__(self, weighted_by_key: str, membership: Membership) -> None:
+    def __init__(
+        self, weighted_by_key: str, membership: Membership, method: str | None = None
+    ) -> None:
         self.weighted_by_key = weighted_by_key
         self._membership = membership
+        self._method = method
         self.begin()
 
     def begin(self) -> None:
         """Start a run."""
         self.asked: dict[int, ClientInstruction] = {}
         self.last_refusal = "nobody was asked"
+        self.only_wrong_clients = False
 
     def accept(
         self, server_round: int, replies: Iterable[ClientReply], spec: Spec | None
@@ -83,6 +93,7 @@ class Intake:
         accepted: dict[int, Reply] = {}
         refused: dict[int, str] = {}
         answered: set[int] = set()
+        wrong: set[int] = set()
         for client, raw in replies:
             if client is None or client not in self.asked:
                 who = "somebody who is no client" if client is None else f"client {client}"
@@ -95,9 +106,14 @@ class Intake:
             else:
                 answered.add(client)
                 try:
+                    if raw.error is None or raw.metrics:
+                        check_reply_maker(raw.metrics, self._method)
                     accepted[client] = check_reply(raw, spec, self.weighted_by_key)
                 except ValueError as error:
                     refused[client] = str(error)
+                    wrong |= {client} if isinstance(error, WrongMakerError) else set()
+        several = len(wrong) >= min(2, len(self._membership))
+        self.only_wrong_clients = several and wrong == answered
         refused |= {c: "no reply within the timeout" for c in self.asked if c not in answered}
         self.asked = {}
         lost = [c for c, reason in sorted(refused.items()) if self._has_lost(c, reason)]
@@ -128,7 +144,7 @@ def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply
     metrics: dict[str, float] = {
         key: value
         for key, value in raw.metrics.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not is_stamp(key)
     }
     if len(metrics) > _MOST_METRICS:
         raise ValueError(f"it has {len(metrics):,} metrics, expected at most {_MOST_METRICS:,}")

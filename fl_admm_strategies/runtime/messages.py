@@ -96,7 +96,8 @@ class RawReply:
     metrics : dict of str to Any
         Includes the number of examples.
     error : str or None
-        Why the client has no result; then the other fields are empty.
+        Why there is no result. Then there are no arrays, and metrics only if the client replied
+        something that cannot be read.
     """
 
     arrays: Arrays | None = None
@@ -253,11 +254,12 @@ def _read_reply(records: Mapping[str, Any]) -> RawReply:
             error=f"the reply holds {len(array_records)} ArrayRecords and {len(metric_records)} "
             "MetricRecords, expected one of each"
         )
+    metrics = dict(metric_records[0])
     try:
         arrays = from_array_record(array_records[0]) if array_records else None
     except ValueError as unreadable:
-        return RawReply(error=str(unreadable))
-    return RawReply(arrays, dict(metric_records[0]))
+        return RawReply(None, metrics, str(unreadable))
+    return RawReply(arrays, metrics)
 
 
 def parse_groups(config: Mapping[str, Any]) -> dict[str, list[str]] | None:

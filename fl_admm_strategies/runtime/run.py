@@ -23,6 +23,7 @@ from .algorithm import Algorithm
 from .guard import Guard, is_finite
 from .health import Health
 from .intake import Intake, weighted_means
+from .maker import client_of, made_by
 from .membership import Membership
 from .messages import (
     UPLOAD,
@@ -270,8 +271,14 @@ class Run:
         self.record.count_down(server_round, asked)
         return asked
 
-    def aggregate_train(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
-        """Check the replies of a round, then let them change the state; return the mean metrics."""
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[ClientReply], *, patient: bool = True
+    ) -> Metrics:
+        """Check the replies of a round, then let them change the state; return the mean metrics.
+
+        Where nobody could ever train, the run ends after `patience` rounds; at once if all clients
+        are of the wrong kind, or if it is not `patient`.
+        """
         algorithm = self.algorithm
         taken = self.intake.accept(server_round, replies, algorithm.upload_spec())
         lost = taken.lost
@@ -281,7 +288,7 @@ class Run:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             self._on_state_lost(server_round, lost)
             if not lost:
-                self.health.count_empty_round(self.intake.last_refusal)
+                self._count_empty_round(patient)
             return {}
         self.health.count_usable_round()
         self.membership.accept(accepted, server_round)
@@ -291,6 +298,14 @@ class Run:
         means = weighted_means(accepted) | algorithm.round_metrics()
         self.record.trained(server_round, means)
         return means
+
+    def _count_empty_round(self, patient: bool) -> None:
+        refusal, method = self.intake.last_refusal, self.algorithm.method
+        if wrong := self.intake.only_wrong_clients:
+            refusal = f"{refusal} All replies were of this kind."
+        elif method is not None:
+            refusal = f"{refusal} ({method} needs {client_of(method)} for the clients.)"
+        self.health.count_empty_round(refusal, hopeless=wrong or not patient)
 
     def _absorb(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Let replies change the state; return those that did.
@@ -382,6 +397,8 @@ class Run:
                 "version": self.membership.last_accepted.get(client, 0),
                 "run": self.resume.run_id,
             }
+            if (method := self.algorithm.method) is not None:
+                common |= made_by(method)
             if (durable := self.resume.durable_rounds(client)) is not None:
                 common["durable"] = to_json(durable)
             if spec is not None and list(spec) != list(next(iter(own.groups.values()))):

@@ -22,6 +22,7 @@ from .algorithm import Algorithm, OnClient
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .intake import Intake
 from .link import GridLink
+from .maker import declared_method
 from .membership import Membership
 from .messages import (
     NUM_EXAMPLES,
@@ -139,7 +140,7 @@ class StatefulStrategy(Algorithm, Strategy):
             min_evaluate=min_evaluate_nodes,
             seed=seed,
         )
-        intake = Intake(weighted_by_key, self.membership)
+        intake = Intake(weighted_by_key, self.membership, declared_method(type(self)))
         self.run = Run(self, self.membership, sampling, intake, patience=patience)
         self._link = GridLink(min_available_nodes, node_timeout, max_clients_per_node)
 

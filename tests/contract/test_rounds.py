@@ -9,28 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
     Context,
-    Message,
     MessageType,
     MetricRecord,
-    RecordDict,
 )
 from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
 from numpy.testing import assert_array_equal
 from torch import nn
-from torch.utils.data import DataLoader
 
 from clients import client_app
-from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime.messages import to_json
 from fl_admm_strategies.runtime.state import arrays_of
 from tests.support.cases import (
-    CASES,
     NUM_CLIENTS,
     Case,
     State,
@@ -45,10 +38,7 @@ from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,
     assert_same_runs,
-    dataset,
     differs,
-    initial_arrays,
-    make_model,
     node_of,
     raising_client_fn,
     trained,
@@ -188,52 +178,3 @@ def test_the_name_of_an_array_may_hold_any_character(case: Case) -> None:
     assert_same_bits(state, expected.state_dict())
     for name, array in strategy.global_arrays.items():
         assert_array_equal(array.numpy(), expected.global_arrays[names[name]].numpy())
-
-
-def fedavg_app() -> ClientApp:
-    """Return a ClientApp as people write it for FedAvg: it knows nothing of this library."""
-    app = ClientApp()
-
-    def received(message: Message) -> torch.nn.Module:
-        model = make_model()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        return model
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        model = received(message)
-        data = dataset(int(context.node_config["partition-id"]))
-        optimizer = torch.optim.SGD(model.parameters(), lr=message.content["config"].get("lr", 0.1))
-        for inputs, labels in DataLoader(data, batch_size=4):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-        arrays = ArrayRecord(model.state_dict())
-        metrics = MetricRecord({"num-examples": len(data)})
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        inputs, labels = dataset(int(context.node_config["partition-id"])).tensors
-        with torch.no_grad():
-            loss = torch.nn.functional.cross_entropy(received(message)(inputs), labels)
-        metrics = MetricRecord({"loss": loss.item(), "num-examples": len(labels)})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return app
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.fedavg_clients], ids=lambda case: case.name
-)
-def test_a_client_app_written_for_fedavg_works(
-    case: Case, caplog: pytest.LogCaptureFixture
-) -> None:
-    strategy: StatefulStrategy = run(case, WatchedGrid(fedavg_app(), NUM_CLIENTS), 2)
-    assert warnings_in(caplog.records) == []
-    # Such an app does not say which partition it has, so a client's id is its node's.
-    assert strategy.client_ids == [node_of(client) for client in range(NUM_CLIENTS)]
-    assert sorted(strategy.train_metrics[2]) == strategy.client_ids
-    assert strategy.evaluate_metrics[2][node_of(0)]["loss"] > 0
-    first, last = initial_arrays()["head.weight"], strategy.global_arrays["head.weight"]
-    assert not np.allclose(last.numpy(), first.numpy(), atol=1e-3)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from clients import client_app
 from clients.toolkit.memory import Memory
-from fl_admm_strategies import FedADMM, InProcessGrid
+from fl_admm_strategies import FedADMM, InProcessGrid, made_by
 from fl_admm_strategies.runtime.messages import split_groups
 
 NUM_CLIENTS = 4
@@ -45,13 +45,20 @@ class Averaging(NumPyClient):
         dual = held["dual"] + rho * (u - w)
         self.memory.keep(config, {"u": u, "dual": dual})
         change = (u - held["u"]) + (u - w)
-        return [change], 10 + self.client, {"loss": float(np.square(u - self.client).mean())}
+        return (
+            [change],
+            10 + self.client,
+            {
+                "loss": float(np.square(u - self.client).mean()),
+                **made_by("FedADMM"),
+            },
+        )
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         (w,) = parameters
-        return float(np.square(w - self.client).mean()), 10, {"steps": 3}
+        return float(np.square(w - self.client).mean()), 10, {"steps": 3, **made_by("FedADMM")}
 
 
 def new_grid(state_dir: str | os.PathLike[str] | None = None) -> InProcessGrid:

@@ -104,6 +104,7 @@ class MeanState:
 class Mean(SampledStrategy):
     """The smallest strategy: the model is the plain mean of what the clients send."""
 
+    method: ClassVar = None
     kinds: ClassVar = {"global": "one global model"}
 
     def init_state(self, arrays: Arrays) -> MeanState:

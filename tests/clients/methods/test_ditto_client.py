@@ -16,6 +16,7 @@ from fl_admm_strategies.algorithms.base import OwnModelEvaluation
 from fl_admm_strategies.algorithms.ditto import DittoInstruction
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.maker import made_by
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import Received, received, scalars
 from tests.support.federation import dataset, make_model
@@ -55,6 +56,7 @@ def test_the_global_step_is_uploaded_and_the_personal_one_kept() -> None:
     assert metrics == {
         "loss": pytest.approx(0.125, rel=1e-12),
         "personal-loss": pytest.approx(0.32, rel=1e-12),
+        **made_by("Ditto"),
     }
 
 
@@ -104,13 +106,14 @@ def test_both_models_are_evaluated_the_personal_one_first() -> None:
     client = line_client(DittoClient)
     loss, num_examples, metrics = client.evaluate(*received(OwnModelEvaluation(START, MODEL)))
     assert (loss, num_examples) == (4.5, 1)
-    assert metrics == {"personal-loss": 4.5, "global-loss": 0.125}
+    assert metrics == {"personal-loss": 4.5, "global-loss": 0.125, **made_by("Ditto")}
     client.fit(*message())  # (2.8, .84) then
     later = received(OwnModelEvaluation({}, MODEL), version=1, server_round=2)
     _, _, metrics = client.evaluate(*later)
     assert metrics == {
         "personal-loss": pytest.approx(0.36**2 / 2, rel=1e-12),
         "global-loss": 0.125,
+        **made_by("Ditto"),
     }
 
 

@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 
 from clients import FedADMMClient
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
+from fl_admm_strategies.runtime.maker import made_by
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import Received, handshake, received, scalars
 
@@ -48,7 +49,7 @@ def test_steps_from_u_i_towards_the_anchor() -> None:
     arrays, num_examples, metrics = client().fit(*message(local_epochs=2))
     assert_allclose(np.ravel(arrays), [1.95, 0.41, 7], rtol=1e-14)
     assert num_examples == 1
-    assert metrics == {"loss": pytest.approx(2.42, rel=1e-14)}
+    assert metrics == {"loss": pytest.approx(2.42, rel=1e-14), **made_by("FedADMM")}
 
 
 def test_it_goes_on_from_its_own_u_i() -> None:
@@ -74,7 +75,7 @@ def test_with_its_own_dual_it_uploads_the_change_of_z() -> None:
 
 
 def test_a_handshake_asks_for_the_number_of_examples() -> None:
-    assert client().fit(*handshake()) == ([], 1, {})
+    assert client().fit(*handshake()) == ([], 1, made_by("FedADMM"))
 
 
 def test_a_client_that_lost_its_state_refuses() -> None:

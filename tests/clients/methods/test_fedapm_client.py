@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from clients import FedAPMClient
 from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruction
+from fl_admm_strategies.runtime.maker import made_by
 from tests.clients.methods.messages import Received, received, scalars
 
 
@@ -111,7 +112,7 @@ def test_v_moves_at_the_old_u_and_u_at_the_new_v() -> None:
     arrays, num_examples, metrics = client(context).fit(*message())
     assert_allclose(np.ravel(arrays), [2.245375], rtol=1e-14)
     assert num_examples == 1
-    assert metrics == {"loss": pytest.approx(0.9075**2 / 2, rel=1e-13)}
+    assert metrics == {"loss": pytest.approx(0.9075**2 / 2, rel=1e-13), **made_by("FedAPM")}
     assert own(context) == pytest.approx({"v": 1.0925, "u": 2.245375}, rel=1e-14)
 
 
@@ -164,7 +165,7 @@ def test_evaluation_before_the_first_round_is_at_the_initial_values() -> None:
     # f(v, w) = (4.5 - 4)^2 / 2.
     loss, num_examples, metrics = client().evaluate(*evaluation(3.5, 2))
     assert (loss, num_examples) == (0.5, 1)
-    assert metrics == {"personal-loss": 0.5, "global-loss": 0.125}
+    assert metrics == {"personal-loss": 0.5, "global-loss": 0.125, **made_by("FedAPM")}
 
 
 def test_evaluation_is_of_its_own_pair_first_and_of_the_shared_u_with_its_own_v() -> None:
@@ -177,6 +178,7 @@ def test_evaluation_is_of_its_own_pair_first_and_of_the_shared_u_with_its_own_v(
         {
             "personal-loss": (1.0925 + 2.245375 - 4) ** 2 / 2,
             "global-loss": (1.0925 + 3.5 - 4) ** 2 / 2,
+            **made_by("FedAPM"),
         },
         rel=1e-12,
     )

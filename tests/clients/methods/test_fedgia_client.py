@@ -26,6 +26,7 @@ from clients.toolkit.curvature import (
 )
 from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.maker import made_by
 from fl_admm_strategies.runtime.messages import ClientInstruction
 from tests.clients.methods.messages import Received, received
 
@@ -191,7 +192,7 @@ def test_the_gradient_group_by_hand() -> None:
     np.testing.assert_allclose(reply[0], 1 - np.array([1.5, 1.0]) / NUM_CLIENTS / SIGMA)  # (18)
     np.testing.assert_allclose(reply[1], -np.array([1.5, 1.0]) / NUM_CLIENTS)  # (17)
     assert num_examples == 2
-    assert metrics == {"loss": pytest.approx(1.25)}
+    assert metrics == {"loss": pytest.approx(1.25), **made_by("FedGiA")}
 
 
 def test_buffers_and_frozen_parameters_stay() -> None:
@@ -239,4 +240,5 @@ def test_evaluation() -> None:
     client = FedGiALinearClient(context(), LeastSquares(np.eye(2), np.zeros(2)), loss)
     value, num_examples, metrics = client.evaluate(*evaluation(ones(2)))
     assert (value, num_examples) == (pytest.approx(1.25), 2)
-    assert metrics == {"global-loss": value, "global-rmse": pytest.approx(2.5**0.5)}
+    rmse = pytest.approx(2.5**0.5)
+    assert metrics == {"global-loss": value, "global-rmse": rmse, **made_by("FedGiA")}

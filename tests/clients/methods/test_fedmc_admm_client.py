@@ -18,6 +18,7 @@ from clients.methods.fedmc_admm import FedMCADMMClient, Residual, item_steps, us
 from clients.toolkit.ratings import Ratings
 from fl_admm_strategies.algorithms.fedmc_admm import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from fl_admm_strategies.runtime.maker import made_by
 from tests.clients.methods.messages import Received, received
 from tests.support.ratings import NUM_ITEMS, RANK, dense, initial, new_context, ratings
 
@@ -278,7 +279,7 @@ def test_no_test_ratings_is_no_error() -> None:
     loss, num_examples, metrics = make().evaluate(*evaluation(first()))
     assert loss > 0
     assert num_examples == len(ratings(2))
-    assert metrics == {"test-ratings": 0, "squared-error": 0.0}
+    assert metrics == {"test-ratings": 0, "squared-error": 0.0, **made_by("FedMCADMM")}
 
 
 # --- Recommending -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch import nn
 
 from clients import FLAMEClient, accuracy, rmse
 from fl_admm_strategies.algorithms.flame import FLAMEEvaluation, FLAMEInstruction
+from fl_admm_strategies.runtime.maker import made_by
 from tests.clients.methods.messages import Received, received
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -134,7 +135,8 @@ def test_it_starts_from_its_own_model_and_is_pulled_to_the_servers() -> None:
     assert theta == pytest.approx(0.8 - 0.1 * np.tanh(1), rel=1e-6)
     assert num_examples == 2
     # f(1) = (log(1 + e^-2) + log(1 + e^2)) / 2 = 1 + log(1 + e^-2)
-    assert metrics == {"loss": pytest.approx(1 + np.log(1 + np.exp(-2)), rel=1e-6)}
+    loss = pytest.approx(1 + np.log(1 + np.exp(-2)), rel=1e-6)
+    assert metrics == {"loss": loss, **made_by("FLAME")}
     assert client.personal_arrays() == {"u": theta}
     # In the next round it needs no start: it holds its theta. f'(theta) = tanh(theta).
     (second,), _, _ = client.fit(*message(0, version=1, server_round=2))

@@ -14,6 +14,7 @@ from torch import nn
 from clients import FPFCClient
 from fl_admm_strategies.algorithms.fpfc import FPFCEvaluation, FPFCInstruction
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.maker import made_by
 from tests.clients.methods.messages import Received, received, scalars
 from tests.support.federation import dataset, make_client, make_model
 
@@ -82,7 +83,7 @@ def test_the_clustered_block_starts_at_omega_and_is_pulled_to_zeta() -> None:
     arrays, num_examples, metrics = line_client().fit(*message(start=1, local_epochs=2))
     assert_allclose(np.concatenate(arrays), [2.08, 0.91], rtol=1e-14)
     assert num_examples == 1
-    assert metrics == {"loss": pytest.approx(1.28, rel=1e-14)}
+    assert metrics == {"loss": pytest.approx(1.28, rel=1e-14), **made_by("FPFC")}
 
 
 def test_it_starts_from_its_own_last_iterate_when_the_server_sends_none() -> None:
@@ -120,7 +121,7 @@ def test_the_kinds_of_models_and_the_diagnostics() -> None:
     asked = FPFCEvaluation(*models, scalars(w=0.5), ["w"])
     loss, num_examples, metrics = line_client().evaluate(*received(asked))
     assert (loss, num_examples) == (2.0, 1)
-    losses = {"personal-loss": 2.0, "cluster-loss": 0.5, "global-loss": 8.0}
+    losses = {"personal-loss": 2.0, "cluster-loss": 0.5, "global-loss": 8.0, **made_by("FPFC")}
     assert metrics == losses | {"stationarity": 1.5, "cluster-gradient-norm": 1.0}
     without = FPFCEvaluation(*models, None, ["w"])
     _, _, metrics = line_client().evaluate(*received(without))

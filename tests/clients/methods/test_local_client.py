@@ -10,6 +10,7 @@ from clients import LocalClient
 from fl_admm_strategies.algorithms.base import OwnModelEvaluation
 from fl_admm_strategies.algorithms.local import LocalInstruction
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.maker import made_by
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import Received, received, scalars
 
@@ -30,7 +31,8 @@ def test_it_descends_on_its_own_loss_and_uploads_nothing() -> None:
     # loss before the last step is .4^2 / 2.
     context = new_context()
     client = line_client(LocalClient, context)
-    assert client.fit(*message(START)) == ([], 1, {"loss": pytest.approx(0.08, rel=1e-12)})
+    metrics = {"loss": pytest.approx(0.08, rel=1e-12), **made_by("Local")}
+    assert client.fit(*message(START)) == ([], 1, metrics)
     assert_allclose(numbers(client.personal_arrays()), [3.09, 0.59, 7], rtol=1e-14)
     # The next round goes on from there: -.32 and .032, then -.256 and .0256.
     line_client(LocalClient, context).fit(*message({}, version=1, server_round=2))
@@ -43,7 +45,7 @@ def test_it_evaluates_its_own_model() -> None:
     context = new_context()
     client = line_client(LocalClient, context)
     first = received(OwnModelEvaluation(START, None))
-    assert client.evaluate(*first) == (0.125, 1, {"personal-loss": 0.125})
+    assert client.evaluate(*first) == (0.125, 1, {"personal-loss": 0.125, **made_by("Local")})
     client.fit(*message(START))
     later = received(OwnModelEvaluation({}, None), version=1, server_round=2)
     loss, _, metrics = client.evaluate(*later)

@@ -148,12 +148,6 @@ def test_a_metric_is_taken_over_all_samples_at_once() -> None:
     assert metrics["a-loss"] == pytest.approx(16 / 3, rel=1e-14)
 
 
-def test_a_message_of_flowers_own_fedavg_is_evaluated() -> None:
-    model = arrays_of(make_model())
-    plain, _, metrics = client().evaluate(list(model.values()), {})
-    assert plain == client().evaluate(*evaluation(model))[0] == metrics["arrays-loss"]
-
-
 def test_get_properties_says_who_the_client_is() -> None:
     own = client(context=new_context(**{"partition-id": 3, "num-partitions": 8}))
     assert own.get_properties({}) == {"client-id": 3, "num-clients": 8}

@@ -19,9 +19,12 @@ from fl_admm_strategies import (
     InProcessGrid,
     LegacyStrategy,
     SmoothedSCAD,
+    StatefulStrategy,
+    made_by,
     run_in_process,
 )
 from fl_admm_strategies.runtime import waiting
+from fl_admm_strategies.runtime.state import arrays_of
 from tests.support.federation import (
     Raising,
     assert_same_bits,
@@ -103,10 +106,11 @@ class Recording(NumPyClient):
     """Hands on the config it is given as metrics, and does no training."""
 
     def fit(self, parameters, config):
-        return parameters[:4], 1, {k: v for k, v in config.items() if k in ("mine", "lr")}
+        report = {k: v for k, v in config.items() if k in ("mine", "lr")}
+        return parameters[:4], 1, report | made_by("FPFC")
 
     def evaluate(self, parameters, config):
-        return 0.0, 1, {"split": config["split"]}
+        return 0.0, 1, {"split": config["split"], **made_by("FPFC")}
 
 
 def test_the_users_settings_reach_the_clients() -> None:
@@ -163,7 +167,7 @@ class Spoiling(Raising):
         ("dtype", "has dtype float64, expected float32"),
         ("count", "it sent 2 arrays, expected 4"),
         ("examples", "'num-examples' is 0"),
-        ("raises", "no reply"),
+        ("raises", "it failed: "),
     ],
 )
 def test_a_bad_reply_is_as_if_the_client_was_not_sampled(
@@ -180,8 +184,8 @@ def test_a_bad_reply_is_as_if_the_client_was_not_sampled(
     assert len(lines) == 1
     assert "round 2" in lines[0]
     assert reason in lines[0]
-    if how == "raises":  # the legacy API does not say who: one more line gives the reason
-        assert any("the disk is full" in line for line in warnings_in(caplog.records))
+    if how == "raises":  # the legacy API does not say who: it is the one that is missing
+        assert "the disk is full" in lines[0]
 
     expected = not_asking(fpfc(fraction_train=1.0, fraction_evaluate=0.0), {2: [3]})
     app = client_app(client_fn_of(FPFCClient))
@@ -190,11 +194,24 @@ def test_a_bad_reply_is_as_if_the_client_was_not_sampled(
 
 
 def test_a_round_without_a_usable_reply_changes_nothing() -> None:
-    client_fn = raising_client_fn(FPFCClient, {c: [1, 2, 3] for c in range(NUM_CLIENTS)})
-    strategy = fpfc(fraction_evaluate=0.0)
-    run(LegacyStrategy(strategy, initial_arrays()), 2, client_fn)
-    for name, array in initial_arrays().items():
-        np.testing.assert_array_equal(strategy.global_arrays[name].numpy(), array.numpy())
+    def after(num_rounds: int) -> StatefulStrategy:
+        client_fn = raising_client_fn(FPFCClient, {c: [2, 3] for c in range(NUM_CLIENTS)})
+        strategy = fpfc(fraction_evaluate=0.0, fraction_train=1.0)
+        run(LegacyStrategy(strategy, initial_arrays()), num_rounds, client_fn)
+        return strategy
+
+    assert_same_bits(arrays_of(after(3).state), arrays_of(after(1).state))
+
+
+@pytest.mark.parametrize("loop", [with_workflow, with_server_fn])
+def test_a_first_round_in_which_everybody_fails_ends_the_run(loop: Any) -> None:
+    """Flower's legacy loops do not say which round is the last, so it may be this one."""
+    client_fn = raising_client_fn(FPFCClient, {c: [1] for c in range(NUM_CLIENTS)})
+    app = loop(LegacyStrategy(fpfc(), initial_arrays()), 2)
+    with pytest.raises(
+        RuntimeError, match=r"could train in the first round.*client \d: it failed: .*disk is full"
+    ):
+        run_in_process(app, ClientApp(client_fn=client_fn), NUM_CLIENTS)
 
 
 def test_without_replies_flower_gets_nothing() -> None:

@@ -1,0 +1,301 @@
+"""Clients of another method, or of none: what every strategy and every client promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from clients import SGDClient, client_app
+from fl_admm_strategies import (
+    InProcessGrid,
+    LegacyStrategy,
+    StatefulStrategy,
+    made_by,
+    run_in_process,
+)
+from fl_admm_strategies.runtime import maker
+from tests.support.cases import CHEAP, NUM_CLIENTS, Case, case_of, each_case, sampling
+from tests.support.federation import (
+    ClientFn,
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    dataset,
+    initial_arrays,
+    make_client,
+    make_model,
+    node_of,
+    not_asking,
+    warnings_in,
+)
+from tests.support.legacy import with_server_fn, with_workflow
+
+
+class Plain(NumPyClient):
+    """Sends back what a strategy wants, but trains nothing and knows no method."""
+
+    def __init__(self, context: Context, strategy: StatefulStrategy, stamp: dict[str, int]) -> None:
+        self.strategy, self.stamp = strategy, stamp
+        self.client = int(context.node_config["partition-id"])
+
+    def get_properties(self, config: Any) -> Any:
+        return {"client-id": self.client, "num-clients": NUM_CLIENTS}
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        handshake = config.get("handshake")
+        spec = self.strategy.handshake_spec() if handshake else self.strategy.upload_spec()
+        arrays = [np.zeros(shape, dtype) for shape, dtype in spec.values()]
+        return arrays, 10, {"loss": 1.0, "curvature": 1.0, **self.stamp}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return 1.0, 10, {"accuracy": 0.5, **self.stamp}
+
+
+Engine = Callable[[Case, StatefulStrategy, ClientFn, int], object]
+
+
+def current(num_nodes: int) -> Engine:
+    def start(case: Case, strategy: StatefulStrategy, client_fn: ClientFn, rounds: int) -> object:
+        num_clients = None if num_nodes == NUM_CLIENTS else NUM_CLIENTS
+        grid = WatchedGrid(client_app(client_fn, num_clients=num_clients), num_nodes)
+        return strategy.start(grid, case.initial_arrays(), rounds)
+
+    return start
+
+
+def legacy(case: Case, strategy: StatefulStrategy, client_fn: ClientFn, rounds: int) -> object:
+    app = with_workflow(LegacyStrategy(strategy, case.initial_arrays()), rounds)
+    return run_in_process(app, ClientApp(client_fn=client_fn), NUM_CLIENTS)
+
+
+each_engine = pytest.mark.parametrize(
+    "engine",
+    [current(NUM_CLIENTS), current(2), legacy],
+    ids=["current", "packed", "legacy"],
+)
+
+
+@each_engine
+@each_case
+def test_plain_clients_end_the_run_in_its_first_round(case: Case, engine: Engine) -> None:
+    strategy = case.strategy(seed=1)
+
+    def client_fn(context: Context) -> Any:
+        return Plain(context, strategy, {}).to_client()
+
+    name = type(strategy).__name__
+    said = rf"client \d: its reply does not say .*{name} asks for; expected {name}Client\. Use that"
+    with pytest.raises(RuntimeError, match=said):
+        engine(case, strategy, client_fn, 2)
+    assert strategy.last_round == (0 if case.shakes_hands else 1)
+    assert strategy.train_metrics == {}
+
+
+@each_engine
+@each_case
+def test_the_clients_of_another_method_are_refused_by_name(
+    case: Case, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy, wrong = case.strategy(seed=1), (1, 4)
+
+    def client_fn(context: Context) -> Any:
+        if int(context.node_config["partition-id"]) not in wrong:
+            return make_client(case.client_class, context).to_client()
+        return Plain(context, strategy, made_by("FedSomething")).to_client()
+
+    name = type(strategy).__name__
+    said = f"its reply was made by a client of FedSomething, expected {name}Client"
+    if case.shakes_hands:
+        with pytest.raises(RuntimeError, match=rf"\[1, 4\] .*{said}"):
+            engine(case, strategy, client_fn, 2)
+        return
+    engine(case, strategy, client_fn, 2)
+    lines = [line for line in warnings_in(caplog.records) if said in line]
+    refused = [line.partition(" refused")[0] for line in lines]
+    of_a_round = [f"client {client}" for client in wrong] * 2  # training and evaluation
+    assert refused == [f"round {r}: {who}" for r in (1, 2) for who in of_a_round]
+    assert len(warnings_in(caplog.records)) == len(lines)
+    right = [c for c in range(NUM_CLIENTS) if c not in wrong]
+    for metrics in (strategy.train_metrics, strategy.evaluate_metrics):
+        assert {r: list(clients) for r, clients in metrics.items()} == {1: right, 2: right}
+
+
+@each_case
+def test_a_client_says_which_strategy_it_belongs_to(case: Case) -> None:
+    strategy = case.strategy()
+    name = type(strategy).__name__
+    other = case_of("FPFC" if name == "Ditto" else "Ditto")
+    client: Any = make_client(case.client_class, Context(1, 2, {}, RecordDict(), {}))
+    own = f"{type(client).__name__} is the client of the strategy {name}, but the message is from "
+    for call in (client.fit, client.evaluate):
+        with pytest.raises(ValueError, match=f"{own}{other.name}: use {other.name}Client for"):
+            call([], made_by(other.name))
+        with pytest.raises(ValueError, match=f"{own}another, such as Flower's FedAvg: use {name}"):
+            call([], {"lr": 0.1})
+
+
+def test_under_flowers_fedavg_the_servers_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    app = client_app(client_fn_of(case_of("FPFC").client_class))
+    grid = InProcessGrid(app, NUM_CLIENTS)
+    FedAvg(fraction_evaluate=0).start(grid, initial_arrays(), num_rounds=1)
+    lines = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert len([line for line in lines if "is the client of the strategy FPFC" in line]) == 6
+
+
+def test_the_client_of_fedavg_refuses_other_strategies() -> None:
+    client: Any = make_client(SGDClient, Context(1, 2, {}, RecordDict(), {}))
+    said = "SGDClient is the client of the strategy FedAvg, but the message is from FPFC: use FPFC"
+    for call in (client.fit, client.evaluate):
+        with pytest.raises(ValueError, match=said):
+            call([], made_by("FPFC"))
+
+
+def test_if_only_some_clients_are_wrong_it_is_as_if_they_were_not_sampled() -> None:
+    case, wrong = case_of("FPFC"), [1, 4]
+    strategy = sampling(case, fraction_train=1.0, fraction_evaluate=0)
+
+    def client_fn(context: Context) -> Any:
+        if int(context.node_config["partition-id"]) in wrong:
+            return Plain(context, strategy, {}).to_client()
+        return make_client(case.client_class, context).to_client()
+
+    current(NUM_CLIENTS)(case, strategy, client_fn, 2)
+    expected = sampling(case, fraction_train=1.0, fraction_evaluate=0)
+    not_asking(expected, {1: wrong, 2: wrong})
+    current(NUM_CLIENTS)(case, expected, client_fn_of(case.client_class), 2)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+
+
+@pytest.mark.parametrize("loop", [with_workflow, with_server_fn])
+def test_both_legacy_loops_end(loop: Any) -> None:
+    strategy = case_of("FLAME").strategy()
+    server = loop(LegacyStrategy(strategy, initial_arrays()), 1)
+
+    def client_fn(context: Context) -> Any:
+        return Plain(context, strategy, {}).to_client()
+
+    with pytest.raises(RuntimeError, match=r"first round.* expected FLAMEClient\."):
+        run_in_process(server, ClientApp(client_fn=client_fn), NUM_CLIENTS)
+
+
+def test_a_single_wrong_client_of_several_does_not_end_the_run() -> None:
+    """Else one that is drawn alone in round 1 could do so at will."""
+    case = case_of("FedProx")
+    strategy = case.strategy(fraction_train=0.1, fraction_evaluate=0, seed=1)
+    drawn = case.strategy(fraction_train=0.1, fraction_evaluate=0, seed=1)
+    current(NUM_CLIENTS)(case, drawn, client_fn_of(case.client_class), 2)
+    (first,), (second,) = drawn.train_metrics[1], drawn.train_metrics[2]
+    assert first != second
+
+    def client_fn(context: Context) -> Any:
+        if context.node_config["partition-id"] == first:
+            return Plain(context, strategy, {}).to_client()
+        return make_client(case.client_class, context).to_client()
+
+    current(NUM_CLIENTS)(case, strategy, client_fn, 2)
+    assert list(strategy.train_metrics) == [2]
+
+
+# --- Versions -----------------------------------------------------------------------------------
+
+
+def test_another_version_is_refused_on_both_sides() -> None:
+    with pytest.raises(ValueError, match=r"version 2 of FPFC's messages, expected 1\. Install"):
+        maker.check_reply_maker({"made-by.FPFC": 2}, "FPFC")
+    client: Any = make_client(case_of("FPFC").client_class, Context(1, 2, {}, RecordDict(), {}))
+    with pytest.raises(ValueError, match=r"is of version 2 of FPFC's, FPFCClient speaks 1\. Inst"):
+        client.fit([], {"made-by.FPFC": 2})
+
+
+def test_what_is_compatible_is_decided_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maker, "is_compatible", lambda version: version == 7)
+    case = case_of("FPFC")
+    strategy, client_fn = case.strategy(patience=1), client_fn_of(case.client_class)
+    with pytest.raises(RuntimeError, match="version 1 of FPFC's"):
+        current(NUM_CLIENTS)(case, strategy, client_fn, 1)
+
+
+# --- Strategies for any client, clients for any strategy ----------------------------------------
+
+
+def test_a_strategy_says_which_clients_it_is_for() -> None:
+    class Undecided(type(CHEAP.strategy())):  # type: ignore[misc]
+        pass
+
+    assert Undecided().method is None  # inherited
+
+    class Silent(StatefulStrategy):
+        init_state = train_instructions = update = model = None  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match=r"Silent does not say which clients .* method = 'Silent'"):
+        Silent()
+
+
+def fedavg_app() -> ClientApp:
+    """Return a ClientApp as people write it for FedAvg: it knows nothing of this library."""
+    app = ClientApp()
+
+    def received(message: Message) -> torch.nn.Module:
+        model = make_model()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        return model
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model, data = received(message), dataset(int(context.node_config["partition-id"]))
+        inputs, labels = data.tensors
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        torch.optim.SGD(model.parameters(), lr=0.5).step()
+        metrics = MetricRecord({"num-examples": len(data)})
+        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        inputs, labels = dataset(int(context.node_config["partition-id"])).tensors
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(received(message)(inputs), labels)
+        metrics = MetricRecord({"loss": loss.item(), "num-examples": len(labels)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def test_a_client_app_written_for_fedavg_serves_a_strategy_for_any_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy = CHEAP.strategy(seed=1)
+    strategy.start(WatchedGrid(fedavg_app(), NUM_CLIENTS), initial_arrays(), 2)
+    assert warnings_in(caplog.records) == []
+    # Such an app does not say which partition it has, so a client's id is its node's.
+    assert strategy.client_ids == [node_of(client) for client in range(NUM_CLIENTS)]
+    assert sorted(strategy.train_metrics[2]) == strategy.client_ids
+    assert strategy.evaluate_metrics[2][node_of(0)]["loss"] > 0
+    first, last = initial_arrays()["head.weight"], strategy.global_arrays["head.weight"]
+    assert not np.allclose(last.numpy(), first.numpy(), atol=1e-3)
+
+
+def test_a_handler_of_ones_own_is_taken_with_the_stamp() -> None:
+    app, plain = ClientApp(), fedavg_app()
+
+    def stamped(message: Message, context: Context) -> Message:
+        reply = plain(message, context)
+        reply.content["metrics"].update(made_by("FedProx"))
+        return reply
+
+    app.train()(stamped)
+    app.evaluate()(stamped)
+    strategy = case_of("FedProx").strategy(seed=1)
+    strategy.start(WatchedGrid(app, NUM_CLIENTS), initial_arrays(), 1)
+    (metrics, *_) = strategy.train_metrics[1].values()
+    assert list(strategy.train_metrics[1]) == strategy.client_ids
+    assert metrics == {"num-examples": 10}  # the stamp is no measurement
+    assert set(strategy.evaluate_metrics[1][2]) == {"loss", "num-examples"}
