@@ -13,7 +13,7 @@ from flwr.common import log
 from ..maths.blocks import Spec
 from ..maths.checks import listing
 from .guard import largest_allowed
-from .maker import WrongMakerError, check_reply_maker, is_stamp
+from .maker import WrongMakerError, check_reply_maker, client_of, is_stamp
 from .membership import Membership
 from .messages import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
 
@@ -129,6 +129,14 @@ class Intake:
         """Say in one log line that a client's reply is not used, and why."""
         self.last_refusal = f"client {client}: {reason}"
         log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
+
+    def explain(self) -> str:
+        """Return why a phase had no usable reply: the last refusal, and whose replies are wanted."""
+        if self.only_wrong_clients:
+            return f"{self.last_refusal} All replies were of this kind."
+        if self._method is None:
+            return self.last_refusal
+        return f"{self.last_refusal} ({self._method} needs {client_of(self._method)}.)"
 
 
 def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply:

@@ -23,7 +23,7 @@ from .algorithm import Algorithm
 from .guard import Guard, is_finite
 from .health import Health
 from .intake import Intake, weighted_means
-from .maker import client_of, made_by
+from .maker import made_by
 from .membership import Membership
 from .messages import (
     UPLOAD,
@@ -288,7 +288,8 @@ class Run:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             self._on_state_lost(server_round, lost)
             if not lost:
-                self._count_empty_round(patient)
+                hopeless = not patient or self.intake.only_wrong_clients
+                self.health.count_empty_round(self.intake.explain(), hopeless=hopeless)
             return {}
         self.health.count_usable_round()
         self.membership.accept(accepted, server_round)
@@ -298,14 +299,6 @@ class Run:
         means = weighted_means(accepted) | algorithm.round_metrics()
         self.record.trained(server_round, means)
         return means
-
-    def _count_empty_round(self, patient: bool) -> None:
-        refusal, method = self.intake.last_refusal, self.algorithm.method
-        if wrong := self.intake.only_wrong_clients:
-            refusal = f"{refusal} All replies were of this kind."
-        elif method is not None:
-            refusal = f"{refusal} ({method} needs {client_of(method)} for the clients.)"
-        self.health.count_empty_round(refusal, hopeless=wrong or not patient)
 
     def _absorb(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Let replies change the state; return those that did.
