@@ -131,7 +131,7 @@ class Intake:
         log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
 
     def explain(self) -> str:
-        """Return why a phase had no usable reply: the last refusal, and whose replies are wanted."""
+        """Return why a phase had no usable reply: the last refusal, and whose are wanted."""
         if self.only_wrong_clients:
             return f"{self.last_refusal} All replies were of this kind."
         if self._method is None:
