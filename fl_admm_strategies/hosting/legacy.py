@@ -32,16 +32,10 @@ from flwr.server.strategy import Strategy
 from ..maths.checks import check_count
 from ..runtime import messages as wire
 from ..runtime.callbacks import saving_if_it_raises
-from ..runtime.connections import (
-    MOST_CLIENTS,
-    NOT_CONNECTED,
-    QUERY_TIMEOUT,
-    check_actor,
-    is_client_id,
-    most_common,
-)
-from ..runtime.messages import ClientInstruction, ClientReply, RawReply
-from ..runtime.strategy import StatefulStrategy, named_arrays
+from ..runtime.connections import NOT_CONNECTED, QUERY_TIMEOUT
+from ..runtime.identity import MOST_CLIENTS, check_actor, is_client_id, most_common
+from ..runtime.messages import ClientInstruction, ClientReply, RawReply, named_arrays
+from ..runtime.strategy import StatefulStrategy
 from ..runtime.waiting import ConnectionStatus, wait_for_clients
 
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
@@ -113,6 +107,7 @@ class LegacyStrategy(Strategy):
         self._identities: dict[str, tuple[int, int]] = {}  # cid: client id, clients it knows of
         self._left_out: set[str] = set()  # those whose answer before round 1 cannot be right
         self._asking: dict[str, Future[tuple[int, int] | None]] = {}  # those not answered yet
+        self._trouble: dict[str, str] = {}  # why connected nodes are not used, so as to say it once
         self._not_connected: list[int] = []  # of the clients that are asked in this phase
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
@@ -138,17 +133,17 @@ class LegacyStrategy(Strategy):
     def _find_clients(self, client_manager: ClientManager) -> int:
         """Wait for the clients that the run needs; return the size of their federation."""
         self._identities, self._asking, self._proxy_of = {}, {}, {}
-        self._left_out = set()
+        self._left_out, self._trouble = set(), {}
 
         def look() -> ConnectionStatus:
-            announced, trouble = self._refresh_connections(client_manager, patience=None)
-            if trouble:
-                trouble = f" {trouble} The first keeps it. Give every node its own partition-id."
+            announced = self._refresh_connections(client_manager, patience=None)
+            reasons = self._trouble.items()
+            trouble = "".join(f" Node {cid} is left out: it {reason}." for cid, reason in reasons)
             clients = list(self._proxy_of)
             return ConnectionStatus(clients, len(clients), announced, trouble=trouble)
 
         strategy = self.strategy
-        wanted = strategy.run.resume.saved_clients
+        wanted = strategy.run.prepare()
         status = wait_for_clients(
             look,
             at_least=strategy.min_available_nodes,
@@ -158,12 +153,11 @@ class LegacyStrategy(Strategy):
         )
         return status.announced
 
-    def _refresh_connections(
-        self, client_manager: ClientManager, *, patience: float | None
-    ) -> tuple[int, str]:
-        """Find out who is connected and which clients they are.
+    def _refresh_connections(self, client_manager: ClientManager, *, patience: float | None) -> int:
+        """Find out who is connected and which clients they are; return how many they know of.
 
-        Of two nodes that say that they are the same client, the one keeps it that had it.
+        Of two nodes that say that they are the same client, the one keeps it that had it; an id
+        that belongs to another node's key is not believed (see `Owners`).
 
         Parameters
         ----------
@@ -172,15 +166,16 @@ class LegacyStrategy(Strategy):
         patience : float or None
             Seconds to wait for the answers of new nodes; one that comes later counts for a later
             look. None: before round 1, for ever.
-
-        Returns
-        -------
-        announced, trouble : int, str
-            The size of their federation, and which two nodes say that they are the same client.
         """
         # num_available() first: it makes Flower's manager look for new nodes.
         client_manager.num_available()
         proxies = client_manager.all()
+        owners = self.strategy.membership.owners
+        if proxies:
+            # Flower's proxies are of nodes of a grid; its type for them is not public.
+            grid = next(iter(proxies.values())).grid  # type: ignore[attr-defined]
+            there = owners.connected(grid)
+            proxies = {cid: proxy for cid, proxy in proxies.items() if int(cid) in there}
         known = self._identities.keys() | self._asking.keys() | self._left_out
         new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in known]
         if patience is None:
@@ -198,19 +193,31 @@ class LegacyStrategy(Strategy):
                 del self._asking[cid]
                 if (who := future.result()) is not None:
                     self._identities[cid] = who
-        trouble = ""
+        self._trouble = {cid: why for cid, why in self._trouble.items() if cid in proxies}
         holders = {c: proxy for c, proxy in self._proxy_of.items() if proxy.cid in proxies}
         for cid, proxy in sorted(proxies.items()):
             if cid not in self._identities:
                 continue
             client, _ = self._identities[cid]
-            if holders.setdefault(client, proxy).cid != cid:
+            if client in holders and holders[client].cid == cid:
+                continue
+            trouble = owners.refusal(int(cid), [client])
+            if not trouble and client in holders:
                 trouble = (
-                    f"Nodes {holders[client].cid} and {cid} both say they are client {client}."
+                    f"says that it is client {client}, as does node {holders[client].cid}, which "
+                    "keeps it. Give every node its own partition-id"
                 )
+            if trouble:
+                if self._trouble.get(cid) != trouble:
+                    self._trouble[cid] = trouble
+                    log(WARNING, "node %s is left out: it %s", cid, trouble)
+                continue
+            self._trouble.pop(cid, None)
+            holders[client] = proxy
+            owners.hand_over([client], int(cid))
         self._proxy_of = holders
         self._client_of = {proxy.cid: client for client, proxy in holders.items()}
-        return most_common(total for _, total in self._identities.values() if total), trouble
+        return most_common(total for _, total in self._identities.values() if total)
 
     def _exchange(
         self, asked: dict[int, ClientInstruction], message_type: str
@@ -244,9 +251,7 @@ class LegacyStrategy(Strategy):
         if server_round < self._first_round:
             return []
         before = {client: proxy.cid for client, proxy in self._proxy_of.items()}
-        announced, trouble = self._refresh_connections(client_manager, patience=QUERY_TIMEOUT)
-        if trouble:
-            log(WARNING, "round %s: %s The first keeps it.", server_round, trouble)
+        announced = self._refresh_connections(client_manager, patience=QUERY_TIMEOUT)
         self.strategy.run.update_membership(
             server_round,
             self._proxy_of,

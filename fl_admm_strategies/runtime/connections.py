@@ -2,74 +2,37 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from logging import INFO, WARNING
-from typing import TypeGuard
 
-from flwr.app import Message, MessageType, Metadata, RecordDict
+from flwr.app import Message, Metadata
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 
 from ..maths.checks import listing
 from . import messages as wire
-from .messages import ClientInstruction, ClientReply, RawReply, brief
-from .waiting import ConnectionStatus, Wait, wait_for_clients
-
-_LEGACY_APP = (
-    "node {node} runs a ClientApp of Flower's legacy API (ClientApp(client_fn=...)), which this "
-    "strategy cannot address. Either build the app with clients.client_app(client_fn), or run the "
-    "strategy as LegacyStrategy(strategy, initial_arrays) in a ServerApp(server_fn=...)."
+from .identity import (
+    BrokenAppError,
+    NoAnswer,
+    UnclearError,
+    ask,
+    check_actor,
+    check_free,
+    most_common,
+    read_identity,
 )
-
+from .messages import ClientInstruction, ClientReply, RawReply, brief
+from .owners import Owners
+from .waiting import ConnectionStatus, Wait, wait_for_clients
 
 # Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
 QUERY_TIMEOUT = 10.0
 
 # What a client has replied whose node is not there.
 NOT_CONNECTED = RawReply(error="its node is not connected")
-
-# Flower puts a dead actor back into its pool, where every later message to it fails.
-# An engine names its own error by its class; a client's words stand in the text of another's.
-_DEAD_ACTOR = re.compile(
-    r"<class 'ray\.exceptions\.(ActorDiedError|RayActorError|OutOfMemoryError)'>"
-)
-
-# Nobody's federation is larger; a node that says so is mistaken, or wants the others to wait.
-MOST_CLIENTS = 2**31
-
-
-def check_actor(reason: str) -> None:
-    """Raise RuntimeError if the reason of an error is that a Ray actor died."""
-    if _DEAD_ACTOR.search(reason):
-        raise RuntimeError(
-            "A Ray actor died: its process ran out of memory, crashed or was killed. Flower does "
-            "not replace it, so every later round would lose the clients that it is given. Run "
-            "again from the last checkpoint (--resume, or resume=True), with "
-            "more memory or fewer workers (more CPUs per client), or look for the cause with "
-            f"--engine inprocess. Ray says: {brief(reason)}"
-        )
-
-
-def is_client_id(value: object) -> TypeGuard[int]:
-    """Return whether a value that came from a node can be a client's id."""
-    return type(value) is int and 0 <= value < 2**64
-
-
-class _NoAnswer(Exception):  # noqa: N818 - nothing is wrong
-    """A node's app does not answer queries."""
-
-
-class _UnclearError(Exception):
-    """A node's answer to a query cannot be used."""
-
-
-class _BrokenAppError(_UnclearError):
-    """A node cannot load its app."""
 
 
 class ClientDirectory:
@@ -83,6 +46,8 @@ class ClientDirectory:
         Whether the nodes' app answers queries. Where it does not, a client is its node.
     most_per_node : int, optional
         Clients that a node may host.
+    owners : Owners, optional
+        Whose ids the clients are.
 
     Attributes
     ----------
@@ -102,8 +67,10 @@ class ClientDirectory:
         *,
         answers_queries: bool = True,
         most_per_node: int | None = None,
+        owners: Owners | None = None,
     ) -> None:
         self._most_per_node = most_per_node
+        self._owners = owners or Owners()
         self._hosted = dict(sorted(hosted.items()))  # as every node said, in use or not
         self._answers_queries = answers_queries
         self.announced = 0
@@ -121,6 +88,7 @@ class ClientDirectory:
                         '"partition-id=N num-partitions=M").'
                     )
                 self._node_of[client] = node
+            self._owners.hand_over(clients, node)
 
     @classmethod
     def find(
@@ -132,14 +100,16 @@ class ClientDirectory:
         wanted: Collection[int] = (),
         allow_missing: bool = False,
         most_per_node: int | None = None,
+        owners: Owners | None = None,
     ) -> ClientDirectory:
         """Ask every node which clients it hosts, until all that are needed are known.
 
         A node whose app does not answer queries hosts one client, whose id is the node's. Nodes
         that know the size of their federation are waited for in full, unless it is said who is
         wanted. A node whose answer cannot be right is left out, with a warning that names it, and
-        does not hold up the others: one that hosts a client that another node hosts already, or too
-        many; a size of the federation that most nodes do not know is not believed.
+        does not hold up the others: one that hosts a client that another node hosts already, or
+        whose id is another's, or too many; a size of the federation that most nodes do not know is
+        not believed.
 
         Parameters
         ----------
@@ -155,6 +125,8 @@ class ClientDirectory:
             Whether to do without some of those in the end.
         most_per_node : int, optional
             Clients that a node may host.
+        owners : Owners, optional
+            Whose ids the clients are.
 
         Raises
         ------
@@ -171,34 +143,37 @@ class ClientDirectory:
         broken: dict[int, str] = {}  # why nodes cannot load their app
         queries: dict[str, int] = {}  # unanswered ones, by message id
         trouble, probing, answers_queries = "", True, True
+        owners = owners or Owners()
 
         def look() -> ConnectionStatus:
             nonlocal trouble, probing, answers_queries
             # One node first: all run the same app, and where it has no query handler Flower logs
             # a traceback for every node that is asked. A silent one must not stop us.
             first = probing and end - time.monotonic() > timeout / 2
-            there = set(grid.get_node_ids())
+            there = owners.connected(grid)
             new = sorted(there - hosted.keys() - set(queries.values()))
             if not answers_queries:
                 hosted.update({node: [node] for node in sorted(there - hosted.keys())})
                 queries.clear()
             elif not (first and queries):
-                queries.update(_ask(grid, new[:1] if first else new))
+                queries.update(ask(grid, new[:1] if first else new))
             for reply in grid.pull_messages(list(queries)) if queries else []:
                 node = queries.pop(reply.metadata.reply_to_message_id, None)
                 if node is None:
                     continue
                 try:
-                    clients, total = _read_identity(node, reply, most_per_node)
-                    _check_free(node, clients, hosted)
+                    clients, total = read_identity(node, reply, most_per_node)
+                    check_free(node, clients, hosted)
+                    if refusal := owners.refusal(node, clients):
+                        raise UnclearError(f"Node {node} is left out: it {refusal}")
                     hosted[node] = clients
                     if total:
                         totals[node] = total
-                except _NoAnswer:
+                except NoAnswer:
                     hosted[node], answers_queries = [node], False
-                except _UnclearError as error:
+                except UnclearError as error:
                     hosted[node], trouble = [], f" {error}"
-                    if isinstance(error, _BrokenAppError):
+                    if isinstance(error, BrokenAppError):
                         broken[node] = str(error)
                     log(WARNING, "%s", error)
             if probing and hosted:
@@ -228,7 +203,9 @@ class ClientDirectory:
                     total,
                     status.announced,
                 )
-        directory = cls(hosted, answers_queries=answers_queries, most_per_node=most_per_node)
+        directory = cls(
+            hosted, answers_queries=answers_queries, most_per_node=most_per_node, owners=owners
+        )
         directory.announced = status.announced
         return directory
 
@@ -254,9 +231,10 @@ class ClientDirectory:
         """Find out before a phase who is connected, who has come back, and who is new.
 
         A SuperNode that was restarted has another node id than before. So nodes that were not there
-        are asked which clients they host. One takes them over if none of them has a node that is
-        still connected: two live nodes with the same partition-id are a mistake, and the first
-        keeps its clients. Flower counts a node that died as connected for up to a minute.
+        are asked which clients they host. One takes them over if their ids are its own (`Owners`)
+        and none of them has a node that is still connected: two live nodes with the same
+        partition-id are a mistake, and the first keeps its clients. Flower counts a node that died
+        as connected for up to a minute.
 
         Parameters
         ----------
@@ -281,7 +259,7 @@ class ClientDirectory:
         moved: list[int] = []
         wait = Wait(timeout)
         while True:
-            before, self._connected = self._connected, set(grid.get_node_ids())
+            before, self._connected = self._connected, self._owners.connected(grid)
             # A node that Flower knows by its key keeps its id when it is restarted.
             back = self._connected - before
             moved += [client for client, node in self._node_of.items() if node in back]
@@ -298,8 +276,15 @@ class ClientDirectory:
                     f"Waited {timeout:g} s: {found} of the run's {len(self._node_of)} clients are "
                     f"connected, the strategy needs {at_least}. Start the missing SuperNodes, or "
                     "lower min_available_nodes, or raise node_timeout, and run again."
+                    f"{self._trouble}"
                 )
             wait.go_on(found, at_least)
+
+    @property
+    def _trouble(self) -> str:
+        """Why connected nodes are not used, for an error."""
+        reasons = {n: why for n, why in self._left_out.items() if n in self._connected}
+        return "".join(f" Node {node} is left out: it {why}." for node, why in reasons.items())
 
     def _take_over(self) -> list[int]:
         """Give clients to the nodes that say they host them, where possible; return those given."""
@@ -308,30 +293,38 @@ class ClientDirectory:
             clients = self._hosted[node]
             if all(self._node_of.get(client) == node for client in clients):
                 continue
-            others = self._connected - {node}
-            if taken := [c for c in clients if self._node_of.get(c) in others]:
-                holders = sorted({self._node_of[client] for client in taken})
-                trouble = (
-                    f"clients {listing(taken)}, as does node {listing(holders)}, which is "
-                    "connected (Flower says so for up to a minute after a node died)"
-                )
+            trouble = self._owners.refusal(node, clients) or self._taken(node, clients)
+            if trouble:
                 if self._left_out.get(node) != trouble:
                     self._left_out[node] = trouble
-                    log(WARNING, "node %s is left out: it says that it hosts %s", node, trouble)
+                    log(WARNING, "node %s is left out: it %s", node, trouble)
                 continue
+            self._left_out.pop(node, None)
             new = [client for client in clients if client not in self._node_of]
             for who, what in ((new, "new"), ([c for c in clients if c not in new], "back")):
                 if who:
                     log(INFO, "clients %s are %s, on node %s", listing(who), what, node)
             self._node_of |= dict.fromkeys(clients, node)
+            self._owners.hand_over(clients, node)
             moved += clients
         return moved
+
+    def _taken(self, node: int, clients: Iterable[int]) -> str:
+        """Return in words which of a node's clients another connected node hosts, if any."""
+        others = self._connected - {node}
+        if not (taken := [c for c in clients if self._node_of.get(c) in others]):
+            return ""
+        holders = sorted({self._node_of[client] for client in taken})
+        return (
+            f"says that it hosts clients {listing(taken)}, as does node {listing(holders)}, which "
+            "is connected (Flower says so for up to a minute after a node died)"
+        )
 
     def _query_new_nodes(self, grid: Grid) -> None:
         """Ask new nodes which clients they host; wait for the answers, but not for long."""
         waiting = {node: query for query, node in self._queries.items() if node in self._connected}
         self._queries = {query: node for node, query in waiting.items()}
-        new = _ask(grid, sorted(self._connected - self._hosted.keys() - waiting.keys()))
+        new = ask(grid, sorted(self._connected - self._hosted.keys() - waiting.keys()))
         self._queries |= new
         deadline = time.monotonic() + QUERY_TIMEOUT
         while self._queries:
@@ -340,8 +333,8 @@ class ClientDirectory:
                 if node is None:
                     continue
                 try:
-                    self._hosted[node], _ = _read_identity(node, reply, self._most_per_node)
-                except (ValueError, _UnclearError, _NoAnswer) as error:
+                    self._hosted[node], _ = read_identity(node, reply, self._most_per_node)
+                except (ValueError, UnclearError, NoAnswer) as error:
                     self._hosted[node] = []
                     log(WARNING, "node %s is left out: %s", node, error)
             if self._queries.keys().isdisjoint(new):
@@ -418,65 +411,3 @@ def _asked_node(reply: Message, sent: Iterable[Metadata]) -> int:
             if question.message_id == reply.metadata.reply_to_message_id:
                 return question.dst_node_id
     return reply.metadata.src_node_id
-
-
-def _ask(grid: Grid, nodes: Sequence[int]) -> dict[str, int]:
-    """Ask nodes which clients they host; return them by the id of the message."""
-    queries = [Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in nodes]
-    if queries:
-        grid.push_messages(queries)
-    return {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
-
-
-def most_common(totals: Iterable[int]) -> int:
-    """Return the number that occurs most often, the smaller of two; 0 where there is none."""
-    counts = Counter(totals)
-    return min(counts, key=lambda total: (-counts[total], total), default=0)
-
-
-def _check_free(node: int, clients: Sequence[int], hosted: Mapping[int, list[int]]) -> None:
-    """Raise unless no other node hosts one of these clients."""
-    for other, own in hosted.items():
-        if taken := sorted(set(clients).intersection(own)):
-            raise _UnclearError(
-                f"Node {node} is left out: it says that it is client {listing(taken)}, as does "
-                f"node {other}. Give every node its own partition-id (flower-supernode "
-                '--node-config "partition-id=N num-partitions=M").'
-            )
-
-
-def _read_identity(node: int, reply: Message, most_per_node: int | None) -> tuple[list[int], int]:
-    """Return the ids of a node's clients and how many its federation has (0: it does not know)."""
-    if reply.has_error():
-        reason = reply.error.reason or "no reason given"
-        check_actor(reason)
-        if reply.error.code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION:
-            raise _BrokenAppError(f"Node {node} cannot load its ClientApp: {brief(reason)}")
-        if "Invalid message type" in reason:
-            raise ValueError(_LEGACY_APP.format(node=node))
-        if "No query function registered" in reason:
-            raise _NoAnswer
-        raise _UnclearError(f"Node {node} could not say which clients it hosts: {brief(reason)}")
-    for record in reply.content.config_records.values():
-        ids, total = record.get(wire.CLIENT_IDS), record.get(wire.NUM_CLIENTS, 0)
-        if ids is None:
-            continue
-        clients = [i for i in ids if is_client_id(i)] if isinstance(ids, list) else []
-        if clients != ids or len(set(clients)) < len(clients) or type(total) is not int:
-            raise _UnclearError(
-                f"Node {node} could not say which clients it hosts: it replied {wire.CLIENT_IDS}="
-                f"{brief(repr(ids))}, {wire.NUM_CLIENTS}={brief(repr(total))}, expected different "
-                "integers >= 0 and an integer."
-            )
-        if not 0 <= total < MOST_CLIENTS:
-            raise _UnclearError(
-                f"Node {node} is left out: it says that its federation has {total} clients, "
-                f"expected 0 to {MOST_CLIENTS}."
-            )
-        if most_per_node is not None and len(clients) > most_per_node:
-            raise _UnclearError(
-                f"Node {node} is left out: it hosts {len(clients)} clients, expected at most "
-                f"{most_per_node} (max_clients_per_node)."
-            )
-        return clients, total
-    return [node], 0

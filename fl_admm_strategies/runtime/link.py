@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from .connections import ClientDirectory
 from .messages import ClientInstruction, ClientReply
+from .owners import Owners
 
 
 class GridLink:
@@ -22,12 +23,17 @@ class GridLink:
         Seconds to wait for them.
     most_per_node : int or None
         Clients that a node may host.
+    owners : Owners
+        Whose the clients' ids are.
     """
 
-    def __init__(self, at_least: int, timeout: float, most_per_node: int | None) -> None:
+    def __init__(
+        self, at_least: int, timeout: float, most_per_node: int | None, owners: Owners
+    ) -> None:
         self._at_least = at_least
         self._timeout = timeout
         self._most_per_node = most_per_node
+        self._owners = owners
         self.directory = ClientDirectory({})
 
     def connect(self, grid: Grid, wanted: Collection[int], *, allow_missing: bool) -> None:
@@ -39,6 +45,7 @@ class GridLink:
             wanted=wanted,
             allow_missing=allow_missing,
             most_per_node=self._most_per_node,
+            owners=self._owners,
         )
 
     def refresh(self, grid: Grid) -> list[int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .messages import Reply
+from .owners import Owners
 
 
 class Membership:
@@ -19,6 +20,8 @@ class Membership:
     ----------
     max_missed_rounds : int or None
         Rounds in a row in which a client is not connected until it has left; None: never.
+    client_keys : str or mapping of int to str
+        Which node may be which client; see `StatefulStrategy`.
 
     Attributes
     ----------
@@ -39,10 +42,17 @@ class Membership:
     joining : dict of int to (Reply or None)
         Connected clients that do not belong to the run until a reply of theirs was accepted, with
         their reply to the handshake where there was one.
+    owners : Owners
+        Whose the clients' ids are.
     """
 
-    def __init__(self, max_missed_rounds: int | None = None) -> None:
+    def __init__(
+        self,
+        max_missed_rounds: int | None = None,
+        client_keys: str | Mapping[int, str] = "first",
+    ) -> None:
         self.max_missed_rounds = max_missed_rounds
+        self.owners = Owners(client_keys)
         self.begin((), 0)
 
     def begin(self, ids: Iterable[int], announced: int) -> None:
@@ -55,6 +65,7 @@ class Membership:
         self.last_seen = dict.fromkeys(self.ids, 0)
         self.joining: dict[int, Reply | None] = {}
         self._current: set[int] = set()
+        self.owners.bind(self.ids)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -85,7 +96,9 @@ class Membership:
     def see(self, server_round: int, connected: Collection[int], announced: int) -> None:
         """Note who is connected before a round."""
         self.announced = max(self.announced, announced)
-        self.last_seen |= {c: server_round for c in self.ids if c in connected}
+        here = [client for client in self.ids if client in connected]
+        self.last_seen |= dict.fromkeys(here, server_round)
+        self.owners.bind(here)
         self.joining = {c: reply for c, reply in self.joining.items() if c in connected}
 
     def unknown(self, connected: Iterable[int]) -> list[int]:
@@ -126,6 +139,7 @@ class Membership:
         self.last_seen = {client: seen[client] for client in self.ids}
         for client in clients:
             del self.joining[client]
+        self.owners.bind(clients)
         return places
 
     def accept(self, clients: Iterable[int], server_round: int) -> None:
@@ -146,10 +160,11 @@ class Membership:
     def remember(self) -> Callable[[], None]:
         """Return what puts back who belongs to the run."""
         ids, accepted, seen, joining = self.ids, self.last_accepted, self.last_seen, self.joining
-        joining = dict(joining)
+        joining, keys = dict(joining), self.owners.keys
 
         def undo() -> None:
             self.ids, self.last_accepted, self.last_seen = ids, accepted, seen
+            self.owners.keys = keys
             self.joining = dict(joining)
 
         return undo
@@ -167,6 +182,7 @@ class Membership:
             "announced": np.array(self.announced, dtype=np.int64),
             "last_accepted": np.array(list(self.last_accepted.values()), dtype=np.int64),
             "last_seen": np.array(list(self.last_seen.values()), dtype=np.int64),
+            **self.owners.state_arrays(),
         }
 
     def load_state_arrays(self, arrays: dict[str, NDArray[Any]]) -> None:

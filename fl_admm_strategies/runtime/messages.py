@@ -332,6 +332,16 @@ def from_array_record(record: ArrayRecord) -> Arrays:
     return {name: read_array(name, array.numpy) for name, array in record.items()}
 
 
+def named_arrays(record: ArrayRecord) -> Arrays:
+    """Return the initial model as named arrays; raise TypeError unless it is an `ArrayRecord`."""
+    if not isinstance(record, ArrayRecord):
+        raise TypeError(
+            f"initial_arrays is a {type(record).__name__}, expected a flwr.app.ArrayRecord, e.g. "
+            "ArrayRecord(model.state_dict())."
+        )
+    return from_array_record(record)
+
+
 def read_array(name: str, read: Callable[[], Any]) -> NDArray[Any]:
     """Return what `read` decodes from somebody else's bytes.
 

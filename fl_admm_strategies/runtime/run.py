@@ -35,6 +35,7 @@ from .messages import (
     to_array_record,
     to_json,
 )
+from .owners import read_owners
 from .record import Record
 from .resume import Resume
 from .sampling import Sampling
@@ -95,6 +96,11 @@ class Run:
     # ------------------------------------------------------------------------------------------
     # The start
     # ------------------------------------------------------------------------------------------
+
+    def prepare(self) -> list[int]:
+        """Before anybody is looked for, put back whose the ids are; return the saved clients."""
+        self.membership.owners.begin(under(_BASE, self.resume.saved or {}))
+        return self.resume.saved_clients
 
     def begin(self, arrays: Arrays, client_ids: Iterable[int], announced: int = 0) -> None:
         """Start the state, or put back a saved one, for these clients.
@@ -467,7 +473,12 @@ class Run:
         size = np.size(state[f"{_BASE}client_ids"])
         for name in per_client:
             expected[f"{_BASE}{name}"] = np.zeros(size, expected[f"{_BASE}{name}"].dtype)
+        owned = np.size(state[f"{_BASE}owned_ids"])
+        for name in ("owned_ids", "owner_keys"):
+            like = expected[f"{_BASE}{name}"]
+            expected[f"{_BASE}{name}"] = np.zeros((owned, *like.shape[1:]), like.dtype)
         check_saved(state, expected)
+        read_owners(under(_BASE, state))
         known = state[f"{_BASE}client_ids"]
         if not len(known) or np.any(known[1:] <= known[:-1]):
             raise ValueError(f"The saved clients are {listing(known.tolist())}, not sorted ids.")

@@ -28,7 +28,7 @@ from .messages import (
     NUM_EXAMPLES,
     ClientReply,
     Metrics,
-    from_array_record,
+    named_arrays,
     to_array_record,
 )
 from .progress import progress_bar
@@ -49,6 +49,7 @@ class BaseSettings(TypedDict, total=False):
     node_timeout: float
     max_clients_per_node: int | None
     max_missed_rounds: int | None
+    client_keys: str | Mapping[int, str]
     patience: int
     weighted_by_key: str
     seed: int
@@ -79,6 +80,11 @@ class StatefulStrategy(Algorithm, Strategy):
         Rounds in a row in which a client is not connected until it has left: from then on it does
         not count in any mean, and should it come back, it is a new client. By default clients
         count as long as the run lasts.
+    client_keys : str or mapping of int to str (default: "first")
+        Which node may be which client, where nodes have keys (SuperNodes; simulated nodes have
+        none). "first": the id belongs to the node that first brought it, in this run and all that
+        resume it. A mapping from ids to fingerprints (``ssh-keygen -lf KEY.pub``) says whose these
+        are. "any": any node may be any client that is on no other connected node.
     patience : int (default: 3)
         Rounds in a row without any usable reply after which the run has failed: at its start, when
         it ends with the clients' error, and at its end.
@@ -108,6 +114,7 @@ class StatefulStrategy(Algorithm, Strategy):
         node_timeout: float = 120.0,
         max_clients_per_node: int | None = None,
         max_missed_rounds: int | None = None,
+        client_keys: str | Mapping[int, str] = "first",
         patience: int = 3,
         weighted_by_key: str = NUM_EXAMPLES,
         seed: int = 0,
@@ -128,11 +135,12 @@ class StatefulStrategy(Algorithm, Strategy):
         self.node_timeout = node_timeout
         self.max_clients_per_node = max_clients_per_node
         self.max_missed_rounds = max_missed_rounds
+        self.client_keys = client_keys
         self.patience = patience
         self.weighted_by_key = weighted_by_key
         self.seed = seed
         self.model_spec = {}
-        self.membership = Membership(max_missed_rounds)
+        self.membership = Membership(max_missed_rounds, client_keys)
         sampling = Sampling(
             fraction_train=self.fraction_train,
             fraction_evaluate=fraction_evaluate,
@@ -142,7 +150,9 @@ class StatefulStrategy(Algorithm, Strategy):
         )
         intake = Intake(weighted_by_key, self.membership, declared_method(type(self)))
         self.run = Run(self, self.membership, sampling, intake, patience=patience)
-        self._link = GridLink(min_available_nodes, node_timeout, max_clients_per_node)
+        self._link = GridLink(
+            min_available_nodes, node_timeout, max_clients_per_node, self.membership.owners
+        )
 
     # ------------------------------------------------------------------------------------------
     # Results
@@ -459,7 +469,7 @@ class StatefulStrategy(Algorithm, Strategy):
 
     def _begin(self, grid: Grid, arrays: Arrays) -> None:
         """Wait for the clients that the run needs, and begin."""
-        wanted, allow_missing = self.run.resume.saved_clients, self.max_missed_rounds is not None
+        wanted, allow_missing = self.run.prepare(), self.max_missed_rounds is not None
         self._link.connect(grid, wanted, allow_missing=allow_missing)
         directory = self._link.directory
         self.run.begin(arrays, directory.client_ids, directory.announced)
@@ -480,13 +490,3 @@ class StatefulStrategy(Algorithm, Strategy):
             raise RuntimeError(
                 f"{type(self).__name__} has no state yet: call start(grid, initial_arrays) first."
             )
-
-
-def named_arrays(record: ArrayRecord) -> Arrays:
-    """Return the initial model as named arrays; raise TypeError unless it is an `ArrayRecord`."""
-    if not isinstance(record, ArrayRecord):
-        raise TypeError(
-            f"initial_arrays is a {type(record).__name__}, expected a flwr.app.ArrayRecord, e.g. "
-            "ArrayRecord(model.state_dict())."
-        )
-    return from_array_record(record)

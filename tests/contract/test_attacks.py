@@ -37,12 +37,14 @@ from fl_admm_strategies import (
 from fl_admm_strategies.algorithms import fedadmm
 from tests.support.cases import NUM_CLIENTS, Case, each_case, grid_of
 from tests.support.federation import (
+    KeyedGrid,
     RestlessGrid,
     Spoil,
     assert_same_bits,
     client_fn_of,
     initial_arrays,
     node_of,
+    trained,
     warnings_in,
 )
 
@@ -441,6 +443,24 @@ def test_an_app_that_no_node_can_load_is_reported_by_its_error() -> None:
     strategy = Mean(seed=1, node_timeout=60)
     with pytest.raises(RuntimeError, match=r"No node can load its ClientApp.*'tensorx'"):
         strategy.start(Grid(claims(HONEST), 3), ArrayRecord({"w": Array(np.zeros(2))}), 2)
+
+
+# --- Somebody else's id ---------------------------------------------------------------------------
+
+
+@each_case
+def test_who_claims_the_id_of_an_absent_client_gets_nothing_of_it(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Client 1's node 3 is gone from round 2 on; node 5 says that it is client 1.
+    app = client_app(client_fn_of(case.client_class))
+    grid = KeyedGrid(app, (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
+    strategy = case.strategy(seed=1)
+    strategy.start(grid, case.initial_arrays(), 3)
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 2]}
+    assert grid.sent[5] == [("query", 0)]
+    (line,) = (line for line in warnings_in(caplog.records) if "left out" in line)
+    assert "node 5 is left out: it says that it hosts clients [1] (1), whose ids belong" in line
 
 
 # --- Callbacks ------------------------------------------------------------------------------------

@@ -13,9 +13,12 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ArrayRecord, Context, Message, MessageType
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from numpy.typing import NDArray
@@ -303,6 +306,48 @@ class RestlessGrid(InProcessGrid):
             self.deaf_for -= 1
             return []
         return super().pull_messages(message_ids)
+
+
+@cache
+def public_key(site: int) -> bytes:
+    """Return the key of a site, as Flower tells a ServerApp."""
+    key = ec.derive_private_key(site + 1, ec.SECP256R1()).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+class KeyedGrid(RestlessGrid):
+    """Nodes that have keys, as SuperNodes do: each its own, or those of the given sites.
+
+    Attributes
+    ----------
+    sent : dict of int to list of (str, int)
+        By node, the type of each message to it, and how many arrays it held.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        partitions: Sequence[int],
+        online: Online,
+        sites: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(app, partitions, online)
+        self.sites = range(len(partitions)) if sites is None else sites
+        self.sent: dict[int, list[tuple[str, int]]] = {}
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [
+            NodeInfo(node_id=node, public_key=public_key(self.sites[node - 2]))
+            for node in self.get_node_ids()
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        for message in messages:
+            arrays = sum(map(len, message.content.array_records.values()))
+            word = (message.metadata.message_type, arrays)
+            self.sent.setdefault(message.metadata.dst_node_id, []).append(word)
+        return super().push_messages(messages)
 
 
 Absent = Mapping[int, Collection[int]]

@@ -28,7 +28,7 @@ from clients import (
 )
 from clients.toolkit.base import Scalars
 from fl_admm_strategies import FedADMM, FedAPM
-from fl_admm_strategies.runtime.strategy import named_arrays
+from fl_admm_strategies.runtime.messages import named_arrays
 from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,

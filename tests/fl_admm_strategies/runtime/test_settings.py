@@ -23,6 +23,7 @@ BASE = [
     "node_timeout",
     "max_clients_per_node",
     "max_missed_rounds",
+    "client_keys",
     "patience",
     "weighted_by_key",
     "seed",
