@@ -69,6 +69,7 @@ def is_service(block: str) -> bool:
 SECURE = section("TLS and known sites")
 LOG, STOP = inline("flwr log"), inline("flwr stop")
 LOCK_OUT = inline("flwr supernode unregister")
+FINGERPRINT = inline("ssh-keygen -lf")
 
 
 # --- The commands without running them ------------------------------------------------------------
@@ -138,7 +139,8 @@ def test_the_links_lead_somewhere() -> None:
         assert path.exists(), target
         if heading:
             titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            assert heading in [title.lower().replace(" ", "-") for title in titles]
+            anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert heading in anchors
 
 
 # --- A federation of real processes ---------------------------------------------------------------
@@ -252,6 +254,12 @@ class Federation:
 
     def log(self, name: str) -> Path:
         return self.folder.parent / f"{name}.log"
+
+    def node_of(self, name: str) -> str:
+        """Return the id that the SuperLink gave to a SuperNode when it was last started."""
+        text = self.log(name).read_text(errors="replace")
+        found: list[str] = re.findall(r"SuperNode ID: (\d+)", text)
+        return found[-1]
 
     def kill(self, name: str) -> None:
         """Kill a service and all that it started, without a chance to sign off."""
@@ -423,6 +431,8 @@ def running(federation: Federation, **settings: Any) -> Iterator[subprocess.Pope
 
 # The run waits until all three are there again, however long a SuperNode takes to start.
 ALL_THREE: dict[str, Any] = {"num-rounds": 4, "evaluate-every": 4, "min-available-nodes": 3}
+# Without TLS, a SuperNode that is started again has another key.
+ANYBODY = {"client-keys": "any"}
 
 
 @pytest.mark.parametrize(
@@ -433,7 +443,7 @@ ALL_THREE: dict[str, Any] = {"num-rounds": 4, "evaluate-every": 4, "min-availabl
     ],
 )
 def test_a_site_that_is_killed_comes_back(shown: Federation, strategy: str) -> None:
-    settings = ALL_THREE | {"name": f"site-{strategy}", "strategy": strategy}
+    settings = ALL_THREE | ANYBODY | {"name": f"site-{strategy}", "strategy": strategy}
     began = shown.log("1").stat().st_size
     with running(shown, **settings) as run:
         shown.wait(
@@ -532,6 +542,11 @@ def test_a_site_joins_and_another_is_gone_for_good(tmp_path: Path) -> None:
         federation.stop()
 
 
+def settings_of(run: str, settings: str) -> str:
+    """Return the guide's last command with more settings for the run."""
+    return run.replace("name='two'", f"name='two' {settings}")
+
+
 @pytest.mark.long
 def test_the_guides_secure_federation_runs(tmp_path: Path) -> None:
     federation = Federation(tmp_path / "app")
@@ -549,13 +564,42 @@ def test_the_guides_secure_federation_runs(tmp_path: Path) -> None:
         federation.wait_for_sites("secure", 3)
         federation.run(run)
         here = run_here(federation.folder, {}, name="two", strategy="flame")
-        assert_same_results(federation.folder / "results" / "two", here)
+        out = federation.folder / "results" / "two"
+        assert_same_results(out, here)
+        # A site that is started again has the same key and the same node id: its id is its own.
+        node = federation.node_of("1")
+        federation.kill("1")
+        federation.wait_for_sites("secure", 2)
+        federation.start("1", services[2])
+        federation.wait_for_sites("secure", 3)
+        assert federation.node_of("1") == node
+        federation.run(settings_of(run, "num-rounds=4"))
+        assert trained(out)[4] == [0, 1, 2]
+        # Another one, whom the SuperLink knows as well, claims the id while its owner is away.
+        federation.run(keys.replace("0 1 2", "new"))
+        federation.run(register.splitlines()[-1].replace("site-2", "site-new"))
+        federation.kill("1")
+        federation.wait_for_sites("secure", 2)
+        federation.start("new", services[2].replace("keys/site-1", "keys/site-new"))
+        federation.wait_for_sites("secure", 3)
+        refused = federation.run(settings_of(run, "num-rounds=5"))
+        mine, other = (
+            federation.run(FINGERPRINT.replace("site-0", site)).split()[1]
+            for site in ("site-1", "site-new")
+        )
+        reason = f"client 1: {mine}; its own: {other}"
+        assert f"Node {federation.node_of('new')} is left out" in refused
+        assert reason in refused
+        assert "TimeoutError" in refused
+        assert 5 not in trained(out)
+        # The operator knows that site 1 has a new key, and says so; from then on the id is that's.
+        federation.run(settings_of(run, f"num-rounds=5 client-keys='1={other}'"))
+        federation.run(settings_of(run, "num-rounds=6"))
+        assert [trained(out)[r] for r in (5, 6)] == [[0, 1, 2], [0, 1, 2]]
         # Who is locked out ends, and its key is not taken a second time.
-        node = re.search(r"SuperNode ID: (\d+)", federation.log("0").read_text(errors="replace"))
-        assert node is not None
         locked_out = federation.forget("0")
         try:
-            federation.run(LOCK_OUT.replace("NODE_ID", node[1]))
+            federation.run(LOCK_OUT.replace("NODE_ID", federation.node_of("0")))
             locked_out.wait(PATIENCE)
         finally:
             kill_all_of(locked_out)

@@ -29,10 +29,15 @@ def main(grid: Grid, context: Context) -> None:
         raise ValueError(f"out is {config['out']!r}, expected an absolute path on the server.")
     out = Path(config["out"]) / config["name"]
     out.mkdir(parents=True, exist_ok=True)
+    client_keys = config["client-keys"]
+    if "=" in client_keys:
+        pairs = (pair.split("=", 1) for pair in client_keys.split())
+        client_keys = {int(client): key for client, key in pairs}
     make_strategy = STRATEGIES[config["strategy"]]
     strategy = make_strategy(
         min_available_nodes=config["min-available-nodes"],
         max_missed_rounds=config["max-missed-rounds"] or None,
+        client_keys=client_keys,
     )
 
     def on_round(server_round, metrics):
