@@ -41,7 +41,7 @@ from .resume import Resume
 from .sampling import Sampling
 from .schema import Instruction
 from .settings import as_text, settings_of
-from .state import Saved, arrays_of, check_saved, load_arrays, parts_by_client
+from .state import Saved, arrays_of, check_initial_arrays, check_saved, load_arrays, parts_by_client
 
 Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
 """Sends instructions of a kind to their clients and returns what came back."""
@@ -119,7 +119,7 @@ class Run:
         ValueError
             If the arrays are not a usable model, or a saved state belongs to other clients.
         """
-        _check_initial_arrays(arrays)
+        check_initial_arrays(arrays)
         found, algorithm, resume = sorted(client_ids), self.algorithm, self.resume
         allow_missing = self.membership.max_missed_rounds is not None
         resume.compare_clients(found, announced, allow_missing=allow_missing)
@@ -495,13 +495,3 @@ class Run:
         self.sampling.load_state_arrays(base)
         self.last_round = int(base["round"])
         self.health.ever_usable = any(self.membership.last_accepted.values())
-
-
-def _check_initial_arrays(arrays: Arrays) -> None:
-    if not arrays:
-        raise ValueError("The initial arrays are empty; give the model's parameters.")
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biuf":
-            raise ValueError(f"Array '{name}' has dtype {array.dtype}, expected real numbers.")
-        if not np.isfinite(array).all():
-            raise ValueError(f"Array '{name}' of the initial model holds NaN or infinity.")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import prefixed, under
+from ..maths.blocks import Arrays, prefixed, under
 from ..maths.clienttable import ByClient
 
 Saved = Mapping[str, NDArray[Any]]
@@ -111,3 +111,14 @@ def check_saved(saved: Saved, expected: Saved) -> None:
 def parts_by_client(state: Any) -> list[ByClient]:
     """Return the fields of a state that hold something for every client."""
     return [value for _, value in _fields(state) if isinstance(value, ByClient)]
+
+
+def check_initial_arrays(arrays: Arrays) -> None:
+    """Raise ValueError unless arrays are a model that a run can start from."""
+    if not arrays:
+        raise ValueError("The initial arrays are empty; give the model's parameters.")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"Array '{name}' has dtype {array.dtype}, expected real numbers.")
+        if not np.isfinite(array).all():
+            raise ValueError(f"Array '{name}' of the initial model holds NaN or infinity.")
