@@ -82,7 +82,8 @@ def test_a_change_is_as_short_as_it_says() -> None:
 
 
 def test_the_notebook_runs() -> None:
-    (notebook,) = blocks("python")
+    own_loop, notebook = blocks("python")
+    assert "FPFCClient" in own_loop  # tests/apps runs it, out of docs/own-client.md
     names = execute(notebook, execute(after(CURRENT_CLIENT)))
     strategy = names["strategy"]
     assert isinstance(strategy, FPFC)

@@ -1,0 +1,206 @@
+"""Flower's PyTorch quickstart with its own train() and test(), by our guide, under both APIs."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_admm_strategies import StatefulStrategy, run_in_process
+from tests.apps.converted import block, copy_of, needs_app, patched, project, swapped
+from tests.apps.data import needs_cifar
+
+pytestmark = [pytest.mark.slow, needs_app("quickstart-pytorch"), needs_cifar]
+
+PACKAGE = "quickstart-pytorch/pytorchexample"
+RUN_CONFIG = {
+    "num-server-rounds": 3,
+    "fraction-evaluate": 1.0,
+    "local-epochs": 1,
+    "learning-rate": 0.02,
+    "batch-size": 16,
+}
+NUM_CLIENTS = 4
+DATA = """
+from tests.apps.data import cifar_loaders as load_data, cifar_test as load_centralized_dataset
+"""
+
+METHODS = {
+    "FPFC": "SmoothedSCAD(lam=0.6),",
+    "FedADMM": "",
+    "FedAPM": '"^fc3",',
+    "FLAME": "",
+    "LpProjADMM": "",
+    "Ditto": "",
+    "FedProx": "",
+    "Local": "",
+}
+"""What a method's constructor takes before the settings that all have."""
+NO_WHOLE_GLOBAL_MODEL = ("FedAPM", "LpProjADMM", "Local")
+"""There the app's own evaluation on the server has nothing to evaluate."""
+
+OPTIMIZER = {"        optimizer_fn=partial(torch.optim.SGD, momentum=0.9),\n": ""}
+SERVER = {
+    "lr=lr,\n": "t=2.0,\n        curvature=4.0,\n",
+    'local_epochs=context.run_config["local-epochs"]': "local_steps=2",
+}
+LEGACY = {
+    'lr=context.run_config["learning-rate"],': "t=2.0,",
+    'local_epochs=context.run_config["local-epochs"]': "local_steps=2",
+}
+FEDGIA = {
+    "client_app.py": {"current": OPTIMIZER, "legacy": OPTIMIZER},
+    "server_app.py": {"current": SERVER, "legacy": LEGACY},
+}
+"""FedGiA takes no step size, no epochs and no optimizer."""
+
+LEGACY_SERVER = """
+from flwr.server import ServerAppComponents, ServerConfig
+from flwr.serverapp import ServerApp
+from flwr.app import ArrayRecord, Context
+from fl_admm_strategies import LegacyStrategy, FPFC, SmoothedSCAD
+from pytorchexample.task import Net
+
+
+def server_fn(context: Context) -> ServerAppComponents:
+    strategy = FPFC(
+        SmoothedSCAD(lam=0.6),
+        lr=context.run_config["learning-rate"],
+        local_epochs=context.run_config["local-epochs"],
+        fraction_evaluate=context.run_config["fraction-evaluate"],
+    )
+    rounds = context.run_config["num-server-rounds"]
+    return ServerAppComponents(
+        strategy=LegacyStrategy(strategy, ArrayRecord(Net().state_dict())),
+        config=ServerConfig(num_rounds=rounds),
+    )
+
+
+app = ServerApp(server_fn=server_fn)
+"""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[StatefulStrategy]:
+    """Return the strategies that an app will make."""
+    strategies: list[StatefulStrategy] = []
+    plain = StatefulStrategy.__init__
+
+    @functools.wraps(plain)
+    def watched(self: StatefulStrategy, **settings: Any) -> None:
+        strategies.append(self)
+        plain(self, **settings)
+
+    monkeypatch.setattr(StatefulStrategy, "__init__", watched)
+    return strategies
+
+
+def convert(
+    folder: Path, method: str, api: str, *, handlers: bool = False, plain: bool = False
+) -> None:
+    """Change the app's files as the guide says, for a method of ours."""
+    files = {name: folder / "pytorchexample" / f"{name}.py" for name in ("task", "client_app")}
+    server = folder / "pytorchexample" / "server_app.py"
+    task = patched(files["task"].read_text(), block(f"app: {PACKAGE}/task.py"))
+    files["task"].write_text(task + DATA)
+
+    own = block(f"{'plain' if plain else 'app'}: {PACKAGE}/client_app.py")
+    client = swapped(own, {"FPFCClient": f"{method}Client"})
+    if handlers:
+        client = swapped(client, {"app = client_app(client_fn)\n": ""})
+        client += block(f"handlers: {PACKAGE}/client_app.py")
+    if api == "legacy":
+        legacy = {
+            "app = client_app(client_fn)": "app = ClientApp(client_fn=client_fn)",
+            "    )\n\n\napp" if plain else "device=device)\n\n": (
+                "    ).to_client()\n\n\napp" if plain else "device=device).to_client()\n\n"
+            ),
+        }
+        client = "from flwr.clientapp import ClientApp\n" + swapped(client, legacy)
+    files["client_app"].write_text(client)
+
+    text = LEGACY_SERVER
+    if api == "current":
+        text = patched(server.read_text(), block(f"app: {PACKAGE}/server_app.py"))
+        if method in NO_WHOLE_GLOBAL_MODEL:
+            text = swapped(text, {"        evaluate_fn=global_evaluate,\n": ""})
+    if method != "FPFC":
+        names = {"FPFC, SmoothedSCAD\n": f"{method}\n", "strategy = FPFC(": f"strategy = {method}("}
+        text = swapped(text, names | {"SmoothedSCAD(lam=0.6),": METHODS.get(method, "")})
+    server.write_text(text)
+
+
+@pytest.mark.parametrize("api", ["current", "legacy"])
+@pytest.mark.parametrize("method", METHODS)
+def test_it_trains(
+    method: str,
+    api: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    made: list[StatefulStrategy],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = copy_of("quickstart-pytorch", tmp_path)
+    convert(folder, method, api)
+    check(run(folder, monkeypatch), made, caplog)
+
+
+@pytest.mark.parametrize("api", ["current", "legacy"])
+@pytest.mark.parametrize("method", ["FPFC", "FedGiA"])
+def test_it_needs_no_loop_of_its_own(
+    method: str,
+    api: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    made: list[StatefulStrategy],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = copy_of("quickstart-pytorch", tmp_path)
+    convert(folder, method, api, plain=True)
+    if method == "FedGiA":
+        for name, changes in FEDGIA.items():
+            file = folder / "pytorchexample" / name
+            file.write_text(swapped(file.read_text(), changes[api]))
+    check(run(folder, monkeypatch), made, caplog)
+
+
+def test_it_keeps_its_handlers(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    made: list[StatefulStrategy],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = copy_of("quickstart-pytorch", tmp_path)
+    convert(folder, "FedADMM", "current", handlers=True)
+    check(run(folder, monkeypatch), made, caplog)
+
+
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    torch.manual_seed(0)  # the app does not seed its model
+    with project(folder, monkeypatch) as load:
+        server = load("pytorchexample.server_app").app
+        client = load("pytorchexample.client_app").app
+        run_in_process(server, client, NUM_CLIENTS, run_config=RUN_CONFIG)
+    return folder
+
+
+def check(folder: Path, made: list[StatefulStrategy], caplog: pytest.LogCaptureFixture) -> None:
+    (strategy,) = made
+    losses = [
+        np.mean([own["loss"] for own in clients.values()])
+        for _, clients in sorted(strategy.train_metrics.items())
+    ]
+    assert len(losses) == RUN_CONFIG["num-server-rounds"]
+    assert losses[-1] < losses[0]
+    for clients in strategy.evaluate_metrics.values():
+        assert len(clients) == NUM_CLIENTS
+        for own in clients.values():
+            kinds = set(strategy.kinds) - {"hm-val"}  # which takes validation data
+            assert {f"{kind}-accuracy" for kind in kinds} <= own.keys()
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert warnings == []
