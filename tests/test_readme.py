@@ -1,15 +1,19 @@
-"""Every snippet of the README runs, and every command in it is one that there is."""
+"""Every snippet of the README and of the guides runs, and every command is one that there is."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 import shlex
+import subprocess
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
@@ -25,11 +29,23 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
-CURRENT_SERVER, CURRENT_CLIENT, LEGACY_SERVER, LEGACY_CLIENT = blocks("diff")
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+DROP_IN = page("drop-in.md")
+CURRENT_SERVER, CURRENT_CLIENT, LEGACY_SERVER, LEGACY_CLIENT = blocks("diff", DROP_IN)
+
+
+def test_the_readme_is_short_and_has_the_change_of_the_current_api() -> None:
+    assert len(README.splitlines()) <= 200
+    assert blocks("diff") == [CURRENT_SERVER, CURRENT_CLIENT]
+    (own_loop,) = blocks("python")
+    assert "FPFCClient" in own_loop  # tests/apps runs it, out of docs/own-client.md
 
 
 def after(diff: str) -> str:
@@ -82,13 +98,38 @@ def test_a_change_is_as_short_as_it_says() -> None:
 
 
 def test_the_notebook_runs() -> None:
-    own_loop, notebook = blocks("python")
-    assert "FPFCClient" in own_loop  # tests/apps runs it, out of docs/own-client.md
+    notebook, _ = blocks("python", DROP_IN)
     names = execute(notebook, execute(after(CURRENT_CLIENT)))
     strategy = names["strategy"]
     assert isinstance(strategy, FPFC)
     assert strategy.clusters().shape == (12,)
     assert np.isfinite(strategy.diagnostics().stationarity)
+
+
+def test_a_project_with_a_module_clients_of_its_own_can_have_ours(tmp_path: Path) -> None:
+    _, snippet = blocks("python", DROP_IN)
+    (tmp_path / "clients.py").write_text("MINE = True\n")
+    (tmp_path / "app.py").write_text(
+        f"{snippet}\nimport clients\nassert clients.MINE\n"
+        "assert FPFCClient.__module__ == 'fl_admm_clients.methods.fpfc'\n"
+        "assert client_app.__module__ == 'fl_admm_clients.toolkit.app'\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])  # as when the app's folder comes first
+    environment = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, tmp_path / "app.py"], check=True, env=environment)
+
+
+@pytest.mark.slow
+def test_the_tutorial_gives_what_it_shows() -> None:
+    cells = [c for c in json.loads(page("tutorial.ipynb"))["cells"] if c["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    with mpl.rc_context({"backend": "Agg"}):
+        for cell in cells:
+            execute("".join(cell["source"]), names)
+    shown = [
+        output["data"]["text/plain"] for c in cells for output in c["outputs"] if "data" in output
+    ]
+    assert [repr(names["strategy"].clusters())] in shown
 
 
 METHODS = re.findall(r"^\| .* \| `(\w+\(.*\))` \| (.*) \|$", README, flags=re.MULTILINE)
@@ -109,8 +150,15 @@ def test_the_table_of_methods_names_what_there_is() -> None:
     assert named == {n for n in clients.__all__ if n.endswith("Client")} - bases
 
 
-def commands() -> list[str]:
-    return [line for block in blocks("sh") for line in block.splitlines()]
+PAGES = {"README.md": README} | {
+    path.name: page(path.name)
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if path.name != "deployment.md"  # which has a test of its own
+}
+
+
+def commands(text: str = README) -> list[str]:
+    return [line for block in blocks("sh", text) for line in block.splitlines()]
 
 
 def test_the_ci_script_runs_the_readmes_own_commands() -> None:
@@ -123,7 +171,14 @@ def test_the_ci_script_runs_the_readmes_own_commands() -> None:
 @pytest.mark.usefixtures("flower_logger_as_before")
 @pytest.mark.parametrize(
     "command",
-    [part for line in commands() for part in line.split(" && ") if "-m simulations" in part],
+    [
+        part
+        for name, text in PAGES.items()
+        if name != "results.md"  # whose data are elsewhere
+        for line in commands(text)
+        for part in line.split(" && ")
+        if "-m simulations" in part
+    ],
 )
 def test_the_commands_name_what_there_is(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,10 +190,13 @@ def test_the_commands_name_what_there_is(
     assert result.exit_code == 0, result.output
 
 
-def test_the_pictures_and_files_exist() -> None:
-    headings = re.findall(r"^## (.*)$", README, flags=re.MULTILINE)
-    for target in re.findall(r"\]\((?!https?:)(.*?)\)", README):
-        if target.startswith("#"):
-            assert target in {f"#{heading.lower().replace(' ', '-')}" for heading in headings}
-        else:
-            assert (ROOT / target).is_file(), target
+@pytest.mark.parametrize("name", PAGES)
+def test_the_pictures_and_files_exist(name: str) -> None:
+    text, folder = PAGES[name], ROOT if name == "README.md" else ROOT / "docs"
+    for target in re.findall(r"\]\((?!https?:)(.*?)\)", text):
+        file, _, heading = target.partition("#")
+        assert not file or (folder / file).is_file(), target
+        if heading:
+            linked = (folder / file).read_text(encoding="utf-8") if file else text
+            headings = re.findall(r"^#+ (.*)$", linked, flags=re.MULTILINE)
+            assert heading in {h.lower().replace(" ", "-") for h in headings}, target
