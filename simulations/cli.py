@@ -1,4 +1,4 @@
-"""The command line: ``python -m simulations list`` and ``python -m simulations run NAME``."""
+"""The command line: ``python -m simulations list``, ``describe NAME`` and ``run NAME``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
 from fl_admm_strategies import run_in_process
 
 from .client_app import make_client_app
 from .config import RunConfig
+from .describe import described
 from .experiment import prepare, results_folder
 from .loading import experiment_names, load_settings
 from .server_app import make_server_app
@@ -38,12 +41,30 @@ class Engine(StrEnum):
 
 @cli.command("list")
 def list_experiments() -> None:
-    """Show every experiment with one line each: name, profiles, what it does."""
-    loaded = {name: load_settings(name) for name in experiment_names()}
-    profiles = {name: ", ".join(settings.profiles) for name, settings in loaded.items()}
-    wide = [max(map(len, column)) for column in (loaded, profiles.values())]
-    for name, settings in loaded.items():
-        typer.echo(f"{name:<{wide[0]}}  {profiles[name]:<{wide[1]}}  {settings.title}")
+    """Show every experiment: its name, what it does, its profiles."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in experiment_names():
+        settings = load_settings(name)
+        profiles = [Text(f"profiles: {', '.join(settings.profiles)}", style="dim")]
+        table.add_row(
+            Text(name, style="bold cyan", no_wrap=True),
+            Group(Text(settings.title), *(profiles if settings.profiles else [])),
+        )
+    Console().print(table)
+
+
+@cli.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="An experiment's name, or a TOML file.")],
+    profile: Annotated[str, typer.Option(help="One of the experiment's profiles.")] = "",
+) -> None:
+    """Show what an experiment does and all its settings, with their meaning and defaults."""
+    try:
+        settings = load_settings(name, profile=profile)
+    except ValueError as error:
+        _explain(error, "")
+        raise typer.Exit(1) from None
+    Console().print(described(Path(name).stem, settings), highlight=False)
 
 
 @cli.command()
@@ -173,13 +194,14 @@ class _FirstFew(logging.Filter):
         return self.left >= -1
 
 
-def _explain(error: Exception) -> None:
+def _explain(error: Exception, failed: str = "The run failed.") -> None:
     console = Console(stderr=True)
     expected = isinstance(error, ValueError | TypeError | OSError | RuntimeError | TimeoutError)
     kind = "" if expected else f"{type(error).__name__}: "
-    console.print(f"[bold red]The run failed.[/bold red] {kind}", end="")
+    console.print(Text.assemble((f"{failed} " if failed else "", "bold red"), kind), end="")
     console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-    console.print("Run again with --verbose for the traceback.", style="dim")
+    if failed:
+        console.print("Run again with --verbose for the traceback.", style="dim")
 
 
 def main() -> None:

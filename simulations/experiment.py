@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from errno import EACCES
 from itertools import compress
 from pathlib import Path
 
@@ -143,7 +145,8 @@ def _run_in(
             f"{out}; the warnings above say why."
         )
     baselines = _run_baselines(experiment, out, console)
-    report = experiment.report.report(Finished(experiment, history.last, seconds, out))
+    finished = Finished(experiment, history.last, seconds, out)
+    report = experiment.report.report(finished)
     cells = dict(history.last.cells)
     for row, more in report.cells.items():
         cells[row] = {**cells.get(row, {}), **more}
@@ -166,7 +169,7 @@ def _run_in(
         extra=report.extra,
     )
     write_result(out / "result.json", result)
-    _draw_metric(out, settings.title, history, baselines, result)
+    _draw_metric(finished, history, baselines, result, report.levels)
     console.print(results_table(result))
     console.print()
     for part in report.body:
@@ -275,11 +278,27 @@ def results_folder(config: RunConfig, settings: Settings) -> Path:
     Raises
     ------
     ValueError
-        If a folder has something in it that is not to be resumed, or the run to resume has another
-        seed, other data, another model or another algorithm.
+        If there can be no such folder, or it has something in it that is not to be resumed, or the
+        run to resume has another seed, other data, another model or another algorithm.
     RuntimeError
         If the run in the folder is still going on.
     """
+    try:
+        return _results_folder(config, settings)
+    except OSError as error:
+        raise ValueError(_no_folder(config.out or Path("runs"), error)) from None
+
+
+def _no_folder(folder: Path, error: OSError) -> str:
+    """Say why there can be no results folder, and what to do."""
+    why = (error.strerror or str(error)).lower()
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        file = next((p for p in (folder, *folder.parents) if p.is_file()), None)
+        why = why if file is None else f"{file} is a file"
+    return f"the results folder {folder} cannot be used: {why}. Give a folder to write to as --out."
+
+
+def _results_folder(config: RunConfig, settings: Settings) -> Path:
     wanted, name = config.out, Path(config.experiment).stem
     if config.resume and wanted is None:
         started = sorted(Path("runs").glob(f"{name}-[0-9]*"), key=lambda p: p.stat().st_mtime)
@@ -298,6 +317,8 @@ def results_folder(config: RunConfig, settings: Settings) -> Path:
                 "--resume out to start a new run."
             )
         wanted.mkdir(parents=True, exist_ok=True)
+        if not os.access(wanted, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
         if config.resume:
             with lock_folder(wanted / _CHECKPOINTS):
                 pass  # nobody is in it, which is better known before an engine is started
@@ -340,21 +361,31 @@ def _one_thread() -> Iterator[None]:
 
 
 def _draw_metric(
-    out: Path, title: str, history: History, baselines: list[History], result: Result
+    run: Finished,
+    history: History,
+    baselines: list[History],
+    result: Result,
+    levels: Mapping[str, float],
 ) -> None:
-    series = _curves(history, result)
-    for baseline in baselines:
-        series |= {
-            f"{row_of(baseline.title, kind)}, run here": curve
-            for kind, curve in _curves(baseline, result).items()
-        }
+    own = _curves(history, result)
+    compared = {
+        row_of(baseline.title, kind): curve
+        for baseline in baselines
+        for kind, curve in _curves(baseline, result).items()
+    }
+    if compared:  # whose is whose
+        own = {row_of(history.title, kind): curve for kind, curve in own.items()}
     published = {
-        f"{method}, published": row[result.metric.published]
+        f"{method}, published: {row[result.metric.published]:g}": row[result.metric.published]
         for method, row in result.published.items()
         if method == result.algorithm and result.metric.published in row
     }
     plots.metric_over_rounds(
-        series, ylabel=result.metric.axis, title=title, path=out / "metric.png", published=published
+        {**own, **compared},
+        ylabel=result.metric.axis,
+        picture=run.picture("metric.png"),
+        compared=compared,
+        levels={**published, **levels},
     )
 
 

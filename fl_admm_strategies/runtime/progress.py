@@ -9,6 +9,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
+def in_short(metrics: Mapping[str, float]) -> str:
+    """Return the metrics of a round as a line of a log has them: rounded, without needless losses.
+
+    The loss of a model that was evaluated stands there only if nothing else is known of it.
+    """
+    measured = {name.rpartition("-")[0] for name in metrics if not name.endswith("-loss")}
+    shown = (
+        f"{name} {value:.4g}"
+        for name, value in metrics.items()
+        if name == "train-loss" or name.removesuffix("-loss") not in measured
+    )
+    return ", ".join(shown)
+
+
 @contextmanager
 def progress_bar(
     title: str, total: int, completed: int, wanted: bool | None

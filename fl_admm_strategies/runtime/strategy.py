@@ -31,7 +31,7 @@ from .messages import (
     named_arrays,
     to_array_record,
 )
-from .progress import progress_bar
+from .progress import in_short, progress_bar
 from .record import Traffic
 from .run import Exchange, Run
 from .sampling import Sampling
@@ -393,7 +393,7 @@ class StatefulStrategy(Algorithm, Strategy):
                 if stopping and not due:
                     metrics |= evaluate(server_round)
                 callbacks.evaluate(server_round)
-                log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, metrics)
+                log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, in_short(metrics))
                 callbacks.report(server_round, metrics)
                 run.close_round(server_round, last=stopping or server_round == num_rounds)
                 advance(server_round, metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .batching import full_batch, minibatches
 from .federated import ClientData, FederatedData, class_counts
 from .ratings import RatingsClient, RatingsData
-from .registry import DATASETS, Data, kind_of, load
+from .registry import DATASETS, Data, kind_of, load, loader_of, options_of
 from .tabular import TabularData
 
 __all__ = [
@@ -20,5 +20,7 @@ __all__ = [
     "full_batch",
     "kind_of",
     "load",
+    "loader_of",
     "minibatches",
+    "options_of",
 ]

@@ -254,8 +254,12 @@ def movielens(
         Decides who gets which users, and the splits.
     root : Path
         Data root.
-    clients, test_fraction, rating_transform
-        See `deal`.
+    clients : int
+        Number of clients p.
+    test_fraction : float
+        Share of each client's ratings in its test part.
+    rating_transform : {'none', 'zscore'}
+        "zscore" standardises the ratings; see `deal`.
 
     Raises
     ------
@@ -294,8 +298,12 @@ def synthetic_ratings(
         Decides everything drawn.
     root : Path
         Not used: nothing is read.
-    clients, test_fraction, rating_transform
-        See `deal`.
+    clients : int
+        Number of clients p.
+    test_fraction : float
+        Share of each client's ratings in its test part.
+    rating_transform : {'none', 'zscore'}
+        "zscore" standardises the ratings; see `deal`.
     users, items : int
         Size of the matrix, m and n; an unlucky one without any rating is left out.
     rank : int

@@ -69,7 +69,7 @@ def kind_of(name: str) -> type:
     ValueError
         If there is no data set of this name.
     """
-    kind: type = _hints(_loader(name))["return"]
+    kind: type = get_type_hints(loader_of(name))["return"]
     return kind
 
 
@@ -79,20 +79,27 @@ def _loader(name: str) -> Loader:
     return DATASETS[name]
 
 
-def _hints(loader: Any) -> dict[str, Any]:
+def loader_of(name: str) -> Callable[..., Data]:
+    """Return the function that loads a data set, whose docstring says what its options mean."""
+    loader: Any = _loader(name)
     while isinstance(loader, partial):
         loader = loader.func
-    return get_type_hints(loader)
+    function: Callable[..., Data] = loader
+    return function
 
 
-def _checked(name: str, loader: Loader, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """All options of a loader, defaults filled in, sorted: the key of the cache."""
-    known = {
-        p.name: p
-        for p in inspect.signature(loader).parameters.values()
+def options_of(name: str) -> dict[str, Any]:
+    """Return the options of a data set with their defaults."""
+    return {
+        p.name: p.default
+        for p in inspect.signature(_loader(name)).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    hints = _hints(loader)
+
+
+def _checked(name: str, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """All options of a loader, defaults filled in, sorted: the key of the cache."""
+    known, hints = options_of(name), get_type_hints(loader_of(name))
     for option, value in options.items():
         if option not in known:
             raise unknown(f"option of data set {name}", option, sorted(known))
@@ -103,7 +110,7 @@ def _checked(name: str, loader: Loader, options: dict[str, Any]) -> tuple[tuple[
             else:
                 wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation)
             raise ValueError(f"option {option} of data set {name} is {value!r}, expected {wanted}.")
-    return tuple(sorted(({k: p.default for k, p in known.items()} | options).items()))
+    return tuple(sorted((known | options).items()))
 
 
 @lru_cache(maxsize=2)  # images take 0.2 GB
@@ -140,7 +147,6 @@ def load(name: str, seed: int, data_root: Path | str | None = None, **options: A
     FileNotFoundError
         If a file is missing and cannot be downloaded.
     """
-    loader = _loader(name)
     if seed < 0:
         raise ValueError(f"seed is {seed}, expected an integer >= 0.")
-    return _load(name, seed, resolve_root(data_root), _checked(name, loader, options))
+    return _load(name, seed, resolve_root(data_root), _checked(name, options))

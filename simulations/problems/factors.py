@@ -30,6 +30,7 @@ class FactorModel(Section):
     """The table ``[model]`` of ratings."""
 
     name: Literal["factors"]
+    """A rating is the product of a user's and an item's factors; there is no other model."""
     rank: Annotated[int, Field(ge=1)]
     """r, numbers for every user and every item."""
 

@@ -26,7 +26,9 @@ class TorchModel(Section):
     """The table ``[model]``: which model, and how its common initial weights are drawn."""
 
     name: str
+    """The architecture, e.g. 'softmax', 'mlp' or 'cnn'; an unknown name shows all there are."""
     init: str = "pytorch"
+    """How the weights are drawn that all clients start from; likewise."""
 
 
 class TorchProblem(Problem):

@@ -16,7 +16,8 @@ from fl_admm_strategies.runtime.callbacks import StopRule
 from ..methods import Federation, Method
 from ..problems import Problem
 from ..scores import ModelScores
-from ..settings import ReportSettings, Settings
+from ..settings import ReportSettings, Settings, setting_of
+from .plots import Picture
 
 NONE = "–"
 """What the tables show for an unknown number."""
@@ -89,6 +90,16 @@ class Finished:
         """The strategy after the run."""
         return self.experiment.strategy
 
+    def picture(self, file: str, what: str = "") -> Picture:
+        """Return a picture of the run, titled by its method, data and settings."""
+        method = self.experiment.report.title(self.strategy)
+        return Picture(
+            self.out / file,
+            f"{method} on {self.problem.data.name}" + (f": {what}" if what else ""),
+            setting_of(self.settings),
+            self.settings.report.pdf,
+        )
+
     @property
     def clients(self) -> Mapping[int, Mapping[str, float]]:
         """What every client reported in the last evaluation."""
@@ -119,6 +130,8 @@ class Report:
     body : sequence of renderables
         Shown under the table with a blank line between them: tables of the method's own, and as
         the last the sentences that say what came out to somebody who has not read the paper.
+    levels : mapping of str to float
+        Values of the metric to draw beside its curve, by name: what other methods come to.
     files : mapping of str to str
         The files that the report wrote into the run's folder, and what each shows.
     extra : mapping of str to Any
@@ -129,6 +142,7 @@ class Report:
     note: str = ""
     legend: Sequence[str] = ()
     body: Sequence[RenderableType] = ()
+    levels: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 

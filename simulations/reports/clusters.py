@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,8 @@ from rich.text import Text
 from sklearn.metrics import adjusted_rand_score
 
 from fl_admm_strategies.maths.clustering import clusters, fusion_bound
+
+Verdict = Literal["holds", "open", "too small"]
 
 # More clusters than this scroll the part that matters off the screen.
 _MOST_CLUSTER_ROWS = 12
@@ -59,15 +61,16 @@ class ClusterCondition:
         lambda (|G_l| - 1)/m, the most that the other members can hold against.
     lam_needed : float
         The smallest lambda that would do at these gradients; NaN for a client alone.
-    holds : bool
-        Whether ``largest_gradient <= allowed``. A client alone has nothing to hold: True.
+    verdict : {"holds", "open", "too small"}
+        "holds" where ``largest_gradient <= allowed``; a client alone has nothing to hold. "open"
+        where the state of the run explains what is above, "too small" lambda otherwise.
     """
 
     size: int
     largest_gradient: float
     allowed: float
     lam_needed: float
-    holds: bool
+    verdict: Verdict
 
 
 def clustering_scores(
@@ -157,7 +160,7 @@ def communication_cost(
 
 
 def cluster_conditions(
-    labels: ArrayLike, gradient_norms: ArrayLike, lam: float
+    labels: ArrayLike, gradient_norms: ArrayLike, lam: float, slack: float = 0.0
 ) -> list[ClusterCondition]:
     """Check, for every found cluster, whether lambda can hold it together.
 
@@ -173,6 +176,9 @@ def cluster_conditions(
         ||grad f_i(alpha_l)|| of each client at the model of its found cluster.
     lam : float
         Regularisation lambda of the run.
+    slack : float
+        What a gradient may be above the bound for reasons of the run's state: how far the models
+        are from a stationary point; infinity where clusters still pull on each other.
 
     Returns
     -------
@@ -195,13 +201,15 @@ def cluster_conditions(
     for label, allowed in enumerate(bounds):
         members = norms[found == label]
         others, largest = len(members) - 1, float(members.max())
+        above = largest - float(allowed) if others else 0.0
+        verdict: Verdict = "holds" if above <= 0 else "open" if above <= slack else "too small"
         checks.append(
             ClusterCondition(
                 size=len(members),
                 largest_gradient=largest,
                 allowed=float(allowed),
                 lam_needed=largest * len(found) / others if others else math.nan,
-                holds=largest <= float(allowed) if others else True,
+                verdict=verdict,
             )
         )
     # Stable, and `clusters` labels by first client: the pictures number the clusters alike.
@@ -216,6 +224,7 @@ def diagnostics_table(
     lam: float,
     stationarity: float,
     consensus: float,
+    apart: bool,
     clustering: Sequence[ClusteringRow],
 ) -> Group:
     """Lay out whether the clusters of an FPFC run can be trusted, and say it in plain sentences.
@@ -234,6 +243,8 @@ def diagnostics_table(
         KKT residual max_i ||grad f_i(omega_i) + (1/m) sum_j v_ij||.
     consensus : float
         KKT residual max_ij ||omega_i - omega_j - theta_ij||.
+    apart : bool
+        Whether the clusters are so far from each other that they do not pull on each other.
     clustering : Sequence[ClusteringRow]
         Clusters found at several thresholds.
 
@@ -248,7 +259,8 @@ def diagnostics_table(
         If the shapes do not fit.
     """
     found = np.asarray(labels)
-    checks = cluster_conditions(found, gradient_norms, lam)
+    slack = stationarity if apart else math.inf
+    checks = cluster_conditions(found, gradient_norms, lam, slack)
     norms = np.asarray(theta_norms, dtype=np.float64)
     if norms.shape != (len(found), len(found)):
         raise ValueError(
@@ -258,7 +270,7 @@ def diagnostics_table(
     return Group(
         _conditions_table(checks),
         _pairs_table(found, norms),
-        Text("\n".join(_sentences(checks, lam, stationarity, consensus, clustering))),
+        Text("\n".join(_sentences(checks, lam, stationarity, consensus, apart, clustering))),
     )
 
 
@@ -270,11 +282,11 @@ def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
     table.add_column("Verdict")
     groups = [check for check in checks if check.size > 1]
     for k, check in enumerate(groups[:_MOST_CLUSTER_ROWS]):
-        verdict = (
-            Text("holds", style="green")
-            if check.holds
-            else Text("λ too small for this cluster", style="yellow")
-        )
+        verdict = {
+            "holds": Text("holds", style="green"),
+            "open": Text("open, see below", style="yellow"),
+            "too small": Text("λ too small for this cluster", style="yellow"),
+        }[check.verdict]
         table.add_row(
             str(k + 1),
             str(check.size),
@@ -284,8 +296,11 @@ def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
             verdict,
         )
     if rest := groups[_MOST_CLUSTER_ROWS:]:
-        failing = sum(not check.holds for check in rest)
-        verdict = Text(f"λ too small for {failing} of them" if failing else "holds for all")
+        failing = sum(check.verdict == "too small" for check in rest)
+        unclear = sum(check.verdict == "open" for check in rest)
+        words = [f"λ too small for {failing} of them"] if failing else []
+        words += [f"open for {unclear} of them"] if unclear else []
+        verdict = Text(", ".join(words) or "holds for all")
         clients = sum(check.size for check in rest)
         table.add_row(f"{len(rest)} more", str(clients), "", "", "", verdict)
     if alone := len(checks) - len(groups):
@@ -313,11 +328,13 @@ def _sentences(
     lam: float,
     stationarity: float,
     consensus: float,
+    apart: bool,
     clustering: Sequence[ClusteringRow],
 ) -> list[str]:
     counts = sorted({row.num for row in clustering})
     tested = ", ".join(f"{row.num} at ν={row.nu:g}" for row in clustering)
-    failing = [check for check in checks if not check.holds]
+    failing = [check for check in checks if check.verdict == "too small"]
+    unclear = [check for check in checks if check.verdict == "open"]
     sentences = []
     if len(counts) == 1:
         sentences.append(f"• The number of clusters does not depend on the threshold: {tested}.")
@@ -333,13 +350,24 @@ def _sentences(
             "pulls away from the common model harder than the others can hold. At these models "
             f"it takes λ of {needed:.3g} or more (a necessary condition, for clusters far apart)."
         )
-    elif any(check.size > 1 for check in checks):
+    if unclear and not apart:
         sentences.append(
-            f"• λ={lam:g} is large enough to hold every found cluster at one common model."
+            f"• Whether λ={lam:g} holds the found clusters is open: they are so close that they "
+            "still pull on each other. Train longer; if they stay so close, λ is too large."
         )
-    else:
+    elif unclear:
+        sentences.append(
+            f"• Whether λ={lam:g} holds {len(unclear)} of the found clusters is open: the pull "
+            "there is above what the others can hold, but by less than the run is away from an "
+            "exact solution. Train longer to know."
+        )
+    if all(check.size == 1 for check in checks):
         sentences.append(
             f"• Every client is alone: at λ={lam:g} no two models were fused. Try a larger λ."
+        )
+    elif not failing and not unclear:
+        sentences.append(
+            f"• λ={lam:g} is large enough to hold every found cluster at one common model."
         )
     sentences.append(
         f"• Distance from an exact solution: {stationarity:.2g} (each client's gradient against "

@@ -6,11 +6,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from pydantic import Field
 from rich import box
@@ -25,6 +22,7 @@ from ..data import TabularData
 from ..methods import grid_of, run_method
 from ..problems import LinearProblem, Problem
 from ..settings import ReportSettings, Settings
+from . import plots
 from .base import NONE, Experiment, Finished, MethodReport, Report
 
 Hessian = Literal["diagonal", "gram"]
@@ -97,11 +95,20 @@ class FedGiAReport(MethodReport):
             for steps in asked.sweep
         ]
         body = [_table(rows, run.settings)] if rows else []
-        files = {}
-        if len(asked.sweep) > 1:
-            _draw(rows, run.settings.title, run.out / "sweep.png")
-            files["sweep.png"] = "CR and time over k0, for both H_i"
         bound = run.problem.data.num_features * asked.tolerance
+        files = {}
+        if curve := _gradients(strategy):
+            plots.metric_over_rounds(
+                {"‖∇f(x)‖²": curve},
+                ylabel="‖∇f(x)‖² where the round starts",
+                picture=run.picture("gradient.png"),
+                levels={f"the run ends here: n·{asked.tolerance:g}": bound},
+                log=True,
+            )
+            files["gradient.png"] = "how the gradient vanishes"
+        if len(asked.sweep) > 1:
+            _draw_sweep(rows, run.picture("sweep.png", "rounds and time over k0"))
+            files["sweep.png"] = "CR and time over k0, for both H_i"
         (kind,) = strategy.kinds.values()
         return Report(
             cells={kind: {"cr": own.cr, "time": own.seconds}},
@@ -226,19 +233,25 @@ def _published(value: float | None) -> str:
     return "" if value is None else f" ({value:g})"
 
 
-def _draw(rows: Sequence[Row], title: str, path: Path) -> None:
+def _gradients(strategy: FedGiA) -> list[tuple[int, float]]:
+    """Return ||grad f(x)||^2 by round, as far as it is known and can stand on a log axis."""
+    means = strategy.run.record.result.train_metrics_clientapp
+    found = ((server_round, own["squared-gradient"]) for server_round, own in means.items())
+    # For the type checker: Flower's records may hold lists, this one does not.
+    return [(r, value) for r, value in found if isinstance(value, float) and 0 < value < math.inf]
+
+
+def _draw_sweep(rows: Sequence[Row], picture: plots.Picture) -> None:
     """Draw CR and time over k0 for both H_i, as the paper's Fig. 2."""
-    figure = Figure(figsize=(8.0, 4.0), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.02, ha="left", fontsize=11, fontweight="bold")
+    figure = picture.figure((8.0, 4.0))
     panels = figure.subplots(1, 2)
     for hessian, colour, line in (("gram", "#0072B2", "-"), ("diagonal", "#D55E00", "--")):
         own = sorted((row for row in rows if row.hessian == hessian), key=lambda r: r.local_steps)
         steps = [row.local_steps for row in own]
         style: dict[str, Any] = {"color": colour, "linestyle": line, "marker": "o", "markersize": 4}
         crs = [math.nan if row.cr is None else row.cr for row in own]
-        panels[0].plot(steps, crs, label=hessian, **style)
-        panels[1].plot(steps, [row.seconds for row in own], label=hessian, **style)
+        panels[0].plot(steps, crs, label=f"{hessian} H", **style)
+        panels[1].plot(steps, [row.seconds for row in own], **style)
     for axes, label in zip(panels, ("CR (rounds)", "time (s)"), strict=True):
         axes.set_xlabel("k0, local steps")
         axes.set_ylabel(label)
@@ -246,4 +259,4 @@ def _draw(rows: Sequence[Row], title: str, path: Path) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    picture.save(figure)

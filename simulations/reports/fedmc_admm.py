@@ -20,8 +20,9 @@ class FedMCADMMReportSettings(ReportSettings):
     """The table ``[report]``: the centralised alternating least squares to compare with."""
 
     als_lam: Annotated[float, Field(gt=0)] = 5.0
-    """Its ridge."""
+    """Ridge of the alternating least squares to compare with."""
     als_sweeps: Annotated[int, Field(ge=1)] = 20
+    """How often these solve for both blocks of factors."""
 
 
 class FedMCADMMReport(MethodReport):
@@ -50,14 +51,14 @@ class FedMCADMMReport(MethodReport):
         (factors,) = strategy.global_model().values()
         losses = [own["loss"] for own in run.clients.values()]
         objective = math.fsum(losses) / len(losses) + strategy.regularizer.value(factors)
+        levels = {
+            "alternating least squares with all ratings in one place, same rank": central,
+            "the mean training rating, always": constant,
+        }
         table = Table(box=box.SIMPLE, title="Test RMSE, in stars")
         table.add_column("method")
         table.add_column("RMSE", justify="right")
-        for method, value in (
-            (f"{strategy.title}, rank {rank}", federated),
-            ("alternating least squares with all ratings in one place, same rank", central),
-            ("the mean training rating, always", constant),
-        ):
+        for method, value in {f"{strategy.title}, rank {rank}": federated, **levels}.items():
             table.add_row(method, f"{value:.4f}")
         share = (constant - federated) / (constant - central)
         verdict = Text.assemble(
@@ -73,6 +74,7 @@ class FedMCADMMReport(MethodReport):
         return Report(
             note=f"objective Φ {objective:.6g}",
             body=(table, verdict),
+            levels=levels,
             extra={
                 "objective": objective,
                 "als_rmse": central,

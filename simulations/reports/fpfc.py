@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from rich.text import Text
 
+from fl_admm_strategies.algorithms.fpfc import FPFCDiagnostics
+
 from . import plots
 from .base import NONE, Finished, MethodReport, Report
 from .clusters import ClusteringRow, clustering_scores, communication_cost, diagnostics_table
@@ -56,6 +58,7 @@ class FPFCReport(MethodReport):
                     lam=strategy.penalty.lam,
                     stationarity=found.stationarity,
                     consensus=found.primal_residual,
+                    apart=_apart(strategy.penalty, found),
                     clustering=clustering,
                 ),
                 _summary(run, at_own_nu),
@@ -68,18 +71,22 @@ class FPFCReport(MethodReport):
         )
 
 
+def _apart(penalty: Any, found: FPFCDiagnostics) -> bool:
+    """Return whether no two clusters pull on each other: the penalty is flat at their distance."""
+    between = found.theta_norms[found.labels[:, None] != found.labels[None, :]]
+    return not between.size or not penalty.derivative(between.min())
+
+
 def _draw(run: Finished, labels: Any) -> None:
     omega = run.strategy.state.pairs.omega
     plots.distance_heat_map(
-        omega, labels, path=run.out / "distances.png", title="Distances between the client models"
+        omega, labels, picture=run.picture("distances.png", "distances between the client models")
     )
     plots.embedding(
         omega,
         labels,
         run.problem.data.true_clusters,
-        path=run.out / "embedding.png",
-        title="The client models in two dimensions",
-        seed=run.settings.seed,
+        picture=run.picture("embedding.png", "the client models in two dimensions"),
     )
 
 

@@ -1,114 +1,193 @@
 """The pictures a run leaves behind: the metric over rounds, who is close to whom, and a map.
 
 The heat map and the map of the client models are those of figure 3 of FPFC (Yu et al.,
-arXiv:2211.04218). Everything is drawn through matplotlib's ``Figure`` objects: no ``pyplot``, so
-no global state, no window and no display is needed.
+arXiv:2211.04218), but the plane of the map is that of classical scaling, whose distances are those
+of the models, where the paper has t-SNE's, whose are not. Everything is drawn through matplotlib's
+``Figure`` objects: no ``pyplot``, so no global state, no window and no display is needed.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 
 DPI = 150
 
 # Okabe and Ito's palette, which people with any of the common colour deficiencies tell apart;
-# its black is kept for edges and text.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+# its black is kept for edges and text, and in the place of its yellow, weak on white, is wine.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
+_LINES = (*_COLOURS, "black")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_LINES = ("-", "--", "-.", ":")
+_DASHES: tuple[Any, ...] = ((0, (5, 4)), (0, (1, 2)), (0, (8, 2, 1, 2)))
 _GREY = "#6B6B6B"
 _OTHER_COLOUR, _OTHER_MARKER = "#BDBDBD", "*"
 
-# Fewer clients than this have no neighbourhoods to speak of: t-SNE then draws noise.
-_FEWEST_FOR_TSNE = 10
+
+@dataclass(frozen=True)
+class Picture:
+    """Where a picture goes and what stands above it.
+
+    Attributes
+    ----------
+    path : Path
+        The PNG file to write; its folder is made.
+    title : str
+        What was run, e.g. "FPFC on digits-swap".
+    setting : str
+        With which settings; a line below the title.
+    pdf : bool
+        Write a PDF file of the same name as well, with text that stays text.
+    """
+
+    path: Path
+    title: str
+    setting: str = ""
+    pdf: bool = False
+
+    def figure(self, inches: tuple[float, float]) -> Figure:
+        """Return a figure with title and setting, and the room below them for axes."""
+        width, height = inches
+        engine = ConstrainedLayoutEngine()
+        figure = Figure(figsize=inches, dpi=DPI, layout=engine)
+        FigureCanvasAgg(figure)
+        top = 0.07
+        for text, size, wrap, (colour, weight) in (
+            (self.title, 13.0, 68, ("black", "bold")),
+            (self.setting, 8.5, 115, (_GREY, "normal")),
+        ):
+            if lines := textwrap.wrap(text, int(wrap * width / 8)):
+                figure.text(
+                    0.15 / width,
+                    1 - top / height,
+                    "\n".join(lines),
+                    fontsize=size,
+                    color=colour,
+                    fontweight=weight,
+                    verticalalignment="top",
+                )
+                top += len(lines) * size * 1.25 / 72 + 0.03
+        engine.set(rect=(0, 0, 1, 1 - top / height))
+        return figure
+
+    def save(self, figure: Figure) -> None:
+        """Write the file or the files."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Without versions and dates in the files: the same run leaves the same bytes.
+        figure.savefig(self.path, format="png", metadata={"Software": None})
+        if self.pdf:
+            nothing = {"Creator": None, "Producer": None, "CreationDate": None}
+            with matplotlib.rc_context({"pdf.fonttype": 42}):  # journals refuse Type 3
+                figure.savefig(self.path.with_suffix(".pdf"), format="pdf", metadata=nothing)
 
 
 def metric_over_rounds(
     series: Mapping[str, Sequence[tuple[int, float]]],
     *,
     ylabel: str,
-    title: str,
-    path: str | Path,
-    published: Mapping[str, float] | None = None,
+    picture: Picture,
+    compared: Collection[str] = (),
+    levels: Mapping[str, float] | None = None,
+    log: bool = False,
 ) -> None:
-    """Draw how a metric moved over the rounds, beside the published values.
+    """Draw how a metric moved over the rounds, 1200 x 750 pixels.
 
     Parameters
     ----------
     series : Mapping[str, Sequence[tuple[int, float]]]
         For every line its name (such as "personal model") and its (round, value) pairs. A value
-        that is not finite leaves a gap.
+        that is not finite, or on a logarithmic axis not positive, leaves a gap.
     ylabel : str
         Name and unit of the metric, such as "test accuracy (%)".
-    title : str
-        Title of the picture.
-    path : str or Path
-        The PNG file to write, 1200 x 750 pixels.
-    published : Mapping[str, float], optional
-        Published values by name, in the unit of ``ylabel``: a dashed horizontal line each.
+    picture : Picture
+        Where to draw it.
+    compared : Collection[str]
+        The lines that are there for comparison: thin and dashed.
+    levels : Mapping[str, float], optional
+        Values that do not move, such as published ones, by name: a grey horizontal line each.
+    log : bool
+        Whether the axis of the metric is logarithmic.
 
     Raises
     ------
     ValueError
-        If no series holds a finite value.
+        If no series holds a value that can be drawn.
     """
     lines = {
         name: np.array(sorted(points), dtype=np.float64).reshape(-1, 2)
         for name, points in series.items()
     }
+    for line in lines.values():
+        fits = np.isfinite(line[:, 1]) & ((line[:, 1] > 0) | (not log))
+        line[~fits, 1] = np.nan
     if not any(np.isfinite(line[:, 1]).any() for line in lines.values()):
         raise ValueError(
             f"no finite value to draw in the series {list(series)}: evaluate at least once during "
             "the run, and look for a diverged model if every value is NaN or infinite."
         )
-    figure, axes = _figure(title, "", (8.0, 5.0))
+    figure = picture.figure((8.0, 5.0))
+    axes = figure.add_subplot()
     for k, (name, line) in enumerate(lines.items()):
-        finite = np.where(np.isfinite(line[:, 1]), line[:, 1], np.nan)
+        thin = name in compared
         axes.plot(
             line[:, 0],
-            finite,
+            line[:, 1],
             label=name,
-            color=_COLOURS[k % len(_COLOURS)],
-            linestyle=_LINES[k % len(_LINES)],
+            color=_LINES[k % len(_LINES)],
+            linestyle="--" if thin else "-",
             # A lone point draws no line, and a few points should be seen as what they are.
             marker=_MARKERS[k % len(_MARKERS)] if len(line) <= 25 else None,
-            markersize=5,
-            linewidth=2,
+            markersize=3.5 if thin else 5,
+            linewidth=1.2 if thin else 2,
+            zorder=2 if thin else 3,
         )
-    if published:
-        _published_lines(axes, published)
+    for k, (name, value) in enumerate((levels or {}).items()):
+        dashes = _DASHES[k % len(_DASHES)]
+        axes.axhline(value, label=name, color=_GREY, linestyle=dashes, linewidth=1.2, zorder=1)
+    if log:
+        axes.set_yscale("log")
     axes.set_xlabel("communication round")
     axes.set_ylabel(ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=_legend_columns(lines), frameon=False)
-    _save(figure, path)
+    _legend_below(figure, axes)
+    picture.save(figure)
 
 
-def _legend_columns(names: Collection[str]) -> int:
-    """Return how many entries fit side by side under the picture."""
-    longest = max(map(len, names))
-    return max(1, min(len(names), int(7.8 / (0.65 + 0.085 * longest))))
+def _legend_below(figure: Figure, axes: Axes) -> None:
+    """Put the legend under the axes, in as many columns as fit the width of the picture."""
+    handles, names = axes.get_legend_handles_labels()
+    names = [textwrap.fill(name, 90) for name in names]
+    for columns in range(min(4, len(names)), 0, -1):
+        legend = figure.legend(
+            handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+        )
+        figure.draw_without_rendering()
+        if columns == 1 or legend.get_window_extent().width <= 0.97 * figure.bbox.width:
+            return
+        legend.remove()
 
 
-def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, path: str | Path, title: str) -> None:
+def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, picture: Picture) -> None:
     """Draw the Euclidean distance of every two client models, ordered by found cluster.
 
     The largest cluster comes first, clients that are alone in their cluster come last, as one
@@ -120,10 +199,8 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, path: str | Path, t
         The client models omega_i, one per row.
     found : array_like of int, shape (m,)
         Label of the cluster that was found for each client.
-    path : str or Path
-        The PNG file to write, 1200 x 1050 pixels.
-    title : str
-        Title of the picture.
+    picture : Picture
+        Where to draw it, 1200 x 1050 pixels.
 
     Raises
     ------
@@ -144,9 +221,8 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, path: str | Path, t
         blocks.append(alone)
         names.append(f"alone ({alone})")
 
-    figure, axes = _figure(
-        title,
-        "Dark: the two clients hold nearly the same model. Framed: the clusters found.",
+    figure, axes = _square(
+        picture, "Dark: the two clients hold nearly the same model. Framed: the clusters found."
     )
     image = axes.imshow(
         distances,
@@ -184,23 +260,16 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, path: str | Path, t
     else:
         axes.set_xticks([])
         axes.set_xlabel(f"the same {m} clients, in the same order")
-    _save(figure, path)
+    picture.save(figure)
 
 
 def embedding(
-    omega: ArrayLike,
-    found: ArrayLike,
-    true: ArrayLike | None,
-    *,
-    path: str | Path,
-    title: str,
-    seed: int,
+    omega: ArrayLike, found: ArrayLike, true: ArrayLike | None, *, picture: Picture
 ) -> None:
     """Draw the client models as points of a plane: colour is found cluster, marker is true one.
 
-    The plane is t-SNE's, as in figure 3 of FPFC, or that of the two principal components where
-    there are fewer than 10 clients. Models that are all equal are drawn in a row. The same
-    models and seed give the same picture.
+    The plane is that of classical scaling, in which the distances of the points come nearest to
+    those of the models. Points that would hide each other are drawn side by side.
 
     Parameters
     ----------
@@ -212,12 +281,8 @@ def embedding(
     true : array_like of int, shape (m,), or None
         Label of the cluster each client really belongs to, where it is known. Markers go by the
         same rule, and the small clusters' is a star.
-    path : str or Path
-        The PNG file to write, 1200 x 1050 pixels.
-    title : str
-        Title of the picture.
-    seed : int
-        Seed of what is random in the two methods.
+    picture : Picture
+        Where to draw it, 1200 x 1050 pixels.
 
     Raises
     ------
@@ -226,8 +291,16 @@ def embedding(
     """
     models, found_labels = _checked(omega, found, "found")
     true_labels = None if true is None else _checked(omega, true, "true")[1]
-    points, axis_names = _plane(models, seed)
-    figure, axes = _figure(title, "Each point is one client; close points hold similar models.")
+    points, share = _plane(models)
+    large = len(models) <= 200
+    # Markers of 70 or 20 square points; the axes are some 400 points wide.
+    points = _side_by_side(points, 1 / 40 if large else 1 / 75)
+    figure, axes = _square(
+        picture,
+        "Each point is one client, close points hold similar models. The plane shows "
+        f"{share:.0%} of the\nsquared distances; equal models, one point in it, are drawn side by "
+        "side.",
+    )
 
     colours, colour_key = _classes(found_labels, _COLOURS, _OTHER_COLOUR)
     handles = [Line2D([], [], linestyle="none", label="Colour: found cluster")]
@@ -249,43 +322,58 @@ def embedding(
                 points[here, 1],
                 c=colour,
                 marker=marker,
-                s=70 if len(models) <= 200 else 20,
+                s=70 if large else 20,
                 edgecolors="black",
                 linewidths=0.6,
                 alpha=0.85,
             )
-    axes.set_xlabel(axis_names[0])
-    axes.set_ylabel(axis_names[1])
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set_xlabel("first principal coordinate, in the unit of ‖ω$_i$ − ω$_j$‖")
+    axes.set_ylabel("second principal coordinate")
     axes.margins(0.08)
     # One scale for both axes: a distance means the same in every direction.
     axes.set_aspect("equal", adjustable="datalim")
-    _save(figure, path)
+    picture.save(figure)
 
 
-def _plane(models: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64], tuple[str, str]]:
-    """Return a place in the plane for every model, shape (m, 2), and the names of the axes."""
-    m = len(models)
+def _plane(models: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Return classical scaling's place in the plane for every model, shape (m, 2).
+
+    And what share of the squared distances between the models those between the places have.
+    (Of Euclidean distances the principal coordinates are the scores of the principal components.)
+    """
     centred = models - models.mean(axis=0)
-    scale = float(np.abs(centred).max())
-    if scale <= 1e-12 * max(1.0, float(np.abs(models).max())):
-        # Neither method is defined here: both divide by the spread.
-        row = np.column_stack((np.arange(m, dtype=np.float64), np.zeros(m)))
-        return row, ("all client models are equal; drawn in a row to be seen", "")
-    # Both methods want at least two columns; a column of zeros moves no point.
-    centred = np.pad(centred / scale, ((0, 0), (0, max(0, 2 - centred.shape[1]))))
-    if m < _FEWEST_FOR_TSNE:
-        pca = PCA(n_components=2, random_state=seed)
-        points = np.asarray(pca.fit_transform(centred), dtype=np.float64)
-        return points, ("first principal component", "second principal component")
-    # Fewer neighbours than a cluster has members, else t-SNE draws a fused cluster as one dot.
-    perplexity = min(30.0, max(3.0, m / 10))
-    # The approximate form gains nothing on few points, and waits for its threads on a busy machine.
-    method = "exact" if m <= 200 else "barnes_hut"
-    tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed, method=method)
-    points = np.asarray(tsne.fit_transform(centred), dtype=np.float64)
-    return points, ("t-SNE, first axis (no unit)", "t-SNE, second axis (no unit)")
+    scale = float(np.abs(centred).max()) or 1.0  # squares of very large numbers are no numbers
+    centred /= scale
+    values, vectors = np.linalg.eigh(centred @ centred.T)
+    values = np.where(values > 1e-12 * values[-1], values, 0.0)[::-1]  # no roots of rounding errors
+    points = vectors[:, ::-1][:, :2] * np.sqrt(values[:2])
+    # Of the two directions of an axis the one in which the first of the farthest clients is right.
+    far = points[np.argmax(np.abs(points).round(6), axis=0), np.arange(points.shape[1])]
+    points = np.pad(points * np.where(far < 0, -scale, scale), ((0, 0), (0, 2 - len(far))))
+    return points, float(values[:2].sum() / values.sum()) if values.sum() > 0 else 1.0
+
+
+def _side_by_side(points: NDArray[np.float64], marker: float) -> NDArray[np.float64]:
+    """Return points of which none hides another: such as would are spread around their middle.
+
+    Parameters
+    ----------
+    points : ndarray of shape (m, 2)
+    marker : float
+        Diameter of a marker, as a share of the picture's width.
+    """
+    size = marker * (float(np.ptp(points, axis=0).max()) or 1.0)
+    _, groups = connected_components(csr_matrix(cdist(points, points) < 0.5 * size), directed=False)
+    spread = points.copy()
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        if len(members) > 1:
+            # A sunflower's seeds: every place is about as far from its neighbours as any other.
+            k = np.arange(len(members)) + 0.5
+            radius, angle = 0.75 * size * np.sqrt(k), k * math.pi * (3 - math.sqrt(5))
+            ring = np.column_stack((radius * np.cos(angle), radius * np.sin(angle)))
+            spread[members] = points[members].mean(axis=0) + ring
+    return spread
 
 
 def _checked(
@@ -357,55 +445,8 @@ def _key(name: str, colour: str, marker: str) -> Line2D:
     )
 
 
-def _published_lines(axes: Axes, published: Mapping[str, float]) -> None:
-    """Draw the published values, their names spread to the right so that none covers another."""
-    names = sorted(published, key=lambda name: published[name])
-    for name in names:
-        axes.axhline(published[name], color=_GREY, linestyle=(0, (5, 4)), linewidth=1.0)
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(bottom, top)
-    heights = [(published[name] - bottom) / (top - bottom) for name in names]
-    # A line of text's share of the height. First upwards from the lowest, then back down from the
-    # top edge, so that the names leave the axes at neither end while there is room.
-    gap = 0.052
-    places = list(heights)
-    for k in range(1, len(places)):
-        places[k] = max(places[k], places[k - 1] + gap)
-    places[-1] = min(places[-1], 1.0)
-    for k in range(len(places) - 2, -1, -1):
-        places[k] = min(places[k], places[k + 1] - gap)
-    for name, height, place in zip(names, heights, places, strict=True):
-        axes.annotate(
-            f"published {name}: {published[name]:g}",
-            xy=(1.0, height),
-            xytext=(1.04, place),
-            xycoords="axes fraction",
-            fontsize=8.5,
-            color=_GREY,
-            verticalalignment="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": _GREY,
-                "linewidth": 0.6,
-                "relpos": (0.0, 0.5),
-                "shrinkA": 1,
-                "shrinkB": 0,
-            },
-        )
-
-
-def _figure(title: str, hint: str, inches: tuple[float, float] = (8.0, 7.0)) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=inches, dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(textwrap.fill(title, 78), x=0.02, ha="left", fontsize=13, fontweight="bold")
+def _square(picture: Picture, hint: str) -> tuple[Figure, Axes]:
+    figure = picture.figure((8.0, 7.0))
     axes = figure.add_subplot()
-    if hint:
-        axes.set_title(hint, fontsize=10, color=_GREY, loc="left")
+    axes.set_title(hint, fontsize=10, color=_GREY, loc="left")
     return figure, axes
-
-
-def _save(figure: Figure, path: str | Path) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    # Without the version of matplotlib in the file: the same run leaves the same bytes.
-    figure.savefig(path, format="png", metadata={"Software": None})

@@ -14,6 +14,7 @@ from .tables import (
     Settings,
     TrainingSettings,
     published_rows,
+    setting_of,
 )
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "Settings",
     "TrainingSettings",
     "published_rows",
+    "setting_of",
     "table_of",
 ]

@@ -17,13 +17,14 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 from typing import get_type_hints as hints_of_function
 
-from pydantic import Discriminator, Strict, Tag, create_model, model_validator
+from pydantic import Discriminator, Field, Strict, Tag, create_model, model_validator
 
 from fl_admm_strategies import L1, MCP, L1Norm, SmoothedSCAD, SquaredL2, StepDecay
 from fl_admm_strategies.maths.penalties import Penalty
 from fl_admm_strategies.maths.regularizers import Regularizer
 from fl_admm_strategies.runtime.settings import parameters_of
 
+from .documented import parameter_docs
 from .section import Section
 
 OBJECTS: dict[object, Mapping[str, type]] = {
@@ -37,6 +38,8 @@ SCHEDULES: dict[object, type] = {Callable[[int], float]: StepDecay}
 
 class Built(Section):
     """A table that holds the arguments of a class's constructor.
+
+    The description of a field is that of the parameter in the class's docstring.
 
     Attributes
     ----------
@@ -115,6 +118,7 @@ def table_of(
         A subclass of `base`.
     """
     hints, names, objects = annotations_of(kind), [], []
+    docs = parameter_docs(*kind.__mro__)
     for name, parameter in parameters_of(kind).items():
         variadic = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         if variadic or name in (withheld or {}):
@@ -124,12 +128,10 @@ def table_of(
             continue
         names.append(name)
         objects += [name] if choices.tables else []
+        default = ... if parameter.default is Parameter.empty else parameter.default
         if name in left_out:
-            fields[name] = (found | None, None)
-        elif parameter.default is Parameter.empty:
-            fields[name] = (found, ...)
-        else:
-            fields[name] = (found, parameter.default)
+            found, default = found | None, None
+        fields[name] = (found, Field(default, description=docs.get(name)))
     made = create_model(kind.__name__, __base__=base, **fields)
     made.builds, made.parameters, made.objects = kind, tuple(names), frozenset(objects)
     made.withheld, made.complete, made.tag = withheld or {}, complete, tag

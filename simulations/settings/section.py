@@ -9,5 +9,8 @@ class Section(BaseModel):
     """A table of the file: keys in kebab-case, none but the known."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-")
+        extra="forbid",
+        frozen=True,
+        alias_generator=lambda name: name.replace("_", "-"),
+        use_attribute_docstrings=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import tomli_w
@@ -16,15 +16,20 @@ class DataSettings(Section):
     """Which data set, and its options."""
 
     name: str
+    """The data set."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """What the data set's loader can do."""
 
 
 class TrainingSettings(Section):
     """How the federation runs: the same for the algorithm and all baselines."""
 
     num_rounds: int = Field(ge=1)
+    """Rounds of communication."""
     fraction_train: float = Field(default=1.0, gt=0, le=1)
+    """Fraction of the clients that train in a round."""
     evaluate_every: int = Field(default=10, ge=1)
+    """Rounds from one evaluation on all clients to the next; the last is always evaluated."""
     batch_size: int | None = Field(default=None, ge=1)
     """Mini-batch size; left out, clients take full-gradient steps."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
@@ -42,6 +47,7 @@ class AlgorithmTable(Built):
     """The table ``[algorithm]``: the parameters of the strategy's constructor."""
 
     name: str
+    """The method."""
 
 
 class BaselineTable(Built):
@@ -64,6 +70,8 @@ class ReportSettings(Section):
 
     metrics: tuple[Literal["f1", "auc"], ...] = ()
     """Test metrics of a classification beside the accuracy."""
+    pdf: bool = False
+    """Write a PDF file of every picture beside the PNG file."""
 
 
 class PublishedRow(Section):
@@ -98,6 +106,7 @@ class Settings(Section):
     title: str
     """One line for `python -m simulations list`."""
     seed: int = Field(default=0, ge=0)
+    """Of everything random: data, initial model, who trains, the clients' own randomness."""
     data: DataSettings
     model: SkipValidation[Any] = None
     """Left out where the data set has a model of its own."""
@@ -114,6 +123,38 @@ class Settings(Section):
     def to_toml(self) -> str:
         """Return the settings as a file that `load_settings` reads back."""
         return tomli_w.dumps(self.model_dump(by_alias=True, exclude_none=True))
+
+
+def setting_of(settings: Settings) -> str:
+    """Return what was run in one line: the method's settings, and what else is not the default."""
+    training, model = settings.training, settings.model
+    parts = [f"{name}={_text(value)}" for name, value in settings.data.options.items()]
+    if model is not None:
+        parts += [f"model={model.name}", *_given(model, without=("name",))]
+    parts += _given(settings.algorithm, without=("name",), defaults=True)
+    parts += [f"client.{part}" for part in _given(settings.client)]
+    parts += _given(training, without=("num_rounds", "evaluate_every", "checkpoint_every"))
+    return ", ".join([*parts, f"seed={settings.seed}"])
+
+
+def _given(table: Section, without: Collection[str] = (), defaults: bool = False) -> list[str]:
+    values = {name: getattr(table, name) for name in type(table).model_fields}
+    return [
+        f"{field.alias}={_text(values[name])}"
+        for name, field in type(table).model_fields.items()
+        if name not in without
+        and values[name] not in (None, False)
+        and (defaults or values[name] != field.default)
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Section):
+        kind = getattr(value, "type", "")
+        return f"{kind}({', '.join(_given(value, without=('type',)))})"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def published_rows(settings: Settings) -> Mapping[str, Mapping[str, float]]:

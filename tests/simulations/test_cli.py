@@ -47,15 +47,58 @@ def start(
     )
 
 
-def test_list_has_one_line_for_every_experiment() -> None:
+def test_list_shows_every_experiment_on_80_columns() -> None:
     code, output = invoke("list")
     assert code == 0
     lines = output.splitlines()
-    assert [line.split()[0] for line in lines] == experiment_names()
-    for name, line in zip(experiment_names(), lines, strict=True):
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == experiment_names()
+    flat = " ".join(output.split())
+    for name in experiment_names():
         settings = load_settings(name)
-        assert line.endswith(settings.title)  # one line, however long
-        assert ", ".join(settings.profiles) in line
+        profiles = f" profiles: {', '.join(settings.profiles)}" if settings.profiles else ""
+        assert f"{name} {settings.title}{profiles}" in flat
+
+
+def test_describe_shows_a_setting_and_names_what_it_does_not_know() -> None:
+    code, output = invoke("describe", "digits-fpfc")
+    assert code == 0
+    assert "algorithm.nu = 0.1" in output
+    assert "a cluster (Remark 2)" in " ".join(output.split())
+    for arguments, message in (
+        (("digits-fpcf",), "unknown experiment 'digits-fpcf'. Did you mean 'digits-fpfc'?"),
+        (("synthetic-s1", "--profile", "quik"), "'quik'. Did you mean 'quick'?"),
+    ):
+        code, output = invoke("describe", *arguments)
+        assert code == 1
+        assert message in output
+        assert "run" not in output
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        ("file", "{0}/file is a file"),
+        ("file/below", "{0}/file is a file"),
+        ("n" * 300, "file name too long"),
+        ("closed", "permission denied"),
+    ],
+)
+def test_a_results_folder_that_cannot_be_is_a_sentence(
+    out: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").mkdir()
+    # Root may write anywhere, and tests may be run by root.
+    shut = lambda path, mode: mode != os.W_OK or Path(path).name != "closed"  # noqa: E731
+    monkeypatch.setattr(os, "access", shut)
+    monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("the run was started"))
+    folder = tmp_path / out
+    code, output = invoke("run", "digits-fpfc", "--out", str(folder))
+    assert code == 1
+    expected = f"the results folder {folder} cannot be used: {why.format(tmp_path)}. Give a folder"
+    assert expected in output
+    assert "Errno" not in output
 
 
 @pytest.mark.parametrize(

@@ -92,20 +92,29 @@ def test_cluster_conditions_by_hand():
     # m=6, λ=0.75: a cluster of 3 holds 0.75*2/6 = 0.25, one of 2 holds 0.125, one alone nothing.
     checks = cluster_conditions([0, 1, 1, 1, 2, 2], [0.3, 0.1, 0.25, 0.15, 0.05, 0.13], 0.75)
     three, two, one = checks
-    assert (three.size, three.largest_gradient, three.holds) == (3, 0.25, True)
+    assert (three.size, three.largest_gradient, three.verdict) == (3, 0.25, "holds")
     assert three.allowed == pytest.approx(0.25)
-    assert (two.size, two.largest_gradient, two.holds) == (2, 0.13, False)
+    assert (two.size, two.largest_gradient, two.verdict) == (2, 0.13, "too small")
     assert two.allowed == pytest.approx(0.125)
     # λ(2-1)/6 = 0.13 at λ = 0.78.
     assert two.lam_needed == pytest.approx(0.78)
-    assert (one.size, one.allowed, one.holds) == (1, 0.0, True)
+    assert (one.size, one.allowed, one.verdict) == (1, 0.0, "holds")
     assert math.isnan(one.lam_needed)
 
 
 def test_a_cluster_whose_gradient_is_not_finite_does_not_hold():
-    (check,) = cluster_conditions([0, 0], [0.1, np.nan], 1.0)
+    (check,) = cluster_conditions([0, 0], [0.1, np.nan], 1.0, slack=math.inf)
     assert isinstance(check, ClusterCondition)
-    assert not check.holds
+    assert check.verdict == "too small"
+
+
+def test_what_the_state_of_the_run_explains_is_open():
+    # The cluster of 2 is 0.005 above what it holds, 0.125: less than a slack of 0.006 is off.
+    gradients = [0.1, 0.25, 0.15, 0.05, 0.13]
+    for slack, verdict in ((0.006, "open"), (0.004, "too small")):
+        two = cluster_conditions([0, 0, 0, 1, 1], gradients, 0.625, slack=slack)[1]
+        assert two.allowed == pytest.approx(0.125)
+        assert two.verdict == verdict
 
 
 def test_cluster_conditions_needs_one_gradient_per_client():
@@ -113,7 +122,9 @@ def test_cluster_conditions_needs_one_gradient_per_client():
         cluster_conditions([0, 0], [1.0, 2.0, 3.0], 1.0)
 
 
-def diagnose(labels, gradients, *, clustering, lam=0.6, width=80) -> str:
+def diagnose(
+    labels, gradients, *, clustering, lam=0.6, stationarity=3.2e-4, apart=True, width=80
+) -> str:
     labels = np.asarray(labels)
     theta = np.where(labels[:, None] == labels[None, :], 0.001, 4.0)
     np.fill_diagonal(theta, 0)
@@ -123,8 +134,9 @@ def diagnose(labels, gradients, *, clustering, lam=0.6, width=80) -> str:
             theta,
             gradients,
             lam=lam,
-            stationarity=3.2e-4,
+            stationarity=stationarity,
             consensus=1.5e-5,
+            apart=apart,
             clustering=clustering,
         ),
         width,
@@ -152,6 +164,22 @@ def test_diagnostics_say_which_cluster_fails_and_what_it_takes():
     assert "1.5e-05" in flat
 
 
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"stationarity": 0.08}, "by less than the run is away from an exact solution"),
+        ({"apart": False}, "so close that they still pull on each other"),
+    ],
+)
+def test_diagnostics_do_not_call_lambda_too_small_before_they_can_know(how, reason):
+    text = diagnose([0, 0, 1, 1], [0.1, 0.155, 0.1, 0.1], clustering=[], **how)
+    flat = " ".join(text.split())
+    assert "0.15 0.62 open, see below" in flat  # λ(|G|-1)/m = 0.6/4
+    assert reason in flat
+    assert "too small" not in flat
+    assert "is large enough" not in flat
+
+
 def test_diagnostics_say_that_all_is_well_or_that_nothing_fused():
     rows = [ClusteringRow(0.01, 3, None), ClusteringRow(0.5, 1, None)]
     well = " ".join(diagnose([0, 0, 0], [0.1, 0.1, 0.1], clustering=rows).split())
@@ -175,5 +203,12 @@ def test_diagnostics_of_many_clusters_stay_short():
 def test_diagnostics_need_a_norm_for_every_pair():
     with pytest.raises(ValueError, match=r"theta_norms has shape \(3, 3\); labels has 2"):
         diagnostics_table(
-            [0, 1], np.zeros((3, 3)), [1, 1], lam=1, stationarity=0, consensus=0, clustering=[]
+            [0, 1],
+            np.zeros((3, 3)),
+            [1, 1],
+            lam=1,
+            stationarity=0,
+            consensus=0,
+            apart=True,
+            clustering=[],
         )

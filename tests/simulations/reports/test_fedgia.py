@@ -46,6 +46,8 @@ def test_a_run_reports_table_3(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert line[:2] == ["FedGiA_G,", "k0=1"]
     assert line[4] == f"{result['sweep'][0]['cr']}"
     assert (out / "sweep.png").stat().st_size > 10_000
+    assert (out / "gradient.png").stat().st_size > 10_000
+    assert "gradient.png" in text
 
 
 @pytest.mark.slow

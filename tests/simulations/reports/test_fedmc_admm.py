@@ -4,11 +4,13 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simulations.config import RunConfig
 from simulations.loading import load_settings
+from simulations.reports import plots
 from tests.simulations.running import result_of, run
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", "~/.cache/fl-admm-strategies")).expanduser()
@@ -37,9 +39,24 @@ def small(out: Path, *changes: str, transform: str = "none") -> RunConfig:
 
 
 @pytest.mark.parametrize("transform", ["none", "zscore"])
-def test_the_report_stands_on_the_same_ratings(tmp_path: Path, transform: str) -> None:
-    folder = run(small(tmp_path / "run", "report.als-lam=0.3", transform=transform))
+def test_the_report_stands_on_the_same_ratings(
+    tmp_path: Path, transform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[dict[str, Any]] = []
+    draw = plots.metric_over_rounds
+    monkeypatch.setattr(
+        plots, "metric_over_rounds", lambda *a, **k: (drawn.append(k), draw(*a, **k))
+    )
+    changes = ("report.als-lam=0.3", f"report.pdf={str(transform == 'none').lower()}")
+    folder = run(small(tmp_path / "run", *changes, transform=transform))
     result = result_of(folder)
+    # The picture has what the table has, and says what was run.
+    assert [*drawn[0]["levels"].values()] == [result["als_rmse"], result["mean_rmse"]]
+    picture = drawn[0]["picture"]
+    assert picture.title == "FedMC-ADMM on synthetic-ratings"
+    assert "rank=2, regularizer=l2(lam=1e-06), beta=1, " in picture.setting
+    assert "client.regularizer=l2(lam=1e-06), fraction-train=0.5, seed=0" in picture.setting
+    assert (folder / "metric.pdf").exists() == (transform == "none")
     federated = result["models"]["users' and items' factors"]["mean"]
     last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-1]
     assert federated == pytest.approx(last["metrics"]["rmse"], rel=1e-12)

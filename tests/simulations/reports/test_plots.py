@@ -1,5 +1,6 @@
 """The pictures: valid, the promised size, holding what they should, the same at every call."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from matplotlib.image import imread
 from scipy.spatial.distance import cdist
 
 from simulations.reports import plots
-from simulations.reports.plots import distance_heat_map, embedding, metric_over_rounds
+from simulations.reports.plots import Picture, distance_heat_map, embedding, metric_over_rounds
 
 
 def picture(path: Path, width: int, height: int) -> np.ndarray:
@@ -37,60 +38,100 @@ def clustered(sizes: list[int], dim: int = 8, spread: float = 1e-3, seed: int = 
 def axes_drawn(monkeypatch: pytest.MonkeyPatch):
     """Keep the figures instead of letting them go once they are saved."""
     figures = []
-    save = plots._save
+    save = Picture.save
     monkeypatch.setattr(
-        plots, "_save", lambda figure, path: (figures.append(figure), save(figure, path))
+        Picture, "save", lambda self, figure: (figures.append(figure), save(self, figure))
     )
     return figures
 
 
-def test_metric_draws_every_line_and_every_published_value(tmp_path, monkeypatch):
+def test_metric_draws_every_line_and_every_level(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     metric_over_rounds(
         {"personal model": [(2, 0.7), (1, 0.5)], "one global model": [(1, 0.4), (2, np.inf)]},
         ylabel="test accuracy",
-        title="A run",
-        path=tmp_path / "metric.png",
-        published={"FPFC": 0.8946, "LOCAL": 0.8497, "CFL": 0.866},
+        picture=Picture(tmp_path / "metric.png", "A run", "lr=0.1"),
+        compared=["one global model"],
+        levels={"FPFC, published": 0.8946, "LOCAL": 0.8497},
     )
     picture(tmp_path / "metric.png", 1200, 750)
     axes = figures[0].axes[0]
-    personal, one, *dashed = axes.get_lines()
+    personal, one, *flat = axes.get_lines()
     # By round, whatever the order they were given in; an infinite value is a gap.
     np.testing.assert_array_equal(personal.get_xydata(), [[1, 0.5], [2, 0.7]])
     np.testing.assert_array_equal(one.get_xydata(), [[1, 0.4], [2, np.nan]])
-    assert sorted(line.get_ydata()[0] for line in dashed) == [0.8497, 0.866, 0.8946]
-    texts = axes.texts
-    assert {text.get_text() for text in texts} == {
-        "published FPFC: 0.8946",
-        "published LOCAL: 0.8497",
-        "published CFL: 0.866",
+    assert personal.get_linewidth() > one.get_linewidth()
+    assert {line.get_label(): line.get_ydata()[0] for line in flat} == {
+        "FPFC, published": 0.8946,
+        "LOCAL": 0.8497,
     }
-    # Names stay in the order of their values, and 0.05 of the height apart at least: a line of
-    # text is 8.5 pt of the roughly 300 pt high axes.
-    places = [text.get_position()[1] for text in sorted(texts, key=lambda text: text.xy[1])]
-    assert min(np.diff(places)) >= 0.05
+    assert len({line._unscaled_dash_pattern for line in flat}) == 2  # which is which
+    assert [text.get_text() for text in figures[0].texts] == ["A run", "lr=0.1"]
 
 
-@pytest.mark.parametrize("value", [0.3, 0.9])
-def test_names_of_close_published_values_stay_inside(value, tmp_path, monkeypatch):
+def boxes(figure, *artists):
+    """Return the boxes of artists as shares of the picture."""
+    figure.draw_without_rendering()
+    found = [
+        artist.get_window_extent().transformed(figure.transFigure.inverted()) for artist in artists
+    ]
+    return [[*box.intervalx, *box.intervaly] for box in found]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["one"],
+        # What FLAME's run shows beside its baselines, whose legend was cut.
+        *[[f"FLAME: hybrid, chosen on the test data {k}" for k in range(n)] for n in (3, 8)],
+        ["a name of more words than there is room for in the width of a picture, " * 3, "two"],
+    ],
+    ids=["one", "three", "eight", "longer-than-the-picture"],
+)
+def test_title_setting_axes_and_legend_are_inside_and_apart(names, tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
+    setting = ", ".join(f"setting-{k}=0.{k}" for k in range(20))
     metric_over_rounds(
-        {"personal model": [(1, 0.3), (9, 0.9)]},
+        {name: [(1, 0.3), (9, 0.9)] for name in names},
         ylabel="test accuracy",
-        title="A run",
-        path=tmp_path / "metric.png",
-        published={f"method {k}": value + k / 10_000 for k in range(9)},
+        picture=Picture(tmp_path / "metric.png", "A method on data " * 6, setting),
     )
-    places = [text.get_position()[1] for text in figures[0].axes[0].texts]
-    assert min(places) >= 0
-    assert max(places) <= 1
-    assert min(np.diff(places)) >= 0.05
+    (figure,) = figures
+    parts = [*figure.texts, figure.axes[0], figure.legends[0]]  # from the top down
+    places = boxes(figure, *parts)
+    assert np.min(places) >= 0
+    assert np.max(places) <= 1
+    for above, below in itertools.pairwise(places):
+        assert below[3] <= above[2]
+    assert places[2][3] - places[2][2] > 0.35  # the axes keep their room
+
+
+def test_a_logarithmic_axis_leaves_out_what_it_cannot_show(tmp_path, monkeypatch):
+    figures = axes_drawn(monkeypatch)
+    curve = [(1, 1.0), (2, 1e-9), (3, 0.0)]
+    metric_over_rounds({"a": curve}, ylabel="y", picture=Picture(tmp_path / "m.png", "t"), log=True)
+    axes = figures[0].axes[0]
+    assert axes.get_yscale() == "log"
+    np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [1.0, 1e-9, np.nan])
+
+
+def test_a_pdf_beside_the_png_on_request(tmp_path):
+    for name, pdf in (("a", True), ("b", True), ("c", False)):
+        metric_over_rounds(
+            {"a": [(1, 1.0)]}, ylabel="y", picture=Picture(tmp_path / f"{name}.png", "t", pdf=pdf)
+        )
+    first, second = ((tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf"))
+    assert first.startswith(b"%PDF")
+    assert first == second
+    assert b"/Type3" not in first
+    assert not (tmp_path / "c.pdf").exists()
 
 
 def test_metric_draws_a_single_round(tmp_path):
     metric_over_rounds(
-        {"personal model": [(1, 4.2)]}, ylabel="RMSE", title="A run", path=tmp_path / "a" / "m.png"
+        {"personal model": [(1, 4.2)]},
+        ylabel="RMSE",
+        picture=Picture(tmp_path / "a" / "m.png", "A run"),
     )
     image = picture(tmp_path / "a" / "m.png", 1200, 750)
     assert share(image, "#0072B2") > 0  # the lone point has a marker, a line would not show
@@ -99,14 +140,14 @@ def test_metric_draws_a_single_round(tmp_path):
 @pytest.mark.parametrize("series", [{}, {"personal model": []}, {"personal model": [(1, np.nan)]}])
 def test_metric_without_a_finite_value_is_refused(series, tmp_path):
     with pytest.raises(ValueError, match="no finite value to draw"):
-        metric_over_rounds(series, ylabel="y", title="t", path=tmp_path / "m.png")
+        metric_over_rounds(series, ylabel="y", picture=Picture(tmp_path / "m.png", "t"))
 
 
 def test_heat_map_orders_the_clients_by_cluster(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     omega = np.array([[0.0], [5.0], [0.0], [9.0], [5.0], [5.0]])
     # Clusters {1, 4, 5}, {0, 2} and client 3 alone: by size, then the one alone.
-    distance_heat_map(omega, [0, 1, 0, 2, 1, 1], path=tmp_path / "heat.png", title="Heat")
+    distance_heat_map(omega, [0, 1, 0, 2, 1, 1], picture=Picture(tmp_path / "heat.png", "Heat"))
     picture(tmp_path / "heat.png", 1200, 1050)
     axes = figures[0].axes[0]
     order = [1, 4, 5, 0, 2, 3]
@@ -125,7 +166,9 @@ def test_heat_map_orders_the_clients_by_cluster(tmp_path, monkeypatch):
 
 def test_heat_map_of_equal_models(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
-    distance_heat_map(np.ones((5, 3)), np.zeros(5, int), path=tmp_path / "h.png", title="Equal")
+    distance_heat_map(
+        np.ones((5, 3)), np.zeros(5, int), picture=Picture(tmp_path / "h.png", "Equal")
+    )
     picture(tmp_path / "h.png", 1200, 1050)
     assert figures[0].axes[0].images[0].get_clim() == (0, 1)
 
@@ -135,7 +178,7 @@ def test_embedding_colours_by_found_and_marks_by_true(tmp_path, monkeypatch):
     omega, true = clustered([6, 5, 4])
     found = true.copy()
     found[14] = 7  # the last client of the third group was left alone
-    embedding(omega, found, true, path=tmp_path / "e.png", title="Map", seed=1)
+    embedding(omega, found, true, picture=Picture(tmp_path / "e.png", "Map"))
     image = picture(tmp_path / "e.png", 1200, 1050)
     for colour in ("#0072B2", "#D55E00", "#009E73"):
         assert share(image, colour) > 1e-5
@@ -164,52 +207,62 @@ def test_embedding_colours_by_found_and_marks_by_true(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("m", [4, pytest.param(24, marks=pytest.mark.slow)])
-def test_embedding_is_deterministic(m, tmp_path):
-    omega, groups = clustered([m // 2, m // 2], spread=0.5)
+def test_embedding_is_deterministic(tmp_path):
+    omega, groups = clustered([12, 12], spread=0.5)
     for name in ("a.png", "b.png"):
-        embedding(omega, groups, groups, path=tmp_path / name, title="Map", seed=3)
+        embedding(omega, groups, groups, picture=Picture(tmp_path / name, "Map"))
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-@pytest.mark.parametrize(("m", "method"), [(2, "principal"), (9, "principal"), (10, "t-SNE")])
-def test_embedding_method_goes_by_the_number_of_clients(m, method):
-    points, names = plots._plane(clustered([m], spread=1.0)[0], 1)
-    assert points.shape == (m, 2)
-    assert np.isfinite(points).all()
-    assert method in names[0]
+def test_distances_of_the_plane_are_those_of_the_models():
+    # A triangle of sides 3, 4 and 5 in 50 dimensions, far from 0: a plane has room for all of it.
+    rng = np.random.default_rng(0)
+    corners = np.zeros((3, 50))
+    corners[1, 0], corners[2, 1] = 3, 4
+    turned = 7 + corners @ np.linalg.qr(rng.normal(size=(50, 50)))[0]
+    points, share = plots._plane(turned)
+    np.testing.assert_allclose(cdist(points, points), cdist(corners, corners), atol=1e-9)
+    assert share == pytest.approx(1)
+    # Of the corners of a cube it shows two of three dimensions.
+    cube = np.stack(np.meshgrid([0, 1], [0, 1], [0, 1]), axis=-1).reshape(8, 3)
+    assert plots._plane(cube.astype(float))[1] == pytest.approx(2 / 3)
 
 
-@pytest.mark.slow
-def test_embedding_keeps_fused_clusters_apart():
-    # Every client lies nearer to all of its own cluster than to any other client.
-    points, _ = plots._plane(clustered([25, 25, 25, 25], dim=610, spread=1e-5)[0], 1)
-    groups = np.repeat(np.arange(4), 25)
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_the_plane_of_few_clients(m):
+    points, share = plots._plane(np.arange(m, dtype=float)[:, None] ** 2)
+    np.testing.assert_allclose(np.abs(np.diff(points[:, 0])), np.diff(np.arange(m) ** 2))
+    np.testing.assert_allclose(points[:, 1], 0, atol=1e-12)
+    assert share == 1
+
+
+def test_every_client_is_next_to_its_own_cluster_and_is_seen():
+    # Fused models, such as the twelve of digits-fpfc: t-SNE put one of them among the others.
+    omega, groups = clustered([4, 4, 4], dim=650, spread=1e-4)
+    points = plots._side_by_side(plots._plane(omega)[0], 1 / 40)
     distances, same = cdist(points, points), groups[:, None] == groups[None, :]
-    assert distances[same].max() < distances[~same].min()
-    # Nor are they single dots: a marker is 8 pt of the 400 pt wide axes, one fiftieth.
-    assert distances[same].max() > np.ptp(points, axis=0).max() / 20
+    np.fill_diagonal(same, False)
+    others = distances[~same & (distances > 0)]
+    assert distances[same].max() < others.min() / 5
+    assert distances[same].min() > 0.9 * np.ptp(points, axis=0).max() / 40  # one marker
+    # Points that are apart stay where they are.
+    grid = np.stack(np.meshgrid(range(5), range(5)), axis=-1).reshape(-1, 2).astype(float)
+    np.testing.assert_array_equal(plots._side_by_side(grid, 1 / 40), grid)
 
 
 @pytest.mark.parametrize("omega", [np.ones((12, 3)), np.ones((1, 3)), np.ones((12, 1))])
 def test_embedding_of_equal_models(omega, tmp_path):
     found = np.zeros(len(omega), int)
-    embedding(omega, found, None, path=tmp_path / "e.png", title="Map", seed=1)
+    embedding(omega, found, None, picture=Picture(tmp_path / "e.png", "Map"))
     picture(tmp_path / "e.png", 1200, 1050)
-
-
-def test_embedding_of_one_parameter():
-    points, _ = plots._plane(np.array([[0.0], [3.0], [1.0]]), 1)
-    # Centred at 4/3 and divided by the largest entry 5/3, along one axis of either direction.
-    np.testing.assert_allclose(np.abs(np.diff(points[:, 0])), [9 / 5, 6 / 5])
 
 
 @pytest.mark.slow
 def test_a_hundred_clients_alone(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     omega, alone = clustered([1] * 100)
-    distance_heat_map(omega, alone, path=tmp_path / "h.png", title="Heat")
-    embedding(omega, alone, alone, path=tmp_path / "e.png", title="Map", seed=1)
+    distance_heat_map(omega, alone, picture=Picture(tmp_path / "h.png", "Heat"))
+    embedding(omega, alone, alone, picture=Picture(tmp_path / "e.png", "Map"))
     picture(tmp_path / "h.png", 1200, 1050)
     image = picture(tmp_path / "e.png", 1200, 1050)
     assert share(image, "#0072B2") == 0
@@ -222,7 +275,7 @@ def test_a_hundred_clients_alone(tmp_path, monkeypatch):
 def test_more_clusters_than_colours(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     omega, groups = clustered([3] * 9 + [1] * 4)
-    embedding(omega, groups, None, path=tmp_path / "e.png", title="Map", seed=1)
+    embedding(omega, groups, None, picture=Picture(tmp_path / "e.png", "Map"))
     names = [text.get_text() for text in figures[0].legends[0].get_texts()]
     # Seven colours; what is left is two clusters of 3 and four of 1.
     assert names[1:8] == [f"cluster {k} (3 clients)" for k in range(1, 8)]
@@ -239,7 +292,7 @@ def test_more_clusters_than_colours(tmp_path, monkeypatch):
     ],
 )
 def test_bad_arrays_are_refused(draw, omega, found, message, tmp_path):
-    more = {"true": None, "seed": 1} if draw is embedding else {}
+    more = {"true": None} if draw is embedding else {}
     with pytest.raises(ValueError, match=message):
-        draw(omega, found, path=tmp_path / "p.png", title="t", **more)
+        draw(omega, found, picture=Picture(tmp_path / "p.png", "t"), **more)
     assert not (tmp_path / "p.png").exists()
