@@ -146,6 +146,7 @@ def metric_over_rounds(
     axes = figure.add_subplot()
     for k, (name, line) in enumerate(lines.items()):
         thin = name in compared
+        wide = k == 0 and len(lines) > 1  # the headline can be seen below a line on top of it
         axes.plot(
             line[:, 0],
             line[:, 1],
@@ -154,8 +155,8 @@ def metric_over_rounds(
             linestyle="--" if thin else "-",
             # A lone point draws no line, and a few points should be seen as what they are.
             marker=_MARKERS[k % len(_MARKERS)] if len(line) <= 25 else None,
-            markersize=3.5 if thin else 5,
-            linewidth=1.2 if thin else 2,
+            markersize=3.5 if thin else 7.5 if wide else 4.5,
+            linewidth=1.2 if thin else 3.5 if wide else 1.8,
             zorder=2 if thin else 3,
         )
     for k, (name, value) in enumerate((levels or {}).items()):
