@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError, create_model
 
-from fl_admm_strategies.runtime.settings import parameters_of
+from fl_admm_strategies.runtime.settings import RENAMED, parameters_of
 
 from .config import RunConfig
 from .data import kind_of, load
@@ -286,9 +286,13 @@ def _meant(kind: type[Section], loc: Sequence[int | str]) -> str:
     table, given = _table_at(kind, loc[:-1]), str(loc[-1])
     if table is None:
         return "there is no such setting."
-    if issubclass(table, Built) and (why := table.withheld.get(given.replace("-", "_"))):
+    known, name = [*_keys(table)], given.replace("-", "_")
+    if not issubclass(table, Built):
+        return f"there is no such setting.{hint(given, known)}"
+    name = RENAMED.get(name, name)  # as other libraries call it
+    if why := table.withheld.get(name):
         return f"cannot be set here. {why}"
-    return f"there is no such setting.{hint(given, [*_keys(table)])}"
+    return f"is not a parameter of {table.builds.__name__}.{hint(name.replace('_', '-'), known)}"
 
 
 def _table_at(kind: type[Section], loc: Sequence[int | str]) -> type[Section] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from flwr.app import Context
@@ -244,8 +244,9 @@ class FedGiALinearClient(FedGiASteps):
         test_problem: DataLoss | None = None,
         *,
         state_dir: str | os.PathLike[str] | None = None,
+        **unknown: Never,
     ) -> None:
-        super().__init__(context, state_dir=state_dir)
+        super().__init__(context, state_dir=state_dir, **unknown)
         self.problem = problem
         self.test_problem = test_problem
 

@@ -10,7 +10,7 @@ number for every user and item: a residual is as long as the list of ratings.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from flwr.app import Context
@@ -196,6 +196,7 @@ class FedMCADMMClient(MethodClient[FedMCInstruction]):
         mean: float = 0.0,
         std: float = 1.0,
         state_dir: str | os.PathLike[str] | None = None,
+        **unknown: Never,
     ) -> None:
         check_regularizer("regularizer", regularizer)
         check_positive("std", std)
@@ -208,7 +209,7 @@ class FedMCADMMClient(MethodClient[FedMCInstruction]):
                     f"The training ratings are of {shapes[0]} (users, items), the test ratings of "
                     f"{shapes[1]}. Give both the same num_users and num_items."
                 )
-        super().__init__(context, state_dir=state_dir)
+        super().__init__(context, state_dir=state_dir, **unknown)
         self.train_ratings = train
         self.test_ratings = test
         self.regularizer = regularizer

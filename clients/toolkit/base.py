@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Never, TypeVar
 
 from flwr.app import Context
 from flwr.client import NumPyClient
@@ -22,6 +22,7 @@ from fl_admm_strategies.runtime.messages import (
     split_groups,
 )
 from fl_admm_strategies.runtime.schema import Instruction
+from fl_admm_strategies.runtime.settings import refuse_unknown
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
 
 from .app import identity
@@ -60,8 +61,13 @@ class MethodClient(NumPyClient, Generic[Asked]):
     """Why there is no objective for a `minimise` of one's own; empty where there is one."""
 
     def __init__(
-        self, context: Context, *, state_dir: str | os.PathLike[str] | None = None
+        self,
+        context: Context,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(type(self), unknown, self.strategy)
         self.context = context
         self.memory = Memory(context, state_dir)
         kinds = type(self).__mro__

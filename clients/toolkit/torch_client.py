@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Never, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -107,8 +107,9 @@ class TorchClient(MethodClient[Asked]):
         split_batch: SplitBatch | None = None,
         device: str | torch.device = "cpu",
         state_dir: str | os.PathLike[str] | None = None,
+        **unknown: Never,
     ) -> None:
-        super().__init__(context, state_dir=state_dir)
+        super().__init__(context, state_dir=state_dir, **unknown)
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.metrics = dict(metrics or {})

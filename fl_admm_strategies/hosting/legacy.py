@@ -35,6 +35,7 @@ from ..runtime.callbacks import saving_if_it_raises
 from ..runtime.connections import NOT_CONNECTED, QUERY_TIMEOUT
 from ..runtime.identity import MOST_CLIENTS, check_actor, is_client_id, most_common
 from ..runtime.messages import ClientInstruction, ClientReply, RawReply, named_arrays
+from ..runtime.reserved import check_user_settings
 from ..runtime.strategy import StatefulStrategy
 from ..runtime.waiting import ConnectionStatus, wait_for_clients
 
@@ -54,7 +55,7 @@ class LegacyStrategy(Strategy):
     initial_arrays : ArrayRecord
         The initial model, e.g. ``ArrayRecord(model.state_dict())``.
     train_config, evaluate_config : ConfigRecord, optional
-        Settings for the clients, added to what the strategy sends.
+        Settings for the clients, added to what the strategy sends; none that it gives itself.
     evaluate_every : int (default: 1)
         Evaluate on the clients every so many rounds. The legacy API does not tell a strategy which
         round is the last, so choose a divisor of the number of rounds to evaluate the final models.
@@ -96,6 +97,7 @@ class LegacyStrategy(Strategy):
         self.initial_arrays = named_arrays(initial_arrays)
         self.train_config = train_config or ConfigRecord()
         self.evaluate_config = evaluate_config or ConfigRecord()
+        check_user_settings(strategy, self.train_config, self.evaluate_config)
         self.evaluate_every = evaluate_every
         self.evaluate_fn = evaluate_fn
         self.checkpoint_dir = checkpoint_dir

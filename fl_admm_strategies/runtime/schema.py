@@ -52,6 +52,11 @@ def _fields_of(schema: Any) -> tuple[_Field, ...]:
     return tuple(found)
 
 
+def setting_names(schema: Any) -> list[str]:
+    """Return the names of the settings in a kind of message, as they travel."""
+    return [own.key for own in _fields_of(schema) if own.kind != Arrays]
+
+
 @dataclass(frozen=True)
 class Instruction:
     """Base of the messages to clients. Fields: `Arrays`, bool, int, float, str, list[str]."""

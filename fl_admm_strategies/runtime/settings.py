@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, NoReturn
+
+RENAMED = {
+    "eta": "lr",
+    "epochs": "local_epochs",
+    "fraction_fit": "fraction_train",
+    "learning_rate": "lr",
+    "min_available_clients": "min_available_nodes",
+    "min_evaluate_clients": "min_evaluate_nodes",
+    "min_fit_clients": "min_train_nodes",
+    "proximal_mu": "mu",
+    "testloader": "test_loader",
+    "trainloader": "train_loader",
+}
+"""Parameters as Flower's legacy strategies, its examples and other libraries call them."""
+ELSEWHERE = {
+    "evaluate_fn": "evaluate_fn",
+    "initial_parameters": "initial_arrays",
+    "num_rounds": "num_rounds",
+    "on_evaluate_config_fn": "evaluate_config",
+    "on_fit_config_fn": "train_config",
+}
+"""Those that are for `StatefulStrategy.start`, which calls them so."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -16,7 +40,7 @@ def parameters_of(kind: type) -> dict[str, inspect.Parameter]:
     """
     found: dict[str, inspect.Parameter] = {}
     for owner in kind.__mro__:
-        if "__init__" not in vars(owner):
+        if "__init__" not in vars(owner) or owner is object:
             continue
         own = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[1:]
         passed_on = any(p.kind is p.VAR_KEYWORD for p in own)
@@ -24,6 +48,49 @@ def parameters_of(kind: type) -> dict[str, inspect.Parameter]:
         if not passed_on:
             break
     return found
+
+
+def closest(given: str, known: Collection[str]) -> list[str]:
+    """Return what an unknown name may have meant, the likeliest first."""
+    if RENAMED.get(given) in known:
+        return [RENAMED[given]]
+    return difflib.get_close_matches(given, list(dict.fromkeys(known)), n=3)
+
+
+def refuse_unknown(kind: type, given: Iterable[str], strategy: type | None = None) -> None:
+    """Refuse arguments of a constructor that it has no parameters for.
+
+    Parameters
+    ----------
+    kind : type
+        The class.
+    given : iterable of str
+        Their names.
+    strategy : type, optional
+        The strategy of a client's class, whose parameters are not the client's.
+
+    Raises
+    ------
+    TypeError
+        If there are any; the message says which parameter may have been meant.
+    """
+    for name in given:
+        _refuse(kind, name, strategy)
+
+
+def _refuse(kind: type, name: str, strategy: type | None) -> NoReturn:
+    parameters = parameters_of(kind)
+    known = [n for n, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]
+    text = f"{name} is not a parameter of {kind.__name__}"
+    if strategy is not None and name in parameters_of(strategy):
+        text += f"; it is one of the strategy {strategy.__name__}, which tells the clients."
+    elif name in ELSEWHERE and strategy is None:
+        text += f"; give {ELSEWHERE[name]} to its start(...)."
+    elif likely := closest(name, known):
+        text += f"; did you mean {' or '.join(likely)}?"
+    else:
+        text += f". Its parameters are {', '.join(known)}."
+    raise TypeError(text)
 
 
 def settings_of(subject: object) -> dict[str, Any]:

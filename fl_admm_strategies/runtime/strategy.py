@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from logging import INFO
-from typing import Any, TypedDict
+from typing import Any, Never, TypedDict
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -33,9 +33,10 @@ from .messages import (
 )
 from .progress import in_short, progress_bar
 from .record import Traffic
+from .reserved import check_user_settings
 from .run import Exchange, Run
 from .sampling import Sampling
-from .settings import as_text, settings_of
+from .settings import as_text, refuse_unknown, settings_of
 
 _QUERY_TIMEOUT = 3600.0  # seconds for a handshake, where the caller brings a loop of its own
 
@@ -118,7 +119,9 @@ class StatefulStrategy(Algorithm, Strategy):
         patience: int = 3,
         weighted_by_key: str = NUM_EXAMPLES,
         seed: int = 0,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(type(self), unknown)
         check_fraction("fraction_evaluate", fraction_evaluate, zero=True)
         check_count("min_evaluate_nodes", min_evaluate_nodes, least=0)
         check_count("min_available_nodes", min_available_nodes, least=1)
@@ -339,9 +342,9 @@ class StatefulStrategy(Algorithm, Strategy):
         Raises
         ------
         ValueError
-            If an argument is out of range or the arrays do not fit the strategy, if
-            `checkpoint_dir` holds checkpoints that `resume` does not ask for, those of another run,
-            or damaged ones only.
+            If an argument is out of range, the arrays do not fit the strategy, or a setting for the
+            clients is one that the strategy gives; if `checkpoint_dir` holds checkpoints that
+            `resume` does not ask for, those of another run, or damaged ones only.
         TimeoutError
             If too few clients connected within `node_timeout`.
         RuntimeError
@@ -352,6 +355,9 @@ class StatefulStrategy(Algorithm, Strategy):
         check_count("num_rounds", num_rounds, least=1)
         check_count("evaluate_every", evaluate_every, least=1)
         check_positive("timeout", timeout)
+        train_config = train_config or ConfigRecord()
+        evaluate_config = evaluate_config or ConfigRecord()
+        check_user_settings(self, train_config, evaluate_config)
         if evaluate_fn is not None and "global" not in self.kinds:
             name = type(self).__name__
             raise ValueError(f"evaluate_fn is given, but {name} has no global model: leave it out.")
@@ -364,8 +370,6 @@ class StatefulStrategy(Algorithm, Strategy):
         )
         run = self.run
         self._begin(grid, arrays)
-        train_config = train_config or ConfigRecord()
-        evaluate_config = evaluate_config or ConfigRecord()
         exchange = partial(self._link.exchange, grid, timeout)
         run.handshake(exchange, train_config)
 
@@ -432,6 +436,7 @@ class StatefulStrategy(Algorithm, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one message a node with the instructions of its sampled clients."""
+        check_user_settings(self, config, {})
         exchange = partial(self._link.exchange, grid, _QUERY_TIMEOUT)
         if not self.run.has_begun:
             self._begin(grid, named_arrays(arrays))
@@ -453,6 +458,7 @@ class StatefulStrategy(Algorithm, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one message a node with the models to evaluate."""
+        check_user_settings(self, {}, config)
         self.membership.doubt(self._link.refresh(grid))
         asked = self.run.configure_evaluate(server_round, config)
         return self._link.directory.messages(asked, MessageType.EVALUATE)

@@ -64,7 +64,7 @@ def run_numbered(
 ) -> StatefulStrategy:
     """Run a case over a grid that shuffles; with a context under Flower's legacy API."""
     strategy = case.strategy(fraction_train=0.67, fraction_evaluate=0.5, seed=1)
-    config = ConfigRecord({"case": case.name, "run": number, "legacy": context is not None})
+    config = ConfigRecord({"case": case.name, "number": number, "legacy": context is not None})
     configs: dict[str, Any] = {"train_config": config, "evaluate_config": config}
     arrays, shuffled = case.initial_arrays(), Shuffled(grid, number)
     if context is None:
@@ -102,7 +102,7 @@ class AllCases(ClientApp):
             legacy = message.metadata.message_type != MessageType.QUERY
             return self.app(CASES[0], legacy)(message, context)
         (config,) = named
-        prefix = f"{config['case']}/{config['run']}/{config['legacy']}/"
+        prefix = f"{config['case']}/{config['number']}/{config['legacy']}/"
         mine = [
             (key.removeprefix(prefix), record)
             for key, record in context.state.items()

@@ -206,6 +206,11 @@ def test_an_abstract_parameter_is_one_of_its_kind() -> None:
     [
         (["algorithm.lambda=1"], "algorithm.lambda: .* Did you mean 'penalty.lam'[?]"),
         (["algorithm.lam=1"], "algorithm.lam: .* Did you mean 'penalty.lam'[?]"),
+        (
+            ["algorithm.eta=1"],
+            "algorithm.eta: is not a parameter of FPFC. Did you mean 'lr'[?] Known: ",
+        ),
+        (["algorithm.fraction-fit=1"], "algorithm.fraction-fit: cannot be set here"),
         (["algorithm.local-epoch=1"], "algorithm.local-epoch: .* Did you mean 'local-epochs'[?]"),
         (["algorithm.penalty.lamb=1"], "algorithm.penalty.lamb: .* mean 'lam'[?] Known: type, lam"),
         (["algorithm.lr=fast"], "algorithm.lr is 'fast', expected a number[.]"),
@@ -233,7 +238,7 @@ def test_an_abstract_parameter_is_one_of_its_kind() -> None:
         (["client.state-dir=x"], "client.state-dir: cannot be set here. It is training.client-sta"),
         (["client.devise=cpu"], "client.devise: .* Did you mean 'device'[?]"),
         (["baselines.ditto.lam=-1"], "baselines.ditto.lam is -1.0, expected a finite number >= 0"),
-        (["baselines.ditto.rho=1"], "baselines.ditto.rho: there is no such setting.* Known: "),
+        (["baselines.ditto.rho=1"], "baselines.ditto.rho: is not a parameter of Ditto.* Known: "),
         (["baselines.fpfc={}"], "baselines.fpfc.penalty: is missing"),
         (["baselines.local=3"], "baselines.local is 3, expected"),
     ],

@@ -1,0 +1,150 @@
+"""Settings that the user gives: those given twice, and those that do not exist."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, MessageType, RecordDict
+
+from clients import (
+    FedGiALinearClient,
+    FedMCADMMClient,
+    FPFCClient,
+    LeastSquares,
+    Ratings,
+    SGDClient,
+)
+from fl_admm_strategies import FPFC, Ditto, FedGiA, FedProx, LegacyStrategy, SmoothedSCAD, SquaredL2
+from fl_admm_strategies.runtime.reserved import OF_EVERY_MESSAGE
+from fl_admm_strategies.runtime.settings import parameters_of
+from tests.support.cases import Case, case_of, each_case, grid_of, plain
+from tests.support.federation import initial_arrays, make_client
+
+# --- Given twice --------------------------------------------------------------------------------
+
+
+UNTOUCHED: Any = object()
+"""A grid that nobody may ask anything."""
+
+CONFIGS = {"train_config": MessageType.TRAIN, "evaluate_config": MessageType.EVALUATE}
+
+
+def sent(case: Case, message_type: str) -> set[str]:
+    """Return the settings in the messages of a run."""
+    _, grid = plain(case)
+    handshake = [0] if case.shakes_hands and message_type == MessageType.TRAIN else []
+    messages = [message for r in [*handshake, 1, 2, 3] for message in grid.phase(message_type, r)]
+    return {key for message in messages for key in message.content["config"]}
+
+
+@pytest.mark.parametrize("which", CONFIGS)
+@each_case
+def test_what_the_strategy_sends_is_refused_before_anything_is_sent(case: Case, which: str) -> None:
+    strategy, arrays = case.strategy(), case.initial_arrays()
+    name = type(strategy).__name__
+    keys = sent(case, CONFIGS[which])
+    assert {"server-round", "seed", "groups", f"made-by.{name}"} <= keys
+    for key in sorted(keys | OF_EVERY_MESSAGE):
+        config: dict[str, Any] = {which: ConfigRecord({"mine": 1, key: 1})}
+        said = rf"{which} has '{key}', which (is a parameter of )?{name}.*: leave it out of {which}"
+        with pytest.raises(ValueError, match=said):
+            strategy.start(UNTOUCHED, arrays, **config)
+        with pytest.raises(ValueError, match=said):
+            LegacyStrategy(strategy, arrays, **config)
+    assert not strategy.run.has_begun
+
+
+@each_case
+def test_a_parameter_of_the_strategy_is_no_setting_of_the_clients(case: Case) -> None:
+    strategy = case.strategy()
+    name = type(strategy).__name__
+    for parameter in parameters_of(type(strategy)):
+        for key in (parameter, parameter.replace("_", "-")):
+            with pytest.raises(ValueError, match=rf"has '{key}'.* and give {name}\({parameter}="):
+                LegacyStrategy(strategy, case.initial_arrays(), train_config=ConfigRecord({key: 1}))
+
+
+def test_a_loop_of_ones_own_is_refused_as_well() -> None:
+    strategy, config = fpfc(), ConfigRecord({"rho": 1.0})
+    for call in (strategy.configure_train, strategy.configure_evaluate):
+        with pytest.raises(ValueError, match=r"_config has 'rho', which is a parameter of FPFC"):
+            call(1, initial_arrays(), config, UNTOUCHED)
+
+
+def test_settings_of_the_users_own_are_welcome() -> None:
+    strategy, grid = fpfc(), grid_of(case_of("FPFC"))
+    config = ConfigRecord({"mine": 3})
+    strategy.start(grid, initial_arrays(), 1, train_config=config, evaluate_config=config)
+    for kind in CONFIGS.values():
+        assert all(m.content["config"]["mine"] == 3 for m in grid.phase(kind, 1))
+
+
+def fpfc(**settings: Any) -> FPFC:
+    return FPFC(SmoothedSCAD(0.5), lr=0.2, **settings)
+
+
+# --- Unknown parameters -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("fraction_fit", "fraction_train"),
+        ("fraction_trian", "fraction_train"),
+        ("min_fit_clients", "min_train_nodes"),
+        ("min_evaluate_clients", "min_evaluate_nodes"),
+        ("min_available_clients", "min_available_nodes"),
+        ("rhos", "rho"),
+        ("learning_rate", "lr"),
+        ("epochs", "local_epochs"),
+        ("sead", "seed"),
+    ],
+)
+def test_a_typo_gets_the_right_name(given: str, meant: str) -> None:
+    said = rf"^{given} is not a parameter of FPFC; did you mean {meant}( or .*)?\?$"
+    with pytest.raises(TypeError, match=said):
+        fpfc(**{given: 1})
+
+
+@each_case
+def test_so_it_does_for_every_strategy_and_client(case: Case) -> None:
+    name = type(case.strategy()).__name__
+    with pytest.raises(TypeError, match=rf"^sed is not a parameter of {name}; did you mean seed"):
+        case.strategy(sed=1)
+    if not isinstance(case.client_class, type):  # a function of the tests
+        return
+    client_class = partial(case.client_class, state_dirr="x")
+    with pytest.raises(TypeError, match=r"is not a parameter of \w+Client; did you mean state_dir"):
+        make_client(client_class, new_context())
+
+
+def new_context() -> Context:
+    return Context(1, 2, {}, RecordDict(), {})
+
+
+def test_other_mistakes_are_told_too() -> None:
+    with pytest.raises(TypeError, match=r"^proximal_mu is not a parameter of FedProx; did you mea"):
+        FedProx(proximal_mu=0.1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^lamda is not a parameter of Ditto; did you mean lam\?$"):
+        Ditto(lamda=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"of FPFC; give evaluate_fn to its start\(\.\.\.\)\.$"):
+        fpfc(evaluate_fn=print)
+    with pytest.raises(TypeError, match=r"of FedGiA\. Its parameters are .*, seed\.$"):
+        FedGiA(zzz=1)  # type: ignore[call-arg]
+    for kind in (FPFCClient, SGDClient):
+        with pytest.raises(TypeError, match=rf"^testloader is not .* of {kind.__name__}; did you"):
+            make_client(partial(kind, testloader=1), new_context())
+    said = "^rho is not a parameter of FPFCClient; it is one of the strategy FPFC, which tells"
+    with pytest.raises(TypeError, match=said):
+        make_client(partial(FPFCClient, rho=1), new_context())
+    problem = LeastSquares(np.eye(2), np.zeros(2))
+    with pytest.raises(TypeError, match=r"test_probelm is not a .*; did you mean test_problem"):
+        FedGiALinearClient(new_context(), problem, test_probelm=problem)  # type: ignore[arg-type]
+    users = Ratings(np.zeros(1, int), np.zeros(1, int), np.ones(1), 1, 1)
+    with pytest.raises(
+        TypeError, match=r"tset is not .* of FedMCADMMClient; did you mean test\?"
+    ):
+        FedMCADMMClient(new_context(), users, SquaredL2(1), tset=users)  # type: ignore[arg-type]
