@@ -95,7 +95,8 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
         Raises
         ------
         ValueError
-            If the run is to be resumed, or a node hosts more than one client.
+            If the run is to be resumed, a node hosts more than one client, or a setting of the
+            clients is one that the constructor gives.
         """
         if resume:
             raise ValueError("FedAvg is Flower's own and saves no checkpoints: leave --resume out.")
@@ -114,6 +115,9 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
         )
         self._chance = random.Random(sampling).getstate()
         config = {"lr": self.lr, "local-epochs": self.local_epochs, "seed": clients}
+        given = {*(train_config or {}), *(evaluate_config or {})}
+        if twice := [key for key in config if key in given]:
+            raise ValueError(f"train_config has {twice}, which FedAvg(...) gives: leave them out.")
         with progress_bar(self.title, num_rounds, 0, progress) as self._advance:
             return super().start(
                 grid,

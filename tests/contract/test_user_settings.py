@@ -144,7 +144,5 @@ def test_other_mistakes_are_told_too() -> None:
     with pytest.raises(TypeError, match=r"test_probelm is not a .*; did you mean test_problem"):
         FedGiALinearClient(new_context(), problem, test_probelm=problem)  # type: ignore[arg-type]
     users = Ratings(np.zeros(1, int), np.zeros(1, int), np.ones(1), 1, 1)
-    with pytest.raises(
-        TypeError, match=r"tset is not .* of FedMCADMMClient; did you mean test\?"
-    ):
+    with pytest.raises(TypeError, match=r"tset is not .* of FedMCADMMClient; did you mean test\?"):
         FedMCADMMClient(new_context(), users, SquaredL2(1), tset=users)  # type: ignore[arg-type]

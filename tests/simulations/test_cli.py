@@ -109,7 +109,7 @@ def test_a_results_folder_that_cannot_be_is_a_sentence(
         (["digits-fpfc", "--profile", "quick"], "unknown profile of digits-fpfc 'quick'"),
         (
             ["digits-fpfc", "--set", "algorithm.lam=1"],
-            "algorithm.lam: there is no such setting. Did",
+            "algorithm.lam: is not a parameter of FPFC. Did",
         ),
         (["digits-fpfc", "--set", "training.num-rounds=0"], "training.num-rounds"),
         (["digits-fpfc", "--set", "data.name=digit"], "unknown data set 'digit'. Did you mean"),

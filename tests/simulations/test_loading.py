@@ -147,7 +147,7 @@ def test_all_mistakes_are_named_at_once() -> None:
 
 
 def test_the_settings_of_another_method_are_unknown() -> None:
-    with pytest.raises(ValueError, match=r"algorithm.penalty: there is no such setting"):
+    with pytest.raises(ValueError, match=r"algorithm.penalty: is not a parameter of FedADMM"):
         load_settings("fedadmm-digits", changes=["algorithm.penalty.lam=1"])
     with pytest.raises(
         ValueError, match=r"report.sweep: there is no such setting[.] Known: metrics"

@@ -347,7 +347,7 @@ def test_the_rest_of_the_settings_reach_the_method(experiment: str, tmp_path: Pa
         ("halving", "baselines.fedavg.lr=0.1", "baseline 'fedavg' learns from FederatedData: use"),
         ("halving", "training.batch-size=3", "leave training.batch-size out"),
         ("halving", "algorithm.loud=true", "algorithm.loud: cannot be set here. The app's report"),
-        ("halving", "algorithm.tolerance=1", "algorithm.tolerance: there is no such setting"),
+        ("halving", "algorithm.tolerance=1", "algorithm.tolerance: is not a parameter of Halving"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused_before_the_run(

@@ -177,3 +177,8 @@ def test_every_strategy_has_what_the_app_asks_of_one() -> None:
     for made in (FedAvg(), federation_of().strategy()):
         for name in set(names) - {"train_metrics", "evaluate_metrics", "traffic"}:
             assert hasattr(made, name), name
+
+
+def test_a_setting_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"train_config has \['lr'\], which FedAvg\(...\) gives"):
+        trained(federation_of(*ALL), 1, train_config=ConfigRecord({"lr": 0.1}))
