@@ -1,23 +1,33 @@
-"""The client half of every method: one `NumPyClient` each, over the solvers they share."""
+"""The client half of every method: one `NumPyClient` each, over the solvers they share.
 
-from .methods.ditto import DittoClient
-from .methods.fedadmm import FedADMMClient
-from .methods.fedapm import FedAPMClient
-from .methods.fedgia import FedGiAClient, FedGiALinearClient
-from .methods.fedmc_admm import FedMCADMMClient
-from .methods.fedprox import FedProxClient
-from .methods.flame import FLAMEClient
-from .methods.fpfc import FPFCClient
-from .methods.local import LocalClient
-from .methods.lp_proj import LpProjADMMClient
-from .methods.sgd import SGDClient
-from .toolkit.app import answer, client_app
-from .toolkit.base import MethodClient
-from .toolkit.curvature import LeastSquares, Logistic
-from .toolkit.objective import LocalObjective
-from .toolkit.personalization import SplitInput, input_layers, output_layers, split_input
-from .toolkit.ratings import Ratings
-from .toolkit.torch_client import MeanMetric, TorchClient, accuracy, rmse
+A name is imported when it is first used, so that clients that need NumPy only never load PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .methods.ditto import DittoClient
+    from .methods.fedadmm import FedADMMClient
+    from .methods.fedapm import FedAPMClient
+    from .methods.fedgia import FedGiALinearClient
+    from .methods.fedgia_torch import FedGiAClient
+    from .methods.fedmc_admm import FedMCADMMClient
+    from .methods.fedprox import FedProxClient
+    from .methods.flame import FLAMEClient
+    from .methods.fpfc import FPFCClient
+    from .methods.local import LocalClient
+    from .methods.lp_proj import LpProjADMMClient
+    from .methods.sgd import SGDClient
+    from .toolkit.app import answer, client_app
+    from .toolkit.base import MethodClient
+    from .toolkit.curvature import LeastSquares, Logistic
+    from .toolkit.objective import LocalObjective
+    from .toolkit.personalization import SplitInput, input_layers, output_layers, split_input
+    from .toolkit.ratings import Ratings
+    from .toolkit.torch_client import MeanMetric, TorchClient, accuracy, rmse
 
 __all__ = [
     "DittoClient",
@@ -48,3 +58,67 @@ __all__ = [
     "rmse",
     "split_input",
 ]
+
+_HOME = {
+    ".methods.ditto": ("DittoClient",),
+    ".methods.fedadmm": ("FedADMMClient",),
+    ".methods.fedapm": ("FedAPMClient",),
+    ".methods.fedgia": ("FedGiALinearClient",),
+    ".methods.fedgia_torch": ("FedGiAClient",),
+    ".methods.fedmc_admm": ("FedMCADMMClient",),
+    ".methods.fedprox": ("FedProxClient",),
+    ".methods.flame": ("FLAMEClient",),
+    ".methods.fpfc": ("FPFCClient",),
+    ".methods.local": ("LocalClient",),
+    ".methods.lp_proj": ("LpProjADMMClient",),
+    ".methods.sgd": ("SGDClient",),
+    ".toolkit.app": (
+        "answer",
+        "client_app",
+    ),
+    ".toolkit.base": ("MethodClient",),
+    ".toolkit.curvature": (
+        "LeastSquares",
+        "Logistic",
+    ),
+    ".toolkit.objective": ("LocalObjective",),
+    ".toolkit.personalization": (
+        "SplitInput",
+        "input_layers",
+        "output_layers",
+        "split_input",
+    ),
+    ".toolkit.ratings": ("Ratings",),
+    ".toolkit.torch_client": (
+        "MeanMetric",
+        "TorchClient",
+        "accuracy",
+        "rmse",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOME.items():
+        if name in names:
+            return _imported(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _imported(module: str, name: str) -> Any:
+    try:
+        found = getattr(import_module(module, __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"{name} needs PyTorch, which is not installed. Install it with "
+            "pip install 'fl-admm-strategies[torch]'.",
+            name="torch",
+        ) from None
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

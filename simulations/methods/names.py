@@ -44,7 +44,7 @@ METHODS: dict[str, type] = {
 
 CLIENTS: list[type[NumPyClient]] = [
     exported
-    for exported in vars(client_package).values()
+    for exported in (getattr(client_package, name) for name in client_package.__all__)
     if isinstance(exported, type)
     and issubclass(exported, MethodClient)
     and hasattr(exported, "strategy")

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients.methods.fedgia import FedGiAClient, FedGiALinearClient, admm_steps
+from clients import FedGiAClient, FedGiALinearClient
+from clients.methods.fedgia import admm_steps
 from clients.toolkit.curvature import (
     Curvature,
     DataLoss,

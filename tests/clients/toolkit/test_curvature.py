@@ -21,8 +21,8 @@ from clients.toolkit.curvature import (
     FactorCache,
     LeastSquares,
     Logistic,
-    power_iteration,
 )
+from clients.toolkit.power_iteration import power_iteration
 from clients.toolkit.solvers import LocalProblem
 
 RNG = np.random.default_rng(5)

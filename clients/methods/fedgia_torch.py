@@ -1,0 +1,73 @@
+"""FedGiA's client for any PyTorch model, apart from the linear one, which needs no PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
+from fl_admm_strategies.maths.blocks import Arrays
+
+from ..toolkit.base import Scalars
+from ..toolkit.curvature import Curvature
+from ..toolkit.power_iteration import power_iteration
+from ..toolkit.torch_client import TorchClient
+from .fedgia import FedGiASteps
+
+
+class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
+    """Client of `FedGiA` with any PyTorch model: H_i = r_i I (FedGiA_D).
+
+    r_i is estimated by `power_iteration` at the initial model, unless the strategy is given
+    ``curvature=``; the method behind it must be differentiable twice. f_i is the loss of the model
+    in evaluation mode, over all samples: FedGiA's rounds need one function, so dropout is off, and
+    buffers (a batch norm's running mean) and frozen parameters stay as they start. Parameters are
+    those of `TorchClient`, without an optimizer, a schedule or clipping: there is one gradient a
+    round, and the steps are a formula; `full_batch` has no use.
+
+    Examples
+    --------
+    >>> def client_fn(context: Context):
+    ...     train, test = load_data(context.node_config["partition-id"])
+    ...     return FedGiAClient(context, Net(), train, nn.CrossEntropyLoss(),
+    ...                         test_loader=test, metrics={"accuracy": accuracy}).to_client()
+    """
+
+    closed_form = FedGiASteps.closed_form
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refuse_own_steps(
+            f"FedGiA takes none of these: {self.closed_form}",
+            "use a method whose clients descend, such as FedADMM",
+        )
+
+    def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
+        """Return f_i and its gradient; zero for what the model does not train."""
+        self.load(model)
+        self.model.eval()
+        loss = self.train_problem.set_gradient()
+        slopes = {
+            name: parameter.grad.cpu().numpy()
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if parameter.grad is not None
+        }
+        return loss, {
+            name: slopes[name] if name in slopes else np.zeros(array.shape, array.dtype)
+            for name, array in model.items()
+            if array.dtype.kind == "f"
+        }
+
+    def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
+        """Return the estimate of r_i."""
+        self.load(model)
+        with self.seeded(config):
+            return {"curvature": power_iteration(self.train_problem, int(config["seed"]))}
+
+    def gram(self) -> Curvature:
+        """Refuse: the Gram matrix is that of a linear model."""
+        raise ValueError(
+            "hessian='gram' needs a data matrix; a PyTorch model has none. Use "
+            "FedGiA(hessian='diagonal'), or FedGiALinearClient with LeastSquares or Logistic."
+        )
