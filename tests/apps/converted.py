@@ -6,14 +6,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+
+from fl_admm_strategies import run_in_process
 
 ROOT = Path(__file__).parents[2]
 APPS = Path(os.environ.get("FL_ADMM_APPS", ROOT.parent / "shared" / "apps"))
@@ -52,23 +52,24 @@ def swapped(source: str, changes: dict[str, str]) -> str:
     return source
 
 
-@contextmanager
-def project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Make a copied app importable as a user's project is, from the folder that it runs in."""
+def run_app(
+    folder: Path,
+    package: str,
+    num_clients: int,
+    run_config: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Run a project in this process, from its own folder, where it writes its result."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
-
-    def load(name: str) -> ModuleType:
-        return import_module(name)
-
+    torch.manual_seed(0)  # the apps do not seed their models
     try:
-        yield load
+        server = import_module(f"{package}.server_app").app
+        client = import_module(f"{package}.client_app").app
+        run_in_process(server, client, num_clients, run_config=run_config)
     finally:
-        for name in set(sys.modules) - before:
-            origin = getattr(sys.modules[name], "__file__", None)
-            if origin is not None and Path(origin).is_relative_to(folder):
-                del sys.modules[name]
+        for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
+            del sys.modules[name]
 
 
 def copy_of(app: str, to: Path) -> Path:

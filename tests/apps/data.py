@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from sklearn.datasets import load_iris
+from torch.utils.data import DataLoader, Dataset, default_collate
 
+from simulations.data.files import read_idx
 from tests.apps.converted import APPS
 
 DATA = Path(os.environ.get("FL_ADMM_DATA", APPS.parent / "data"))
@@ -68,3 +70,81 @@ def cifar_loaders(partition_id: int, num_partitions: int, batch_size: int) -> tu
 def cifar_test() -> Any:
     """Stand in for its `load_centralized_dataset`."""
     return DataLoader(_images(50000, 50064), batch_size=32)
+
+
+# --- The other apps -----------------------------------------------------------------------------
+
+
+class Digits(Dataset[dict[str, Any]]):
+    """MNIST's images as flwr-datasets gives them: dicts of ``image`` and ``label``."""
+
+    def __init__(self, first: int, last: int) -> None:
+        raw = DATA / "MNIST" / "raw"
+        self.images = _idx(raw / "train-images-idx3-ubyte.gz", 3)[first:last]
+        self.labels = _idx(raw / "train-labels-idx1-ubyte.gz", 1)[first:last]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image = torch.from_numpy(self.images[index]).float()[None] / 255
+        return {"image": image, "label": int(self.labels[index])}
+
+
+@cache
+def _idx(path: Path, ndim: int) -> Any:
+    return read_idx(path, ndim)
+
+
+needs_mnist = pytest.mark.skipif(
+    not (DATA / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").is_file(),
+    reason=f"MNIST is not in {DATA}; set FL_ADMM_DATA",
+)
+
+
+def mnist_loaders(partition_id: int, num_partitions: int) -> tuple[Any, Any, Any]:
+    """Stand in for the Lightning quickstart's `load_data`."""
+    start = partition_id * 96
+    train, test = Digits(start, start + 64), Digits(start + 64, start + 96)
+    return DataLoader(train, 16, shuffle=True), DataLoader(test, 16), DataLoader(test, 16)
+
+
+def token_loaders(partition_id: int, num_partitions: int, model_name: str) -> tuple[Any, Any]:
+    """Stand in for the Hugging Face quickstart's `load_data`: random tokens, whose sum decides."""
+    from transformers import BatchEncoding
+
+    generator = torch.Generator().manual_seed(partition_id)
+    ids = torch.randint(3, 100, (96, 12), generator=generator)
+    rows = [
+        {
+            "input_ids": own,
+            "token_type_ids": torch.zeros_like(own),
+            "attention_mask": torch.ones_like(own),
+            "labels": int(own[0] >= 50),
+        }
+        for own in ids
+    ]
+
+    def collate(some: list[Any]) -> Any:
+        return BatchEncoding(default_collate(some))
+
+    train = DataLoader(rows[:64], batch_size=16, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
+    return train, DataLoader(rows[64:], batch_size=16, collate_fn=collate)  # type: ignore[arg-type]
+
+
+def tiny_bert(model_name: str) -> Any:
+    """Stand in for its `get_model`: the class that it loads, with a tiny configuration."""
+    from transformers import AutoModelForSequenceClassification, BertConfig
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=100, intermediate_size=32, num_labels=2, **sizes)
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def irises(partition_id: int, num_partitions: int) -> tuple[Any, Any, Any, Any]:
+    """Stand in for the scikit-learn quickstart's `load_data`: scikit-learn has the same irises."""
+    x, y = load_iris(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))[partition_id::num_partitions]
+    size = int(0.8 * len(order))
+    train, test = order[:size], order[size:]
+    return x[train], y[train], x[test], y[test]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from fl_admm_strategies import StatefulStrategy, run_in_process
-from tests.apps.converted import block, copy_of, needs_app, patched, project, swapped
+from fl_admm_strategies import StatefulStrategy
+from tests.apps.converted import block, copy_of, needs_app, patched, run_app, swapped
 from tests.apps.data import needs_cifar
 
 pytestmark = [pytest.mark.slow, needs_app("quickstart-pytorch"), needs_cifar]
@@ -85,21 +82,6 @@ app = ServerApp(server_fn=server_fn)
 """
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[StatefulStrategy]:
-    """Return the strategies that an app will make."""
-    strategies: list[StatefulStrategy] = []
-    plain = StatefulStrategy.__init__
-
-    @functools.wraps(plain)
-    def watched(self: StatefulStrategy, **settings: Any) -> None:
-        strategies.append(self)
-        plain(self, **settings)
-
-    monkeypatch.setattr(StatefulStrategy, "__init__", watched)
-    return strategies
-
-
 def convert(
     folder: Path, method: str, api: str, *, handlers: bool = False, plain: bool = False
 ) -> None:
@@ -147,7 +129,8 @@ def test_it_trains(
 ) -> None:
     folder = copy_of("quickstart-pytorch", tmp_path)
     convert(folder, method, api)
-    check(run(folder, monkeypatch), made, caplog)
+    run_app(folder, "pytorchexample", NUM_CLIENTS, RUN_CONFIG, monkeypatch)
+    check(made, caplog)
 
 
 @pytest.mark.parametrize("api", ["current", "legacy"])
@@ -166,7 +149,8 @@ def test_it_needs_no_loop_of_its_own(
         for name, changes in FEDGIA.items():
             file = folder / "pytorchexample" / name
             file.write_text(swapped(file.read_text(), changes[api]))
-    check(run(folder, monkeypatch), made, caplog)
+    run_app(folder, "pytorchexample", NUM_CLIENTS, RUN_CONFIG, monkeypatch)
+    check(made, caplog)
 
 
 def test_it_keeps_its_handlers(
@@ -177,19 +161,11 @@ def test_it_keeps_its_handlers(
 ) -> None:
     folder = copy_of("quickstart-pytorch", tmp_path)
     convert(folder, "FedADMM", "current", handlers=True)
-    check(run(folder, monkeypatch), made, caplog)
+    run_app(folder, "pytorchexample", NUM_CLIENTS, RUN_CONFIG, monkeypatch)
+    check(made, caplog)
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    torch.manual_seed(0)  # the app does not seed its model
-    with project(folder, monkeypatch) as load:
-        server = load("pytorchexample.server_app").app
-        client = load("pytorchexample.client_app").app
-        run_in_process(server, client, NUM_CLIENTS, run_config=RUN_CONFIG)
-    return folder
-
-
-def check(folder: Path, made: list[StatefulStrategy], caplog: pytest.LogCaptureFixture) -> None:
+def check(made: list[StatefulStrategy], caplog: pytest.LogCaptureFixture) -> None:
     (strategy,) = made
     losses = [
         np.mean([own["loss"] for own in clients.values()])
