@@ -283,6 +283,19 @@ def test_a_client_app_written_for_fedavg_serves_a_strategy_for_any_client(
     assert not np.allclose(last.numpy(), first.numpy(), atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["FPFC", "FLAME", "FedProx"])
+def test_and_no_other(name: str) -> None:
+    case = case_of(name)
+    with pytest.raises(RuntimeError, match=rf"in the first round.* expected {name}Client\."):
+        case.strategy().start(WatchedGrid(fedavg_app(), NUM_CLIENTS), initial_arrays(), 2)
+
+
+def test_where_it_cannot_even_train_the_error_says_what_is_needed() -> None:
+    strategy = case_of("FedAPM").strategy(patience=2)
+    with pytest.raises(RuntimeError, match=r"Missing key.* \(FedAPM needs FedAPMClient\.\)"):
+        strategy.start(WatchedGrid(fedavg_app(), NUM_CLIENTS), initial_arrays(), 3)
+
+
 def test_a_handler_of_ones_own_is_taken_with_the_stamp() -> None:
     app, plain = ClientApp(), fedavg_app()
 
