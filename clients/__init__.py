@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .methods.lp_proj import LpProjADMMClient
     from .methods.sgd import SGDClient
     from .toolkit.app import answer, client_app
+    from .toolkit.attacks import Attack, AttackingClient, attacked_app, attacked_client_fn
     from .toolkit.base import MethodClient
     from .toolkit.curvature import LeastSquares, Logistic
     from .toolkit.objective import LocalObjective
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from .toolkit.torch_client import MeanMetric, TorchClient, accuracy, rmse
 
 __all__ = [
+    "Attack",
+    "AttackingClient",
     "DittoClient",
     "FLAMEClient",
     "FPFCClient",
@@ -52,6 +55,8 @@ __all__ = [
     "TorchClient",
     "accuracy",
     "answer",
+    "attacked_app",
+    "attacked_client_fn",
     "client_app",
     "input_layers",
     "output_layers",
@@ -76,6 +81,7 @@ _HOME = {
         "answer",
         "client_app",
     ),
+    ".toolkit.attacks": ("Attack", "AttackingClient", "attacked_app", "attacked_client_fn"),
     ".toolkit.base": ("MethodClient",),
     ".toolkit.curvature": (
         "LeastSquares",

@@ -13,6 +13,7 @@ from datetime import datetime
 from errno import EACCES
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.serverapp import Grid
@@ -58,6 +59,16 @@ def prepare(config: RunConfig) -> Experiment:
     federation = replace(federation, fixed={**federation.fixed, **report.fixed})
     strategy = federation.strategy()
     return Experiment(federation, report, strategy, problem.initial_arrays(strategy))
+
+
+def federations(config: RunConfig) -> dict[str, Federation]:
+    """Return the methods of an experiment by name: its own first, then those of ``[baselines]``."""
+    experiment = prepare(config)
+    problem, settings = experiment.problem, experiment.settings
+    found = {settings.algorithm.name: experiment.federation}
+    for name, table in settings.baselines.methods().items():
+        found[name], _ = _federation(problem, completed(table, settings.algorithm), table.client)
+    return found
 
 
 def _federation(problem: Problem, method: Built, client: Built) -> tuple[Federation, MethodReport]:
@@ -165,8 +176,8 @@ def _run_in(
         cells=cells,
         baselines={baseline.title: baseline.last for baseline in baselines},
         note=report.note,
-        legend=report.legend,
-        extra=report.extra,
+        legend=(*_attack_legend(problem), *report.legend),
+        extra={**_attack_extra(problem), **report.extra},
     )
     write_result(out / "result.json", result)
     _draw_metric(finished, history, baselines, result, report.levels)
@@ -177,6 +188,22 @@ def _run_in(
         console.print()
     _print_files(console, out, report, settings)
     return result
+
+
+def _attack_legend(problem: Problem) -> list[str]:
+    """Say who was malicious, where anybody was."""
+    if not problem.malicious or problem.attack is None:
+        return []
+    return [
+        f"Malicious: {len(problem.malicious)} of {problem.num_clients} clients "
+        f"({problem.attack.kind}); all numbers are of the others."
+    ]
+
+
+def _attack_extra(problem: Problem) -> dict[str, Any]:
+    if not problem.malicious or problem.attack is None:
+        return {}
+    return {"attack": problem.attack.kind, "malicious": sorted(problem.malicious)}
 
 
 def _run_baselines(experiment: Experiment, out: Path, console: Console) -> list[History]:

@@ -111,7 +111,7 @@ def changed_settings(before: Settings, now: Settings) -> dict[str, str]:
     dict of str to str
         By dotted key, the value now and, in brackets, that of before.
     """
-    parts = {"seed", "data", "model", "training", "algorithm", "client", "report"}
+    parts = {"seed", "data", "model", "training", "algorithm", "client", "attack", "report"}
     old, new = (
         dict(_flat(one.model_dump(by_alias=True, exclude_none=True, include=parts)))
         for one in (before, now)

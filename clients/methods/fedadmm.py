@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, under
 
+from ..toolkit.attacks import forge_z
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
@@ -45,6 +48,18 @@ class FedADMMClient(TorchClient[Any]):
         term = ProximalTerm(asked.rho, anchor)
         objective = LocalObjective([term], loss_weight=asked.loss_weight, moving=anchor)
         return self.solve(objective, lr=asked.lr, epochs=asked.local_epochs), {}
+
+    def forge(
+        self,
+        upload: Arrays,
+        parameters: list[NDArray[Any]],
+        config: Scalars,
+        attack: Callable[[Arrays], Arrays],
+    ) -> Arrays:
+        """Attack z_i = u_i + pi_i/rho, or its change, where that is sent."""
+        asked = self.instruction.decode(parameters, config)
+        own = {name: upload[name] for name in asked.optimised}
+        return upload | (attack(own) if asked.duals == "client" else forge_z(own, asked, attack))
 
     def receive(self, asked: Any, arrays: Arrays, config: Scalars) -> None:
         """Load the arrays of a message into the model."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, Never
 
 import numpy as np
@@ -137,6 +138,17 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
         if asked.report_gradient:
             upload |= prefixed(GRADIENT, block.arrays(gradient))
         return upload, {"loss": loss}
+
+    def forge(
+        self,
+        upload: Arrays,
+        parameters: list[NDArray[Any]],
+        config: Scalars,
+        attack: Callable[[Arrays], Arrays],
+    ) -> Arrays:
+        """Attack z_i, of which x is the mean; pi_i comes back to this client alone."""
+        asked = FedGiAInstruction.decode(parameters, config)
+        return upload | attack({name: upload[name] for name in asked.model})
 
     def _dual(self, asked: FedGiAInstruction, config: Scalars, x: Vector) -> NDArray[np.float64]:
         """Return pi_i: what the server sent, else what the client kept, else pi_i^0 = 0."""

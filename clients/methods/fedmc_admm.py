@@ -10,6 +10,7 @@ number for every user and item: a residual is as long as the list of ratings.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Never
 
 import numpy as np
@@ -23,6 +24,7 @@ from fl_admm_strategies.maths.checks import check_count, check_positive
 from fl_admm_strategies.maths.regularizers import Regularizer, check_regularizer
 from fl_admm_strategies.runtime.messages import from_array_record, to_array_record
 
+from ..toolkit.attacks import forge_z
 from ..toolkit.base import MethodClient, Scalars
 from ..toolkit.ratings import Ratings
 
@@ -270,6 +272,17 @@ class FedMCADMMClient(MethodClient[FedMCInstruction]):
         self.memory.keep(config, new)
         self.context.state.pop(_EVALUATED, None)
         return dict.fromkeys(asked.anchor, uploaded), {"loss": loss / self.train_size()}
+
+    def forge(
+        self,
+        upload: Arrays,
+        parameters: list[NDArray[Any]],
+        config: Scalars,
+        attack: Callable[[Arrays], Arrays],
+    ) -> Arrays:
+        """Attack Z_i = W_i + Y_i/beta, or its change, where that is sent."""
+        asked = FedMCInstruction.decode(parameters, config)
+        return attack(upload) if asked.duals == "client" else forge_z(upload, asked, attack)
 
     def _first_variables(
         self, held: Arrays | None, asked: FedMCInstruction, config: Scalars

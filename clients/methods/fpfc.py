@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,6 +69,17 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 gradient = self._gradient(asked.cluster, names)
                 metrics["cluster-gradient-norm"] = float(torch.linalg.vector_norm(gradient))
         return loss, num_examples, metrics
+
+    def forge(
+        self,
+        upload: Arrays,
+        parameters: list[NDArray[Any]],
+        config: Scalars,
+        attack: Callable[[Arrays], Arrays],
+    ) -> Arrays:
+        """Attack omega_i: the clustered block, as the paper does (section 6.4.1)."""
+        asked = FPFCInstruction.decode(parameters, config)
+        return upload | attack({name: upload[name] for name in asked.clustered})
 
     def _clustered(self, names: list[str]) -> list[str]:
         """Return the names of the clustered block; it must be made of trainable parameters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Never, TypeVar
 
@@ -175,6 +175,19 @@ class MethodClient(NumPyClient, Generic[Asked]):
     def method(self) -> str | None:
         """Return the strategy's `method`; None for one that takes any client, such as FedAvg."""
         return getattr(self.strategy, "method", None)
+
+    def forge(
+        self,
+        upload: Arrays,
+        parameters: list[NDArray[Any]],
+        config: Scalars,
+        attack: Callable[[Arrays], Arrays],
+    ) -> Arrays:
+        """Return an upload in which an attack has replaced what the paper calls the message.
+
+        By default that is all of it. It is for simulations of malicious clients: see `Attack`.
+        """
+        return attack(upload)
 
     def answer_handshake(
         self, parameters: list[NDArray[Any]], config: Scalars

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Unpack
 
-from ..maths.blocks import BATCH_NORM, Arrays, compile_pattern
+from ..maths.blocks import BATCH_NORM, Arrays, Block, compile_pattern
 from ..maths.checks import check_choice
+from ..runtime.bound import MaxNorm, OnExcess
 from ..runtime.membership import Membership
 from ..runtime.messages import ClientInstruction, Reply
 from ..runtime.sampled import SampledSettings, SampledStrategy
@@ -80,6 +81,9 @@ class ConsensusStrategy(WeightedStrategy):
         The parameters of `WeightedStrategy`.
     """
 
+    _block: Block
+    """What is optimised; `init_state` sets it."""
+
     def __init__(
         self,
         *,
@@ -89,14 +93,34 @@ class ConsensusStrategy(WeightedStrategy):
     ) -> None:
         super().__init__(**base)
         check_choice("duals", duals, ("strategy", "client"))
+        check_bound_of_changes(duals, self.max_norm, self.on_excess)
         self.duals = duals
         self.averaged = averaged
         self._averaged = compile_pattern("averaged", averaged)
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure u_i, or theta_i, from the anchor, the change of a message from 0."""
+        arrays = super().upload_reference(sent)
+        return arrays if self.duals == "strategy" else self._block.rest(arrays)
 
     def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
         """Start everybody from the global model where the clients keep their variables."""
         if self.duals == "client":
             self.state.consensus.restart(server_round, len(self.membership))
+
+
+def check_bound_of_changes(duals: Duals, max_norm: MaxNorm, on_excess: OnExcess) -> None:
+    """Raise ValueError if clients' changes would be clipped, of which they would not know.
+
+    A client that keeps its variables goes on from what it sent. Of a refused upload it learns, by
+    the round of its last accepted one in the next message.
+    """
+    if duals == "client" and max_norm is not None and on_excess == "clip":
+        raise ValueError(
+            "on_excess is 'clip', expected 'refuse' beside duals='client' and a max_norm: clients "
+            "send the change of what they keep, and if it were clipped, their variables and the "
+            "server's sum would differ from then on. Give on_excess='refuse' or duals='strategy'."
+        )
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from ..maths.checks import check_choice, check_count, check_positive
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.regularizers import Regularizer, check_regularizer
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Metrics, Reply
+from ..runtime.messages import ClientInstruction, Metrics, Reply
 from ..runtime.sampled import SampledSettings, SampledStrategy
 from ..runtime.schema import Instruction
-from .base import Duals
+from .base import Duals, check_bound_of_changes
 
 
 def initial_item_factors(
@@ -186,6 +186,7 @@ class FedMCADMM(SampledStrategy):
         check_positive("init_scale", init_scale)
         check_choice("y0", y0, ("zero", "handshake"))
         check_choice("duals", duals, ("strategy", "client"))
+        check_bound_of_changes(duals, self.max_norm, self.on_excess)
         self.regularizer = regularizer
         self.beta = beta
         self.inner_steps = inner_steps
@@ -266,6 +267,10 @@ class FedMCADMM(SampledStrategy):
             y0="zero" if from_zero else self.y0,
             duals=self.duals,
         )
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure W_i from V - Y_i/beta, the change of Z_i from 0."""
+        return super().upload_reference(sent) if self.duals == "strategy" else {}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in W_i, update Y_i by the old V (13); then V over all clients (16)."""

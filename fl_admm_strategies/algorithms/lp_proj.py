@@ -25,7 +25,7 @@ from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..maths.moreau import advance, messages
 from ..maths.projection import projection
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Reply
+from ..runtime.messages import ClientInstruction, Reply
 from ..runtime.schema import Instruction
 from .base import OwnModelEvaluation, WeightedSettings, WeightedStrategy, evaluate_own_models
 
@@ -183,6 +183,10 @@ class LpProjADMM(WeightedStrategy):
     def upload_spec(self) -> Spec:
         """Return the shape of P theta_i."""
         return {IMAGE: ((self.dimension,), self._block.dtype)}
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure P theta_i from w_i."""
+        return {IMAGE: sent.groups["anchor"]["w_i"]}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in P theta_i of the participants; w is the mean of u_i over all clients."""

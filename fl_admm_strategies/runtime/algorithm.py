@@ -121,6 +121,14 @@ class Algorithm(ABC):
         """Return the names, shapes and dtypes of an upload: those of the initial arrays."""
         return self.model_spec
 
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Return what a client's upload is measured from where there is a `max_norm`.
+
+        By default the arrays of the same names in the first group that it was sent: the model, or
+        the anchor. What has no such array, a dual or a change, is measured from 0.
+        """
+        return next(iter(sent.groups.values()))
+
     def handshake_instructions(
         self, client_ids: Sequence[int]
     ) -> Mapping[int, Instruction | ClientInstruction]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from logging import WARNING
 from typing import NamedTuple
 
@@ -48,6 +49,8 @@ class Intake:
         Says of whom anything was accepted before.
     method : str or None
         The method whose clients' replies are accepted; None: any client's.
+    max_examples : int or None
+        A reply that reports more examples counts as if it had reported so many.
 
     Attributes
     ----------
@@ -61,9 +64,14 @@ class Intake:
     """
 
     def __init__(
-        self, weighted_by_key: str, membership: Membership, method: str | None = None
+        self,
+        weighted_by_key: str,
+        membership: Membership,
+        method: str | None = None,
+        max_examples: int | None = None,
     ) -> None:
         self.weighted_by_key = weighted_by_key
+        self._most_examples = math.inf if max_examples is None else float(max_examples)
         self._membership = membership
         self._method = method
         self.begin()
@@ -108,10 +116,13 @@ class Intake:
                 try:
                     if raw.error is None or raw.metrics:
                         check_reply_maker(raw.metrics, self._method)
-                    accepted[client] = check_reply(raw, spec, self.weighted_by_key)
+                    reply = check_reply(raw, spec, self.weighted_by_key)
                 except ValueError as error:
                     refused[client] = str(error)
                     wrong |= {client} if isinstance(error, WrongMakerError) else set()
+                else:
+                    counted = min(reply.num_examples, self._most_examples)
+                    accepted[client] = replace(reply, num_examples=counted)
         several = len(wrong) >= min(2, len(self._membership))
         self.only_wrong_clients = several and wrong == answered
         refused |= {c: "no reply within the timeout" for c in self.asked if c not in answered}

@@ -8,6 +8,7 @@ A round is `update_membership`, `configure_train`, `aggregate_train`, `configure
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
 from ..maths.checks import listing
 from ..maths.clienttable import Row
 from .algorithm import Algorithm
+from .bound import Bound
 from .guard import Guard, is_finite
 from .health import Health
 from .intake import Intake, weighted_means
@@ -57,7 +59,7 @@ class Run:
     ----------
     algorithm : Algorithm
         Whose state changes.
-    membership, sampling, intake
+    membership, sampling, intake, bound
         The run's collaborators; `record` and `resume` are its own.
     patience : int
         Rounds without any usable reply after which the run has failed.
@@ -74,6 +76,7 @@ class Run:
         membership: Membership,
         sampling: Sampling,
         intake: Intake,
+        bound: Bound,
         *,
         patience: int,
     ) -> None:
@@ -81,6 +84,7 @@ class Run:
         self.membership = membership
         self.sampling = sampling
         self.intake = intake
+        self.bound = bound
         self.record = Record()
         self.resume = Resume()
         self.guard = Guard()
@@ -126,6 +130,7 @@ class Run:
         self.membership.begin(resume.saved_clients or found, announced)
         self.sampling.begin()
         self.intake.begin()
+        self.bound.begin()
         self.record.begin(to_array_record(arrays))
         self.guard.begin()
         self.health.begin()
@@ -285,11 +290,15 @@ class Run:
         Where nobody could ever train, the run ends after `patience` rounds; at once if all clients
         are of the wrong kind, or if it is not `patient`.
         """
-        algorithm = self.algorithm
+        algorithm, asked = self.algorithm, self.intake.asked
         taken = self.intake.accept(server_round, replies, algorithm.upload_spec())
         lost = taken.lost
         self.last_round = server_round
-        accepted = self._absorb(server_round, taken.replies) if taken.replies else {}
+        references = {c: partial(algorithm.upload_reference, asked[c]) for c in taken.replies}
+        held = self.bound.hold(server_round, taken.replies, references)
+        for client, reason in held.refused.items():
+            self.intake.refuse(server_round, client, reason)
+        accepted = self._absorb(server_round, held.replies) if held.replies else {}
         if not accepted:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             self._on_state_lost(server_round, lost)
@@ -299,10 +308,11 @@ class Run:
             return {}
         self.health.count_usable_round()
         self.membership.accept(accepted, server_round)
+        self.membership.doubt(held.clipped)  # these hold what they sent, not what was taken of it
         self.record.count_up(server_round, accepted)
         self.record.train_metrics.add(server_round, {i: r.metrics for i, r in accepted.items()})
         self._on_state_lost(server_round, lost)
-        means = weighted_means(accepted) | algorithm.round_metrics()
+        means = weighted_means(accepted) | algorithm.round_metrics() | self.bound.measured()
         self.record.trained(server_round, means)
         return means
 
@@ -455,6 +465,7 @@ class Run:
     def _base(self) -> dict[str, NDArray[Any]]:
         own = {"round": np.array(self.last_round, dtype=np.int64)}
         own |= self.membership.state_arrays() | self.sampling.state_arrays()
+        own |= self.bound.state_arrays()
         return prefixed(_BASE, own)
 
     def check_state(self, state: Saved) -> None:
@@ -467,6 +478,8 @@ class Run:
         """
         per_client = ("client_ids", "last_accepted", "last_seen")
         expected = self._base()
+        for name in prefixed(_BASE, self.bound.state_arrays()).keys() - state.keys():
+            del expected[name]  # the saved run had another bound, or none
         if missing := sorted(expected.keys() - state.keys()):
             name = type(self.algorithm).__name__
             raise ValueError(f"This is not a state of {name}.state_dict(): it lacks {missing}.")
@@ -493,5 +506,6 @@ class Run:
             raise ValueError("The saved state is not finite, which no run's is: it is damaged.")
         self.membership.load_state_arrays(base)
         self.sampling.load_state_arrays(base)
+        self.bound.load_state_arrays(base)
         self.last_round = int(base["round"])
         self.health.ever_usable = any(self.membership.last_accepted.values())

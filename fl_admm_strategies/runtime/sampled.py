@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Unpack
 
 from ..maths.checks import check_count, check_fraction
-from .strategy import BaseSettings, StatefulStrategy
+from .base_settings import BaseSettings
+from .strategy import StatefulStrategy
 
 
 class SampledSettings(BaseSettings, total=False):

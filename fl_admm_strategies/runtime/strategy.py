@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from logging import INFO
-from typing import Any, Never, TypedDict
+from typing import Any, Never
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -17,8 +17,10 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, spec_of
-from ..maths.checks import check_count, check_fraction, check_positive, listing
+from ..maths.checks import check_count, check_positive, listing
 from .algorithm import Algorithm, OnClient
+from .base_settings import check_base_settings
+from .bound import Bound, MaxNorm, OnExcess
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .intake import Intake
 from .link import GridLink
@@ -39,21 +41,6 @@ from .sampling import Sampling
 from .settings import as_text, refuse_unknown, settings_of
 
 _QUERY_TIMEOUT = 3600.0  # seconds for a handshake, where the caller brings a loop of its own
-
-
-class BaseSettings(TypedDict, total=False):
-    """The parameters of `StatefulStrategy`, for the ``**base`` of those that derive from it."""
-
-    fraction_evaluate: float
-    min_evaluate_nodes: int
-    min_available_nodes: int
-    node_timeout: float
-    max_clients_per_node: int | None
-    max_missed_rounds: int | None
-    client_keys: str | Mapping[int, str]
-    patience: int
-    weighted_by_key: str
-    seed: int
 
 
 class StatefulStrategy(Algorithm, Strategy):
@@ -89,6 +76,16 @@ class StatefulStrategy(Algorithm, Strategy):
     patience : int (default: 3)
         Rounds in a row without any usable reply after which the run has failed: at its start, when
         it ends with the clients' error, and at its end.
+    max_norm : float or "auto", optional
+        How far an upload may be from what its client was sent, as the Euclidean norm over all of
+        its arrays. "auto": 1.5 times the running median. By default it may be anything finite. See
+        docs/robustness.md.
+    on_excess : {"clip", "refuse"} (default: "clip")
+        What becomes of an upload that is further away: it is scaled back to that distance, or
+        refused by name. The round's metrics have how many, ``clipped`` or ``refused``.
+    max_examples : int, optional
+        A client that reports more examples counts, wherever clients are weighted by theirs, as if
+        it had so many.
     weighted_by_key : str (default: "num-examples")
         The metric of a reply that holds its number of examples.
     seed : int (default: 0)
@@ -117,21 +114,14 @@ class StatefulStrategy(Algorithm, Strategy):
         max_missed_rounds: int | None = None,
         client_keys: str | Mapping[int, str] = "first",
         patience: int = 3,
+        max_norm: MaxNorm = None,
+        on_excess: OnExcess = "clip",
+        max_examples: int | None = None,
         weighted_by_key: str = NUM_EXAMPLES,
         seed: int = 0,
         **unknown: Never,
     ) -> None:
         refuse_unknown(type(self), unknown)
-        check_fraction("fraction_evaluate", fraction_evaluate, zero=True)
-        check_count("min_evaluate_nodes", min_evaluate_nodes, least=0)
-        check_count("min_available_nodes", min_available_nodes, least=1)
-        check_positive("node_timeout", node_timeout)
-        if max_clients_per_node is not None:
-            check_count("max_clients_per_node", max_clients_per_node, least=1)
-        if max_missed_rounds is not None:
-            check_count("max_missed_rounds", max_missed_rounds, least=1)
-        check_count("patience", patience, least=1)
-        check_count("seed", seed, least=0)
         self.fraction_evaluate = fraction_evaluate
         self.min_evaluate_nodes = min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
@@ -140,8 +130,12 @@ class StatefulStrategy(Algorithm, Strategy):
         self.max_missed_rounds = max_missed_rounds
         self.client_keys = client_keys
         self.patience = patience
+        self.max_norm = max_norm
+        self.on_excess = on_excess
+        self.max_examples = max_examples
         self.weighted_by_key = weighted_by_key
         self.seed = seed
+        check_base_settings(self)
         self.model_spec = {}
         self.membership = Membership(max_missed_rounds, client_keys)
         sampling = Sampling(
@@ -151,8 +145,10 @@ class StatefulStrategy(Algorithm, Strategy):
             min_evaluate=min_evaluate_nodes,
             seed=seed,
         )
-        intake = Intake(weighted_by_key, self.membership, declared_method(type(self)))
-        self.run = Run(self, self.membership, sampling, intake, patience=patience)
+        method = declared_method(type(self))
+        intake = Intake(weighted_by_key, self.membership, method, max_examples)
+        bound = Bound(max_norm, on_excess)
+        self.run = Run(self, self.membership, sampling, intake, bound, patience=patience)
         self._link = GridLink(
             min_available_nodes, node_timeout, max_clients_per_node, self.membership.owners
         )

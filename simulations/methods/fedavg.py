@@ -230,6 +230,8 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
             client = self._client_of[reply.metadata.src_node_id]
             for record in reply.content.metric_records.values():
                 numbers = _numbers(record)
+                if numbers.get(NUM_EXAMPLES) == 0:  # it has no say: see `clients.AttackingClient`
+                    continue
                 found[client] = {k: v for k, v in numbers.items() if k != NUM_EXAMPLES}
         return dict(sorted(found.items()))
 

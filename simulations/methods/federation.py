@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 
-from clients import client_app
+from clients import AttackingClient, client_app
 from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.runtime.callbacks import StopRule
 from fl_admm_strategies.runtime.messages import Metrics
@@ -107,6 +107,9 @@ class Federation:
         }
         known = parameters_of(type(self.client).builds)
         client: NumPyClient = self.client.build(**{k: v for k, v in given.items() if k in known})
+        client_id = int(context.node_config["partition-id"])
+        if self.problem.attack is not None and client_id in self.problem.malicious:
+            return AttackingClient(client, self.problem.attack, client_id)
         return client
 
 

@@ -13,7 +13,10 @@ from ..settings import AlgorithmTable, BaselineTable, Built, table_of
 
 _ALL_CLIENTS = "All clients of the data set take part, training.fraction-train of them in a round."
 _OF_THE_RUN = {
-    **dict.fromkeys(parameters_of(SampledStrategy), "The app leaves it at its default."),
+    **dict.fromkeys(
+        parameters_of(SampledStrategy).keys() - {"max_norm", "on_excess", "max_examples"},
+        "The app leaves it at its default.",
+    ),
     "fraction_train": "It is training.fraction-train.",
     "seed": "It is seed, for all of the experiment.",
     **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), _ALL_CLIENTS),

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord
 
+from clients import Attack
+
 from ..scores import Metric, ModelScores, Score, column_means, score
 from ..settings import Section, Settings
 
@@ -38,6 +40,10 @@ class Problem(ABC):
     def __init__(self, settings: Settings, data: Any) -> None:
         self.settings = settings
         self.data = data
+        table = settings.attack
+        self.attack: Attack | None = None if table is None else table.build(seed=settings.seed)
+        self.malicious = self.attack.malicious(self.num_clients) if self.attack else frozenset()
+        """The clients that attack, as `self.attack` says."""
 
     @classmethod
     @abstractmethod

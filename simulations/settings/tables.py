@@ -8,7 +8,9 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field, SkipValidation
 
-from .constructor import Built
+from clients import Attack
+
+from .constructor import Built, table_of
 from .section import Section
 
 
@@ -41,6 +43,10 @@ class TrainingSettings(Section):
     client_state: Literal["context", "folder"] = "context"
     """Where clients keep what is theirs alone: in Flower's context, which ends with the run, or in
     the results folder, so that a resumed run gives the same bits."""
+
+
+AttackTable: Any = table_of(Attack, withheld={"seed": "It is seed, for all of the experiment."})
+"""The table ``[attack]``: malicious clients, the same for the algorithm and all baselines."""
 
 
 class AlgorithmTable(Built):
@@ -114,6 +120,8 @@ class Settings(Section):
     algorithm: SkipValidation[AlgorithmTable]
     client: SkipValidation[Built] = Built()
     """Parameters of the clients that their data do not give."""
+    attack: AttackTable | None = None
+    """Malicious clients; by default there are none. All metrics are of the others."""
     report: SkipValidation[ReportSettings] = ReportSettings()
     baselines: SkipValidation[Baselines] = Baselines()
     published: dict[str, PublishedRow] = Field(default_factory=dict)

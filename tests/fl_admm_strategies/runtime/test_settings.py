@@ -25,6 +25,9 @@ BASE = [
     "max_missed_rounds",
     "client_keys",
     "patience",
+    "max_norm",
+    "on_excess",
+    "max_examples",
     "weighted_by_key",
     "seed",
 ]

@@ -1,0 +1,181 @@
+"""`max_norm` and `max_examples`: what every strategy promises of them, whatever its algorithm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.server import ServerAppComponents, ServerConfig
+from flwr.serverapp import ServerApp
+
+from clients import Attack, FedProxClient, attacked_client_fn, client_app
+from fl_admm_strategies import (
+    FedADMM,
+    FedProx,
+    InProcessGrid,
+    LegacyStrategy,
+    run_in_process,
+)
+from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
+from fl_admm_strategies.runtime.state import arrays_of
+from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, each_case, grid_of, plain, sampling
+from tests.support.federation import (
+    Adding,
+    Mean,
+    assert_same_bits,
+    assert_same_runs,
+    client_fn_of,
+    initial_arrays,
+    warnings_in,
+)
+
+HUGE = Attack("one-huge", 0.17, seed=3)
+(LIAR,) = HUGE.malicious(NUM_CLIENTS)
+
+UPLOADING = [case for case in CASES if case.server_learns]
+
+
+def bound_of(case: Case, **settings: Any) -> dict[str, Any]:
+    """Return a bound that the case can have: changes cannot be clipped."""
+    changes = "client-duals" in case.name and "FedGiA" not in case.name
+    return {"max_norm": "auto", "on_excess": "refuse" if changes else "clip", **settings}
+
+
+@pytest.mark.parametrize("case", UPLOADING, ids=lambda case: case.name)
+def test_nothing_is_left_of_a_huge_number(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    strategy = case.strategy(seed=1, **bound_of(case))
+    fn = attacked_client_fn(client_fn_of(case.client_class), HUGE)
+    strategy.start(InProcessGrid(client_app(fn), NUM_CLIENTS), case.initial_arrays(), 3)
+    state = {name: array for name, array in arrays_of(strategy.state).items() if array.size}
+    assert max(float(np.nanmax(np.abs(array))) for array in state.values()) < 1e4
+    name = "clipped" if strategy.on_excess == "clip" else "refused"
+    means = strategy.run.record.result.train_metrics_clientapp
+    assert all(means[server_round][name] >= 1 for server_round in (1, 2, 3))
+    assert all(0 < means[server_round]["norm-bound"] < 1e3 for server_round in (1, 2, 3))
+    lines = warnings_in(caplog.records)
+    if name == "refused":
+        assert LIAR not in strategy.train_metrics[1]
+        assert any(f"client {LIAR} refused: its upload is 1" in line for line in lines)
+    else:
+        assert lines == []
+
+
+@each_case
+def test_a_bound_that_nobody_exceeds_changes_no_bit(case: Case) -> None:
+    unbounded, _ = plain(case)
+    strategy = sampling(case, **bound_of(case, max_norm=1e20))
+    strategy.start(grid_of(case), case.initial_arrays(), 3)
+    assert_same_bits(strategy.state_dict(), unbounded.state_dict())
+    assert strategy.train_metrics == unbounded.train_metrics
+
+
+@pytest.mark.parametrize("name", ["FPFC", "FedADMM", "FLAME"])
+def test_a_clipped_client_is_sent_what_was_taken_of_its_upload(name: str) -> None:
+    """It keeps what it uploaded, which is not what the server has."""
+    case = next(case for case in CASES if case.name == name)
+    fn, runs = client_fn_of(case.client_class), []
+    for client_fn in (fn, Forgetful(fn)):
+        strategy = case.strategy(seed=1, max_norm=1e-3)
+        strategy.start(InProcessGrid(client_app(client_fn), 3), case.initial_arrays(), 3)
+        runs.append(strategy)
+    assert_same_runs(*runs)
+
+
+class Forgetful:
+    """A client_fn whose clients have forgotten everything whenever they are asked."""
+
+    def __init__(self, client_fn: Any) -> None:
+        self._client_fn = client_fn
+
+    def __call__(self, context: Context) -> Any:
+        for key in list(context.state):
+            del context.state[key]
+        return self._client_fn(context)
+
+
+# --- What no algorithm can keep or break ----------------------------------------------------------
+
+
+def mean_run(num_rounds: int = 6, nodes: int = NUM_CLIENTS, **options: Any) -> Mean:
+    strategy = Mean(seed=1, fraction_train=0.5, max_norm="auto", **options.pop("settings", {}))
+    fn = attacked_client_fn(client_fn_of(Adding), Attack("gaussian", 0.34, seed=3))
+    grid = InProcessGrid(client_app(fn, num_clients=NUM_CLIENTS), nodes)
+    strategy.start(grid, CHEAP.initial_arrays(), num_rounds, **options)
+    return strategy
+
+
+def test_the_running_median_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    whole = mean_run()
+    assert "base/norms" in whole.state_dict()
+    mean_run(3, checkpoint_dir=tmp_path)
+    assert_same_runs(mean_run(checkpoint_dir=tmp_path, resume=True), whole)
+
+
+def test_the_bound_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
+    mean_run(2, checkpoint_dir=tmp_path)
+    for settings in ({"max_norm": None}, {"max_norm": "auto", "on_excess": "refuse"}):
+        strategy = Mean(seed=1, fraction_train=0.5, **settings)
+        grid = InProcessGrid(client_app(client_fn_of(Adding)), NUM_CLIENTS)
+        rounds = 3 if settings["max_norm"] is None else 4
+        strategy.start(grid, CHEAP.initial_arrays(), rounds, checkpoint_dir=tmp_path, resume=True)
+        assert strategy.last_round == rounds
+
+
+def test_packed_clients_and_the_legacy_api_are_bounded_alike() -> None:
+    wanted = mean_run()
+    assert_same_runs(mean_run(nodes=2), wanted)
+
+    class Known(Adding):
+        def get_properties(self, config: Any) -> Any:
+            return {"client-id": self.client, "num-clients": NUM_CLIENTS}
+
+    strategy = Mean(seed=1, fraction_train=0.5, max_norm="auto")
+
+    def server_fn(context: Context) -> ServerAppComponents:
+        legacy = LegacyStrategy(strategy, CHEAP.initial_arrays())
+        return ServerAppComponents(strategy=legacy, config=ServerConfig(num_rounds=6))
+
+    fn = attacked_client_fn(client_fn_of(Known), Attack("gaussian", 0.34, seed=3))
+    run_in_process(ServerApp(server_fn=server_fn), ClientApp(fn), NUM_CLIENTS)
+    assert_same_bits(strategy.state_dict(), wanted.state_dict())
+
+
+def test_a_client_counts_for_at_most_max_examples() -> None:
+    class Boasting(FedProxClient):
+        def train_size(self) -> int:
+            boasts = self.context.node_config["partition-id"] == 0
+            return 2**50 if boasts else 10
+
+        def train(self, asked: Any, config: Any) -> Any:
+            client = float(self.context.node_config["partition-id"])
+            return {n: np.full_like(a, client) for n, a in asked.model.items()}, {"loss": client}
+
+        def test(self, parameters: Any, config: Any) -> Any:
+            client = float(self.context.node_config["partition-id"])
+            return client, self.train_size(), {}
+
+    class Weighted(Boasting):
+        strategy = FedADMM
+        instruction = FedADMMInstruction
+
+        def train(self, asked: Any, config: Any) -> Any:
+            return asked.anchor, {}
+
+    def run(client: Any, strategy: Any) -> Any:
+        strategy.start(InProcessGrid(client_app(client_fn_of(client)), 3), initial_arrays(), 1)
+        return strategy
+
+    assert run(Boasting, FedProx(seed=1)).global_arrays["head.bias"].numpy()[0] < 1e-6
+    capped = run(Boasting, FedProx(seed=1, max_examples=10))
+    assert capped.global_arrays["head.bias"].numpy()[0] == pytest.approx(1.0)
+    result = capped.run.record.result
+    assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(1.0)
+    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(1.0)
+    assert capped.train_metrics[1][0]["num-examples"] == 2**50  # what it said
+    weighted = run(Weighted, FedADMM(weights="size", max_examples=40))
+    alphas = weighted.state.clients.column("alpha")
+    np.testing.assert_allclose(alphas, [40 / 60, 10 / 60, 10 / 60])
