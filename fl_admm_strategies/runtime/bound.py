@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays
 from ..maths.checks import check_choice, check_positive, listing
-from .messages import Metrics, Reply
+from .messages import ClientInstruction, Metrics, Reply
 
 MaxNorm = float | Literal["auto"] | None
 OnExcess = Literal["clip", "refuse"]
@@ -81,7 +81,8 @@ class Bound:
         self,
         server_round: int,
         replies: dict[int, Reply],
-        references: Mapping[int, Callable[[], Arrays]],
+        asked: Mapping[int, ClientInstruction],
+        reference: Callable[[ClientInstruction], Arrays],
     ) -> Held:
         """Return what may be used of a round's replies.
 
@@ -89,13 +90,15 @@ class Bound:
         ----------
         server_round : int
         replies : dict of int to Reply
-        references : mapping of int to callable
-            Return what the upload of each client is measured from; an array that is missing there,
-            or has another shape, is measured from 0.
+        asked : mapping of int to ClientInstruction
+            What the clients were sent.
+        reference : callable
+            Returns what an upload is measured from, by what its client was sent; an array that is
+            missing there, or has another shape, is measured from 0.
         """
         if self.max_norm is None or not replies:
             return Held(replies, [], {})
-        starts = {client: references[client]() for client in replies}
+        starts = {client: reference(asked[client]) for client in replies}
         norms = {c: _distance(reply.arrays, starts[c]) for c, reply in replies.items()}
         limit = self._limit(norms)
         excess = {client: norm for client, norm in norms.items() if norm > limit}

@@ -14,13 +14,25 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
+from ..maths.blocks import Spec
 from ..maths.checks import listing
 from .checkpoints import Checkpoint, Checkpoints, differences
 from .history import History
-from .settings import changed_settings
+from .settings import as_text, changed_settings, settings_of
 from .state import Saved, check_saved
 
 _KEPT = "base/kept"
+
+
+def fingerprint(algorithm: object, spec: Spec) -> dict[str, Any]:
+    """Return which run it is that starts an algorithm from arrays, for JSON."""
+    settings = settings_of(algorithm)
+    return {
+        "algorithm": type(algorithm).__name__,
+        "model": {name: f"{dtype} {shape}" for name, (shape, dtype) in spec.items()},
+        "seed": settings.pop("seed"),
+        "settings": {name: as_text(value) for name, value in settings.items()},
+    }
 
 
 class Resume:

@@ -8,7 +8,6 @@ A round is `update_membership`, `configure_train`, `aggregate_train`, `configure
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from logging import INFO, WARNING
 from typing import Any
 
@@ -39,10 +38,9 @@ from .messages import (
 )
 from .owners import read_owners
 from .record import Record
-from .resume import Resume
+from .resume import Resume, fingerprint
 from .sampling import Sampling
 from .schema import Instruction
-from .settings import as_text, settings_of
 from .state import Saved, arrays_of, check_initial_arrays, check_saved, load_arrays, parts_by_client
 
 Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
@@ -294,8 +292,7 @@ class Run:
         taken = self.intake.accept(server_round, replies, algorithm.upload_spec())
         lost = taken.lost
         self.last_round = server_round
-        references = {c: partial(algorithm.upload_reference, asked[c]) for c in taken.replies}
-        held = self.bound.hold(server_round, taken.replies, references)
+        held = self.bound.hold(server_round, taken.replies, asked, algorithm.upload_reference)
         for client, reason in held.refused.items():
             self.intake.refuse(server_round, client, reason)
         accepted = self._absorb(server_round, held.replies) if held.replies else {}
@@ -444,19 +441,9 @@ class Run:
             server_round,
             self.state_arrays(),
             self.membership.last_accepted,
-            self.fingerprint(self.algorithm.model_spec),
+            fingerprint(self.algorithm, self.algorithm.model_spec),
             unreported,
         )
-
-    def fingerprint(self, spec: Spec) -> dict[str, Any]:
-        """Return which run this is, for JSON."""
-        settings = settings_of(self.algorithm)
-        return {
-            "algorithm": type(self.algorithm).__name__,
-            "model": {name: f"{dtype} {shape}" for name, (shape, dtype) in spec.items()},
-            "seed": settings.pop("seed"),
-            "settings": {name: as_text(value) for name, value in settings.items()},
-        }
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the server's state; the algorithm's arrays may be views of it."""

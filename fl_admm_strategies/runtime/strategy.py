@@ -36,6 +36,7 @@ from .messages import (
 from .progress import in_short, progress_bar
 from .record import Traffic
 from .reserved import check_user_settings
+from .resume import fingerprint
 from .run import Exchange, Run
 from .sampling import Sampling
 from .settings import as_text, refuse_unknown, settings_of
@@ -418,8 +419,8 @@ class StatefulStrategy(Algorithm, Strategy):
 
         Parameters and errors are those of `start`; `arrays` is the initial model.
         """
-        fingerprint = self.run.fingerprint(spec_of(arrays))
-        saved = self.run.resume.open(folder, fingerprint, every=every, keep=keep, resume=resume)
+        which = fingerprint(self, spec_of(arrays))
+        saved = self.run.resume.open(folder, which, every=every, keep=keep, resume=resume)
         if saved is not None:
             self.load_state_dict(saved)
             self.run.resume.check_kept()

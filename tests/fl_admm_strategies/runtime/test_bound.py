@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from fl_admm_strategies import FLAME, FedADMM, FedMCADMM, SquaredL2
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.bound import FACTOR, Bound, Held
-from fl_admm_strategies.runtime.messages import Reply
+from fl_admm_strategies.runtime.messages import ClientInstruction, Reply
 from tests.support.federation import Mean
 
 
@@ -22,7 +22,8 @@ def reply(**arrays: Any) -> Reply:
 
 
 def hold(bound: Bound, replies: dict[int, Reply], reference: Arrays | None = None) -> Held:
-    return bound.hold(4, replies, {client: lambda: reference or {} for client in replies})
+    asked = dict.fromkeys(replies, ClientInstruction({"model": reference or {}}))
+    return bound.hold(4, replies, asked, Mean().upload_reference)
 
 
 def moved(*norms: float) -> dict[int, Reply]:
