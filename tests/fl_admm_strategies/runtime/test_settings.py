@@ -9,6 +9,7 @@ import pytest
 
 import fl_admm_strategies
 from fl_admm_strategies import FLAME, FPFC, FedAPM, FedGiA, FedProx, SmoothedSCAD, StepDecay
+from fl_admm_strategies.runtime import resume
 from fl_admm_strategies.runtime.settings import (
     as_text,
     changed_settings,
@@ -194,7 +195,7 @@ def test_what_changed_is_said_by_name() -> None:
 
 
 def fingerprint(strategy: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = strategy.run.fingerprint({})["settings"]
+    settings: dict[str, Any] = resume.fingerprint(strategy, {})["settings"]
     return settings
 
 

@@ -1,0 +1,59 @@
+"""The table ``[attack]``: any experiment, its baselines too, with malicious clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from simulations.config import RunConfig
+from simulations.loading import load_settings
+from tests.simulations.running import TINY, last_evaluation, result_of, run
+from tests.support.federation import assert_same_bits, differs
+
+BASELINES = "baselines={ fedavg = {}, fedprox = { mu = 0.1 } }"
+
+
+def run_with(out: Path, *changes: str) -> Path:
+    return run(RunConfig("fedadmm-digits", changes=(*TINY, BASELINES, *changes), out=out), nodes=4)
+
+
+def test_malicious_clients_attack_all_methods_and_are_not_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = run_with(tmp_path / "plain")
+    none = run_with(tmp_path / "none", "attack.kind=gaussian", "attack.ratio=0.1")  # of 4: nobody
+    for file in ("state.safetensors", "metrics-fedavg.jsonl", "metrics-fedprox.jsonl"):
+        if file.endswith("safetensors"):
+            assert_same_bits(load_file(none / file), load_file(plain / file))
+        else:
+            assert last_evaluation(none, file) == last_evaluation(plain, file)
+    assert "Malicious" not in capsys.readouterr().out
+    changes = ("attack.kind=gaussian", "attack.ratio=0.25")
+    bad = run_with(tmp_path / "bad", *changes)
+    (malicious,) = result_of(bad)["extra"]["malicious"]
+    assert "Malicious: 1 of 4 clients (gaussian)" in " ".join(capsys.readouterr().out.split())
+    honest = {str(client) for client in range(4)} - {str(malicious)}
+    for file in ("metrics.jsonl", "metrics-fedavg.jsonl", "metrics-fedprox.jsonl"):
+        assert last_evaluation(bad, file).keys() == honest
+        assert last_evaluation(bad, file) != {c: last_evaluation(plain, file)[c] for c in honest}
+    held = run_with(tmp_path / "held", *changes, "algorithm.max-norm=auto")
+    assert differs(load_file(held / "state.safetensors"), load_file(bad / "state.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("attack.kind=zero", "attack.kind is 'zero', expected 'same-value', 'sign-flip',"),
+        ("attack.ratio=1.0", r"attack.ratio is 1.0, expected a number in \[0, 1\)"),
+        ("attack.seed=3", "attack.seed: cannot be set here. It is seed, for all of the exper"),
+        ("algorithm.max-norm=-1.0", "algorithm.max-norm is -1.0, expected a finite number > 0"),
+        ("algorithm.on-excess=drop", "algorithm.on-excess is 'drop', expected 'clip' or 'refuse'"),
+        ("algorithm.max-examples=0", "algorithm.max-examples is 0, expected an integer >= 1"),
+    ],
+)
+def test_a_mistake_is_named_by_its_key(change: str, message: str) -> None:
+    attack = ("attack.kind=gaussian", "attack.ratio=0.25")
+    with pytest.raises(ValueError, match=message):
+        load_settings("fedadmm-digits", changes=(*attack, change))
