@@ -32,7 +32,7 @@ def test_malicious_clients_attack_all_methods_and_are_not_measured(
     assert "Malicious" not in capsys.readouterr().out
     changes = ("attack.kind=gaussian", "attack.ratio=0.25")
     bad = run_with(tmp_path / "bad", *changes)
-    (malicious,) = result_of(bad)["extra"]["malicious"]
+    (malicious,) = result_of(bad)["malicious"]
     assert "Malicious: 1 of 4 clients (gaussian)" in " ".join(capsys.readouterr().out.split())
     honest = {str(client) for client in range(4)} - {str(malicious)}
     for file in ("metrics.jsonl", "metrics-fedavg.jsonl", "metrics-fedprox.jsonl"):
