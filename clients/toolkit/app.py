@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,7 +11,10 @@ from flwr.clientapp import ClientApp
 
 from fl_admm_strategies.maths.checks import listing
 from fl_admm_strategies.runtime import messages as wire
-from fl_admm_strategies.runtime.messages import ClientInstruction, RawReply
+from fl_admm_strategies.runtime.interrupts import Interrupted
+from fl_admm_strategies.runtime.messages import ClientInstruction, RawReply, describe
+
+from .errors import plain_errors
 
 ClientFn = Callable[[Context], Any]
 Run = Callable[[NumPyClient, ClientInstruction], RawReply]
@@ -77,7 +79,8 @@ def client_app(
         assert client_fn is not None
         if num_clients is None:
             instruction = _only_instruction(message)
-            return _reply(run(_numpy_client(client_fn(context)), instruction), message)
+            with plain_errors():
+                return _reply(run(_numpy_client(client_fn(context)), instruction), message)
         clients, total = hosted(context)
         assert clients is not None
         asked = dict(wire.unpack_instructions(message.content))
@@ -95,9 +98,10 @@ def client_app(
             own = _own_context(context, client_id, total, states.get(client_id, {}))
             try:
                 replies[label] = run(_numpy_client(client_fn(own)), instruction)
-            except Exception as error:  # a hosted client fails alone
-                reason = "".join(traceback.format_exception_only(error)).strip()
-                replies[label] = RawReply(error=reason)
+            except Interrupted:
+                raise
+            except BaseException as error:  # a hosted client fails alone, whatever it raises
+                replies[label] = RawReply(error=describe(error))
             else:
                 for key in states.get(client_id, {}):
                     del context.state[f"{key}@{client_id}"]
@@ -159,7 +163,8 @@ def answer(client: Any, message: Message) -> Message:
         raise ValueError(f"The message is of type {kind!r}, expected 'train' or 'evaluate'.")
     run = _fit if kind == MessageType.TRAIN else _evaluate
     own = _numpy_client(client, "answer() was given")
-    return _reply(run(own, _only_instruction(message)), message)
+    with plain_errors():
+        return _reply(run(own, _only_instruction(message)), message)
 
 
 def _only_instruction(message: Message) -> ClientInstruction:

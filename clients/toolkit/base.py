@@ -26,6 +26,7 @@ from fl_admm_strategies.runtime.settings import refuse_unknown
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
 
 from .app import identity
+from .errors import plain_errors
 from .memory import Memory
 
 Scalars = dict[str, Any]
@@ -115,6 +116,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
     def train_size(self) -> int:
         """Return n_i, the number of training examples; raise ValueError if there are none."""
 
+    @plain_errors()
     def fit(
         self, parameters: list[NDArray[Any]], config: Scalars
     ) -> tuple[list[NDArray[Any]], int, Scalars]:
@@ -136,6 +138,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
             upload, metrics = self.train(asked, config)
         return self.ordered(upload, parameters, config), num_examples, metrics | self.stamp()
 
+    @plain_errors()
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Scalars
     ) -> tuple[float, int, Scalars]:

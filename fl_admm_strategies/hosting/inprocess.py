@@ -9,18 +9,15 @@ order of the replies are fixed, which Flower's own engines do not promise.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from logging import ERROR
 from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias, cast
@@ -35,6 +32,9 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from ..maths.checks import check_count
+from ..runtime.interrupts import Interrupted, interruptible
+from ..runtime.messages import describe, printable
+from .workers import Worker, WorkerDiedError, pack_job
 
 ClientAppLike: TypeAlias = Callable[[Message, Context], Message]
 
@@ -46,6 +46,8 @@ _FIRST_NODE_ID = 2
 _CODE_UNKNOWN = 0
 _CODE_CLIENT_APP_RAISED = 2
 _CODE_NODE_UNAVAILABLE = 5
+
+_LONGEST_TRACEBACK = 10_000  # characters of a client's
 
 
 class _Failure(NamedTuple):
@@ -63,15 +65,8 @@ class _Task(NamedTuple):
     message: Message
 
 
-class _Worker(NamedTuple):
-    """One forked process. An executor each, so that a death touches only the message it ran."""
-
-    executor: ProcessPoolExecutor
-    pid: int
-
-
 class InProcessGrid(Grid):
-    """Run a ClientApp on simulated nodes in this process, or on forked workers of it.
+    """Run a ClientApp on simulated nodes in this process, or in worker processes.
 
     Parameters
     ----------
@@ -82,8 +77,10 @@ class InProcessGrid(Grid):
         (Flower keeps 0 and 1 for itself).
     workers : int (default: 0)
         0 runs the clients in this process, one after another, in the order of the messages.
-        ``k > 0`` forks ``k`` worker processes here in the constructor: data that the ClientApp has
-        loaded by now is shared with them, not copied. Needs an operating system that can fork.
+        ``k > 0`` starts ``k`` worker processes here in the constructor. Each gets a copy of the
+        ClientApp as it is now, by cloudpickle: functions of a notebook or a script with all they
+        refer to, so load large data in a ``client_fn``, once a process, not outside it. Needs an
+        operating system that can fork.
     run_config : Mapping, optional
         ``context.run_config`` of every client. Empty by default.
     node_configs : Sequence of Mapping, optional
@@ -93,19 +90,22 @@ class InProcessGrid(Grid):
     Raises
     ------
     TypeError
-        If ``client_app`` cannot be called or a number is not an integer.
+        If ``client_app`` cannot be called, or not be pickled for workers, or a number is not an
+        integer.
     ValueError
         If ``num_nodes`` or ``workers`` is out of range, ``node_configs`` has another length than
         ``num_nodes``, or workers are asked for where processes cannot fork.
+    RuntimeError
+        If a worker cannot load the ClientApp.
 
     Notes
     -----
     *Clients.* A client gets a pickled copy of its message and of its context, so nothing it
     changes reaches the server or another client. Its context is taken over only when it has
     returned a reply: a client that raises, dies or overruns the timeout leaves no trace in its
-    state. An exception becomes a reply with ``Error(code=2, reason="<type>: <message>")`` as on
-    Ray, and its traceback is logged. A worker process that dies gives the message it ran
-    ``Error(code=0)`` and is replaced (on Ray it is not). An unknown node gives
+    state. Whatever it raises becomes a reply with ``Error(code=2, reason="<type>: <message>")``,
+    and the traceback is logged; Ctrl-C ends the run. A worker process that dies gives the message
+    it ran ``Error(code=0)`` and is replaced (on Ray it is not). An unknown node gives
     ``Error(code=5)``. Several messages to one node run one after another. Replies come in the
     order of the messages.
 
@@ -142,7 +142,7 @@ class InProcessGrid(Grid):
             )
         check_count("num_nodes", num_nodes, least=1)
         check_count("workers", workers, least=0)
-        if workers and "fork" not in multiprocessing.get_all_start_methods():
+        if workers and not hasattr(os, "fork"):
             raise ValueError(
                 f"workers={workers} needs processes that can fork, which {sys.platform} does not "
                 "offer; use workers=0"
@@ -174,11 +174,12 @@ class InProcessGrid(Grid):
         # One condition guards all that follows and is notified whenever a client has finished.
         self._changed = threading.Condition()
         self._waiting: OrderedDict[str, _Task] = OrderedDict()
-        self._running: dict[Future[bytes | _Failure], tuple[_Task, _Worker]] = {}
+        self._running: dict[Future[bytes | _Failure], tuple[_Task, Worker]] = {}
         self._replies: dict[str, Message] = {}
-        # Forked now rather than at the first message: by then a legacy ServerApp has started
-        # threads, and a fork copies whatever locks they hold.
-        self._idle = [self._fork_worker() for _ in range(workers)]
+        self._job = pack_job(client_app, _run_client) if workers else b""
+        self._idle = [Worker(self._job) for _ in range(workers)]
+        for worker in self._idle:
+            worker.check()
 
     def context(self, node_id: int) -> Context:
         """Return a node's context as the last successful message to it left it.
@@ -342,9 +343,10 @@ class InProcessGrid(Grid):
             self._drop({*self._waiting, *(task.message_id for task, _ in self._running.values())})
             idle, self._idle = self._idle, []
             self._changed.notify_all()
-        # Outside the lock, which an executor's thread may still want in order to notify.
         for worker in idle:
-            worker.executor.shutdown()
+            worker.dismiss()
+        for worker in idle:
+            worker.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -363,11 +365,10 @@ class InProcessGrid(Grid):
             task, worker = self._running.pop(future)
             try:
                 outcome = future.result()
-            except BrokenProcessPool:
-                worker.executor.shutdown(wait=False)
+            except WorkerDiedError as death:
                 reason = (
-                    f"worker process {worker.pid} died while it ran this message (os._exit, a "
-                    "crash in native code, or no memory left); debug it with workers=0"
+                    f"worker process {worker.pid} died while it ran this message: it {death} "
+                    "(os._exit, a crash in native code, or no memory left); debug it with workers=0"
                 )
                 outcome = _Failure(_CODE_UNKNOWN, reason, reason)
             else:
@@ -380,7 +381,9 @@ class InProcessGrid(Grid):
         else:
             while self._waiting:
                 _, task = self._waiting.popitem(last=False)
-                self._finish(task, _run_client(self._client_app, self._pack(task)))
+                with interruptible():
+                    outcome = _run_client(self._client_app, self._pack(task))
+                self._finish(task, outcome)
         self._changed.notify_all()  # another thread's replies may be among them
 
     def _next_tasks(self) -> list[_Task]:
@@ -400,13 +403,14 @@ class InProcessGrid(Grid):
         # Packed only now, one message for each worker: a packed round of many large models would
         # not fit into memory.
         packed = self._pack(task)
-        worker = self._idle.pop() if self._idle else self._fork_worker()
-        try:
-            future = worker.executor.submit(_run_client_in_worker, packed)
-        except BrokenProcessPool:  # it died between two messages
-            worker.executor.shutdown(wait=False)
-            worker = self._fork_worker()
-            future = worker.executor.submit(_run_client_in_worker, packed)
+        worker = self._idle.pop() if self._idle else None
+        if worker is not None and worker.has_died():  # between two messages
+            worker.kill()
+            worker = None
+        if worker is None:
+            worker = Worker(self._job)
+            worker.check()
+        future = worker.submit(packed)
         self._running[future] = (task, worker)
         future.add_done_callback(self._wake)
 
@@ -421,6 +425,11 @@ class InProcessGrid(Grid):
     def _finish(self, task: _Task, outcome: bytes | _Failure) -> None:
         """Commit a client's context and keep its reply, or keep an error reply; lock held."""
         node_id = task.message.metadata.dst_node_id
+        if not isinstance(outcome, _Failure):
+            try:
+                reply, context = pickle.loads(outcome)
+            except Exception as error:
+                outcome = _failure(error)
         if isinstance(outcome, _Failure):
             log(
                 ERROR,
@@ -431,7 +440,7 @@ class InProcessGrid(Grid):
             )
             reply = Message(Error(outcome.code, outcome.reason), reply_to=task.message)
         else:
-            reply, self._contexts[node_id] = pickle.loads(outcome)
+            self._contexts[node_id] = context
         _set_message_id(reply, f"reply-{task.message_id}")
         self._replies[task.message_id] = reply
 
@@ -443,20 +452,7 @@ class InProcessGrid(Grid):
         for future, (task, worker) in list(self._running.items()):
             if task.message_id in message_ids:
                 del self._running[future]
-                worker.executor.shutdown(wait=False)
-                for process in multiprocessing.active_children():
-                    if process.pid == worker.pid:
-                        process.kill()
-
-    def _fork_worker(self) -> _Worker:
-        executor = ProcessPoolExecutor(
-            max_workers=1,
-            mp_context=multiprocessing.get_context("fork"),
-            # With fork these arguments are inherited, not pickled: the app may hold anything.
-            initializer=_initialise_worker,
-            initargs=(self._client_app,),
-        )
-        return _Worker(executor, executor.submit(os.getpid).result())
+                worker.kill()
 
     def _no_such_node(self, node_id: int) -> str:
         node_ids = self.get_node_ids()
@@ -528,36 +524,24 @@ def _run_client(client_app: ClientAppLike, packed: bytes) -> bytes | _Failure:
         if context.run_config != run_config:  # Flower's engines refuse it as well
             raise ValueError("the client changed context.run_config; keep values in context.state")
         return pickle.dumps((reply, context), protocol=pickle.HIGHEST_PROTOCOL)
-    except (Exception, SystemExit) as error:  # a client's sys.exit() must not end the server
-        reason = f"{type(error).__name__}: {error}"
-        return _Failure(_CODE_CLIENT_APP_RAISED, reason, traceback.format_exc())
+    except Interrupted:
+        raise
+    except BaseException as error:  # a client's sys.exit() must not end the server
+        return _failure(error)
 
 
-# Set once in each forked worker, so that the app does not travel with every message.
-_worker_app: ClientAppLike
+def _failure(error: BaseException) -> _Failure:
+    """Return what a client raised as the failure of its message."""
+    return _Failure(_CODE_CLIENT_APP_RAISED, describe(error), _traceback(error))
 
 
-def _initialise_worker(client_app: ClientAppLike) -> None:
-    global _worker_app
-    _worker_app = client_app
-    # Ctrl-C reaches the whole process group; the parent takes it and kills the workers it must.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The threads of an OpenMP pool do not survive a fork, and PyTorch would wait for them for ever.
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-    # A killed parent cannot tell its workers; without this they would stay behind.
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # this is a child
-    parent.join()
-    os._exit(1)
-
-
-def _run_client_in_worker(packed: bytes) -> bytes | _Failure:
-    return _run_client(_worker_app, packed)
+def _traceback(error: BaseException) -> str:
+    try:
+        return printable("".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:])
+    except Interrupted:
+        raise
+    except BaseException:  # what belongs to it may raise, too
+        return describe(error)
 
 
 def _adopt_task_identity() -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from logging import INFO, WARNING
-from threading import Thread
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -38,6 +37,7 @@ from ..runtime.messages import ClientInstruction, ClientReply, RawReply, named_a
 from ..runtime.reserved import check_user_settings
 from ..runtime.strategy import StatefulStrategy
 from ..runtime.waiting import ConnectionStatus, wait_for_clients
+from .background import in_background
 
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
 
@@ -189,7 +189,7 @@ class LegacyStrategy(Strategy):
                     else:
                         self._identities[proxy.cid] = who
         else:
-            self._asking |= {p.cid: _in_background(partial(_identity, p, begun=True)) for p in new}
+            self._asking |= {p.cid: in_background(partial(_identity, p, begun=True)) for p in new}
             for future in wait(self._asking.values(), patience if new else 0).done:
                 (cid,) = (cid for cid, asked in self._asking.items() if asked is future)
                 del self._asking[cid]
@@ -366,7 +366,7 @@ class LegacyStrategy(Strategy):
             if client is None or client in answered:
                 reasons.append(reason)
             else:
-                failed.append((client, RawReply(error=reason)))
+                failed.append((client, RawReply(error=wire.brief(reason))))
         known = answered | {client for client, _ in failed} | {*self._not_connected}
         missing = [client for client in self.strategy.run.intake.asked if client not in known]
         if len(reasons) == len(missing) and len(set(reasons)) == 1:
@@ -377,20 +377,6 @@ class LegacyStrategy(Strategy):
             text = f"the error is one of those above, e.g. {min(reasons)}"
             failed += [(client, RawReply(error=wire.brief(text))) for client in missing]
         return failed
-
-
-def _in_background(function: Callable[[], tuple[int, int] | None]) -> Future[Any]:
-    """Call a function in a thread that does not keep the process alive, as a pool's would."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except Exception as error:
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future
 
 
 def _identity(proxy: ClientProxy, *, begun: bool) -> tuple[int, int] | None:
@@ -407,7 +393,8 @@ def _identity(proxy: ClientProxy, *, begun: bool) -> tuple[int, int] | None:
         if begun:
             log(WARNING, "node %s is left out: %s", proxy.cid, wire.brief(str(error)))
             return None
-        log(INFO, "client %s has no properties (%s); its node id is its id", proxy.cid, error)
+        reason = wire.brief(str(error))
+        log(INFO, "client %s has no properties (%s); its node id is its id", proxy.cid, reason)
         properties = {}
     client = properties.get(wire.CLIENT_ID, int(proxy.cid))
     total = properties.get(wire.NUM_CLIENTS, 0)

@@ -105,7 +105,7 @@ class Intake:
         for client, raw in replies:
             if client is None or client not in self.asked:
                 who = "somebody who is no client" if client is None else f"client {client}"
-                reason = raw.error or "it was not asked in this round"
+                reason = brief(raw.error or "it was not asked in this round")
                 self.last_refusal = f"{who}: {reason}"
                 log(WARNING, "round %s: reply of %s refused: %s", server_round, who, reason)
             elif client in answered:
@@ -138,6 +138,7 @@ class Intake:
 
     def refuse(self, server_round: int, client: int, reason: str) -> None:
         """Say in one log line that a client's reply is not used, and why."""
+        reason = brief(reason)  # the names of arrays and metrics are a client's words, too
         self.last_refusal = f"client {client}: {reason}"
         log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
 

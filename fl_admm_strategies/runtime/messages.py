@@ -27,6 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays
+from .interrupts import Interrupted
 
 ARRAYS = "arrays"
 CONFIG = "config"
@@ -362,6 +363,32 @@ def read_array(name: str, read: Callable[[], Any]) -> NDArray[Any]:
 
 
 def brief(text: str) -> str:
-    """Return somebody else's text as one line of bounded length."""
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."
+    """Return somebody else's text as one line of bounded length, without what does not print."""
+    most = 4 * _LONGEST_REASON
+    if cut := len(text) > 2 * most:  # before the work
+        text = f"{text[:most]} {text[-most:]}"
+    line = " ".join(printable(text).split())
+    if not cut and len(line) <= _LONGEST_REASON:
+        return line
+    half = _LONGEST_REASON // 2  # the end of a traceback says most
+    return f"{line[:half]} ... {line[-half:]}"
+
+
+def printable(text: str) -> str:
+    """Return text with spaces for all that does not print, but the ends of its lines.
+
+    A terminal takes some of it as commands, and marks of the writing direction show a line as
+    another than it is.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one line, "its type: its text", whatever its ``__str__`` does."""
+    try:
+        text = str(error)
+    except Interrupted:
+        raise
+    except BaseException as worse:  # a client's error may be anything
+        text = f"(no text: its __str__ raises {type(worse).__name__})"
+    return brief(f"{type(error).__name__}: {text}")

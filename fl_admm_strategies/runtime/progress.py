@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .messages import brief
+
 
 def in_short(metrics: Mapping[str, float]) -> str:
     """Return the metrics of a round as a line of a log has them: rounded, without needless losses.
@@ -33,7 +35,7 @@ def progress_bar(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("rounds  {task.fields[word]}"),
+        TextColumn("rounds  {task.fields[word]}", markup=False),
         TimeRemainingColumn(),
     )
     hidden = not (console.is_terminal if wanted is None else wanted)
@@ -44,6 +46,6 @@ def progress_bar(
             bar.update(task, completed=server_round)
             name = next((key for key in metrics if key.endswith(("accuracy", "rmse"))), None)
             if name is not None:
-                bar.update(task, word=f"{name} {metrics[name]:.4g}")
+                bar.update(task, word=f"{brief(name)} {metrics[name]:.4g}")
 
         yield advance

@@ -21,7 +21,6 @@ from tests.support.cases import (
     Case,
     case_of,
     each_case,
-    forks,
     plain,
     run,
     sampling,
@@ -79,7 +78,6 @@ def long(*parameters: Any) -> Any:
     return pytest.param(*parameters, marks=pytest.mark.long)
 
 
-@forks
 @each_case
 @pytest.mark.parametrize(("workers", "runs"), [(2, 1), long(1, 5), long(2, 5)])
 def test_runs_in_process_have_the_same_bits(case: Case, workers: int, runs: int) -> None:

@@ -287,10 +287,6 @@ CHEAP = Case(
 """For the promises of the runtime and the engines, which no algorithm can keep or break."""
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-# Python 3.12 and later warn of every fork beside another thread.
-forks = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
-)
 
 NUM_CLIENTS = 6
 

@@ -20,7 +20,6 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -53,6 +52,8 @@ def make_model() -> nn.Module:
 
 def run_on_ray(server_app: ServerApp, clients: ClientApp, num_nodes: int, **init_args: Any) -> None:
     """Run a federation in Flower's simulation engine, on two processors and without Ray's noise."""
+    from flwr.simulation import run_simulation  # a second to import
+
     quiet = {"num_cpus": 2, "log_to_driver": False, "logging_level": "ERROR"}
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     run_simulation(

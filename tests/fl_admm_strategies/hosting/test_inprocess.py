@@ -1,12 +1,12 @@
 """InProcessGrid: Flower's own apps run on it unchanged, and its isolation, failures and workers."""
 
-import multiprocessing
 import os
 import random
 import signal
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import wait
 
 import numpy as np
 import pytest
@@ -29,12 +29,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from fl_admm_strategies.hosting.inprocess import InProcessGrid, run_in_process
-
-# Python 3.12 and later warn of every fork beside another thread, and numpy's BLAS alone has some;
-# the grid forks as early as it can.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
-)
+from fl_admm_strategies.hosting.workers import Worker
 
 
 def train_message(node_id: int, **config: float | str) -> Message:
@@ -331,26 +326,62 @@ def test_any_number_of_workers_gives_identical_results() -> None:
     assert run(2) == in_process
 
 
-def test_clients_run_in_processes_of_their_own_which_share_what_the_parent_has_loaded() -> None:
-    data = {"loaded": threading.Lock()}  # cannot be pickled, so it can only have been inherited
+def test_clients_run_in_processes_of_their_own() -> None:
+    data = {"loaded": [1]}
 
     def where(message: Message, context: Context) -> Message:
-        with data["loaded"]:
-            time.sleep(0.05)
-            return Message(RecordDict({"m": MetricRecord({"pid": os.getpid()})}), reply_to=message)
+        time.sleep(0.05)
+        data["loaded"].append(1)  # a copy of this process's
+        return Message(RecordDict({"m": MetricRecord({"pid": os.getpid()})}), reply_to=message)
 
     def pids(workers: int) -> set[int]:
         with InProcessGrid(where, 4, workers=workers) as grid:
             messages = [train_message(n) for n in grid.get_node_ids()]
             return {reply.content["m"]["pid"] for reply in grid.send_and_receive(messages)}
 
-    assert pids(0) == {os.getpid()}
     workers = pids(2)
+    assert data == {"loaded": [1]}
     assert len(workers) == 2
     assert os.getpid() not in workers
     for pid in workers:
-        with pytest.raises(ProcessLookupError):  # close() has ended and reaped them
-            os.kill(pid, 0)
+        assert not exists(pid)  # close() has ended and reaped them
+    assert pids(0) == {os.getpid()}
+    assert data == {"loaded": [1] * 5}
+
+
+def exists(pid: int) -> bool:
+    """Return whether there is a process, be it one that has ended and was not waited for."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_an_app_that_cannot_be_sent_to_workers_is_refused() -> None:
+    lock = threading.Lock()
+
+    def locking(message: Message, context: Context) -> Message:
+        with lock:
+            return Message(RecordDict(), reply_to=message)
+
+    with pytest.raises(TypeError, match=r"cannot be sent to worker.*lock.*or use workers=0"):
+        InProcessGrid(locking, 1, workers=1)
+
+
+class Unloadable:
+    """An app that can be pickled, and not be loaded."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        raise AssertionError
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return __import__, ("no_such_module",)
+
+
+def test_an_app_that_workers_cannot_load_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"cannot load the ClientApp: ModuleNotFoundError: No"):
+        InProcessGrid(Unloadable(), 1, workers=1)
 
 
 def test_a_dead_worker_costs_one_message_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
@@ -368,30 +399,50 @@ def test_a_dead_worker_costs_one_message_and_is_replaced(caplog: pytest.LogCaptu
         assert [reply.content["metrics"]["n"] for reply in again] == [2, 2, 1, 2, 2, 2]
 
 
-def test_a_worker_that_dies_between_two_rounds_costs_nothing() -> None:
-    def pid_app(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"m": MetricRecord({"pid": os.getpid()})}), reply_to=message)
+def pid_app(message: Message, context: Context) -> Message:
+    return Message(RecordDict({"m": MetricRecord({"pid": os.getpid()})}), reply_to=message)
 
+
+def pid_of_a_worker(grid: InProcessGrid) -> int:
+    (reply,) = grid.send_and_receive([train_message(2)])
+    return int(reply.content["m"]["pid"])
+
+
+def test_a_worker_that_dies_between_two_rounds_costs_nothing() -> None:
     with InProcessGrid(pid_app, 1, workers=1) as grid:
-        (reply,) = grid.send_and_receive([train_message(2)])
-        pid = reply.content["m"]["pid"]
+        pid = pid_of_a_worker(grid)
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:  # until the executor has noticed and reaped it
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                break
+        while not grid._idle[0].has_died():
             time.sleep(0.01)
-        time.sleep(0.1)
-        (reply,) = grid.send_and_receive([train_message(2)])
-        assert reply.content["m"]["pid"] != pid
+        assert pid_of_a_worker(grid) != pid
+        assert not exists(pid)
+
+
+def test_workers_outlive_the_process_that_forks_them_which_is_replaced() -> None:
+    with InProcessGrid(pid_app, 1, workers=1) as grid:
+        pid = pid_of_a_worker(grid)
+        with InProcessGrid(lambda m, c: os.kill(os.getppid(), signal.SIGKILL), 1, workers=1) as bad:
+            bad.send_and_receive([train_message(2)], timeout=20)
+        assert pid_of_a_worker(grid) == pid
+        with InProcessGrid(pid_app, 1, workers=1) as other:
+            assert pid_of_a_worker(other) != pid
+
+
+def test_a_client_that_leaves_a_process_behind_does_not_hide_its_workers_death() -> None:
+    def forking(message: Message, context: Context) -> Message:
+        if os.fork() == 0:
+            time.sleep(60)
+        os._exit(3)
+
+    with InProcessGrid(forking, 1, workers=1) as grid:
+        (reply,) = grid.send_and_receive([train_message(2)], timeout=30)
+        assert "it ended with exit code 3" in reply.error.reason
 
 
 def test_a_late_client_is_killed_has_no_reply_and_leaves_no_trace() -> None:
     with InProcessGrid(counting_app(), 5, workers=2) as grid:
-        processes = multiprocessing.active_children()
-        assert len(processes) == 2
+        workers = [worker.pid for worker in grid._idle]
+        assert len(workers) == 2
         a, *others = grid.get_node_ids()
         start = time.monotonic()
         replies = grid.send_and_receive(
@@ -401,10 +452,7 @@ def test_a_late_client_is_killed_has_no_reply_and_leaves_no_trace() -> None:
         assert 1.0 <= time.monotonic() - start < 10
         assert [reply.metadata.src_node_id for reply in replies] == others
         assert counts(grid) == [0, 1, 1, 1, 1]
-        deadline = time.monotonic() + 10
-        while all(process.is_alive() for process in processes) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert sorted(process.is_alive() for process in processes) == [False, True]
+        assert sorted(map(exists, workers)) == [False, True]
         replies = grid.send_and_receive(map(train_message, grid.get_node_ids()), timeout=60)
         assert [reply.content["metrics"]["n"] for reply in replies] == [1, 2, 2, 2, 2]
 
@@ -412,13 +460,13 @@ def test_a_late_client_is_killed_has_no_reply_and_leaves_no_trace() -> None:
 def test_a_client_that_is_done_before_it_is_watched_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class DoneAtOnce(ProcessPoolExecutor):
-        def submit(self, *args):
-            future = super().submit(*args)
+    class DoneAtOnce(Worker):
+        def submit(self, data):
+            future = super().submit(data)
             wait([future])
             return future
 
-    monkeypatch.setattr("fl_admm_strategies.hosting.inprocess.ProcessPoolExecutor", DoneAtOnce)
+    monkeypatch.setattr("fl_admm_strategies.hosting.inprocess.Worker", DoneAtOnce)
     with InProcessGrid(counting_app(), 2, workers=1) as grid:
         replies = grid.send_and_receive(map(train_message, grid.get_node_ids()), timeout=20)
         assert [reply.content["metrics"]["n"] for reply in replies] == [1, 1]
@@ -473,13 +521,13 @@ def test_a_thousand_nodes(workers: int) -> None:
         assert counts(grid) == [1] * 1000
 
 
-def test_a_forked_worker_uses_one_torch_thread_and_does_not_hang() -> None:
+def test_a_worker_uses_one_torch_thread_and_does_not_hang() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         x = torch.ones(400, 400)
-        (x @ x).exp().sum()  # starts the thread pool that a fork does not copy
+        (x @ x).exp().sum()  # starts a pool of threads
 
         def torch_app(message: Message, context: Context) -> Message:
             metrics = MetricRecord({"y": float((x @ x).sum()), "threads": torch.get_num_threads()})
@@ -513,7 +561,7 @@ def test_constructor_refuses(error: type[Exception], message: str, arguments: di
 
 
 def test_workers_need_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.delattr("os.fork")
     with pytest.raises(ValueError, match="use workers=0"):
         InProcessGrid(counting_app(), 1, workers=1)
     InProcessGrid(counting_app(), 1)

@@ -1,0 +1,35 @@
+"""What a client raises, so that every engine can pass it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fl_admm_strategies.runtime.interrupts import Interrupted
+from fl_admm_strategies.runtime.messages import describe
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise `RuntimeError` in place of what would end more than a client.
+
+    ``SystemExit`` ends a Ray actor, ``KeyboardInterrupt`` and ``GeneratorExit`` what waits for it,
+    and an error whose ``__str__`` raises whoever wants to say what went wrong.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) and _has_text(error):
+            raise
+        raise RuntimeError(describe(error)) from None
+
+
+def _has_text(error: Exception) -> bool:
+    try:
+        return isinstance(str(error), str) and isinstance(repr(error), str)
+    except Interrupted:
+        raise
+    except BaseException:
+        return False

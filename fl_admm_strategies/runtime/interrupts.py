@@ -1,0 +1,49 @@
+"""Ctrl-C, as opposed to a ``KeyboardInterrupt`` that a client's own code raises."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user has pressed Ctrl-C: the run ends, whoever's code was running."""
+
+
+@contextmanager
+def interruptible(on_interrupt: Callable[[], None] | None = None) -> Iterator[None]:
+    """Let Ctrl-C raise `Interrupted` in a `with` block, even where code in it swallows that.
+
+    Other threads than the main one get no signals; there, and where Ctrl-C is ignored, this does
+    nothing.
+
+    Parameters
+    ----------
+    on_interrupt : callable, optional
+        Called at once, in a signal handler.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    raised: list[Interrupted] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if on_interrupt is not None:
+            on_interrupt()
+        try:
+            before(number, frame)
+        except KeyboardInterrupt as interrupt:
+            raised.append(Interrupted(*interrupt.args))
+            raise raised[0] from None
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if raised:
+        raise raised[0]
