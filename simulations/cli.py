@@ -77,8 +77,8 @@ def run(
         int | None,
         typer.Option(
             min=0,
-            help="Clients at a time: Ray actors (default: one a CPU), or forked workers "
-            "(in-process; default 0, no fork).",
+            help="Clients at a time: Ray actors (default: one a CPU), or worker processes "
+            "(in-process; default 0: none).",
         ),
     ] = None,
     nodes: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,12 +24,13 @@ def plain_errors() -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, Exception) and _has_text(error):
             raise
-        raise RuntimeError(describe(error)) from None
+        raise RuntimeError(describe(error)) from error
 
 
 def _has_text(error: Exception) -> bool:
     try:
-        return isinstance(str(error), str) and isinstance(repr(error), str)
+        str(error), repr(error), traceback.format_exception_only(error)
+        return True
     except Interrupted:
         raise
     except BaseException:

@@ -12,6 +12,8 @@ from numpy.testing import assert_array_equal
 from fl_admm_strategies.runtime.messages import (
     ClientInstruction,
     RawReply,
+    brief,
+    describe,
     from_array_record,
     pack_instructions,
     pack_replies,
@@ -228,5 +230,38 @@ def test_the_text_of_others_is_one_line_of_bounded_length() -> None:
     ((_, reply),) = unpack_replies(content)
     assert reply.error is not None
     assert reply.error.startswith("a bccc")
-    assert len(reply.error) == 503
+    assert len(reply.error) == 505
     assert reply.error.endswith("c...")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\tline\nand  another", "a line and another"),
+        ("\x1b[31mred\x07\x00", "[31mred"),
+        ("\u202edet\u2066\u200b\u2028", "det"),
+        ("\ud800half a character", "half a character"),
+        ("Größe 3 \N{GREEK SMALL LETTER RHO}", "Größe 3 \N{GREEK SMALL LETTER RHO}"),
+        ("x" * 501, "x" * 250 + " ... " + "x" * 250),
+        ("first" + "x" * 10**7 + "last", "first" + "x" * 245 + " ... " + "x" * 246 + "last"),
+    ],
+)
+def test_somebody_elses_text_is_one_printable_line(text: str, shown: str) -> None:
+    assert brief(text) == shown
+
+
+class Mute(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def test_an_error_without_a_text_has_a_description() -> None:
+    assert describe(Mute()) == "Mute: (no text: its __str__ raises SystemExit)"
+    assert describe(ValueError("a\nb")) == "ValueError: a b"
+
+
+def test_a_lost_state_is_known_at_the_end_of_a_long_error() -> None:
+    reply = pack_replies({None: RawReply(error="x" * 10_000 + " [state-lost 3] It is gone.")})
+    ((_, read),) = unpack_replies(reply)
+    assert read.error is not None
+    assert who_lost(read.error) == 3

@@ -1,0 +1,125 @@
+"""Whatever a client raises, it fails alone: in this process, in workers, on Ray, under both APIs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from clients import FedProxClient, client_app
+from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
+from tests.support.cases import NUM_CLIENTS, case_of
+from tests.support.federation import make_client, run_on_ray, trained, warnings_in
+from tests.support.legacy import run_workflow
+
+
+class Mute(Exception):  # noqa: N818
+    """An error that raises another one like it when it is shown."""
+
+    def __str__(self) -> str:
+        raise Mute
+
+    __repr__ = __str__
+
+
+class Exiting(ValueError):
+    def __str__(self) -> str:
+        sys.exit(3)
+
+
+class BadNotes(ValueError):
+    @property
+    def __notes__(self) -> list[str]:
+        raise KeyboardInterrupt
+
+
+STRANGE: list[Callable[[], BaseException]] = [
+    Mute,
+    Exiting,
+    BadNotes,
+    KeyboardInterrupt,
+    lambda: SystemExit(0),
+    GeneratorExit,
+    lambda: ValueError("\x1b[2J\u202e" + "x" * 10**6),
+]
+NAMES = [
+    *("Mute: (no text: its __str__ raises Mute)", "__str__ raises SystemExit", "BadNotes"),
+    *("KeyboardInterrupt", "SystemExit: 0", "GeneratorExit", "xxxxx"),
+]
+VICTIM = 3
+
+
+class StrangeClient(FedProxClient):
+    """A client that in every round raises something else."""
+
+    def train(self, asked: Any, config: Any) -> Any:
+        result = super().train(asked, config)
+        if self.context.node_config["partition-id"] == VICTIM:
+            raise STRANGE[config["server-round"] - 1]()
+        return result
+
+
+def client_fn(context: Context) -> Any:
+    return make_client(StrangeClient, context).to_client()
+
+
+def app_of(api: str) -> ClientApp:
+    if api == "legacy":
+        return ClientApp(client_fn=client_fn)
+    return client_app(client_fn, num_clients=NUM_CLIENTS if api == "packed" else None)
+
+
+def run(api: str, grid: Grid) -> StatefulStrategy:
+    case = case_of("FedProx")
+    strategy = case.strategy(fraction_evaluate=0.0)
+    if api == "legacy":
+        run_workflow(grid, LegacyStrategy(strategy, case.initial_arrays()), len(STRANGE))
+    else:
+        strategy.start(grid, case.initial_arrays(), len(STRANGE))
+    return strategy
+
+
+def assert_that_only_the_victim_failed(
+    strategy: StatefulStrategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = [client for client in range(NUM_CLIENTS) if client != VICTIM]
+    assert trained(strategy) == dict.fromkeys(range(1, len(STRANGE) + 1), others)
+    lines = [line for line in warnings_in(caplog.records) if f"client {VICTIM} refused" in line]
+    assert len(lines) == len(STRANGE)
+    for line, name in zip(lines, NAMES, strict=True):
+        assert name in line
+        assert line.isprintable()
+        assert len(line) < 600
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("api", ["current", "packed", "legacy"])
+def test_in_process(api: str, workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    num_nodes = 2 if api == "packed" else NUM_CLIENTS
+    with InProcessGrid(app_of(api), num_nodes, workers=workers) as grid:
+        before = [worker.pid for worker in grid._idle]
+        strategy = run(api, grid)
+        assert sorted(worker.pid for worker in grid._idle) == sorted(before)
+    assert_that_only_the_victim_failed(strategy, caplog)
+    text = "".join(record.getMessage() for record in caplog.records)
+    assert not {"\x1b", "\u202e"}.intersection(text)
+    assert len(text) < 200_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("api", ["current", "packed", "legacy"])
+def test_on_ray(api: str, caplog: pytest.LogCaptureFixture) -> None:
+    server, strategies = ServerApp(), []
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        grid.pull_interval = 0.01  # type: ignore[attr-defined]
+        strategies.append(run(api, grid))
+
+    run_on_ray(server, app_of(api), 2 if api == "packed" else NUM_CLIENTS)
+    assert_that_only_the_victim_failed(strategies[0], caplog)
