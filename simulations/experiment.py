@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from errno import EACCES
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from fl_admm_strategies.runtime.files import lock_folder
+from fl_admm_strategies.runtime.files import lock_folder, replacing
 
 from .config import RunConfig
 from .loading import changed_settings, load_experiment, load_settings
@@ -38,6 +37,7 @@ from .reports import (
     row_of,
     write_metrics_line,
     write_result,
+    write_text,
 )
 from .settings import Built, Settings, published_rows
 
@@ -129,9 +129,7 @@ def _run_in(
             markup=False,
             soft_wrap=True,
         )
-    written = out / f"{_SETTINGS}.part"
-    written.write_text(settings.to_toml(), encoding="utf-8")
-    written.replace(out / _SETTINGS)  # whole or not at all, should the run be killed here
+    write_text(out / _SETTINGS, settings.to_toml())
     training = settings.training
     with _recorded(out / "metrics.jsonl", strategy) as (on_round, seconds_so_far):
         history = run_method(
@@ -149,7 +147,9 @@ def _run_in(
             resume=config.resume,
         )
         seconds = seconds_so_far()
-    save_file(dict(strategy.state_dict()), out / "state.safetensors")
+    state = strategy.state_dict()
+    with replacing(out / "state.safetensors", sum(a.nbytes for a in state.values())) as part:
+        save_file(state, part)
     if not history.rounds:
         raise RuntimeError(
             f"no client could evaluate a model, so there is nothing to report. The models are in "
@@ -292,11 +292,16 @@ def _recorded(
 
 def _drop_from(path: Path, server_round: int) -> float:
     """Remove the rounds of a metrics file that come again; return the seconds of those before."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    whole = [json.loads(line) for line in lines if line.endswith("\n")]  # a kill may cut the last
-    kept = [record["round"] < server_round for record in whole]
-    path.write_text("".join(compress(lines, kept)), encoding="utf-8")
-    return max((record["seconds"] for record in compress(whole, kept)), default=0.0)
+    size, seconds = 0, 0.0
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):  # a kill may cut the last
+            break
+        record = json.loads(line)
+        if record["round"] >= server_round:
+            break
+        size, seconds = size + len(line), record["seconds"]
+    os.truncate(path, size)
+    return float(seconds)
 
 
 def results_folder(config: RunConfig, settings: Settings) -> Path:

@@ -24,7 +24,8 @@ def plain_errors() -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, Exception) and _has_text(error):
             raise
-        raise RuntimeError(describe(error)) from error
+        # Without the error, whose notes and the like may raise where it is shown.
+        raise RuntimeError(describe(error)) from None
 
 
 def _has_text(error: Exception) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
@@ -21,7 +22,16 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.checks import check_count
-from .files import PART, DamagedFileError, lock_folder, make_folder, read_arrays, write_arrays
+from .files import (
+    PART,
+    DamagedFileError,
+    NotWrittenError,
+    lock_folder,
+    lock_of,
+    make_folder,
+    read_arrays,
+    write_arrays,
+)
 from .history import FILE, Extent, History, is_entry
 
 _FORMAT = 4
@@ -88,6 +98,7 @@ class Checkpoints:
         self.every = every
         self.keep = keep
         self._lock: BaseFileLock | None = None
+        self._locked: tuple[int, int] | None = None
         self.history = History(self.folder / FILE)
 
     def rounds(self) -> list[int]:
@@ -147,8 +158,8 @@ class Checkpoints:
         """Add what was measured in a round to the history; return False if it is in it already."""
         if entry["round"] <= self.history.last_round:
             return False
-        make_folder(self.folder)  # should somebody have removed it
-        self.history.append(entry)
+        with self._writing():
+            self.history.append(entry)
         return True
 
     def save(
@@ -159,8 +170,23 @@ class Checkpoints:
         unreported: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a checkpoint; then remove what is older than the last `keep`."""
-        make_folder(self.folder)
-        self.history.flush()
+        with self._writing():
+            self.history.flush()
+            self._write(server_round, arrays, fingerprint, unreported)
+        # A later round than this is a damaged one that the run was not resumed from.
+        kept = [saved for saved in self.rounds() if saved <= server_round][-self.keep :]
+        for path in self._files():
+            old = path.suffix == ".safetensors" and path not in map(self._path, kept)
+            if path.name.startswith("round-") and (old or path.suffix == PART):
+                path.unlink()
+
+    def _write(
+        self,
+        server_round: int,
+        arrays: Mapping[str, NDArray[Any]],
+        fingerprint: Mapping[str, Any],
+        unreported: Mapping[str, Any] | None,
+    ) -> None:
         header = {
             "format": _FORMAT,
             "round": server_round,
@@ -170,16 +196,34 @@ class Checkpoints:
         }
         record = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
         write_arrays(self._path(server_round), {**arrays, _RECORD: record})
-        # A later round than this is a damaged one that the run was not resumed from.
-        kept = [saved for saved in self.rounds() if saved <= server_round][-self.keep :]
-        for path in self._files():
-            old = path.suffix == ".safetensors" and path not in map(self._path, kept)
-            if path.name.startswith("round-") and (old or path.suffix == PART):
-                path.unlink()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """See that the folder is still this run's; say what is saved if the block cannot write."""
+        if self._lock is None:
+            make_folder(self.folder)
+        elif lock_of(self.folder) != self._locked:
+            raise RuntimeError(
+                f"{self.folder} was removed, or replaced by another folder, while the run was "
+                "saving its rounds in it, so the run ends. If you still have the old folder, put "
+                "it back and go on with resume=True; else start anew."
+            )
+        try:
+            yield
+        except NotWrittenError as error:
+            rounds = self.rounds()
+            left = (
+                f"The checkpoint of round {rounds[-1]} is whole: make room, and go on from it with "
+                "resume=True."
+                if rounds
+                else "There is no checkpoint yet: make room and start anew."
+            )
+            raise NotWrittenError(f"{error}. {left}") from error
 
     def lock(self) -> None:
         """Keep other processes out of the folder until `unlock`; see `lock_folder`."""
         self._lock = lock_folder(self.folder).lock
+        self._locked = lock_of(self.folder)
 
     def unlock(self) -> None:
         """Leave the folder to others: the run has ended."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 PART = ".part"
@@ -25,11 +27,60 @@ PART = ".part"
 
 _CHECKSUM = "checksum"
 _LOCK = ".lock"
-_WAIT = 5.0  # seconds for the forked workers of a run that was killed to end and to let go
+_WAIT = 5.0  # seconds for the processes of a run that was killed to end and to let go
 
 
 class DamagedFileError(ValueError):
     """A file does not hold what was written to it."""
+
+
+class NotWrittenError(OSError):
+    """A file could not be written, most often since the disk is full; what it held before it holds.
+
+    The text says which file, how large it was to be, and why.
+    """
+
+
+@contextmanager
+def writing(path: Path, size: int) -> Iterator[None]:
+    """Let a `with` block that writes so many bytes to a file raise `NotWrittenError`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, NotWrittenError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else None
+        if reason is None:  # safetensors quotes the system
+            quoted = re.search(r'message: "([^"]*)"', str(error))
+            reason = quoted[1] if quoted else str(error)
+        raise NotWrittenError(
+            f"{path} ({_in_words(size)}) could not be written: {reason}"
+        ) from error
+
+
+@contextmanager
+def replacing(path: Path, size: int) -> Iterator[Path]:
+    """Yield another path to write so many bytes to; then that file is flushed and takes this name.
+
+    After a kill the file is there as a whole or as it was before, after an error as it was.
+
+    Raises
+    ------
+    NotWrittenError
+        If it could not be written.
+    """
+    part = path.with_name(path.name + PART)
+    try:
+        with writing(path, size):
+            yield part
+            with part.open("r+b") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+            _sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
 
 
 def write_arrays(
@@ -45,6 +96,11 @@ def write_arrays(
         Of numbers.
     metadata : mapping of str to str, optional
         Goes into the file's header.
+
+    Raises
+    ------
+    NotWrittenError
+        If it could not be written; a file that was there before is as it was.
     """
     dense = {
         name: np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
@@ -52,12 +108,8 @@ def write_arrays(
     }
     metadata = dict(metadata or {})
     checksum = _checksum(dense, metadata)
-    part = path.with_name(path.name + PART)
-    save_file(dense, part, metadata={**metadata, _CHECKSUM: checksum})
-    with part.open("r+b") as file:
-        os.fsync(file.fileno())
-    part.replace(path)
-    _sync_folder(path.parent)
+    with replacing(path, sum(array.nbytes for array in dense.values())) as part:
+        save_file(dense, part, metadata={**metadata, _CHECKSUM: checksum})
 
 
 def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
@@ -112,6 +164,23 @@ def lock_folder(folder: Path) -> AcquireReturnProxy[BaseFileLock]:
             "or a notebook in which one failed. Wait for it or end it, or start a new run in "
             "another folder."
         ) from None
+
+
+def lock_of(folder: Path) -> tuple[int, int] | None:
+    """Return which file is the folder's lock now; None without one."""
+    try:
+        found = (folder / _LOCK).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _in_words(size: int) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size} {unit}"
+        size //= 1000
+    return f"{size} GB"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .files import DamagedFileError
+from .files import DamagedFileError, writing
 
 FILE = "history.jsonl"
 
@@ -60,7 +60,7 @@ class History:
             self._is_damaged = False
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         begin, checksum = self.extent
-        with self.path.open("ab") as file:
+        with writing(self.path, begin + len(line)), self.path.open("ab") as file:
             file.truncate(begin)
             file.write(line)
         self._lines[entry["round"]] = begin, len(line)
@@ -69,7 +69,7 @@ class History:
     def flush(self) -> None:
         """Have what was appended on the disk."""
         if self._lines:
-            with self.path.open("rb") as file:
+            with writing(self.path, self.extent.size), self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def open(self, extent: Extent) -> None:

@@ -10,7 +10,7 @@ from .base import Experiment, Finished, MethodReport, Report
 from .fedapm import FedAPMReport
 from .fedgia import FedGiAReport
 from .fedmc_admm import FedMCADMMReport
-from .files import plain, write_metrics_line, write_result
+from .files import plain, write_metrics_line, write_result, write_text
 from .flame import FLAMEReport
 from .fpfc import FPFCReport
 from .result import Result, row_of
@@ -47,4 +47,5 @@ __all__ = [
     "row_of",
     "write_metrics_line",
     "write_result",
+    "write_text",
 ]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+from matplotlib.figure import Figure
+
+from fl_admm_strategies.runtime.files import NotWrittenError, replacing, writing
 
 from .result import Result, total_traffic
 
@@ -56,9 +61,21 @@ def write_metrics_line(file: TextIO, record: Mapping[str, Any]) -> None:
     record : Mapping[str, Any]
         ``{"round": int, "train": {...}, "evaluate": {...}, "clients": {...}}``; see `plain` for
         what the values may be.
+
+    Raises
+    ------
+    NotWrittenError
+        If the line could not be written; the file is closed then.
     """
-    file.write(json.dumps(plain(record), allow_nan=False) + "\n")
-    file.flush()
+    line = json.dumps(plain(record), allow_nan=False) + "\n"
+    try:
+        with writing(Path(file.name), len(line)):
+            file.write(line)
+            file.flush()
+    except NotWrittenError:
+        with suppress(OSError):  # of the same reason
+            file.close()
+        raise
 
 
 def write_result(path: str | Path, result: Result) -> None:
@@ -71,5 +88,22 @@ def write_result(path: str | Path, result: Result) -> None:
     extra = fields.pop("extra")
     del fields["note"], fields["legend"]
     fields |= {"metric": result.metric.key, "traffic": total_traffic(result.traffic)}
-    text = json.dumps(plain(fields | extra), allow_nan=False, indent=2, ensure_ascii=False)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    text = json.dumps(plain(fields | extra), allow_nan=False, indent=2, ensure_ascii=False) + "\n"
+    write_text(Path(path), text)
+
+
+def write_figure(path: Path, figure: Figure, metadata: Mapping[str, None]) -> None:
+    """Write a figure, in the format of the path's ending, as a whole or not at all."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:], metadata=metadata)
+    _write(path, picture.getvalue())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, as a whole or not at all."""
+    _write(path, text.encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path, len(content)) as part:
+        part.write_bytes(content)

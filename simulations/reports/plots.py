@@ -29,6 +29,8 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
 
+from .files import write_figure
+
 DPI = 150
 
 # Okabe and Ito's palette, which people with any of the common colour deficiencies tell apart;
@@ -91,11 +93,11 @@ class Picture:
         """Write the file or the files."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Without versions and dates in the files: the same run leaves the same bytes.
-        figure.savefig(self.path, format="png", metadata={"Software": None})
+        write_figure(self.path, figure, {"Software": None})
         if self.pdf:
             nothing = {"Creator": None, "Producer": None, "CreationDate": None}
             with matplotlib.rc_context({"pdf.fonttype": 42}):  # journals refuse Type 3
-                figure.savefig(self.path.with_suffix(".pdf"), format="pdf", metadata=nothing)
+                write_figure(self.path.with_suffix(".pdf"), figure, nothing)
 
 
 def metric_over_rounds(

@@ -1,4 +1,4 @@
-"""Whatever a client raises, it fails alone: in this process, in workers, on Ray, under both APIs."""
+"""Whatever a client raises, it fails alone: in this process, in workers, on Ray, in both APIs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Mute(Exception):  # noqa: N818
     __repr__ = __str__
 
 
-class Exiting(ValueError):
+class Exiting(ValueError):  # noqa: N818
     def __str__(self) -> str:
         sys.exit(3)
 
 
-class BadNotes(ValueError):
+class BadNotes(ValueError):  # noqa: N818
     @property
     def __notes__(self) -> list[str]:
         raise KeyboardInterrupt
