@@ -148,8 +148,8 @@ def _run_in(
         )
         seconds = seconds_so_far()
     state = strategy.state_dict()
-    with replacing(out / "state.safetensors", sum(a.nbytes for a in state.values())) as part:
-        save_file(state, part)
+    with replacing(out / "state.safetensors", sum(a.nbytes for a in state.values())) as written:
+        save_file(state, written)
     if not history.rounds:
         raise RuntimeError(
             f"no client could evaluate a model, so there is nothing to report. The models are in "

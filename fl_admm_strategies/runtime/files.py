@@ -35,10 +35,7 @@ class DamagedFileError(ValueError):
 
 
 class NotWrittenError(OSError):
-    """A file could not be written, most often since the disk is full; what it held before it holds.
-
-    The text says which file, how large it was to be, and why.
-    """
+    """A file could not be written: which, how large, and why; most often the disk is full."""
 
 
 @contextmanager
@@ -50,12 +47,11 @@ def writing(path: Path, size: int) -> Iterator[None]:
         if isinstance(error, NotWrittenError):
             raise
         reason = error.strerror if isinstance(error, OSError) else None
-        if reason is None:  # safetensors quotes the system
-            quoted = re.search(r'message: "([^"]*)"', str(error))
-            reason = quoted[1] if quoted else str(error)
-        raise NotWrittenError(
-            f"{path} ({_in_words(size)}) could not be written: {reason}"
-        ) from error
+        if reason is None:  # safetensors tells the system's number
+            found = re.search(r"(?:os error|code:) (\d+)", str(error))
+            reason = os.strerror(int(found[1])) if found else str(error)
+        what = f"{path} ({_in_words(size)})"
+        raise NotWrittenError(f"{what} could not be written: {reason}") from error
 
 
 @contextmanager

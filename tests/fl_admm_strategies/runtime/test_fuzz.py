@@ -779,8 +779,8 @@ def test_a_clients_file_of_any_bytes_counts_as_lost(data: bytes) -> None:
 
 # --- Pickles ------------------------------------------------------------------------------------
 
-# `pickle` copies messages between this process and its own forks there.
-TRUSTED = {Path("fl_admm_strategies/hosting/inprocess.py")}
+# `pickle` copies messages between this process and its own workers there.
+TRUSTED = {Path(f"fl_admm_strategies/hosting/{name}.py") for name in ("inprocess", "workers")}
 ROOT = Path(__file__).parents[3]
 
 

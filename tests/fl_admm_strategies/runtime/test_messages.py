@@ -231,7 +231,6 @@ def test_the_text_of_others_is_one_line_of_bounded_length() -> None:
     assert reply.error is not None
     assert reply.error.startswith("a bccc")
     assert len(reply.error) == 505
-    assert reply.error.endswith("c...")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""What becomes of a run whose files cannot be written, or whose folder is not its own any more."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+
+from clients.toolkit.memory import Memory
+from fl_admm_strategies.runtime.files import NotWrittenError, write_arrays
+from tests.support.cases import CHEAP, grid_of
+from tests.support.disk import largest_file
+from tests.support.federation import Mean, assert_same_runs
+
+WIDE = ArrayRecord({"w": Array(np.ones(2_500, np.float32))})  # 10 kB
+OnRound = Callable[[int, Mapping[str, float]], None]
+
+
+def run(folder: Path, num_rounds: int, on_round: OnRound | None = None) -> Mean:
+    strategy = Mean(seed=1)
+    with grid_of(CHEAP) as grid:
+        strategy.start(
+            grid, WIDE, num_rounds, on_round=on_round, checkpoint_dir=folder, resume=True
+        )
+    return strategy
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
+@pytest.mark.parametrize(
+    ("limit", "file"),
+    [(8_000, r"round-000003.safetensors \(1\d kB\)"), (900, r"history.jsonl \(2 kB\)")],
+)
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
+    limit: int, file: str, tmp_path: Path
+) -> None:
+    with ExitStack() as until_there_is_room:
+
+        def fill(server_round: int, _: Mapping[str, float]) -> None:
+            if server_round == 3:
+                until_there_is_room.enter_context(largest_file(limit))
+
+        with pytest.raises(
+            NotWrittenError,
+            match=rf"{re.escape(str(tmp_path))}/{file} could not be written: File too large. The "
+            "checkpoint of round 2 is whole: make room, and go on from it with resume=True.",
+        ):
+            run(tmp_path, 5, fill)
+    assert names(tmp_path) == ["history.jsonl", *(f"round-00000{r}.safetensors" for r in (1, 2))]
+    assert_same_runs(run(tmp_path, 5), run(tmp_path / "whole", 5))
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
+    with (
+        largest_file(100),
+        pytest.raises(NotWrittenError, match="There is no checkpoint yet: make room and start"),
+    ):
+        run(tmp_path, 2)
+
+
+def test_a_client_that_cannot_keep_its_state_says_so_and_has_the_last(tmp_path: Path) -> None:
+    context = Context(1, 2, {"partition-id": 3}, RecordDict(), {})
+    memory = Memory(context, tmp_path)
+    memory.keep({"server-round": 1, "version": 0}, {"u": np.zeros(5_000)})
+    with (
+        largest_file(8_000),
+        pytest.raises(NotWrittenError, match=r"client-3/round-000002.safetensors \(40 kB\) could"),
+    ):
+        memory.keep({"server-round": 2, "version": 1}, {"u": np.ones(5_000)})
+    assert names(tmp_path / "client-3") == ["round-000001.safetensors"]
+    held = memory.recall({"version": 1})
+    assert held is not None
+    np.testing.assert_array_equal(held["u"], np.zeros(5_000))
+
+
+def test_an_interrupt_leaves_no_part_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_arrays(tmp_path / "x", {"a": np.zeros(3)})
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_is_not_the_runs_any_more_ends_the_run(
+    replaced: bool, tmp_path: Path
+) -> None:
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    others: list[dict[Path, bytes]] = []
+
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in folder.rglob("*")}
+
+    def take_away(server_round: int, _: Mapping[str, float]) -> None:
+        if server_round == 2:
+            folder.rename(moved)
+            if replaced:
+                run(folder, 1)
+                others.append(content())
+
+    with pytest.raises(RuntimeError, match=f"{folder} was removed, or replaced by another folder"):
+        run(folder, 4, take_away)
+    if replaced:
+        assert [content()] == others
+        shutil.rmtree(folder)
+    assert not folder.exists()
+    moved.rename(folder)  # as the sentence says
+    assert_same_runs(run(folder, 4), run(tmp_path / "whole", 4))

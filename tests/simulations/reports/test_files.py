@@ -1,0 +1,36 @@
+"""The files of a run on a full disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from fl_admm_strategies.runtime.files import NotWrittenError
+from simulations.reports import write_metrics_line
+from simulations.reports.files import write_figure, write_text
+from tests.support.disk import largest_file
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_line_on_a_full_disk() -> None:
+    with (
+        Path("/dev/full").open("a", encoding="utf-8") as file,
+        pytest.raises(NotWrittenError, match=r"/dev/full \(13 bytes\).*: No space left on device"),
+    ):
+        write_metrics_line(file, {"round": 3})
+
+
+def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_text(path, "before")
+    with (
+        largest_file(1_000),
+        pytest.raises(NotWrittenError, match=r"result.json \(2 kB\) could not be written: File"),
+    ):
+        write_text(path, "x" * 2_000)
+    with largest_file(100), pytest.raises(NotWrittenError, match=r"metric.png"):
+        write_figure(tmp_path / "metric.png", Figure(), {})
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+    assert path.read_text() == "before"
