@@ -130,10 +130,14 @@ def test_running_metrics_keep_no_outputs(monkeypatch: pytest.MonkeyPatch) -> Non
     report = evaluated(make_model(), pairs(), CE, accuracy=MeanMetric(accuracy))[2]
     for name, value in expected.items():
         assert report[name] == pytest.approx(value, rel=1e-6)
-    # Another evaluation begins anew.
-    metric = MeanMetric(accuracy)
-    reports = [evaluated(make_model(), pairs(), CE, accuracy=metric)[2] for _ in range(2)]
-    assert reports[0] == reports[1]
+    # Another evaluation begins anew: here of a model that takes everything for class 0.
+    metric, other = MeanMetric(accuracy), make_model()
+    torch.nn.init.zeros_(other.head.weight)
+    other.head.bias.data = torch.tensor([1.0, 0.0, 0.0])
+    evaluated(make_model(), pairs(), CE, accuracy=metric)
+    report = evaluated(other, pairs(), CE, accuracy=metric)[2]
+    assert report["global-accuracy"] == pytest.approx(float((LABELS == 0).float().mean()))
+    assert report["global-accuracy"] != pytest.approx(expected["global-accuracy"])
 
 
 def test_a_model_that_returns_no_loss_is_named() -> None:
