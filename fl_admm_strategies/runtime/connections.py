@@ -31,6 +31,9 @@ from .waiting import ConnectionStatus, Wait, wait_for_clients
 # Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
 QUERY_TIMEOUT = 10.0
 
+# Nodes that must say that their app does not answer queries until the others are not asked.
+_AGREE = 2
+
 # What a client has replied whose node is not there.
 NOT_CONNECTED = RawReply(error="its node is not connected")
 
@@ -132,25 +135,26 @@ class ClientDirectory:
         ------
         TimeoutError
             If they are too few by then, or not those; the message says what to do.
-        ValueError
-            If a node runs an app of the legacy API.
         RuntimeError
-            If no node can load its app.
+            If no node has an app that could take part: it cannot be loaded, or is one of the legacy
+            API.
         """
         end = time.monotonic() + timeout
         hosted: dict[int, list[int]] = {}
         totals: dict[int, int] = {}  # the size of the federation, as nodes know it
-        broken: dict[int, str] = {}  # why nodes cannot load their app
+        broken: dict[int, str] = {}  # why the apps of nodes cannot take part
+        mute: set[int] = set()  # nodes whose app does not answer queries
         queries: dict[str, int] = {}  # unanswered ones, by message id
         trouble, probing, answers_queries = "", True, True
         owners = owners or Owners()
 
         def look() -> ConnectionStatus:
             nonlocal trouble, probing, answers_queries
-            # One node first: all run the same app, and where it has no query handler Flower logs
-            # a traceback for every node that is asked. A silent one must not stop us.
+            # One node first, then another: all run the same app, and where it has no query handler
+            # Flower logs a traceback for every node that is asked. A single one may be wrong, and a
+            # silent one must not stop us.
             first = probing and end - time.monotonic() > timeout / 2
-            there = owners.connected(grid)
+            there, known = owners.connected(grid), len(hosted)
             new = sorted(there - hosted.keys() - set(queries.values()))
             if not answers_queries:
                 hosted.update({node: [node] for node in sorted(there - hosted.keys())})
@@ -170,17 +174,19 @@ class ClientDirectory:
                     if total:
                         totals[node] = total
                 except NoAnswer:
-                    hosted[node], answers_queries = [node], False
+                    hosted[node] = [node]
+                    mute.add(node)
+                    answers_queries = len(mute) < _AGREE
                 except UnclearError as error:
                     hosted[node], trouble = [], f" {error}"
                     if isinstance(error, BrokenAppError):
                         broken[node] = str(error)
                     log(WARNING, "%s", error)
-            if probing and hosted:
-                probing = False
+            if probing and len(hosted) > known:
+                probing = answers_queries and hosted.keys() == mute
                 return look()
             if there and there <= broken.keys():
-                raise RuntimeError(f"No node can load its ClientApp. {broken[min(there)]}")
+                raise RuntimeError(f"No node can take part. {broken[min(there)]}")
             silent = sorted(there.intersection(queries.values()))
             return ConnectionStatus(
                 list(chain(*hosted.values())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
@@ -16,7 +17,7 @@ from . import messages as wire
 from .messages import brief
 
 _LEGACY_APP = (
-    "node {node} runs a ClientApp of Flower's legacy API (ClientApp(client_fn=...)), which this "
+    "Node {node} runs a ClientApp of Flower's legacy API (ClientApp(client_fn=...)), which this "
     "strategy cannot address. Either build the app with clients.client_app(client_fn), or run the "
     "strategy as LegacyStrategy(strategy, initial_arrays) in a ServerApp(server_fn=...)."
 )
@@ -32,9 +33,18 @@ _DEAD_ACTOR = re.compile(
 MOST_CLIENTS = 2**31
 
 
+def runs_on_ray() -> bool:
+    """Return whether Flower's simulation engine runs in this process."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 def check_actor(reason: str) -> None:
-    """Raise RuntimeError if the reason of an error is that a Ray actor died."""
-    if _DEAD_ACTOR.search(reason):
+    """Raise RuntimeError if the reason of an error is that a Ray actor died.
+
+    Anywhere else than on Ray these are words of a client, who could end the run with them.
+    """
+    if _DEAD_ACTOR.search(reason) and runs_on_ray():
         raise RuntimeError(
             "A Ray actor died: its process ran out of memory, crashed or was killed. Flower does "
             "not replace it, so every later round would lose the clients that it is given. Run "
@@ -58,7 +68,7 @@ class UnclearError(Exception):
 
 
 class BrokenAppError(UnclearError):
-    """A node cannot load its app."""
+    """A node's app is none that could take part."""
 
 
 def ask(grid: Grid, nodes: Sequence[int]) -> dict[str, int]:
@@ -94,7 +104,7 @@ def read_identity(node: int, reply: Message, most_per_node: int | None) -> tuple
         if reply.error.code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION:
             raise BrokenAppError(f"Node {node} cannot load its ClientApp: {brief(reason)}")
         if "Invalid message type" in reason:
-            raise ValueError(_LEGACY_APP.format(node=node))
+            raise BrokenAppError(_LEGACY_APP.format(node=node))
         if "No query function registered" in reason:
             raise NoAnswer
         raise UnclearError(f"Node {node} could not say which clients it hosts: {brief(reason)}")

@@ -401,6 +401,40 @@ def test_the_federation_is_as_large_as_most_nodes_say(caplog: pytest.LogCaptureF
     assert any("node 5 says that the federation has 1000" in w for w in warnings_in(caplog.records))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "No query function registered",
+        "Invalid message type: query",
+        "<class 'ray.exceptions.OutOfMemoryError'>",
+    ],
+)
+def test_one_node_does_not_speak_for_the_app_of_all(words: str) -> None:
+    from tests.support.federation import Mean
+
+    class Grid(InProcessGrid):
+        def pull_messages(self, message_ids: Any) -> list[Message]:
+            replies = list(super().pull_messages(message_ids))
+            return [
+                Message(Error(2, words), reply_to=self.queried[r.metadata.reply_to_message_id])
+                if r.metadata.src_node_id == 2  # the one that is asked first
+                else r
+                for r in replies
+            ]
+
+        def push_messages(self, messages: Any) -> Any:
+            messages = list(messages)
+            ids = list(super().push_messages(messages))
+            self.queried = dict(zip(ids, messages, strict=True))
+            return ids
+
+    strategy = Mean(seed=1, fraction_evaluate=0, node_timeout=5)
+    words_of_all = [([9], 2), ([0], 2), ([1], 2)]
+    grid = Grid(claims(words_of_all), 3, node_configs=[{"number": n} for n in range(3)])
+    strategy.start(grid, ArrayRecord({"w": Array(np.zeros(2))}), 2)
+    assert {0, 1} <= set(strategy.client_ids) <= {0, 1, 2}  # 2 is the node's own id
+
+
 @pytest.mark.parametrize("curvature", [-1.0, 0.0, math.nan, math.inf, 1e308])
 def test_a_client_that_joins_with_an_impossible_curvature_is_refused(
     curvature: float, caplog: pytest.LogCaptureFixture
@@ -441,7 +475,7 @@ def test_an_app_that_no_node_can_load_is_reported_by_its_error() -> None:
             return list(super().push_messages(self.queries))
 
     strategy = Mean(seed=1, node_timeout=60)
-    with pytest.raises(RuntimeError, match=r"No node can load its ClientApp.*'tensorx'"):
+    with pytest.raises(RuntimeError, match=r"No node can take part.*cannot load.*'tensorx'"):
         strategy.start(Grid(claims(HONEST), 3), ArrayRecord({"w": Array(np.zeros(2))}), 2)
 
 

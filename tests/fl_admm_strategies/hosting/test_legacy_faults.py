@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_admm_strategies import LegacyStrategy, StatefulStrategy, run_in_process
+from fl_admm_strategies.runtime import identity
 from tests.support.cases import NUM_CLIENTS, case_of
 from tests.support.federation import assert_same_runs, make_client, run_on_ray
 from tests.support.legacy import with_server_fn, with_workflow
@@ -139,8 +140,13 @@ PRETENDED = [
 
 @pytest.mark.parametrize(("loop", "where"), PRETENDED)
 def test_a_dead_actor_ends_the_run_with_what_to_do(
-    loop: Loop, where: str, whole: StatefulStrategy, tmp_path: Path
+    loop: Loop,
+    where: str,
+    whole: StatefulStrategy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(identity, "runs_on_ray", lambda: True)
     check(loop, in_process, tmp_path, where, whole, pretend)
 
 
