@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .methods.local import LocalClient
     from .methods.lp_proj import LpProjADMMClient
     from .methods.sgd import SGDClient
+    from .toolkit.after import losses_of, personalise, state_dict
     from .toolkit.app import answer, client_app
     from .toolkit.attacks import Attack, AttackingClient, attacked_app, attacked_client_fn
     from .toolkit.base import MethodClient
@@ -59,9 +60,12 @@ __all__ = [
     "attacked_client_fn",
     "client_app",
     "input_layers",
+    "losses_of",
     "output_layers",
+    "personalise",
     "rmse",
     "split_input",
+    "state_dict",
 ]
 
 _HOME = {
@@ -77,6 +81,11 @@ _HOME = {
     ".methods.local": ("LocalClient",),
     ".methods.lp_proj": ("LpProjADMMClient",),
     ".methods.sgd": ("SGDClient",),
+    ".toolkit.after": (
+        "losses_of",
+        "personalise",
+        "state_dict",
+    ),
     ".toolkit.app": (
         "answer",
         "client_app",

@@ -17,6 +17,7 @@ from .maths.penalties import L1, MCP, SmoothedSCAD
 from .maths.regularizers import L1Norm, SquaredL2
 from .maths.schedules import StepDecay
 from .runtime.maker import made_by
+from .runtime.models import Models, load_models
 from .runtime.sampled import SampledStrategy
 from .runtime.schema import Instruction
 from .runtime.strategy import StatefulStrategy
@@ -53,6 +54,7 @@ __all__ = [
     "LocalInstruction",
     "LpProjADMM",
     "LpProjInstruction",
+    "Models",
     "OwnModelEvaluation",
     "SampledStrategy",
     "SmoothedSCAD",
@@ -60,6 +62,7 @@ __all__ = [
     "StatefulStrategy",
     "StepDecay",
     "initial_item_factors",
+    "load_models",
     "made_by",
     "run_in_process",
 ]

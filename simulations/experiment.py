@@ -19,7 +19,9 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from safetensors.numpy import save_file
 
+from fl_admm_strategies import Models
 from fl_admm_strategies.runtime.files import lock_folder, replacing
+from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
 
 from .config import RunConfig
 from .loading import changed_settings, load_experiment, load_settings
@@ -145,11 +147,14 @@ def _run_in(
             checkpoint_dir=out / _CHECKPOINTS,
             checkpoint_every=training.checkpoint_every,
             resume=config.resume,
+            collect=training.collect_models,
         )
         seconds = seconds_so_far()
     state = strategy.state_dict()
     with replacing(out / "state.safetensors", sum(a.nbytes for a in state.values())) as written:
         save_file(state, written)
+    models = strategy.models()
+    models.save(out / MODELS_FOLDER)
     if not history.rounds:
         raise RuntimeError(
             f"no client could evaluate a model, so there is nothing to report. The models are in "
@@ -186,7 +191,7 @@ def _run_in(
     for part in report.body:
         console.print(part)
         console.print()
-    _print_files(console, out, report, settings)
+    _print_files(console, out, report, settings, models)
     return result
 
 
@@ -435,7 +440,13 @@ def _curves(history: History, result: Result) -> dict[str, list[tuple[int, float
     }
 
 
-def _print_files(console: Console, out: Path, report: Report, settings: Settings) -> None:
+def _print_files(
+    console: Console, out: Path, report: Report, settings: Settings, models: Models
+) -> None:
+    kinds = {"global": models.global_ is not None, "cluster": models.clusters}
+    there = " and ".join(
+        kind for kind, some in {**kinds, "client": models.personal}.items() if some
+    )
     files = {
         "metric.png": "the metric over the rounds",
         **report.files,
@@ -446,9 +457,17 @@ def _print_files(console: Console, out: Path, report: Report, settings: Settings
             for name in settings.baselines.methods()
         },
         _SETTINGS: "the settings: run this file for the same numbers",
+        **({f"{MODELS_FOLDER}/": f"the models ({there}) as safetensors"} if there else {}),
         "state.safetensors": "the server's state, with all the models",
     }
     console.print(f"Results: [bold]{out.resolve()}[/bold]", soft_wrap=True)
     width = max(map(len, files))
     for file, what in files.items():
         console.print(f"  {file:<{width}} {what}", highlight=False)
+    if not models.personal and not settings.training.collect_models and "stay" in models.absent:
+        console.print(
+            "The clients' own models stayed with them. With --set training.collect-models=true\n"
+            "they are sent after the last round.",
+            style="dim",
+            soft_wrap=True,
+        )

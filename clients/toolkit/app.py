@@ -197,6 +197,8 @@ def identity(context: Context) -> dict[str, Any]:
 
 
 def _fit(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
+    if instruction.config.get(wire.COLLECT):
+        return _personal(client)
     arrays, num_examples, metrics = client.fit(instruction.flat(), instruction.full_config())
     names = instruction.upload_names()
     if len(arrays) != len(names):
@@ -206,6 +208,17 @@ def _fit(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
         )
     named = dict(zip(names, arrays, strict=True))
     return RawReply(named, _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
+
+
+def _personal(client: NumPyClient) -> RawReply:
+    """Return a client's personal model, under the names of its arrays."""
+    read = getattr(client, "personal_arrays", None)
+    if read is None:
+        raise ValueError(
+            f"{type(client).__name__} has no personal_arrays(), so there is no personal model to "
+            "send. Start the run without collect=True, or give the client one."
+        )
+    return RawReply(read(), {wire.NUM_EXAMPLES: 1})
 
 
 def _evaluate(client: NumPyClient, instruction: ClientInstruction) -> RawReply:

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..maths.blocks import Arrays, Spec
 from ..maths.clienttable import Row
 from .membership import Membership
@@ -108,6 +111,10 @@ class Algorithm(ABC):
     # ------------------------------------------------------------------------------------------
     # Most methods leave these as they are
     # ------------------------------------------------------------------------------------------
+
+    def clusters(self) -> NDArray[np.int64] | None:
+        """Return the cluster of every client, sorted by id; None where the method has none."""
+        return None
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Return a client's row of the state's table, at the start or when it joins.

@@ -40,6 +40,8 @@ NUM_EXAMPLES = "num-examples"
 CLIENT_ID = "client-id"
 CLIENT_IDS = "client-ids"
 NUM_CLIENTS = "num-clients"
+COLLECT = "collect"
+"""The setting of a training message that asks for the client's personal model and nothing else."""
 STATE_LOST = "state-lost"
 """In the error of a client that does not hold what the server takes it to hold, before its id."""
 

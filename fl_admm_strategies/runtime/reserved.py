@@ -7,12 +7,12 @@ from typing import Any, get_args, get_type_hints
 
 from .algorithm import Algorithm
 from .maker import is_stamp
-from .messages import GROUPS, UPLOAD
+from .messages import COLLECT, GROUPS, UPLOAD
 from .schema import Instruction, setting_names
 from .settings import parameters_of
 
 OF_EVERY_MESSAGE = frozenset(
-    {"server-round", "seed", "version", "run", "durable", "handshake", GROUPS, UPLOAD}
+    {"server-round", "seed", "version", "run", "durable", "handshake", COLLECT, GROUPS, UPLOAD}
 )
 """What the runtime tells every client, whatever the method."""
 

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, spec_of
-from ..maths.checks import check_count, check_positive, listing
+from ..maths.checks import check_count, check_positive
 from .algorithm import Algorithm, OnClient
 from .base_settings import check_base_settings
 from .bound import Bound, MaxNorm, OnExcess
@@ -33,6 +33,7 @@ from .messages import (
     named_arrays,
     to_array_record,
 )
+from .models import Models, collect_personal, gather, model_here
 from .progress import in_short, progress_bar
 from .record import Traffic
 from .reserved import check_user_settings
@@ -150,6 +151,7 @@ class StatefulStrategy(Algorithm, Strategy):
         intake = Intake(weighted_by_key, self.membership, method, max_examples)
         bound = Bound(max_norm, on_excess)
         self.run = Run(self, self.membership, sampling, intake, bound, patience=patience)
+        self._collected: dict[int, Arrays] | None = None
         self._link = GridLink(
             min_available_nodes, node_timeout, max_clients_per_node, self.membership.owners
         )
@@ -221,20 +223,18 @@ class StatefulStrategy(Algorithm, Strategy):
             If they stay with their clients; the message says how to get them there.
         """
         self._need_state()
-        if client_id not in self.membership:
-            raise KeyError(
-                f"There is no client {client_id}; the run knows {listing(self.client_ids)}."
-            )
-        if kind not in self.kinds:
-            raise ValueError(
-                f"{type(self).__name__} has no {kind} models, expected one of {list(self.kinds)}."
-            )
-        model = self.model(kind, client_id)
-        if isinstance(model, OnClient):
-            raise RuntimeError(
-                f"The {kind} models of {type(self).__name__} stay with their clients. {model.how}"
-            )
-        return to_array_record(model)
+        return to_array_record(model_here(self, kind, client_id))
+
+    def models(self) -> Models:
+        """Return all models of the run, for use or to `Models.save`."""
+        self._need_state()
+        return gather(self, self.client_ids, self.model_arrays, self._collected)
+
+    def personal_models(self) -> dict[int, Arrays]:
+        """Return the personal models by client; raise RuntimeError if there are none here."""
+        if absent := (models := self.models()).absent:
+            raise RuntimeError(absent)
+        return dict(models.personal)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the whole server state as plain numeric arrays.
@@ -293,6 +293,7 @@ class StatefulStrategy(Algorithm, Strategy):
         checkpoint_every: int = 1,
         checkpoint_keep: int = 3,
         resume: bool = False,
+        collect: bool = False,
     ) -> Result:
         """Run the federation, as Flower's `Strategy.start`, with more options.
 
@@ -330,6 +331,8 @@ class StatefulStrategy(Algorithm, Strategy):
             Continue after the newest checkpoint, with all that was measured before; without one,
             start anew. Algorithm, model, clients and seed must be those of the checkpoint; other
             settings may differ, which is logged. `num_rounds` counts from the first start.
+        collect : bool (default: False)
+            After the last round, ask for personal models that stay with their clients: `models`.
 
         Returns
         -------
@@ -403,6 +406,7 @@ class StatefulStrategy(Algorithm, Strategy):
         run.resume.close()
         run.health.check_end(run.last_round, run.intake.last_refusal)
         run.record.result.arrays = self.global_arrays
+        self._collected = collect_personal(run, exchange) if collect else None
         log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
         return run.record.result
 

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from fl_admm_strategies import Models
 from fl_admm_strategies.maths.checks import check_count, check_positive
 from fl_admm_strategies.runtime.callbacks import StopRule
 from fl_admm_strategies.runtime.connections import ClientDirectory
@@ -89,6 +90,7 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
         checkpoint_dir: Any = None,
         checkpoint_every: int = 1,
         resume: bool = False,
+        collect: bool = False,
     ) -> Result:
         """Run the federation; options as `StatefulStrategy.start` has them, but for checkpoints.
 
@@ -192,6 +194,11 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the global model as plain arrays."""
         return {f"model/{name}": array.numpy() for name, array in self._arrays.items()}
+
+    def models(self) -> Models:
+        """Return the global model."""
+        arrays = {name: array.numpy() for name, array in self._arrays.items()}
+        return Models("FedAvg", arrays, absent="FedAvg has no personal models.")
 
     def _seeded(
         self, configure: Callable[..., Iterable[Message]], *arguments: Any

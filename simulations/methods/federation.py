@@ -12,7 +12,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 
 from clients import AttackingClient, client_app
-from fl_admm_strategies import InProcessGrid
+from fl_admm_strategies import InProcessGrid, Models
 from fl_admm_strategies.runtime.callbacks import StopRule
 from fl_admm_strategies.runtime.messages import Metrics
 from fl_admm_strategies.runtime.record import Traffic
@@ -59,11 +59,15 @@ class Method(Protocol):
         checkpoint_dir: Any = ...,
         checkpoint_every: int = ...,
         resume: bool = ...,
+        collect: bool = ...,
     ) -> Any:
         """Run."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state as plain arrays."""
+
+    def models(self) -> Models:
+        """Return all models."""
 
 
 @dataclass(frozen=True)

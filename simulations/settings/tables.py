@@ -40,6 +40,8 @@ class TrainingSettings(Section):
     """Of SGD on the clients. The step size multiplies it, a weight of the loss does not."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Rounds from one checkpoint to the next, which ``--resume`` continues from."""
+    collect_models: bool = False
+    """After the last round, let clients send the personal models that stay with them."""
     client_state: Literal["context", "folder"] = "context"
     """Where clients keep what is theirs alone: in Flower's context, which ends with the run, or in
     the results folder, so that a resumed run gives the same bits."""

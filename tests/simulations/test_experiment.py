@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from clients import FPFCClient
-from fl_admm_strategies import run_in_process
+from fl_admm_strategies import load_models, run_in_process
 from simulations.client_app import make_client_app
 from simulations.config import RunConfig
 from simulations.experiment import prepare
@@ -59,9 +59,15 @@ def test_a_run_leaves_its_files(short_run: Path) -> None:
         "experiment.toml",
         "metric.png",
         "metrics.jsonl",
+        "models",
         "result.json",
         "state.safetensors",
     ]
+    models = load_models(short_run)
+    assert models.personal.keys() == models.cluster_of.keys() == set(range(12))
+    omega = load_file(short_run / "state.safetensors")["state/pairs/omega"]
+    own = [np.append(one["weight"], one["bias"]) for one in models.personal.values()]
+    np.testing.assert_array_equal(own, omega.astype(np.float32))
     for path in short_run.glob("*.png"):
         header = path.read_bytes()[:24]
         assert header[:8] == b"\x89PNG\r\n\x1a\n"

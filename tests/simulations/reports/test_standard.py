@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_admm_strategies import FLAME, FPFC, FedAPM, FedGiA, LpProjADMM
+from fl_admm_strategies import FLAME, FPFC, FedAPM, FedGiA, LpProjADMM, Models, load_models
 from simulations.config import RunConfig
 from simulations.problems import LinearProblem, TorchProblem
 from simulations.reports import MethodReport, report_of
@@ -106,3 +106,21 @@ def test_methods_with_more_to_say_are_known_by_their_class() -> None:
         (LpProjADMM, TorchProblem, MethodReport),
     ):
         assert type(report_of(strategy, problem)) is report
+
+
+def test_models_that_stay_with_their_clients_are_sent_if_one_asks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def models(name: str, *changes: str) -> tuple[Models, str]:
+        changes = (*DIGITS, "baselines={}", *changes)
+        folder = run(RunConfig("ditto-digits", changes=changes, out=tmp_path / name))
+        return load_models(folder), " ".join(capsys.readouterr().out.split())
+
+    there, text = models("stay")
+    assert not there.personal
+    assert "models/ the models (global) as safetensors" in text
+    assert "With --set training.collect-models=true they are sent" in text
+    sent, text = models("sent", "training.collect-models=true")
+    assert list(sent.personal) == [0, 1, 2, 3]
+    assert "models/ the models (global and client) as safetensors" in text
+    assert "collect-models=true they are sent" not in text

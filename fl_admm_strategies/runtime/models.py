@@ -1,0 +1,253 @@
+"""What a run leaves behind: its models, by client and by cluster, and as safetensors files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, MessageType
+from flwr.common import log
+
+from ..maths.blocks import Arrays
+from ..maths.checks import listing
+from .algorithm import Algorithm, OnClient
+from .files import make_folder, read_arrays, write_arrays
+from .maker import made_by
+from .messages import COLLECT, ClientInstruction, ClientReply, RawReply, from_array_record
+from .run import Run
+
+FOLDER = "models"
+"""Of the models in a results folder."""
+
+_FILE = re.compile(r"(?P<kind>global|client|cluster)(?:-(?P<number>-?\d+))?\.safetensors")
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of a run, each with the names of the initial arrays.
+
+    Attributes
+    ----------
+    method : str
+        The strategy's class.
+    global_ : Arrays or None
+        Everybody's model; None where the method has none. Of a method whose clients keep a part of
+        it, such as `FedAPM`, it is the part that they share.
+    personal : dict of int to Arrays
+        By client.
+    clusters : dict of int to Arrays
+        By cluster; 1 is the largest, as in the report and its pictures.
+    cluster_of : dict of int to int
+        The cluster of every client.
+    absent : str
+        Where there are no personal models, why, and how to get them.
+    """
+
+    method: str
+    global_: Arrays | None = None
+    personal: Mapping[int, Arrays] = field(default_factory=dict)
+    clusters: Mapping[int, Arrays] = field(default_factory=dict)
+    cluster_of: Mapping[int, int] = field(default_factory=dict)
+    absent: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.personal and not self.absent:
+            raise ValueError("There are no personal models: say why, as `absent`.")
+
+    def named(self) -> dict[str, Arrays]:
+        """Return all models by their file's name: ``global``, ``cluster-1``, ``client-3``."""
+        found = {} if self.global_ is None else {"global": self.global_}
+        found |= {f"cluster-{number}": model for number, model in self.clusters.items()}
+        return found | {f"client-{client}": model for client, model in self.personal.items()}
+
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write every model to ``NAME.safetensors`` in a folder; return the files.
+
+        Models of the same names that are there are replaced.
+        """
+        path = Path(folder)
+        make_folder(path)
+        written = []
+        for name, arrays in self.named().items():
+            kind, _, number = name.partition("-")
+            metadata = {"method": self.method, "absent": self.absent}
+            if kind == "cluster":
+                members = [c for c, own in self.cluster_of.items() if own == int(number)]
+                metadata["clients"] = json.dumps(members)
+            written.append(path / f"{name}.safetensors")
+            write_arrays(written[-1], arrays, metadata)
+        return written
+
+
+def load_models(folder: str | os.PathLike[str]) -> Models:
+    """Read the models that `Models.save` wrote, or those in the results folder of an experiment.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there are none.
+    DamagedFileError
+        If a file is not as it was written.
+    """
+    path = Path(folder)
+    path = path / FOLDER if (path / FOLDER).is_dir() else path
+    files = {p: found for p in sorted(path.glob("*")) if (found := _FILE.fullmatch(p.name))}
+    if not files:
+        raise FileNotFoundError(
+            f"There are no models in {path}, expected files such as client-3.safetensors. Give the "
+            "folder of Models.save, or that of a run's results."
+        )
+    parts: dict[str, dict[int, Arrays]] = {"global": {}, "cluster": {}, "client": {}}
+    cluster_of: dict[int, int] = {}
+    metadata: dict[str, str] = {}
+    for file, found in files.items():
+        arrays, metadata = read_arrays(file)
+        number = int(found["number"] or 0)
+        parts[found["kind"]][number] = arrays
+        if found["kind"] == "cluster":
+            cluster_of |= dict.fromkeys(json.loads(metadata["clients"]), number)
+    return Models(
+        metadata["method"],
+        parts["global"].get(0),
+        dict(sorted(parts["client"].items())),
+        dict(sorted(parts["cluster"].items())),
+        dict(sorted(cluster_of.items())),
+        metadata["absent"],
+    )
+
+
+def model_here(algorithm: Algorithm, kind: str, client_id: int) -> Arrays:
+    """Return a client's model of a kind; the errors are those of `model_arrays`."""
+    name, members = type(algorithm).__name__, algorithm.membership
+    if client_id not in members:
+        raise KeyError(f"There is no client {client_id}; the run knows {listing(members.ids)}.")
+    if kind not in algorithm.kinds:
+        raise ValueError(f"{name} has no {kind} models, expected one of {list(algorithm.kinds)}.")
+    model = algorithm.model(kind, client_id)
+    if isinstance(model, OnClient):
+        raise RuntimeError(f"The {kind} models of {name} stay with their clients. {model.how}")
+    return model
+
+
+def gather(
+    algorithm: Algorithm,
+    client_ids: Sequence[int],
+    read: Callable[[str, int], ArrayRecord],
+    collected: Mapping[int, Arrays] | None,
+) -> Models:
+    """Put a strategy's models together.
+
+    Parameters
+    ----------
+    algorithm, client_ids
+        The strategy and its clients.
+    read : callable
+        ``read(kind, client)``, its `model_arrays`.
+    collected : mapping of int to Arrays or None
+        Personal models that the clients sent; None where they were not asked.
+    """
+    method, kinds, labels = type(algorithm).__name__, algorithm.kinds, algorithm.clusters()
+
+    def model(kind: str, client: int) -> Arrays:
+        return from_array_record(read(kind, client))
+
+    everybody = model("global", client_ids[0]) if "global" in kinds else None
+    personal: dict[int, Arrays] = {}
+    absent = f"{method} has no personal models: every client's is the global one."
+    if "personal" in kinds:
+        first = algorithm.model("personal", client_ids[0])
+        if not isinstance(first, OnClient):
+            personal = {client: model("personal", client) for client in client_ids}
+        elif collected is None:
+            absent = (
+                f"The personal models of {method} stay with their clients. {first.how} Or start "
+                "the run with collect=True, and they are sent at its end."
+            )
+        else:
+            personal = _in_full(collected, everybody)
+            absent = "No client sent its personal model; the warnings of the run say why."
+    clusters: dict[int, Arrays] = {}
+    cluster_of: dict[int, int] = {}
+    if labels is not None:
+        groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        # The largest first, those of one size by their first client.
+        for number, rows in enumerate(sorted(groups, key=lambda g: (-len(g), g[0])), start=1):
+            members = [client_ids[int(row)] for row in rows]
+            clusters[number] = model("cluster", members[0])
+            cluster_of |= dict.fromkeys(members, number)
+    return Models(
+        method,
+        everybody,
+        personal,
+        clusters,
+        dict(sorted(cluster_of.items())),
+        "" if personal else absent,
+    )
+
+
+def _in_full(collected: Mapping[int, Arrays], everybody: Arrays | None) -> dict[int, Arrays]:
+    """Return personal models with the arrays of the global one that a client shares.
+
+    A model that has other arrays altogether, such as factors of users, is whole as it is.
+    """
+    shared = everybody or {}
+    return {
+        client: {**shared, **own} if own.keys() & shared.keys() else own
+        for client, own in collected.items()
+    }
+
+
+def collect_personal(
+    run: Run, exchange: Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
+) -> dict[int, Arrays] | None:
+    """Ask all clients for the personal models that stay with them; None where none do.
+
+    Who does not send a usable one is named in a warning, and missing.
+    """
+    algorithm, clients = run.algorithm, run.membership.ids
+    method, personal = algorithm.method, "personal" in algorithm.kinds
+    if not personal or not isinstance(algorithm.model("personal", clients[0]), OnClient):
+        return None
+    asked = {
+        client: ClientInstruction(
+            {"personal": {}},
+            {
+                **({} if method is None else made_by(method)),
+                "server-round": run.last_round,
+                COLLECT: True,
+            },
+        )
+        for client in clients
+    }
+    found: dict[int, Arrays] = {}
+    reasons = dict.fromkeys(asked, "it did not answer")
+    for client, raw in exchange(dict(asked), MessageType.TRAIN):
+        if client not in reasons:
+            continue
+        assert client is not None
+        if reason := _fault(raw):
+            reasons[client] = reason
+        else:
+            del reasons[client]
+            found[client] = dict(raw.arrays or {})
+    for client, reason in sorted(reasons.items()):
+        log(WARNING, "The personal model of client %s is missing: %s", client, reason)
+    return dict(sorted(found.items()))
+
+
+def _fault(raw: RawReply) -> str:
+    """Return what is wrong with a collected model; empty if nothing is."""
+    if raw.error is not None:
+        return raw.error
+    if not raw.arrays:
+        return "it sent no arrays"
+    for name, array in raw.arrays.items():
+        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+            return f"its '{name}' holds NaN, infinity or no numbers"
+    return ""
