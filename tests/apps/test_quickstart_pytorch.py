@@ -47,7 +47,7 @@ SERVER = {
     'local_epochs=context.run_config["local-epochs"]': "local_steps=2",
 }
 LEGACY = {
-    'lr=context.run_config["learning-rate"],': "t=2.0,",
+    'lr=context.run_config["learning-rate"],': "t=2.0, curvature=4.0,",
     'local_epochs=context.run_config["local-epochs"]': "local_steps=2",
 }
 FEDGIA = {
