@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .toolkit.attacks import Attack, AttackingClient, attacked_app, attacked_client_fn
     from .toolkit.base import MethodClient
     from .toolkit.curvature import LeastSquares, Logistic
+    from .toolkit.model_arrays import ModelArrays, initial_arrays
     from .toolkit.objective import LocalObjective
     from .toolkit.personalization import SplitInput, input_layers, output_layers, split_input
     from .toolkit.ratings import Ratings
@@ -50,6 +51,7 @@ __all__ = [
     "LpProjADMMClient",
     "MeanMetric",
     "MethodClient",
+    "ModelArrays",
     "Ratings",
     "SGDClient",
     "SplitInput",
@@ -59,6 +61,7 @@ __all__ = [
     "attacked_app",
     "attacked_client_fn",
     "client_app",
+    "initial_arrays",
     "input_layers",
     "losses_of",
     "output_layers",
@@ -95,6 +98,10 @@ _HOME = {
     ".toolkit.curvature": (
         "LeastSquares",
         "Logistic",
+    ),
+    ".toolkit.model_arrays": (
+        "ModelArrays",
+        "initial_arrays",
     ),
     ".toolkit.objective": ("LocalObjective",),
     ".toolkit.personalization": (

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
-from fl_admm_strategies.maths.blocks import Arrays, under
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.attacks import forge_z
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
-from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
+from ..toolkit.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
 
 
 class FedADMMClient(TorchClient[Any]):
@@ -28,26 +28,34 @@ class FedADMMClient(TorchClient[Any]):
     def train(self, asked: FedADMMInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
         """Move u_i, and pi_i where the client keeps it; upload u_i or the change of z_i."""
         self.receive(asked, asked.anchor, config)
-        w = self.block(self.trainable(asked.optimised, setting="FedADMM(averaged=...)"))
+        names = self.trainable(asked.optimised, setting="FedADMM(averaged=...)")
+        w = to_tensors({name: asked.anchor[name] for name in names}, self.device)
         u, dual = self.held(asked, config)
         self.load_block(u)
         anchor = {name: w[name] - dual[name] / asked.rho for name in dual} or w
         metrics, kept = self.local_step(asked, anchor, config)
         new = self.block(asked.optimised)
+        upload = self.arrays()
         if dual:
             dual = {name: dual[name] + asked.rho * (new[name] - w[name]) for name in dual}  # (12)
             # z_i - z_i of before = (u - u before) + (u - w)
-            self.load_block({name: (new[name] - u[name]) + (new[name] - w[name]) for name in dual})
+            change = {name: (new[name] - u[name]) + (new[name] - w[name]) for name in dual}
+            upload |= to_numpy(change)
+        kept |= prefixed(BUFFERS, self.buffers())
         self.memory.keep(config, kept | to_numpy(new, "u/") | to_numpy(dual, "dual/"))
-        return self.arrays(), metrics
+        return upload, metrics
 
     def local_step(
         self, asked: FedADMMInstruction, anchor: dict[str, Tensor], config: Scalars
     ) -> tuple[Scalars, Arrays]:
         """Run u <- u - eta [alpha_i grad f_i(u) + rho (u - anchor)]; return metrics, and v_i."""
         term = ProximalTerm(asked.rho, anchor)
-        objective = LocalObjective([term], loss_weight=asked.loss_weight, moving=anchor)
+        objective = LocalObjective([term], loss_weight=asked.loss_weight, moving=self.shared(asked))
         return self.solve(objective, lr=asked.lr, epochs=asked.local_epochs), {}
+
+    def shared(self, asked: Any) -> list[str]:
+        """Return the parameters that travel: u_i, and those that are averaged."""
+        return self.trained_names()
 
     def forge(
         self,
@@ -76,5 +84,6 @@ class FedADMMClient(TorchClient[Any]):
         return u, dual if asked.duals == "client" else {}
 
     def personal_arrays(self) -> Arrays:
-        """Return u_i after the last training; RuntimeError before the first."""
-        return under("u/", self.memory.latest())
+        """Return u_i after the last training, a whole model; RuntimeError before the first."""
+        latest = self.memory.latest()
+        return self.model_arrays.complete(under(BUFFERS, latest) | under("u/", latest))

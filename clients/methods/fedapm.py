@@ -16,7 +16,7 @@ from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.solvers import descend_until
-from ..toolkit.torch_client import to_tensors
+from ..toolkit.torch_client import BUFFERS, to_tensors
 from .fedadmm import FedADMMClient
 
 V, U, XI = "v/", "u/", "xi"  # how v_i, u_i and xi_i are called in the client's memory
@@ -55,11 +55,7 @@ class FedAPMClient(FedADMMClient):
         if asked.u_start == "server" and asked.duals == "client":  # else u_i itself was sent as w
             w = {name: asked.anchor[name] for name in asked.optimised}
             self.load_block(to_tensors(w, self.device))
-        personal = [
-            name
-            for name, p in self.model.named_parameters()
-            if p.requires_grad and _is_personal(name, asked.personal)
-        ]
+        personal = [n for n in self.trained_names() if _is_personal(n, asked.personal)]
         weight = asked.loss_weight
         if personal:
             term = ProximalTerm(asked.sigma, self.block(personal))
@@ -80,7 +76,9 @@ class FedAPMClient(FedADMMClient):
             descent = descend_until(
                 self.train_problem,
                 LocalObjective(
-                    [ProximalTerm(asked.rho, anchor)], loss_weight=weight, moving=anchor
+                    [ProximalTerm(asked.rho, anchor)],
+                    loss_weight=weight,
+                    moving=self.shared(asked),
                 ),
                 tolerance=xi,
                 lr=asked.lr,
@@ -104,6 +102,10 @@ class FedAPMClient(FedADMMClient):
         self.load_block(u)
         with self.seeded(config):
             return self.evaluate_models({"personal": self.arrays(), "global": shared})
+
+    def shared(self, asked: Any) -> list[str]:
+        """Return the parameters that travel: u_i, and those that are averaged."""
+        return [name for name in self.trained_names() if not _is_personal(name, asked.personal)]
 
     def receive(self, asked: Any, arrays: Arrays, config: Scalars) -> None:
         """Load the shared arrays of a message, and the client's own v_i, into the model."""
@@ -139,7 +141,7 @@ class FedAPMClient(FedADMMClient):
         return {name: a for name, a in self.arrays().items() if _is_personal(name, personal)}
 
     def personal_arrays(self) -> Arrays:
-        """Return v_i and u_i, the client's own model after its last training, by name.
+        """Return v_i and u_i, the client's own model after its last training: a ``state_dict``.
 
         Raises
         ------
@@ -147,7 +149,8 @@ class FedAPMClient(FedADMMClient):
             If it has not been trained yet.
         """
         latest = self.memory.latest()
-        return under(V, latest) | under(U, latest)
+        own = under(BUFFERS, latest) | under(V, latest) | under(U, latest)
+        return self.model_arrays.complete(own)
 
 
 def _is_personal(name: str, pattern: str | None) -> bool:

@@ -85,7 +85,7 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
 
     @abstractmethod
     def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
-        """Return f_i and its gradient, for every floating point array of the model."""
+        """Return f_i and its gradient, for every array of the model that is trained."""
 
     @abstractmethod
     def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
@@ -112,9 +112,9 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
         server sent.
         """
         gram = self.gram() if asked.hessian == "gram" else None
-        block = Block.optimised(asked.model)
-        x = block.vector(asked.model).astype(np.float64)
         loss, slopes = self.loss_and_gradient(asked.model)
+        block = Block.optimised(asked.model, slopes)
+        x = block.vector(asked.model).astype(np.float64)
         gradient = np.concatenate([slopes[n].ravel() for n in block.names], dtype=np.float64)
         gradient /= asked.num_clients
         if asked.admm:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+import torch
 
 from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.base import Scalars
 from ..toolkit.curvature import Curvature
+from ..toolkit.model_arrays import to_array
 from ..toolkit.power_iteration import power_iteration
 from ..toolkit.torch_client import TorchClient
 from .fedgia import FedGiASteps
@@ -44,19 +45,13 @@ class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
         )
 
     def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
-        """Return f_i and its gradient; zero for what the model does not train."""
+        """Return f_i and its gradient; zero for what the loss does not reach."""
         self.load(model)
         self.model.eval()
         loss = self.train_problem.set_gradient()
-        slopes = {
-            name: parameter.grad.cpu().numpy()
-            for name, parameter in self.model.named_parameters(remove_duplicate=False)
-            if parameter.grad is not None
-        }
         return loss, {
-            name: slopes[name] if name in slopes else np.zeros(array.shape, array.dtype)
-            for name, array in model.items()
-            if array.dtype.kind == "f"
+            name: to_array(torch.zeros_like(p) if p.grad is None else p.grad)
+            for name, p in self.model_arrays.parameters(self.model_arrays.trained).items()
         }
 
     def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:

@@ -17,7 +17,7 @@ from fl_admm_strategies.maths.moreau import advance
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.solvers import Loader, descend_until
-from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
+from ..toolkit.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
 
@@ -65,15 +65,15 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         or at theta_i (accuracy-tested and exact steps). Of accuracy-tested steps also ``residual``,
         the left side of (17), ``tolerance``, epsilon_i, and ``steps``.
         """
-        self.load(asked.anchor)
         names = self.trainable(asked.optimised, setting="FLAME(averaged=...)")
-        received = to_numpy(self.block(names))
-        theta, local_w = self._held(asked, config)
+        received = {name: asked.anchor[name] for name in names}
+        theta, local_w, buffers = self._held(asked, config)
+        self.load(asked.anchor | buffers)
         anchor = local_w if local_w and asked.anchor_on == "w_i" else received
         self.load_block(to_tensors(theta, self.device))
         metrics = self._theta_step(asked, anchor)
         new, upload = to_numpy(self.block(names)), self.arrays()
-        kept = prefixed(THETA, new)
+        kept = prefixed(THETA, new) | prefixed(BUFFERS, self.buffers())
         if local_w:
             a = asked.lam * asked.alpha
             for name in names:
@@ -83,14 +83,15 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         self.memory.keep(config, kept)
         return upload, metrics
 
-    def _held(self, asked: FLAMEInstruction, config: Scalars) -> tuple[Arrays, Arrays]:
-        """Return theta_i and, where the client keeps it, w_i."""
+    def _held(self, asked: FLAMEInstruction, config: Scalars) -> tuple[Arrays, Arrays, Arrays]:
+        """Return theta_i and, where the client keeps them, w_i and the buffers of its model."""
         if asked.start is not None:  # w_i^0 = theta_i^0
             theta = local_w = asked.start
+            buffers: Arrays = {}
         else:
             own = self.memory.require(config)
-            theta, local_w = under(THETA, own), under(LOCAL_W, own)
-        return theta, local_w if asked.duals == "client" else {}
+            theta, local_w, buffers = (under(part, own) for part in (THETA, LOCAL_W, BUFFERS))
+        return (theta, local_w, buffers) if asked.duals == "client" else (theta, {}, {})
 
     def _theta_step(self, asked: FLAMEInstruction, anchor: Arrays) -> Scalars:
         """Minimise f_i(theta) + lambda/2 ||theta - anchor||^2 (11) as the server asks."""
@@ -162,7 +163,7 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         asked = FLAMEEvaluation.decode(parameters, config)
         personal = asked.personal
         if personal is None:  # theta_i never left the client
-            theta = asked.start or under(THETA, self.memory.require(config))
+            theta = asked.start or self._own(self.memory.require(config))
             personal = asked.global_ | theta
         models = {"personal": personal, "global": asked.global_}
         with self.seeded(config):
@@ -187,14 +188,18 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         return scores
 
     def personal_arrays(self) -> Arrays:
-        """Return theta_i, the client's personal model after its last training.
+        """Return theta_i, the client's personal model after its last training: a ``state_dict``.
 
         Raises
         ------
         RuntimeError
             If it has not been trained yet.
         """
-        return under(THETA, self.memory.latest())
+        return self.model_arrays.complete(self._own(self.memory.latest()))
+
+    @staticmethod
+    def _own(held: Arrays) -> Arrays:
+        return under(BUFFERS, held) | under(THETA, held)
 
 
 def _of_kind(report: Scalars, kind: str) -> dict[str, float]:

@@ -40,7 +40,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         """Run (5): omega <- omega - alpha [grad f_i(omega) + rho (omega - zeta_i)], T_i epochs."""
         self.load(asked.anchor)
         names = self._clustered(asked.clustered)
-        term = ProximalTerm(asked.rho, self.block(names))
+        anchor = {name: asked.anchor[name] for name in names}
+        term = ProximalTerm(asked.rho, to_tensors(anchor, self.device))
         self.load_block(to_tensors(asked.start or self.memory.require(config), self.device))
         metrics = self.solve(LocalObjective([term]), lr=asked.lr, epochs=asked.local_epochs)
         self.memory.keep(config, to_numpy(self.block(names)))

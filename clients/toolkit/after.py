@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fl_admm_strategies.maths.blocks import Arrays
 
 from . import batches
+from .model_arrays import parameters_of
 from .objective import LocalObjective, ProximalTerm
 from .solvers import Loader, LocalProblem, LossFn, OptimizerFn, SplitBatch, gradient_descent
 
@@ -118,7 +119,7 @@ def personalise(
     """
     problem = _problem(model, loader, loss_fn, split_batch)
     problem.model.load_state_dict(state_dict(start))
-    trained = {n: p for n, p in problem.model.named_parameters() if p.requires_grad}
+    trained = {n: p for n, p in parameters_of(problem.model).items() if p.requires_grad}
     anchor = {name: parameter.detach().clone() for name, parameter in trained.items()}
     gradient_descent(
         problem,

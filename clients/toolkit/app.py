@@ -211,14 +211,15 @@ def _fit(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
 
 
 def _personal(client: NumPyClient) -> RawReply:
-    """Return a client's personal model, under the names of its arrays."""
+    """Return a client's personal model, as it travels, under the names of its arrays."""
     read = getattr(client, "personal_arrays", None)
     if read is None:
         raise ValueError(
             f"{type(client).__name__} has no personal_arrays(), so there is no personal model to "
             "send. Start the run without collect=True, or give the client one."
         )
-    return RawReply(read(), {wire.NUM_EXAMPLES: 1})
+    travelling = getattr(client, "travelling", dict)
+    return RawReply(travelling(read()), {wire.NUM_EXAMPLES: 1})
 
 
 def _evaluate(client: NumPyClient, instruction: ClientInstruction) -> RawReply:

@@ -13,6 +13,7 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.layout import NAMES, TRAINED, answer
 from fl_admm_strategies.runtime.maker import check_instruction_maker, made_by
 from fl_admm_strategies.runtime.messages import (
     ARRAYS,
@@ -129,6 +130,9 @@ class MethodClient(NumPyClient, Generic[Asked]):
             the client does not hold the variables that the server takes for its own.
         """
         self.check_sender(config)
+        if (names := config.get(NAMES)) is not None:
+            answer = self.answer_about_names(read_names(NAMES, names))
+            return list(answer.values()), self.train_size(), self.stamp()
         if config.get("handshake"):
             arrays, num_examples, metrics = self.answer_handshake(parameters, config)
             return arrays, num_examples, metrics | self.stamp()
@@ -179,6 +183,17 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """Return the strategy's `method`; None for one that takes any client, such as FedAvg."""
         return getattr(self.strategy, "method", None)
 
+    def answer_about_names(self, names: list[str]) -> Arrays:
+        """Return what the server wants to know of its initial arrays: here, that all are trained.
+
+        See `fl_admm_strategies.runtime.layout`.
+        """
+        return answer(names, dict.fromkeys(names, TRAINED), {})
+
+    def untrained(self, names: list[str]) -> Arrays:
+        """Return those of some arrays that the client has, though it never uploads them unasked."""
+        return {}
+
     def forge(
         self,
         upload: Arrays,
@@ -206,6 +221,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
             names = read_names(UPLOAD, wanted)
         else:
             names = list(next(iter(split_groups(parameters, config).values())))
+        if missing := [name for name in names if name not in upload]:
+            upload = {**upload, **self.untrained(missing)}
         if missing := [name for name in names if name not in upload]:
             raise ValueError(
                 f"The server wants the arrays {', '.join(missing)}, which this client does not "

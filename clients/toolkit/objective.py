@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-WRAPPERS = ("module.", "_orig_mod.")
-"""What `DataParallel` and `torch.compile` put before a parameter's name."""
+from .model_arrays import parameters_of
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,14 @@ class ProximalTerm:
         """Add c (u - a) to the parameters' ``.grad``."""
         for name, anchor in self.anchor.items():
             if (parameter := moving.get(name)) is not None:
-                _add(parameter, parameter - anchor.to(parameter), self.weight)
+                _add(parameter, parameter - anchor.to(parameter.device), self.weight)
 
     def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
         """Return (c/2) ||u - a||^2."""
         total = torch.zeros(())
         for name, anchor in self.anchor.items():
             if (parameter := moving.get(name)) is not None:
-                total = total + (parameter - anchor.to(parameter)).square().sum()
+                total = total + (parameter - anchor.to(parameter.device)).square().sum()
         return 0.5 * self.weight * total
 
 
@@ -72,7 +71,7 @@ class ProjectedTerm:
     def image(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return P u, shape (k,)."""
         flat = torch.cat([parameters[name].flatten() for name in self.names])
-        return self.projection.to(flat) @ flat
+        return self.projection.to(flat.device) @ flat.to(self.projection.dtype)
 
     def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Add c P^T (P u - a) to the parameters' ``.grad``."""
@@ -196,7 +195,7 @@ class LocalObjective:
     @contextmanager
     def others_fixed(self, model: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
         """Freeze all parameters of the model that are not in u; yield those that move."""
-        own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        own = {name: p for name, p in parameters_of(model).items() if p.requires_grad}
         moving = {n: p for n, p in own.items() if self._moving is None or n in self._moving}
         fixed = [p for name, p in own.items() if name not in moving]
         try:
@@ -210,10 +209,7 @@ class LocalObjective:
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         self.used = True
-        named = dict(model.named_parameters())
-        for wrapper in WRAPPERS:
-            if named and all(name.startswith(wrapper) for name in named):
-                named = {name.removeprefix(wrapper): p for name, p in named.items()}
+        named = parameters_of(model)
         lacking = [name for term in self.terms for name in term.names if name not in named]
         if lacking:
             raise ValueError(

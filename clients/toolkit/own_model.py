@@ -39,11 +39,11 @@ class OwnModelClient(TorchClient[Asked]):
             return self.evaluate_models(models)
 
     def personal_arrays(self) -> Arrays:
-        """Return the client's own model after its last training.
+        """Return the client's own model after its last training: a ``state_dict``.
 
         Raises
         ------
         RuntimeError
             If it has not been trained yet.
         """
-        return self.memory.latest()
+        return self.model_arrays.complete(self.memory.latest())

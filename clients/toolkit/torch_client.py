@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Never, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,6 +21,7 @@ from fl_admm_strategies.runtime.messages import split_groups
 
 from . import batches
 from .base import Asked, MethodClient, Scalars
+from .model_arrays import ModelArrays, in_full, to_array
 from .objective import LocalObjective
 from .solvers import (
     Loader,
@@ -30,6 +32,9 @@ from .solvers import (
     SplitBatch,
     gradient_descent,
 )
+
+BUFFERS = "b/"
+"""How the buffers of a client's model are called in its memory, before their names."""
 
 MetricFn = Callable[[Any, Any], float | Tensor]
 
@@ -132,11 +137,34 @@ class TorchClient(MethodClient[Asked]):
 
     def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
         """Return the arrays of the model's ``state_dict``."""
-        return list(self.arrays().values())
+        return list(self.model_arrays.complete({}).values())
+
+    def answer_about_names(self, names: list[str]) -> Arrays:
+        """Return which of the server's initial arrays the model trains."""
+        return self.model_arrays.answer(names)
+
+    def untrained(self, names: list[str]) -> Arrays:
+        """Return frozen arrays and second names, for a strategy that did not ask about them."""
+        own = self.model_arrays
+        return own.read([name for name in names if name in own.tied or name in own.frozen])
+
+    @cached_property
+    def model_arrays(self) -> ModelArrays:
+        """What of the model travels; what is trained is settled with the first message."""
+        return ModelArrays(self.model)
+
+    def travelling(self, state: Arrays) -> Arrays:
+        """Return what travels of a ``state_dict``, by name."""
+        own = self.model_arrays
+        return {name: state[own.prefix + name] for name in own.names if own.prefix + name in state}
 
     def arrays(self) -> Arrays:
-        """Return the arrays of the model's ``state_dict`` by name."""
-        return {n: tensor.cpu().clone().numpy() for n, tensor in self.model.state_dict().items()}
+        """Return what of the model travels, by name; see `ModelArrays`."""
+        return self.model_arrays.read()
+
+    def buffers(self) -> Arrays:
+        """Return the buffers among them."""
+        return self.model_arrays.read(self.model_arrays.buffers)
 
     def train_size(self) -> int:
         """Return n_i, the number of training examples.
@@ -307,31 +335,12 @@ class TorchClient(MethodClient[Asked]):
             )
 
     def load(self, arrays: Arrays) -> None:
-        """Load the arrays of a whole ``state_dict`` into the model.
-
-        Raises
-        ------
-        ValueError
-            If names or shapes differ from the model's.
-        """
-        state = self.model.state_dict()
-        if arrays.keys() != state.keys():
-            raise ValueError(
-                f"The server sent a model of {len(arrays)} arrays ({', '.join(arrays)}), the "
-                f"client's has {len(state)} ({', '.join(state)}). Use one model definition on both "
-                "sides."
-            )
-        for name, tensor in state.items():
-            if tuple(tensor.shape) != arrays[name].shape:
-                raise ValueError(
-                    f"The server sent '{name}' of shape {arrays[name].shape}, the client's model "
-                    f"has {tuple(tensor.shape)}. Use one model definition on both sides."
-                )
-        self.model.load_state_dict({name: torch.from_numpy(arrays[name]) for name in state})
+        """Load what travels of a model; see `ModelArrays.load`."""
+        self.model_arrays.load(arrays)
 
     def trained_names(self) -> list[str]:
         """Return the names of the parameters that the model trains."""
-        return [name for name, p in self.model.named_parameters() if p.requires_grad]
+        return self.model_arrays.trained
 
     def trainable(self, names: Sequence[str], *, setting: str) -> list[str]:
         """Return the names of a block that the server optimises, once they are seen to be trained.
@@ -341,7 +350,7 @@ class TorchClient(MethodClient[Asked]):
         ValueError
             If the model does not train one of them; `setting` says where to leave it out.
         """
-        trained = set(self.trained_names())
+        trained = set(self.model_arrays.trained)
         if untrained := [name for name in names if name not in trained]:
             raise ValueError(
                 f"The server optimises {', '.join(untrained)}, which the client's model does not "
@@ -352,15 +361,17 @@ class TorchClient(MethodClient[Asked]):
 
     def load_block(self, block: Mapping[str, Tensor]) -> None:
         """Overwrite some of the model's parameters."""
-        parameters = dict(self.model.named_parameters())
+        parameters = self.model_arrays.parameters(block)
         with torch.no_grad():
             for name, tensor in block.items():
                 parameters[name].copy_(tensor)
 
     def block(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return copies of some of the model's parameters."""
-        parameters = dict(self.model.named_parameters())
-        return {name: parameters[name].detach().clone() for name in names}
+        """Return copies of some of the model's parameters, those in half precision as float32."""
+        return {
+            name: in_full(p.detach()).clone()
+            for name, p in self.model_arrays.parameters(names).items()
+        }
 
     @contextmanager
     def seeded(self, config: Scalars) -> Iterator[None]:
@@ -423,7 +434,7 @@ def rmse(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def to_numpy(block: Mapping[str, Tensor], prefix: str = "") -> dict[str, NDArray[Any]]:
     """Return named tensors as numpy arrays, with a prefix to their names."""
-    return {f"{prefix}{name}": tensor.cpu().numpy() for name, tensor in block.items()}
+    return {f"{prefix}{name}": to_array(tensor) for name, tensor in block.items()}
 
 
 def to_tensors(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:

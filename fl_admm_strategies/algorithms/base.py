@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
-from ..maths.blocks import BATCH_NORM, Arrays, Block, compile_pattern
+import numpy as np
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Block, compile_pattern, spec_of
 from ..maths.checks import check_choice
+from ..maths.clienttable import ClientRow, ClientTable
+from ..maths.clustering import cluster_models
 from ..runtime.bound import MaxNorm, OnExcess
 from ..runtime.membership import Membership
 from ..runtime.messages import ClientInstruction, Reply
@@ -59,7 +64,7 @@ class ConsensusSettings(WeightedSettings, total=False):
     """The parameters of `ConsensusStrategy`."""
 
     duals: Duals
-    averaged: str
+    averaged: str | None
 
 
 class ConsensusStrategy(WeightedStrategy):
@@ -74,9 +79,10 @@ class ConsensusStrategy(WeightedStrategy):
         trajectory up to rounding, the same bytes. With "client" all clients start afresh from the
         global model when one has lost its state or has left: nobody can take its part out of the
         server's sum.
-    averaged : str (default: `BATCH_NORM`)
-        Regular expression searched in the arrays' names: arrays without a gradient, which are
-        averaged over the participants, weighted by their examples, as are all integers.
+    averaged : str, optional
+        Regular expression searched in the arrays' names: arrays that are not optimised together but
+        trained on each client's loss alone and averaged over the participants, weighted by their
+        examples, as all buffers are. By default there are no others.
     **base
         The parameters of `WeightedStrategy`.
     """
@@ -88,7 +94,7 @@ class ConsensusStrategy(WeightedStrategy):
         self,
         *,
         duals: Duals = "strategy",
-        averaged: str = BATCH_NORM,
+        averaged: str | None = None,
         **base: Unpack[WeightedSettings],
     ) -> None:
         super().__init__(**base)
@@ -121,6 +127,47 @@ def check_bound_of_changes(duals: Duals, max_norm: MaxNorm, on_excess: OnExcess)
             "send the change of what they keep, and if it were clipped, their variables and the "
             "server's sum would differ from then on. Give on_excess='refuse' or duals='strategy'."
         )
+
+
+class OwnBuffers:
+    """The buffers of the clients' own models, in the column ``buffers`` of the state's table.
+
+    Each client's are those of its last upload. Where models have none there is no such column.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        The initial model.
+    trained : collection of str
+        What of it is trained; the rest are buffers.
+    """
+
+    def __init__(self, arrays: Arrays, trained: Collection[str]) -> None:
+        buffers = {name: array for name, array in arrays.items() if name not in trained}
+        self._block = Block(spec_of(buffers))
+
+    def column(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """Return the buffers of a model as an entry of the column."""
+        return {"buffers": self._block.vector(arrays)} if self._block.names else {}
+
+    def keep(self, row: ClientRow, upload: Arrays) -> None:
+        """Take a client's buffers from its upload."""
+        if self._block.names:
+            row.buffers = self._block.vector(upload)
+
+    def into(self, model: Arrays, row: ClientRow) -> Arrays:
+        """Return a model with the buffers of a client."""
+        return model | self._block.arrays(row.buffers) if self._block.names else model
+
+    def into_clusters(
+        self, models: list[Arrays], table: ClientTable, labels: NDArray[np.int64]
+    ) -> list[Arrays]:
+        """Return clusters' models with the means of their clients' buffers, as `cluster_models`."""
+        if not self._block.names:
+            return models
+        weights = table.column("num_examples")
+        means = cluster_models(table.column("buffers"), weights, labels)
+        return [m | self._block.arrays(mean) for m, mean in zip(models, means, strict=True)]
 
 
 @dataclass(frozen=True)

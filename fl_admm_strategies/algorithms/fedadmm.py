@@ -87,7 +87,7 @@ class FedADMM(ConsensusStrategy):
 
     def init_state(self, arrays: Arrays) -> FedADMMState:
         """Start with u_i^0 = w^0, the initial model, and pi_i^0 = 0."""
-        self._block = Block.optimised(arrays, self._averaged)
+        self._block = Block.optimised(arrays, self.trained, self._averaged)
         first, on_clients = self._block.vector(arrays), self.duals == "client"
         consensus = ConsensusADMM(first, self.rho, on_clients=on_clients)
         return FedADMMState(consensus, self._block.rest(arrays), ClientTable(alpha=0.0))

@@ -138,7 +138,7 @@ class FedAPM(FedADMM):
         """Start FedADMM's state for the shared arrays alone."""
         if self._personal is not None:
             # Of what is optimised something must be personal and something shared.
-            matching("personal", self._personal, optimised(arrays, self._averaged))
+            matching("personal", self._personal, optimised(arrays, self.trained, self._averaged))
             arrays = {n: a for n, a in arrays.items() if not self._personal.search(n)}
         self._shared = spec_of(arrays)
         return super().init_state(arrays)

@@ -216,7 +216,7 @@ class FedGiA(StatefulStrategy):
 
     def init_state(self, arrays: Arrays) -> FedGiAState:
         """Start with z_i = x^0 and pi_i = 0 for every client."""
-        self._block = Block.optimised(arrays)
+        self._block = Block.optimised(arrays, self.trained)
         self._fixed = self._block.rest(arrays)
         first, m = self._block.vector(arrays), self.membership.num_initial
         if self._group_size(m) < 1:

@@ -27,7 +27,7 @@ from ..maths.moreau import advance, messages
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import Reply
 from ..runtime.schema import Instruction
-from .base import ConsensusSettings, ConsensusStrategy
+from .base import ConsensusSettings, ConsensusStrategy, OwnBuffers
 
 
 @dataclass
@@ -169,9 +169,11 @@ class FLAME(ConsensusStrategy):
 
     def init_state(self, arrays: Arrays) -> FLAMEState:
         """Start with theta_i^0 = w_i^0 = w^0, the initial model, so pi_i^0 = 0 as (33) wants."""
-        self._block = Block.optimised(arrays, self._averaged)
+        self._block = Block.optimised(arrays, self.trained, self._averaged)
         first = self._block.vector(arrays)
+        self._buffers = OwnBuffers(arrays, self.trained)
         columns = {"theta": first, "local_w": first} if self.duals == "strategy" else {}
+        columns |= self._buffers.column(arrays) if self.duals == "strategy" else {}
         return FLAMEState(
             consensus=Consensus(
                 first, first.astype(np.float64) * self.membership.num_initial, first
@@ -183,7 +185,8 @@ class FLAME(ConsensusStrategy):
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with theta_i = w_i = w: the message u_i = w leaves the mean as it is."""
         w = self.state.consensus.w
-        start = {"theta": w, "local_w": w} if self.duals == "strategy" else {}
+        buffers = self._buffers.column(self.state.averaged_arrays)
+        start = {"theta": w, "local_w": w, **buffers} if self.duals == "strategy" else {}
         return {"alpha": self.alpha_of(reply), **start}
 
     def train_instructions(
@@ -197,7 +200,7 @@ class FLAME(ConsensusStrategy):
         local = self.duals == "strategy" and self.anchor_on == "w_i"
         start = self._start(client)
         return FLAMEInstruction(
-            anchor=self._model(own.local_w if local else w),
+            anchor=self._own(own.local_w if local else w, client),
             start=None if start is None else self._block.arrays(start),
             lam=self.lam,
             rho=self.rho,
@@ -234,6 +237,7 @@ class FLAME(ConsensusStrategy):
                     theta, own.theta, own.local_w, consensus.w, a=a, rho=self.rho
                 )
                 own.theta = theta
+                self._buffers.keep(own, reply.arrays)
             consensus.add_change(change)
             own.tolerance *= self.tolerance_decay
         if server_round % REBUILD_EVERY == 0 and self.duals == "strategy":
@@ -268,7 +272,7 @@ class FLAME(ConsensusStrategy):
         on_server = self.duals == "strategy"
         return {
             client: FLAMEEvaluation(
-                personal=self._model(self.state.clients[client].theta) if on_server else None,
+                personal=self._personal(client) if on_server else None,
                 global_=model,
                 start=first if not on_server and self.membership.is_new(client) else None,
                 optimised=self._block.names,
@@ -277,14 +281,23 @@ class FLAME(ConsensusStrategy):
         }
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return w, or theta_i with the averaged arrays of the global model."""
+        """Return w with the averaged arrays, or theta_i with them but its own buffers."""
         if kind == "global":
             return self._model(self.state.consensus.w)
         if kind == "personal" and self.duals == "strategy":
-            return self._model(self.state.clients[client_id].theta)
+            return self._personal(client_id)
         if kind == "personal":
             return OnClient("Read FLAMEClient(...).personal_arrays() there.")
         return OnClient("The client takes the better of its personal and the global model.")
+
+    def _personal(self, client: int) -> Arrays:
+        return self._own(self.state.clients[client].theta, client)
+
+    def _own(self, vector: NDArray[Any], client: int) -> Arrays:
+        """Return a model with the client's own buffers, where they are here."""
+        model = self._model(vector)
+        on_server = self.duals == "strategy"
+        return self._buffers.into(model, self.state.clients[client]) if on_server else model
 
     def _model(self, vector: NDArray[Any]) -> Arrays:
         return self._block.model(vector, self.state.averaged_arrays)

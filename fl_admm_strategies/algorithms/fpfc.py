@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, compile_pattern, matching, spec_of, weighted_average
 from ..maths.checks import check_count, check_positive
-from ..maths.clienttable import ClientTable
+from ..maths.clienttable import ClientTable, Row
 from ..maths.clustering import (
     NormDistribution,
     cluster_models,
@@ -34,6 +34,7 @@ from ..runtime.algorithm import OnClient
 from ..runtime.messages import Reply, to_array_record
 from ..runtime.sampled import SampledSettings, SampledStrategy
 from ..runtime.schema import Instruction
+from .base import OwnBuffers
 
 EpochSchedule = int | Callable[[int, int], int]
 RateSchedule = float | Callable[[int], float]
@@ -50,7 +51,8 @@ class FPFCState:
     averaged_arrays : Arrays
         phi, the arrays that are averaged and not clustered, by name.
     clients : ClientTable
-        Rows ``num_examples``: n_i as last reported, 0 before a client's first upload.
+        Rows ``num_examples``: n_i as last reported, 0 before a client's first upload; and
+        ``buffers``, where the model has some: see `OwnBuffers`.
     """
 
     pairs: PairwiseStore
@@ -213,16 +215,21 @@ class FPFC(SampledStrategy):
     def init_state(self, arrays: Arrays) -> FPFCState:
         """Start with omega_i = omega^0 for every client and theta = v = 0."""
         if self._pattern is None:
-            self._block = Block.optimised(arrays)
+            self._block = Block.optimised(arrays, self.trained)
         else:
-            names = matching("clustered", self._pattern, arrays)
+            names = matching("clustered", self._pattern, self.trained)
             self._block = Block(spec_of({name: arrays[name] for name in names}), list(arrays))
         first, m = self._block.vector(arrays), self.membership.num_initial
+        self._buffers = OwnBuffers(arrays, self.trained)
         return FPFCState(
             pairs=PairwiseStore(np.tile(first, (m, 1)), self.penalty, self.rho),
             averaged_arrays=self._block.rest(arrays),
-            clients=ClientTable(num_examples=0.0),
+            clients=ClientTable(num_examples=0.0, **self._buffers.column(arrays)),
         )
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Start with the mean of the buffers."""
+        return self._buffers.column(self.state.averaged_arrays)
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
@@ -246,7 +253,7 @@ class FPFC(SampledStrategy):
                 anchor, start, rho = mean, mean, 0.0
             holds_it = members.has_current_state(client)
             instructions[client] = FPFCInstruction(
-                anchor=self._model(anchor),
+                anchor=self._own(anchor, client),
                 start=None if holds_it else self._block.arrays(start),
                 lr=self._rate(server_round),
                 local_epochs=self._epochs(server_round, client),
@@ -276,6 +283,7 @@ class FPFC(SampledStrategy):
         state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
         for client, reply in replies.items():
             state.clients[client].num_examples = reply.num_examples
+            self._buffers.keep(state.clients[client], reply.arrays)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Give new clients pairs with all others, with v_ij = 0; omega_i comes with the update."""
@@ -296,12 +304,12 @@ class FPFC(SampledStrategy):
         """Send each client its own, its cluster's and the global model."""
         pairs, labels = self.state.pairs, self.clusters()
         rows = [self.membership.row(client) for client in client_ids]
-        alpha, everybody = self._cluster_vectors(labels), self.global_model()
+        alpha, everybody = self._cluster_models(labels), self.global_model()
         duals = pairs.mean_dual(rows) if self.report_diagnostics else [None] * len(rows)
         return {
             client: FPFCEvaluation(
-                personal=self._model(pairs.omega[row]),
-                cluster=self._model(alpha[labels[row]]),
+                personal=self._own(pairs.omega[row], client),
+                cluster=alpha[labels[row]],
                 global_=everybody,
                 mean_dual=None if dual is None else self._block.arrays(dual),
                 clustered=self._block.names,
@@ -310,14 +318,20 @@ class FPFC(SampledStrategy):
         }
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return omega_i, its cluster's alpha_l, or the mean of all omega: (1) weighs all alike."""
+        """Return omega_i, its cluster's alpha_l, or the mean of all omega: (1) weighs all alike.
+
+        Buffers are the client's own, the means over its cluster, or those over all participants.
+        """
         omega, row = self.state.pairs.omega, self.membership.row(client_id)
         if kind == "global":
             return self._model(omega.mean(axis=0))
         if kind == "personal":
-            return self._model(omega[row])
+            return self._own(omega[row], client_id)
         labels = self.clusters()
-        return self._model(self._cluster_vectors(labels)[labels[row]])
+        return self._cluster_models(labels)[int(labels[row])]
+
+    def _own(self, vector: NDArray[Any], client: int) -> Arrays:
+        return self._buffers.into(self._model(vector), self.state.clients[client])
 
     def _model(self, vector: NDArray[Any]) -> Arrays:
         return self._block.model(vector, self.state.averaged_arrays)
@@ -345,13 +359,13 @@ class FPFC(SampledStrategy):
 
         A client that has not taken part yet has no n_i and counts only where nobody has.
         """
-        alpha = self._cluster_vectors(self.clusters(nu))
-        return [to_array_record(self._model(vector)) for vector in alpha]
+        complete = self.run.layout.complete
+        return [to_array_record(complete(m)) for m in self._cluster_models(self.clusters(nu))]
 
-    def _cluster_vectors(self, labels: NDArray[np.int64]) -> NDArray[Any]:
-        return cluster_models(
-            self.state.pairs.omega, self.state.clients.column("num_examples"), labels
-        )
+    def _cluster_models(self, labels: NDArray[np.int64]) -> list[Arrays]:
+        clients = self.state.clients
+        alpha = cluster_models(self.state.pairs.omega, clients.column("num_examples"), labels)
+        return self._buffers.into_clusters([self._model(a) for a in alpha], clients, labels)
 
     def diagnostics(self, nus: Sequence[float] = (0.01, 0.1, 0.5)) -> FPFCDiagnostics:
         """Return what helps to choose lambda and nu, from the last evaluation and the state.

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import BATCH_NORM, Arrays, Block, Spec, compile_pattern
+from ..maths.blocks import Arrays, Block, Spec, compile_pattern
 from ..maths.checks import check_count, check_positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
@@ -87,10 +87,9 @@ class LpProjADMM(WeightedStrategy):
     dimension : int (default: 10)
         d_sub, the rows of P: what travels is so many numbers, both ways, after a client's first
         round (in that, it receives the initial model).
-    unprojected : str (default: `BATCH_NORM`)
-        Regular expression searched in the arrays' names: arrays that P leaves out, as it must those
-        without a gradient. They stay with the client, as do all integers, and are trained on its
-        loss alone.
+    unprojected : str, optional
+        Regular expression searched in the arrays' names: arrays that P leaves out, as it does all
+        buffers. They stay with the client and are trained on its loss alone.
     **base
         The parameters of `WeightedStrategy`. P follows from `seed`, so that it never travels.
 
@@ -116,7 +115,7 @@ class LpProjADMM(WeightedStrategy):
         lr: float = 0.01,
         local_epochs: int = 1,
         dimension: int = 10,
-        unprojected: str = BATCH_NORM,
+        unprojected: str | None = None,
         **base: Unpack[WeightedSettings],
     ) -> None:
         super().__init__(**base)
@@ -140,7 +139,7 @@ class LpProjADMM(WeightedStrategy):
 
     def init_state(self, arrays: Arrays) -> LpProjState:
         """Start with theta_i^0 the initial model, w_i^0 = w^0 = P theta_i^0 and pi_i^0 = 0."""
-        self._block = Block.optimised(arrays, self._unprojected)
+        self._block = Block.optimised(arrays, self.trained, self._unprojected)
         if self._block.size < self.dimension:
             raise ValueError(
                 f"dimension is {self.dimension}, but the model has only {self._block.size} "

@@ -28,6 +28,7 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
+from ..maths.blocks import Arrays
 from ..maths.checks import check_count
 from ..runtime import messages as wire
 from ..runtime.callbacks import saving_if_it_raises
@@ -123,14 +124,18 @@ class LegacyStrategy(Strategy):
             resume=self.resume,
         )
         announced = self._find_clients(client_manager)
-        self.strategy.run.begin(self.initial_arrays, self._proxy_of, announced)
+        self.strategy.run.begin(
+            self.initial_arrays, self._proxy_of, announced, self._exchange, self.train_config
+        )
         self._first_round = self.strategy.last_round + 1
         self.strategy.run.handshake(self._exchange, self.train_config)
         unreported = self.strategy.run.resume.has_unreported
         self.strategy.run.close_round(self.strategy.last_round, last=unreported)
         resumed = self._first_round > 1
-        model = self.strategy.global_model() if resumed else self.initial_arrays
-        return ndarrays_to_parameters(list(model.values()))
+        return self._global_parameters() if resumed else _parameters(self.initial_arrays)
+
+    def _global_parameters(self) -> Parameters:
+        return _parameters(self.strategy.run.layout.complete(self.strategy.global_model()))
 
     def _find_clients(self, client_manager: ClientManager) -> int:
         """Wait for the clients that the run needs; return the size of their federation."""
@@ -225,7 +230,6 @@ class LegacyStrategy(Strategy):
         self, asked: dict[int, ClientInstruction], message_type: str
     ) -> list[ClientReply]:
         """Send training instructions to their clients and return what came back."""
-        names = list(self.strategy.handshake_spec())
 
         def ask(client: int) -> ClientReply:
             ins = FitIns(*_payload(asked[client]))
@@ -236,7 +240,7 @@ class LegacyStrategy(Strategy):
             except Exception as error:  # whatever the client raises
                 check_actor(str(error))
                 return client, RawReply(error=wire.brief(str(error)))
-            return client, self._reply(res, names)
+            return client, self._reply(res, asked[client].upload_names())
 
         with ThreadPoolExecutor() as pool:
             return list(pool.map(ask, asked))
@@ -288,7 +292,7 @@ class LegacyStrategy(Strategy):
         means = self.strategy.run.aggregate_train(server_round, replies, patient=not everybody)
         if not means:
             return None, {}
-        return ndarrays_to_parameters(list(self.strategy.global_model().values())), dict(means)
+        return self._global_parameters(), dict(means)
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -410,6 +414,10 @@ def _identity(proxy: ClientProxy, *, begun: bool) -> tuple[int, int] | None:
         )
         return None
     return client, total
+
+
+def _parameters(model: Arrays) -> Parameters:
+    return ndarrays_to_parameters(list(model.values()))
 
 
 def _payload(instruction: ClientInstruction) -> tuple[Parameters, dict[str, Scalar]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -14,9 +14,6 @@ Arrays = dict[str, NDArray[Any]]
 
 Spec = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype of named arrays, in the order of the model."""
-
-BATCH_NORM = r"(running_mean|running_var|num_batches_tracked)$"
-"""The buffers of PyTorch's batch norm, which have no gradient and so no dual variable."""
 
 
 def spec_of(arrays: Mapping[str, NDArray[Any]]) -> Spec:
@@ -51,15 +48,17 @@ class Block:
         self.dtype = np.result_type(np.float32, *(dtype for _, dtype in spec.values()))
 
     @classmethod
-    def optimised(cls, arrays: Arrays, apart: re.Pattern[str] | None = None) -> Self:
-        """Return the block of the floating point arrays, without those whose names match a pattern.
+    def optimised(
+        cls, arrays: Arrays, trained: Collection[str], apart: re.Pattern[str] | None = None
+    ) -> Self:
+        """Return the block of a model's trained arrays, without those whose names match a pattern.
 
         Raises
         ------
         ValueError
             If there are none.
         """
-        return cls(spec_of(optimised(arrays, apart)), list(arrays))
+        return cls(spec_of(optimised(arrays, trained, apart)), list(arrays))
 
     def rest(self, arrays: Arrays) -> Arrays:
         """Return a model's arrays that are not in the block."""
@@ -72,13 +71,15 @@ class Block:
     def arrays(self, vector: NDArray[Any], *, copy: bool = True) -> Arrays:
         """Cut a vector of shape (d,) into the block's arrays, with their own dtypes.
 
-        Without `copy` those of the vector's dtype are views of it.
+        Integers are rounded. Without `copy` those of the vector's dtype are views of it.
         """
         arrays: Arrays = {}
         start = 0
         for name, (shape, dtype) in self.spec.items():
             stop = start + int(np.prod(shape))
-            arrays[name] = vector[start:stop].reshape(shape).astype(dtype, copy=copy)
+            part = vector[start:stop].reshape(shape)
+            part = part if dtype.kind == "f" else np.asarray(np.rint(part))
+            arrays[name] = part.astype(dtype, copy=copy)
             start = stop
         return arrays
 
@@ -106,8 +107,10 @@ def compile_pattern(setting: str, pattern: str | None) -> re.Pattern[str] | None
         ) from error
 
 
-def optimised(arrays: Arrays, apart: re.Pattern[str] | None) -> Arrays:
-    """Return the floating point arrays, without those in whose names a pattern is found.
+def optimised(
+    arrays: Arrays, trained: Collection[str], apart: re.Pattern[str] | None = None
+) -> Arrays:
+    """Return the arrays that clients train, without those in whose names a pattern is found.
 
     Raises
     ------
@@ -117,30 +120,32 @@ def optimised(arrays: Arrays, apart: re.Pattern[str] | None) -> Arrays:
     found = {
         name: array
         for name, array in arrays.items()
-        if array.dtype.kind == "f" and not (apart and apart.search(name))
+        if name in trained and not (apart and apart.search(name))
     }
     if not found:
-        raise ValueError("The model has no array of floating point numbers to optimise.")
+        raise ValueError(
+            "The model has no array of floating point numbers to optimise: its arrays are "
+            f"{', '.join(arrays)}."
+        )
     return found
 
 
-def matching(setting: str, pattern: re.Pattern[str], arrays: Arrays) -> list[str]:
-    """Return the names of the floating point arrays in which a pattern is found.
+def matching(setting: str, pattern: re.Pattern[str], trained: Collection[str]) -> list[str]:
+    """Return the names, of the arrays that are trained, in which a pattern is found.
 
     Raises
     ------
     ValueError
         If it is found in none of them, or in all: then it separates nothing.
     """
-    floating = [name for name, array in arrays.items() if array.dtype.kind == "f"]
-    found = [name for name in floating if pattern.search(name)]
-    if found and len(found) < len(floating):
+    found = [name for name in trained if pattern.search(name)]
+    if found and len(found) < len(trained):
         return found
     how_many = "all" if found else "none"
     raise ValueError(
-        f"{setting}={pattern.pattern!r} matches {how_many} of the model's arrays: "
-        f"{', '.join(arrays)}. Give a pattern that names a part of them, e.g. 'head' or '^fc2[.]'"
-        + (f", or leave `{setting}` out." if found else ".")
+        f"{setting}={pattern.pattern!r} matches {how_many} of the model's trained arrays: "
+        f"{', '.join(trained)}. Give a pattern that names a part of them, e.g. 'head' or "
+        "'^fc2[.]'" + (f", or leave `{setting}` out." if found else ".")
     )
 
 

@@ -55,7 +55,10 @@ class Algorithm(ABC):
     membership : Membership
         The clients of the run.
     model_spec : Spec
-        Names, shapes and dtypes of the initial arrays.
+        Names, shapes and dtypes of a model's arrays as they travel: see `Layout`.
+    trained : list of str
+        Which of them the clients train; the others are their models' buffers. Where `method` is
+        None nobody is asked: then all floating point arrays are, less a batch norm's statistics.
     """
 
     method: ClassVar[str | None]
@@ -64,6 +67,7 @@ class Algorithm(ABC):
     state: Any
     membership: Membership
     model_spec: Spec
+    trained: list[str]
 
     @property
     def title(self) -> str:

@@ -83,9 +83,14 @@ class Intake:
         self.only_wrong_clients = False
 
     def accept(
-        self, server_round: int, replies: Iterable[ClientReply], spec: Spec | None
+        self,
+        server_round: int,
+        replies: Iterable[ClientReply],
+        spec: Spec | None,
+        *,
+        optional: bool = False,
     ) -> Accepted:
-        """Return the usable replies; one log line for every other client.
+        """Return the usable replies; one log line for every other client, unless it is `optional`.
 
         Two replies of one client are both refused: which came first is chance, and the result of a
         round must not depend on chance.
@@ -129,7 +134,7 @@ class Intake:
         self.asked = {}
         lost = [c for c, reason in sorted(refused.items()) if self._has_lost(c, reason)]
         for client, reason in sorted(refused.items()):
-            if client not in lost:
+            if client not in lost and not optional:
                 self.refuse(server_round, client, reason)
         return Accepted(dict(sorted(accepted.items())), lost)
 

@@ -235,7 +235,7 @@ def collect_personal(
             reasons[client] = reason
         else:
             del reasons[client]
-            found[client] = dict(raw.arrays or {})
+            found[client] = run.layout.complete(dict(raw.arrays or {}))
     for client, reason in sorted(reasons.items()):
         log(WARNING, "The personal model of client %s is missing: %s", client, reason)
     return dict(sorted(found.items()))

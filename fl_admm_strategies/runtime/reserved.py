@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
 from .algorithm import Algorithm
+from .layout import NAMES
 from .maker import is_stamp
 from .messages import COLLECT, GROUPS, UPLOAD
 from .schema import Instruction, setting_names
 from .settings import parameters_of
 
 OF_EVERY_MESSAGE = frozenset(
-    {"server-round", "seed", "version", "run", "durable", "handshake", COLLECT, GROUPS, UPLOAD}
+    {"server-round", "seed", "version", "run", "durable", "handshake"}
+    | {COLLECT, GROUPS, NAMES, UPLOAD}
 )
 """What the runtime tells every client, whatever the method."""
 

@@ -8,6 +8,7 @@ A round is `update_membership`, `configure_train`, `aggregate_train`, `configure
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any
 
@@ -24,6 +25,7 @@ from .bound import Bound
 from .guard import Guard, is_finite
 from .health import Health
 from .intake import Intake, weighted_means
+from .layout import Layout
 from .maker import made_by
 from .membership import Membership
 from .messages import (
@@ -36,17 +38,15 @@ from .messages import (
     to_array_record,
     to_json,
 )
-from .owners import read_owners
 from .record import Record
 from .resume import Resume, fingerprint
 from .sampling import Sampling
 from .schema import Instruction
-from .state import Saved, arrays_of, check_initial_arrays, check_saved, load_arrays, parts_by_client
+from .state import BASE, Saved, arrays_of, check_base, load_arrays, parts_by_client
 
 Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
 """Sends instructions of a kind to their clients and returns what came back."""
 
-_BASE = "base/"
 _STATE = "state/"  # before the names of the algorithm's own arrays
 
 
@@ -64,6 +64,8 @@ class Run:
 
     Attributes
     ----------
+    layout : Layout
+        How the initial arrays travel.
     last_round : int
         The last round whose replies were taken in; 0 before the first.
     """
@@ -87,6 +89,7 @@ class Run:
         self.resume = Resume()
         self.guard = Guard()
         self.health = Health(patience)
+        self.layout = Layout()
         self.last_round = 0
         self._has_rows = False  # whether the initial clients are in the state
 
@@ -101,10 +104,17 @@ class Run:
 
     def prepare(self) -> list[int]:
         """Before anybody is looked for, put back whose the ids are; return the saved clients."""
-        self.membership.owners.begin(under(_BASE, self.resume.saved or {}))
+        self.membership.owners.begin(under(BASE, self.resume.saved or {}))
         return self.resume.saved_clients
 
-    def begin(self, arrays: Arrays, client_ids: Iterable[int], announced: int = 0) -> None:
+    def begin(
+        self,
+        arrays: Arrays,
+        client_ids: Iterable[int],
+        announced: int = 0,
+        exchange: Exchange | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         """Start the state, or put back a saved one, for these clients.
 
         Parameters
@@ -115,13 +125,15 @@ class Run:
             The clients that there are.
         announced : int
             The size of their federation; 0 where nobody knows it.
+        exchange, config
+            As in `handshake`, to ask some of them what they train. Without, nobody is asked.
 
         Raises
         ------
         ValueError
             If the arrays are not a usable model, or a saved state belongs to other clients.
         """
-        check_initial_arrays(arrays)
+        self.layout = layout = Layout.of(arrays)
         found, algorithm, resume = sorted(client_ids), self.algorithm, self.resume
         allow_missing = self.membership.max_missed_rounds is not None
         resume.compare_clients(found, announced, allow_missing=allow_missing)
@@ -133,8 +145,12 @@ class Run:
         self.guard.begin()
         self.health.begin()
         self.last_round, self._has_rows = 0, False
-        algorithm.model_spec = spec_of(arrays)
-        algorithm.state = algorithm.init_state({n: np.array(a) for n, a in arrays.items()})
+        if exchange is not None and algorithm.method is not None:
+            complete = partial(self._complete, 0, {**(config or {}), "handshake": True})
+            layout.ask(complete, exchange, self.intake, self.membership.ids)
+        first = layout.to_send()
+        algorithm.trained, algorithm.model_spec = layout.trained, spec_of(first)
+        algorithm.state = algorithm.init_state({n: np.array(a) for n, a in first.items()})
         if resume.saved is not None:
             self._enter_initial_clients({})
             self._load(resume.saved)
@@ -441,7 +457,7 @@ class Run:
             server_round,
             self.state_arrays(),
             self.membership.last_accepted,
-            fingerprint(self.algorithm, self.algorithm.model_spec),
+            fingerprint(self.algorithm, self.layout.given),
             unreported,
         )
 
@@ -453,7 +469,7 @@ class Run:
         own = {"round": np.array(self.last_round, dtype=np.int64)}
         own |= self.membership.state_arrays() | self.sampling.state_arrays()
         own |= self.bound.state_arrays()
-        return prefixed(_BASE, own)
+        return prefixed(BASE, own)
 
     def check_state(self, state: Saved) -> None:
         """Refuse what is no state of this strategy, before anything is started.
@@ -463,30 +479,13 @@ class Run:
         ValueError
             If an entry is missing, or has another shape or dtype than it must.
         """
-        per_client = ("client_ids", "last_accepted", "last_seen")
         expected = self._base()
-        for name in prefixed(_BASE, self.bound.state_arrays()).keys() - state.keys():
+        for name in prefixed(BASE, self.bound.state_arrays()).keys() - state.keys():
             del expected[name]  # the saved run had another bound, or none
-        if missing := sorted(expected.keys() - state.keys()):
-            name = type(self.algorithm).__name__
-            raise ValueError(f"This is not a state of {name}.state_dict(): it lacks {missing}.")
-        size = np.size(state[f"{_BASE}client_ids"])
-        for name in per_client:
-            expected[f"{_BASE}{name}"] = np.zeros(size, expected[f"{_BASE}{name}"].dtype)
-        owned = np.size(state[f"{_BASE}owned_ids"])
-        for name in ("owned_ids", "owner_keys"):
-            like = expected[f"{_BASE}{name}"]
-            expected[f"{_BASE}{name}"] = np.zeros((owned, *like.shape[1:]), like.dtype)
-        check_saved(state, expected)
-        read_owners(under(_BASE, state))
-        known = state[f"{_BASE}client_ids"]
-        if not len(known) or np.any(known[1:] <= known[:-1]):
-            raise ValueError(f"The saved clients are {listing(known.tolist())}, not sorted ids.")
-        if negative := [name for name in expected if np.any(state[name] < 0)]:
-            raise ValueError(f"The saved {negative} hold numbers below 0: no run has these.")
+        check_base(state, expected, type(self.algorithm).__name__)
 
     def _load(self, saved: Saved) -> None:
-        own, base = under(_STATE, saved), under(_BASE, saved)
+        own, base = under(_STATE, saved), under(BASE, saved)
         self.guard.begin(own)
         load_arrays(self.algorithm.state, own, type(self.algorithm).__name__)
         if not is_finite(self.algorithm.state, ()):

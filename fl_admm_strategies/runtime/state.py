@@ -14,7 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, prefixed, under
+from ..maths.checks import listing
 from ..maths.clienttable import ByClient
+from .owners import read_owners
+
+BASE = "base/"
+"""Before the names of what a run saves itself."""
 
 Saved = Mapping[str, NDArray[Any]]
 
@@ -106,6 +111,35 @@ def check_saved(saved: Saved, expected: Saved) -> None:
                 f"{found.dtype} and {own.dtype}). Continue with the model and the settings (such "
                 "as `duals`) that the state was saved with."
             )
+
+
+def check_base(saved: Saved, expected: Saved, owner: str) -> None:
+    """Raise ValueError unless a saved state has what that of every run has, whatever its clients.
+
+    Parameters
+    ----------
+    saved : mapping
+    expected : mapping
+        What a run of no clients has, the names with `BASE` before them.
+    owner : str
+        Whose state it is.
+    """
+    if missing := sorted(expected.keys() - saved.keys()):
+        raise ValueError(f"This is not a state of {owner}.state_dict(): it lacks {missing}.")
+    sizes = dict.fromkeys(("client_ids", "last_accepted", "last_seen"), "client_ids")
+    sizes |= dict.fromkeys(("owned_ids", "owner_keys"), "owned_ids")
+    wanted = dict(expected)
+    for name, of in sizes.items():
+        like = expected[f"{BASE}{name}"]
+        size = np.size(saved[f"{BASE}{of}"])
+        wanted[f"{BASE}{name}"] = np.zeros((size, *like.shape[1:]), like.dtype)
+    check_saved(saved, wanted)
+    read_owners(under(BASE, saved))
+    known = saved[f"{BASE}client_ids"]
+    if not len(known) or np.any(known[1:] <= known[:-1]):
+        raise ValueError(f"The saved clients are {listing(known.tolist())}, not sorted ids.")
+    if negative := [name for name in expected if np.any(saved[name] < 0)]:
+        raise ValueError(f"The saved {negative} hold numbers below 0: no run has these.")
 
 
 def parts_by_client(state: Any) -> list[ByClient]:

@@ -138,7 +138,7 @@ class StatefulStrategy(Algorithm, Strategy):
         self.weighted_by_key = weighted_by_key
         self.seed = seed
         check_base_settings(self)
-        self.model_spec = {}
+        self.model_spec, self.trained = {}, []
         self.membership = Membership(max_missed_rounds, client_keys)
         sampling = Sampling(
             fraction_train=self.fraction_train,
@@ -196,10 +196,10 @@ class StatefulStrategy(Algorithm, Strategy):
     def global_arrays(self) -> ArrayRecord:
         """The global model as Flower's `ArrayRecord`; empty where the method has none."""
         self._need_state()
-        return to_array_record(self.global_model())
+        return to_array_record(self.run.layout.complete(self.global_model()))
 
     def global_model(self) -> Arrays:
-        """Return the global model as named numpy arrays; empty where the method has none."""
+        """Return what travels of the global model; empty where the method has none."""
         if "global" not in self.kinds:
             return {}
         model = self.model("global", self.client_ids[0])
@@ -223,7 +223,7 @@ class StatefulStrategy(Algorithm, Strategy):
             If they stay with their clients; the message says how to get them there.
         """
         self._need_state()
-        return to_array_record(model_here(self, kind, client_id))
+        return to_array_record(self.run.layout.complete(model_here(self, kind, client_id)))
 
     def models(self) -> Models:
         """Return all models of the run, for use or to `Models.save`."""
@@ -369,8 +369,8 @@ class StatefulStrategy(Algorithm, Strategy):
             arrays, checkpoint_dir, every=checkpoint_every, keep=checkpoint_keep, resume=resume
         )
         run = self.run
-        self._begin(grid, arrays)
         exchange = partial(self._link.exchange, grid, timeout)
+        self._begin(grid, arrays, exchange, train_config)
         run.handshake(exchange, train_config)
 
         def evaluate(server_round: int) -> Metrics:
@@ -440,7 +440,7 @@ class StatefulStrategy(Algorithm, Strategy):
         check_user_settings(self, config, {})
         exchange = partial(self._link.exchange, grid, _QUERY_TIMEOUT)
         if not self.run.has_begun:
-            self._begin(grid, named_arrays(arrays))
+            self._begin(grid, named_arrays(arrays), exchange, config)
             self.run.handshake(exchange, config)
         self._update_membership(grid, server_round, exchange, config)
         asked = self.run.configure_train(server_round, config)
@@ -474,12 +474,12 @@ class StatefulStrategy(Algorithm, Strategy):
     def _replies(self, replies: Iterable[Message]) -> list[ClientReply]:
         return self._link.directory.replies(replies, self.run.intake.asked)
 
-    def _begin(self, grid: Grid, arrays: Arrays) -> None:
+    def _begin(self, grid: Grid, arrays: Arrays, exchange: Exchange, config: ConfigRecord) -> None:
         """Wait for the clients that the run needs, and begin."""
         wanted, allow_missing = self.run.prepare(), self.max_missed_rounds is not None
         self._link.connect(grid, wanted, allow_missing=allow_missing)
         directory = self._link.directory
-        self.run.begin(arrays, directory.client_ids, directory.announced)
+        self.run.begin(arrays, directory.client_ids, directory.announced, exchange, config)
 
     def _update_membership(
         self, grid: Grid, server_round: int, exchange: Exchange, config: ConfigRecord

@@ -195,7 +195,7 @@ def groups_sent(grid: WatchedGrid, client: int) -> dict[int, dict[str, int]]:
     return {
         server_round: groups_of(message)
         for kind, server_round, messages in grid.sent
-        if kind == MessageType.TRAIN
+        if kind == MessageType.TRAIN and server_round
         for message in messages
         if message.metadata.dst_node_id == node_of(client)
     }
@@ -538,16 +538,14 @@ def normed_client(context: Context) -> FPFCClient:
         )
 
 
-def test_batch_norm_buffers_are_refused_in_the_block_and_shared_outside_it() -> None:
+@pytest.mark.parametrize("clustered", [None, "^head"])
+def test_batch_norm_buffers_are_averaged_and_not_in_the_block(clustered: str | None) -> None:
     with torch.random.fork_rng():
         arrays = ArrayRecord(Normed().state_dict())
-    grid = WatchedGrid(client_app(normed_client), 3)
-    with pytest.raises(
-        RuntimeError, match=r"norm.running_mean, norm.running_var.*clustered=\.\.\."
-    ):
-        fpfc(fraction_evaluate=0.0).start(grid, arrays, 1)
-    strategy = fpfc(clustered="^head")
+    strategy = fpfc(clustered=clustered)
     strategy.start(WatchedGrid(client_app(normed_client), 3), arrays, 2)
+    trained = 12 if clustered else 18
+    assert strategy.state.pairs.omega.shape == (3, trained)
     model = from_array_record(strategy.global_arrays)
     assert model["norm.num_batches_tracked"].dtype == np.int64
     assert int(model["norm.num_batches_tracked"]) == 2  # one batch a round

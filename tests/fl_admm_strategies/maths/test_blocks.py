@@ -78,16 +78,33 @@ def test_what_a_block_returns_does_not_change_with_its_source() -> None:
     assert_array_equal(views["a"], [5, 2])  # unless it is asked to share
 
 
+def test_integers_out_of_a_vector_are_rounded() -> None:
+    block = Block(spec_of({"count": np.array(0), "mask": np.array([True, False])}))
+    arrays = block.arrays(np.array([2.6, 0.6, 0.4]))
+    assert arrays["count"] == 3
+    assert_array_equal(arrays["mask"], [True, False])
+
+
+def test_the_optimised_block_is_what_is_trained_less_a_pattern() -> None:
+    trained = ["body.weight", "body.bias", "head.weight"]
+    assert Block.optimised(MODEL, trained).names == trained
+    block = Block.optimised(MODEL, trained, compile_pattern("averaged", "^head"))
+    assert block.names == ["body.weight", "body.bias"]
+    assert list(block.rest(MODEL)) == ["count", "head.weight"]
+    with pytest.raises(ValueError, match="no array of floating point numbers to optimise"):
+        Block.optimised(MODEL, [])
+
+
 # --- Patterns -----------------------------------------------------------------------------------
 
 
 def choose(pattern: str) -> list[str]:
     compiled = compile_pattern("personal", pattern)
     assert compiled is not None
-    return matching("personal", compiled, MODEL)
+    return matching("personal", compiled, [name for name in MODEL if name != "count"])
 
 
-def test_a_pattern_is_searched_in_the_names_of_floating_point_arrays() -> None:
+def test_a_pattern_is_searched_in_the_names_of_trained_arrays() -> None:
     assert choose("^head") == ["head.weight"]
     assert choose("weight|count") == ["body.weight", "head.weight"]
     assert compile_pattern("personal", None) is None
@@ -97,13 +114,13 @@ def test_a_pattern_is_searched_in_the_names_of_floating_point_arrays() -> None:
     ("pattern", "how_many", "end"),
     [
         ("tail", "none", "'^fc2[.]'."),
-        ("count", "none", "'^fc2[.]'."),  # integers cannot be optimised
+        ("count", "none", "'^fc2[.]'."),  # which is not trained
         ("", "all", "or leave `personal` out."),
         ("body|head", "all", "or leave `personal` out."),
     ],
 )
 def test_a_pattern_that_separates_nothing_is_refused(pattern: str, how_many: str, end: str) -> None:
-    text = f"personal='{pattern}' matches {how_many} of the model's arrays: body.weight, body.bias"
+    text = f"personal='{pattern}' matches {how_many} of the model's trained arrays: body.weight"
     with pytest.raises(ValueError, match=re.escape(text) + ".*" + re.escape(end)):
         choose(pattern)
 
