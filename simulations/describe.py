@@ -14,7 +14,7 @@ from .data import loader_of, options_of
 from .settings import Built, Section, Settings
 from .settings.documented import first_line, parameter_docs
 
-_TABLES = ("data", "model", "training", "algorithm", "client", "report")
+_TABLES = ("data", "model", "training", "attack", "algorithm", "client", "report")
 
 
 class Setting(NamedTuple):

@@ -50,6 +50,8 @@ class Attack:
     Parameters
     ----------
     kind : {"same-value", "sign-flip", "gaussian", "one-huge"}
+        What is uploaded: one number in all places, the upload times a negative number, noise, or
+        the upload with 1e30 in one place.
     ratio : float
         floor(ratio m) of m clients are malicious, the same for the whole run; 0 is no attack.
     sigma : float, optional
