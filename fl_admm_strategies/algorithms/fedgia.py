@@ -23,12 +23,18 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, Spec, under
-from ..maths.checks import check_choice, check_count, check_fraction, check_positive, listing
+from ..maths.checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_positive,
+    largest_allowed,
+    listing,
+)
 from ..maths.clienttable import ClientTable, Row
 from ..runtime.algorithm import OnClient
 from ..runtime.base_settings import BaseSettings
 from ..runtime.callbacks import StopRule
-from ..runtime.guard import largest_allowed
 from ..runtime.messages import Metrics, Reply
 from ..runtime.schema import Instruction
 from ..runtime.strategy import StatefulStrategy

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+_HEADROOM = 2**16  # terms that a sum of uploads may have before it overflows
 
 
 def check_count(name: str, value: object, *, least: int) -> None:
@@ -47,6 +51,18 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise unless `value` is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(repr, choices))}.")
+
+
+def largest_allowed(dtype: np.dtype[Any]) -> float:
+    """Return how large a number of this type may be to be added up over the clients."""
+    return float(np.finfo(np.result_type(dtype, np.float32)).max) / _HEADROOM
+
+
+def in_range(array: NDArray[Any]) -> bool:
+    """Return whether numbers are finite, and small enough for sums over the clients."""
+    if array.dtype.kind != "f":
+        return True
+    return bool(np.abs(array).max(initial=0) <= largest_allowed(array.dtype))
 
 
 def listing(items: Sequence[object], most: int = 6) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .checks import in_range
+
 Row = Mapping[str, ArrayLike]
 
 
@@ -176,7 +178,7 @@ class ClientTable(ByClient):
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether the rows of these clients are finite."""
         known = [client for client in clients if client in self._index]
-        return all(np.isfinite(self.rows(name, known)).all() for name in self._columns)
+        return all(in_range(self.rows(name, known)) for name in self._columns)
 
     def _completed(self, row: Row) -> dict[str, NDArray[Any]]:
         if unknown := sorted(row.keys() - self._start.keys()):

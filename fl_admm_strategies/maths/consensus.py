@@ -23,6 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import in_range
 from .clienttable import ByClient, ClientTable, Row
 
 Prox = Callable[[NDArray[Any]], NDArray[Any]]
@@ -276,7 +277,7 @@ class ConsensusADMM(ByClient):
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether w, the sum and the variables of these clients are finite."""
         both = (self.mean.w, self.mean.total)
-        return all(np.isfinite(a).all() for a in both) and self.clients.is_finite(clients)
+        return all(map(in_range, both)) and self.clients.is_finite(clients)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables, not copied."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..maths.checks import in_range, largest_allowed
 from ..maths.clienttable import ByClient
 from .membership import Membership
 from .messages import Reply
@@ -16,14 +17,7 @@ from .messages import Reply
 SUSPICIOUS = 1e12
 """An upload with larger numbers is watched: below, no sum of one round can overflow float32."""
 
-_HEADROOM = 2**16  # terms that a sum of uploads may have before it overflows
-
 Undo = Callable[[], None]
-
-
-def largest_allowed(dtype: np.dtype[Any]) -> float:
-    """Return how large a number of this type may be to be added up over the clients."""
-    return float(np.finfo(np.result_type(dtype, np.float32)).max) / _HEADROOM
 
 
 class Guard:
@@ -139,7 +133,10 @@ def _remember(state: Any, name: str, clients: list[int]) -> Undo:
 
 
 def is_finite(state: Any, clients: Iterable[int]) -> bool:
-    """Return whether a state's arrays are finite, as far as an update by these clients went."""
+    """Return whether a state's arrays are finite, as far as an update by these clients went.
+
+    They must leave room for the sums of the coming rounds as well, as uploads must: `in_range`.
+    """
     clients = list(clients)
     return all(_is_finite(getattr(state, field.name), clients) for field in fields(state))
 
@@ -148,9 +145,9 @@ def _is_finite(value: Any, clients: list[int]) -> bool:
     if isinstance(value, ByClient):
         return value.is_finite(clients)
     if isinstance(value, np.ndarray):
-        return bool(np.isfinite(value).all())
+        return in_range(value)
     if isinstance(value, Mapping):
-        return all(np.isfinite(array).all() for array in value.values())
+        return all(map(in_range, value.values()))
     return is_finite(value, clients) if is_dataclass(value) else True
 
 

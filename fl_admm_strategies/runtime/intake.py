@@ -12,8 +12,7 @@ import numpy as np
 from flwr.common import log
 
 from ..maths.blocks import Spec
-from ..maths.checks import listing
-from .guard import largest_allowed
+from ..maths.checks import largest_allowed, listing
 from .maker import WrongMakerError, check_reply_maker, client_of, is_stamp
 from .membership import Membership
 from .messages import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
