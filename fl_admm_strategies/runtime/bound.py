@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -56,8 +55,7 @@ class Bound:
     max_norm : float, "auto" or None
         The largest distance. "auto": `FACTOR` times the median of the last 50, those of the present
         round among them (all of these, should they be more). In it an earlier upload counts as no
-        more than the bound of its round, and one without any change not at all. None: there is no
-        bound.
+        more than the bound of its round. None: there is no bound.
     on_excess : {"clip", "refuse"}
         What becomes of an upload beyond it.
     """
@@ -102,9 +100,8 @@ class Bound:
         norms = {c: _distance(reply.arrays, starts[c]) for c, reply in replies.items()}
         limit = self._limit(norms)
         excess = {client: norm for client, norm in norms.items() if norm > limit}
-        self._measured = {"clipped" if self.on_excess == "clip" else "refused": len(excess)}
-        if math.isfinite(limit):
-            self._measured["norm-bound"] = limit
+        name = "clipped" if self.on_excess == "clip" else "refused"
+        self._measured = {name: len(excess), "norm-bound": limit}
         if self.on_excess == "refuse":
             return Held(
                 {client: reply for client, reply in replies.items() if client not in excess},
@@ -129,16 +126,13 @@ class Bound:
         return Held(replies | clipped, list(clipped), {})
 
     def _limit(self, norms: Mapping[int, float]) -> float:
-        if self.max_norm is None or self.max_norm != "auto":
-            return float(self.max_norm or math.inf)
-        changed = [norm for norm in norms.values() if norm > 0]
-        known = [*self._norms, *changed][-max(_NORMS, len(changed)) :]
-        if not known:
-            return math.inf
+        if self.max_norm is not None and self.max_norm != "auto":
+            return float(self.max_norm)
+        known = [*self._norms, *norms.values()][-max(_NORMS, len(norms)) :]
         limit = FACTOR * median_low(known)
         # What is beyond the bound counts as the bound, refused or not: if honest clients come to
-        # move further all at once, the bound follows in some rounds.
-        self._norms.extend(min(norm, limit) for norm in changed)
+        # move further all at once, the bound follows in some rounds. From 0 it could not.
+        self._norms.extend(min(norm, limit) if limit > 0 else norm for norm in norms.values())
         return limit
 
     def measured(self) -> Metrics:

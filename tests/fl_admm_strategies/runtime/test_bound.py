@@ -105,15 +105,17 @@ def test_it_follows_when_all_move_further_and_when_all_come_to_rest() -> None:
     for _ in range(20):
         hold(bound, moved(*[0.01] * 5))
     assert bound.measured()["norm-bound"] == pytest.approx(FACTOR * 0.01)
-    hold(bound, moved(*[0.0] * 5))  # nobody moved, which says nothing
-    assert bound.measured() == {"refused": 0, "norm-bound": pytest.approx(FACTOR * 0.01)}
 
 
-def test_uploads_without_any_change_bound_nobody() -> None:
-    bound = Bound("auto", "clip")
-    assert hold(bound, moved(0.0, 0.0, 0.0)).clipped == []
-    assert bound.measured() == {"clipped": 0}
-    assert hold(bound, moved(0.0, 0.0, 3.0)).clipped == []
+def test_where_most_do_not_move_nobody_may_until_most_do() -> None:
+    bound = Bound("auto", "refuse")
+    for _ in range(10):
+        assert hold(bound, moved(0.0, 0.0, 0.0, 0.0, 1e30)).replies.keys() == {0, 1, 2, 3}
+    assert bound.measured() == {"refused": 1, "norm-bound": 0.0}
+    for _ in range(10):
+        accepted = hold(bound, moved(1.0, 1.0, 1.0, 1.0, 1e30)).replies.keys()
+    assert accepted == {0, 1, 2, 3}
+    assert hold(Bound("auto", "clip"), moved(0.0, 0.0)).clipped == []
 
 
 def test_its_state_is_saved_and_put_back() -> None:
