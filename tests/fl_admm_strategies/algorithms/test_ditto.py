@@ -144,7 +144,7 @@ def test_the_personal_models_never_leave_their_clients() -> None:
             assert list(content.array_records) == ["arrays"]
             assert_allclose(content["arrays"]["w"].numpy(), [w_i], atol=1e-12)
             (metrics,) = content.metric_records.values()
-            assert set(metrics) == {"loss", "personal-loss", "num-examples"}
+            assert set(metrics) == {"loss", "personal-loss", "num-examples", "made-by.Ditto"}
     # No message holds a number that v_i ever was, but w^0.
     personal = {value for own in v for value in own if value}
     for _, _, messages in grid.sent + grid.received:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from clients import client_app
 from clients.methods.fedmc_admm import FedMCADMMClient
 from clients.toolkit.ratings import Ratings
+from fl_admm_strategies import made_by
 from fl_admm_strategies.algorithms.fedmc_admm import FedMCADMM, initial_item_factors
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 from fl_admm_strategies.runtime.messages import RawReply
@@ -31,6 +32,7 @@ from tests.support.ratings import (
     ratings,
 )
 
+STAMP = made_by("FedMCADMM")
 P = NUM_CLIENTS
 BETA, STEPS = 0.8, 3
 USERS, ITEMS = 0.3, 0.2  # lambda, gamma
@@ -315,7 +317,7 @@ def test_the_users_factors_are_in_no_message(duals: Any, y0: Any) -> None:
             else:
                 assert arrays == {}
             numbers = {k for r in reply.content.metric_records.values() for k in r}
-            allowed = {"loss", "num-examples", "test-ratings", "squared-error", "rmse"}
+            allowed = {"loss", "num-examples", "test-ratings", "squared-error", "rmse", *STAMP}
             assert numbers <= allowed
 
 
@@ -375,8 +377,8 @@ def test_reports_of_clients_that_are_not_ours_are_averaged_as_they_are() -> None
     strategy.run.begin(initial(), range(2))
     strategy.run.configure_evaluate(1, {})
     replies = [
-        (0, RawReply(None, {"loss": 1.0, "num-examples": 1})),
-        (1, RawReply(None, {"loss": 3.0, "num-examples": 3})),
+        (0, RawReply(None, {"loss": 1.0, "num-examples": 1, **STAMP})),
+        (1, RawReply(None, {"loss": 3.0, "num-examples": 3, **STAMP})),
     ]
     assert strategy.run.aggregate_evaluate(1, replies)["loss"] == 2.5
 
@@ -390,8 +392,8 @@ def test_a_bad_report_does_not_end_the_run(error: float, rmse: float | None) -> 
     strategy.run.configure_evaluate(1, {})
     own = {"loss": 1.0, "num-examples": 1, "test-ratings": 2}
     replies = [
-        (0, RawReply(None, {**own, "squared-error": 2.0})),
-        (1, RawReply(None, {**own, "squared-error": error})),
+        (0, RawReply(None, {**own, **STAMP, "squared-error": 2.0})),
+        (1, RawReply(None, {**own, **STAMP, "squared-error": error})),
     ]
     found = strategy.run.aggregate_evaluate(1, replies)
     if rmse is None:

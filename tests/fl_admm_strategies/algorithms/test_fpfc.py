@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD
+from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD, made_by
 from fl_admm_strategies.runtime.messages import RawReply, from_array_record, parse_groups
 from tests.support.federation import (
     WatchedGrid,
@@ -61,6 +61,9 @@ def point_client(context: Context) -> Any:
     return FPFCClient(
         context, Point(), [batch], half_square, test_loader=[batch], full_batch=True
     ).to_client()
+
+
+STAMP = made_by("FPFC")
 
 
 def sampling(strategy: FPFC, rounds: Mapping[int, Sequence[int]]) -> FPFC:
@@ -287,7 +290,7 @@ def test_shared_arrays_are_averaged_by_examples_and_integers_rounded() -> None:
             "steps": np.array(steps),
             "counts": np.array(counts, dtype=np.int32),
         }
-        return RawReply(arrays, {"num-examples": n})
+        return RawReply(arrays, {"num-examples": n, **STAMP})
 
     strategy.run.aggregate_train(
         1, [(9, reply(3, 2.0, 5.0, 14, [5, -7])), (4, reply(1, 1.0, 1.0, 9, [2, 0]))]
@@ -356,7 +359,10 @@ def test_cluster_models_are_weighted_by_examples() -> None:
     uploads = {0: (0.0, 1), 1: (4.0, 3), 2: (10.0, 2)}
     strategy.run.aggregate_train(
         1,
-        [(c, RawReply({"w": np.array([w])}, {"num-examples": n})) for c, (w, n) in uploads.items()],
+        [
+            (c, RawReply({"w": np.array([w])}, {"num-examples": n, **STAMP}))
+            for c, (w, n) in uploads.items()
+        ],
     )
     # lambda = 0: theta_ij = omega_i - omega_j, so the distances are 4, 6, 10, and 0 of 3 from 2.
     assert_array_equal(strategy.clusters(), [0, 0, 1, 1])
@@ -375,7 +381,9 @@ def test_a_cluster_of_clients_that_never_took_part_is_their_mean() -> None:
     strategy.run.begin({"w": np.array([10.0])}, [0, 1, 2])
     strategy.run.handshake(nobody, {})
     strategy.run.configure_train(1, {})
-    strategy.run.aggregate_train(1, [(0, RawReply({"w": np.array([0.0])}, {"num-examples": 5}))])
+    strategy.run.aggregate_train(
+        1, [(0, RawReply({"w": np.array([0.0])}, {"num-examples": 5, **STAMP}))]
+    )
     assert_array_equal(strategy.clusters(), [0, 1, 1])
     assert [float(r["w"].numpy()[0]) for r in strategy.cluster_arrays()] == [0.0, 10.0]
 
@@ -473,7 +481,7 @@ def test_the_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         ({"clustered": "("}, ValueError, r"clustered is '\(', expected a regular expression"),
         ({"clustered": 3}, ValueError, "clustered is 3, expected a regular expression"),
         ({"fraction_train": 2}, ValueError, "fraction_train is 2"),
-        ({"fraction_fit": 0.5}, TypeError, "unexpected keyword argument 'fraction_fit'"),
+        ({"fraction_fit": 0.5}, TypeError, "fraction_fit is not a parameter of FPFC; did you mean"),
     ],
     ids=str,
 )

@@ -37,6 +37,7 @@ from fl_admm_strategies import (
     LpProjADMM,
     SmoothedSCAD,
     StatefulStrategy,
+    made_by,
 )
 from fl_admm_strategies.runtime.messages import RawReply
 from tests.support.federation import (
@@ -143,7 +144,9 @@ def test_the_number_of_clients_that_fedmc_began_with_is_a_scale_of_the_objective
     strategy.run.handshake(lambda asked, kind: [], {})
     strategy.run.update_membership(1, [0, 1, 7], lambda asked, kind: [], {})
     config = strategy.run.configure_train(1, {})[7].config
-    reply = RawReply({"V": np.array([[3.0, -0.3, -1.5]])}, {"num-examples": 1.0})
+    reply = RawReply(
+        {"V": np.array([[3.0, -0.3, -1.5]])}, {"num-examples": 1.0, **made_by("FedMCADMM")}
+    )
     strategy.run.aggregate_train(1, [(7, reply)])
     assert config["num-clients"] == 2
     # z_7 = W + (W - V) = 2 W, the others' is 0: the mean over three is (2, -.2, -1).

@@ -53,7 +53,7 @@ def test_the_initial_model_is_all_that_travels_and_once() -> None:
         for content in grid.got_in(MessageType.TRAIN, server_round).values():
             assert [list(record) for record in content.array_records.values()] == [[]]
             (metrics,) = content.metric_records.values()
-            assert set(metrics) == {"loss", "num-examples"}
+            assert set(metrics) == {"loss", "num-examples", "made-by.Local"}
 
 
 def test_the_own_models_are_evaluated_where_they_are() -> None:

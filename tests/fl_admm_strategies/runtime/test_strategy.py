@@ -168,7 +168,7 @@ def test_two_nodes_may_not_be_the_same_client() -> None:
 
 def test_a_legacy_client_app_is_pointed_to_the_two_ways_out() -> None:
     grid = InProcessGrid(ClientApp(client_fn=client_fn_of(FPFCClient)), 2)
-    with pytest.raises(ValueError, match=r"clients\.client_app\(client_fn\).*LegacyStrategy"):
+    with pytest.raises(RuntimeError, match=r"clients\.client_app\(client_fn\).*LegacyStrategy"):
         FPFC(SmoothedSCAD(0.5)).start(grid, initial_arrays())
 
 
