@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+
+# Ctrl-C while all is being imported ends the process without a word; `run` has its own.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # Before anything imports Flower or Ray: no telemetry unless the user turns it on
 # (FLWR_TELEMETRY_ENABLED=1), no update check, no warning of Ray's about accelerators.
@@ -10,6 +14,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
-from .cli import main
+from .cli import main  # noqa: E402 - that is the import
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 main()

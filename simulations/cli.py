@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import signal
+import sys
+import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -16,11 +23,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_admm_strategies import run_in_process
+from fl_admm_strategies.runtime.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.files import NotWrittenError
 
 from .client_app import make_client_app
 from .config import RunConfig
 from .describe import described
-from .experiment import prepare, results_folder
+from .experiment import CHECKPOINTS, prepare, results_folder
 from .loading import experiment_names, load_settings
 from .server_app import make_server_app
 
@@ -30,6 +39,9 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     help="Run the experiments of fl-admm-strategies.",
 )
+
+_INTERRUPTED = 130  # the exit code of what Ctrl-C ended
+_PATIENCE = 3.0  # seconds for Ray to end
 
 
 class Engine(StrEnum):
@@ -114,6 +126,10 @@ def run(
     """Run an experiment: train, then a table beside the published numbers, and plots."""
     _quieten(verbose)
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
+
+    def how_to_go_on() -> str:
+        return resuming(config, engine, workers, nodes)
+
     try:
         # Whatever is wrong with the experiment is said here, before an engine takes its time.
         experiment = prepare(config)
@@ -126,12 +142,67 @@ def run(
             highlight=False,
             markup=False,
         )
-        _run(config, min(nodes or num_clients, num_clients), engine, workers, verbose)
+        with _ending_ray(how_to_go_on) if engine is Engine.RAY else nullcontext():
+            _run(config, min(nodes or num_clients, num_clients), engine, workers, verbose)
+    except KeyboardInterrupt:
+        _say(f"Interrupted. {how_to_go_on()}")
+        raise typer.Exit(_INTERRUPTED) from None
     except Exception as error:
         if verbose:
             raise
         _explain(error)
+        if isinstance(error, NotWrittenError):
+            _say(how_to_go_on())
         raise typer.Exit(1) from None
+
+
+def resuming(config: RunConfig, engine: Engine, workers: int | None, nodes: int | None) -> str:
+    """Return what is saved of a run that came to no end, and the command that goes on with it."""
+    if config.out is None:
+        return "The run had not begun."
+    options: dict[str, object] = {
+        "engine": None if engine is Engine.RAY else engine.value,
+        "workers": workers,
+        "nodes": nodes,
+        "profile": config.profile or None,
+        "seed": config.seed,
+        "data-root": config.data_root,
+        "out": config.out,
+    }
+    words = ["python", "-m", "simulations", "run", config.experiment]
+    for option, value in options.items():
+        words += [] if value is None else [f"--{option}", str(value)]
+    for change in config.changes:
+        words += ["--set", change]
+    rounds = Checkpoints(config.out / CHECKPOINTS).rounds()
+    saved = f"The run is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
+    return f"{saved}; go on with: {shlex.join([*words, '--resume'])}"
+
+
+@contextmanager
+def _ending_ray(how_to_go_on: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C end this process and Ray's.
+
+    Flower waits in the main thread for threads that do not hear of it, until the last round.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Timer(_PATIENCE, os._exit, [_INTERRUPTED]).start()  # should Ray not end
+        _say(f"Interrupted. {how_to_go_on()}")
+        sys.stdout.flush()
+        logging.disable()  # Flower is about to wonder where Ray is
+        with suppress(Exception):
+            import ray
+
+            ray.shutdown()
+        os._exit(_INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _run(
@@ -192,6 +263,12 @@ class _FirstFew(logging.Filter):
         if self.left == -1:
             record.msg, record.args = "more warnings follow; --verbose shows them all", ()
         return self.left >= -1
+
+
+def _say(line: str) -> None:
+    console = Console(stderr=True)
+    console.show_cursor()  # a progress bar hides it
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _explain(error: Exception, failed: str = "The run failed.") -> None:

@@ -44,7 +44,7 @@ from .reports import (
 from .settings import Built, Settings, published_rows
 
 _SETTINGS = "experiment.toml"
-_CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"
 
 
 def prepare(config: RunConfig) -> Experiment:
@@ -110,7 +110,7 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
     """
     experiment = prepare(config)
     out = results_folder(config, experiment.settings)
-    with lock_folder(out / _CHECKPOINTS):  # until the last file is written
+    with lock_folder(out / CHECKPOINTS):  # until the last file is written
         return _run_in(out, grid, config, experiment, engine, console)
 
 
@@ -144,7 +144,7 @@ def _run_in(
             evaluate_every=training.evaluate_every,
             stop=experiment.report.stop_rule(experiment),
             on_round=on_round,
-            checkpoint_dir=out / _CHECKPOINTS,
+            checkpoint_dir=out / CHECKPOINTS,
             checkpoint_every=training.checkpoint_every,
             resume=config.resume,
             collect=training.collect_models,
@@ -357,7 +357,7 @@ def _results_folder(config: RunConfig, settings: Settings) -> Path:
         if not os.access(wanted, os.W_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
         if config.resume:
-            with lock_folder(wanted / _CHECKPOINTS):
+            with lock_folder(wanted / CHECKPOINTS):
                 pass  # nobody is in it, which is better known before an engine is started
         return wanted
     stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -348,6 +348,11 @@ class InProcessGrid(Grid):
         for worker in idle:
             worker.stop()
 
+    def abandon(self) -> None:
+        """Close the grid from a signal handler: at once, whoever holds its lock."""
+        self._closed = True
+        threading.Thread(target=self.close, daemon=True).start()
+
     def __enter__(self) -> Self:
         return self
 
@@ -379,7 +384,7 @@ class InProcessGrid(Grid):
                 del self._waiting[task.message_id]
                 self._start(task)
         else:
-            while self._waiting:
+            while self._waiting and not self._closed:
                 _, task = self._waiting.popitem(last=False)
                 with interruptible():
                     outcome = _run_client(self._client_app, self._pack(task))
@@ -506,7 +511,8 @@ def run_in_process(
             state=RecordDict(),
             run_config=dict(run_config or {}),
         )
-        server_app(grid=grid, context=context)
+        with interruptible(grid.abandon):
+            server_app(grid=grid, context=context)
     return context
 
 

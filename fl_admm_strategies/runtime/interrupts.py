@@ -47,3 +47,12 @@ def interruptible(on_interrupt: Callable[[], None] | None = None) -> Iterator[No
         signal.signal(signal.SIGINT, before)
     if raised:
         raise raised[0]
+
+
+@contextmanager
+def explaining(how: Callable[[], str]) -> Iterator[None]:
+    """Let an interrupt of a `with` block say, as its text, how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(how()) from None  # no other ends a script as Ctrl-C does

@@ -201,6 +201,18 @@ class Resume:
             unreported,
         )
 
+    def after_an_interrupt(self) -> str:
+        """Return what is saved, and how to go on from it."""
+        if self._folder is None:
+            return "The run was interrupted. Nothing is saved: start() got no checkpoint_dir."
+        rounds = self._folder.rounds()
+        saved = f"It is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
+        folder = os.fspath(self._folder.folder)
+        return (
+            f"The run was interrupted. {saved}; go on with start(..., checkpoint_dir={folder!r}, "
+            "resume=True)."
+        )
+
     def close(self) -> None:
         """Leave the folder to others: the run has ended."""
         if self._folder is not None:

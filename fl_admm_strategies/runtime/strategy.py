@@ -23,6 +23,7 @@ from .base_settings import check_base_settings
 from .bound import Bound, MaxNorm, OnExcess
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .intake import Intake
+from .interrupts import explaining
 from .link import GridLink
 from .maker import declared_method
 from .membership import Membership
@@ -382,7 +383,10 @@ class StatefulStrategy(Algorithm, Strategy):
 
         callbacks = Callbacks(run, lambda: self.global_arrays, evaluate_fn, stop, on_round)
         stopping = callbacks.catch_up()
-        with progress_bar(type(self).__name__, num_rounds, run.last_round, progress) as advance:
+        with (
+            explaining(run.resume.after_an_interrupt),
+            progress_bar(type(self).__name__, num_rounds, run.last_round, progress) as advance,
+        ):
             for server_round in range(run.last_round + 1, num_rounds + 1):
                 if stopping:
                     break

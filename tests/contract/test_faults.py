@@ -235,7 +235,7 @@ def test_a_client_whose_process_dies_is_as_if_not_sampled(
 
 
 # Others must not be late only because the machine is busy.
-PATIENCE = 5.0
+PATIENCE = 15.0
 
 LATE_CASES = [
     pytest.param(CHEAP, id=CHEAP.name, marks=pytest.mark.slow),

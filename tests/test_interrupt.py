@@ -1,0 +1,182 @@
+"""Ctrl-C ends a run, whatever runs the clients, and says in one line how to go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from clients import client_app
+from fl_admm_strategies import InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies.runtime.checkpoints import Checkpoints
+from tests.support.cases import CHEAP, NUM_CLIENTS
+from tests.support.federation import Adding, Mean, trained
+from tests.support.legacy import with_workflow
+from tests.test_kill import assert_nothing_is_left_of
+
+ROOT = Path(__file__).parents[1]
+
+
+def press_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def press_ctrl_c_and_swallow_it() -> None:
+    with suppress(BaseException):
+        signal.raise_signal(signal.SIGINT)
+
+
+class Pressing(Adding):
+    """A client during whose third training the user does something."""
+
+    def __init__(self, context: Context, what: Callable[[], None]) -> None:
+        super().__init__(context)
+        self.what = what
+
+    def fit(self, parameters, config):
+        if config["server-round"] == 3 and self.client == 1:
+            self.what()
+        return super().fit(parameters, config)
+
+
+@pytest.mark.parametrize("what", [press_ctrl_c, press_ctrl_c_and_swallow_it])
+@pytest.mark.parametrize("num_nodes", [2, NUM_CLIENTS])
+def test_an_interrupt_while_a_client_trains_ends_the_run(
+    num_nodes: int, what: Callable[[], None], tmp_path: Path
+) -> None:
+    app = client_app(lambda context: Pressing(context, what), num_clients=NUM_CLIENTS)
+    strategy, before = Mean(), signal.getsignal(signal.SIGINT)
+    saved = f"is saved up to round 2; go on with start(..., checkpoint_dir='{tmp_path}', resume=Tru"
+    with (
+        InProcessGrid(app, num_nodes) as grid,
+        pytest.raises(KeyboardInterrupt, match=re.escape(saved)),
+    ):
+        strategy.start(grid, CHEAP.initial_arrays(), 5, checkpoint_dir=tmp_path)
+    assert list(trained(strategy)) == [1, 2]
+    assert signal.getsignal(signal.SIGINT) is before
+    with (
+        InProcessGrid(app, num_nodes) as grid,
+        pytest.raises(KeyboardInterrupt, match=r"Nothing is saved: start\(\) got no checkpoint_di"),
+    ):
+        Mean().start(grid, CHEAP.initial_arrays(), 5)
+
+
+def test_an_interrupt_ends_a_run_under_the_legacy_api_before_its_other_clients_train() -> None:
+    done = []
+
+    def slow(message: Message, context: Context) -> Message:
+        done.append(context.node_id)
+        if len(done) == 2:
+            os.kill(os.getpid(), signal.SIGINT)  # the main thread waits for those of the clients
+            time.sleep(0.5)
+        return Message(RecordDict(), reply_to=message)
+
+    legacy = LegacyStrategy(Mean(), CHEAP.initial_arrays())
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(with_workflow(legacy, 3), slow, 50)
+    assert len(done) < 10
+
+
+# --- As a process of its own ----------------------------------------------------------------------
+
+
+@contextmanager
+def started(*command: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a process in a session of its own, with nothing left of it in the end."""
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        assert_nothing_is_left_of(process.pid)
+
+
+def interrupt(process: subprocess.Popen[str], checkpoints: Path) -> tuple[str, float]:
+    """Press Ctrl-C once two rounds are saved; return standard error and how long it took."""
+    while len(Checkpoints(checkpoints).rounds()) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=120)
+    return error, time.monotonic() - began
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "engine", [(), ("--engine", "inprocess"), ("--engine", "inprocess", "--workers", "2")]
+)
+def test_the_command_line_ends_with_130_and_the_command_that_goes_on(
+    engine: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = (sys.executable, "-m", "simulations", "run", "digits-fpfc", *engine, "--out", "a run")
+    with started(*run, "--set", "training.num-rounds=100000", cwd=tmp_path) as process:
+        error, seconds = interrupt(process, tmp_path / "a run" / "checkpoints")
+    print(f"It took {seconds:.1f} s.")
+    assert process.returncode == 130
+    found = re.fullmatch(
+        r"Interrupted. The run is saved up to round (\d+); go on with: (python -m .* --resume)\n",
+        error,
+    )
+    assert found is not None, error
+    last = Checkpoints(tmp_path / "a run" / "checkpoints").rounds()[-1]
+    assert int(found[1]) <= last <= int(found[1]) + 1
+    _, *again = shlex.split(found[2])
+    if engine:
+        rounds = f"training.num-rounds={last + 1}"
+        with started(sys.executable, *again, "--set", rounds, cwd=tmp_path) as process:
+            output, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+        assert "Results:" in output
+
+
+SCRIPT = """
+import sys, time
+from flwr.app import Array, ArrayRecord
+from tests.support.cases import CHEAP, NUM_CLIENTS
+from tests.support.federation import Adding, Mean
+from clients import client_app
+from fl_admm_strategies import InProcessGrid
+
+class Slow(Adding):
+    def fit(self, parameters, config):
+        if config["server-round"] == 3:
+            time.sleep(1000)
+        return super().fit(parameters, config)
+
+with InProcessGrid(client_app(Slow), NUM_CLIENTS, workers=int(sys.argv[1])) as grid:
+    Mean().start(grid, CHEAP.initial_arrays(), 5, checkpoint_dir=sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_script_ends_with_a_line_that_says_how_to_go_on(workers: int, tmp_path: Path) -> None:
+    command = (sys.executable, "-c", SCRIPT, str(workers), str(tmp_path))
+    with started(*command, cwd=tmp_path) as process:
+        error, _ = interrupt(process, tmp_path)
+    assert process.returncode == -signal.SIGINT  # as Python ends on Ctrl-C
+    assert error.splitlines()[-1].endswith(
+        "The run was interrupted. It is saved up to round 2; go on with "
+        f"start(..., checkpoint_dir='{tmp_path}', resume=True)."
+    )
