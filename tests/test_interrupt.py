@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid, LegacyStrategy, run_in_process
 from fl_admm_strategies.runtime.checkpoints import Checkpoints
 from tests.support.cases import CHEAP, NUM_CLIENTS
 from tests.support.federation import Adding, Mean, trained
-from tests.support.legacy import with_workflow
+from tests.support.legacy import with_server_fn
 from tests.test_kill import assert_nothing_is_left_of
 
 ROOT = Path(__file__).parents[1]
@@ -75,15 +75,16 @@ def test_an_interrupt_ends_a_run_under_the_legacy_api_before_its_other_clients_t
     done = []
 
     def slow(message: Message, context: Context) -> Message:
-        done.append(context.node_id)
-        if len(done) == 2:
-            os.kill(os.getpid(), signal.SIGINT)  # the main thread waits for those of the clients
-            time.sleep(0.5)
+        if message.metadata.message_type == MessageType.TRAIN:
+            done.append(context.node_id)
+            if len(done) == 2:
+                os.kill(os.getpid(), signal.SIGINT)  # the main thread waits for the clients'
+            time.sleep(0.1)
         return Message(RecordDict(), reply_to=message)
 
-    legacy = LegacyStrategy(Mean(), CHEAP.initial_arrays())
+    legacy = LegacyStrategy(Mean(min_available_nodes=50), CHEAP.initial_arrays())
     with pytest.raises(KeyboardInterrupt):
-        run_in_process(with_workflow(legacy, 3), slow, 50)
+        run_in_process(with_server_fn(legacy, 3), slow, 50)
     assert len(done) < 10
 
 

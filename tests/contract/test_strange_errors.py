@@ -19,10 +19,10 @@ from tests.support.legacy import run_workflow
 
 
 class Mute(Exception):  # noqa: N818
-    """An error that raises another one like it when it is shown."""
+    """An error that raises another one when it is shown."""
 
     def __str__(self) -> str:
-        raise Mute
+        raise LookupError
 
     __repr__ = __str__
 
@@ -48,7 +48,7 @@ STRANGE: list[Callable[[], BaseException]] = [
     lambda: ValueError("\x1b[2J\u202e" + "x" * 10**6),
 ]
 NAMES = [
-    *("Mute: (no text: its __str__ raises Mute)", "__str__ raises SystemExit", "BadNotes"),
+    *("Mute: (no text: its __str__ raises LookupError)", "__str__ raises SystemExit", "BadNotes"),
     *("KeyboardInterrupt", "SystemExit: 0", "GeneratorExit", "xxxxx"),
 ]
 VICTIM = 3
