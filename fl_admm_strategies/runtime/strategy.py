@@ -27,13 +27,7 @@ from .interrupts import explaining
 from .link import GridLink
 from .maker import declared_method
 from .membership import Membership
-from .messages import (
-    NUM_EXAMPLES,
-    ClientReply,
-    Metrics,
-    named_arrays,
-    to_array_record,
-)
+from .messages import NUM_EXAMPLES, ClientReply, Metrics, named_arrays, to_array_record
 from .models import Models, collect_personal, gather, model_here
 from .progress import in_short, progress_bar
 from .record import Traffic
