@@ -219,8 +219,13 @@ def load_all(strategy: StatefulStrategy, kind: str) -> list[Mapping[str, Tensor]
     return found
 
 
+SLOW = ("FedADMM-client-duals", "FLAME-client-duals", "FedProx", "Local")  # like others in most
+
+
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[pytest.mark.slow] * (m in SLOW)) for m in METHODS]
+)
 def test_a_model_is_trained(method: str, model: str, caplog: pytest.LogCaptureFixture) -> None:
     strategy, grid = run(method, model)
     assert not warnings_in(caplog.records)
@@ -381,7 +386,7 @@ def test_parameters_that_are_averaged_by_choice_are_trained(method: str) -> None
 
 
 @pytest.mark.parametrize("model", ["batch-norm", "tied", "lora", "bfloat16"])
-@pytest.mark.parametrize("method", ["FedADMM", "FedAPM", "FLAME", "LpProjADMM", "Ditto", "Local"])
+@pytest.mark.parametrize("method", ["FedADMM", "FedAPM", "FLAME-client-duals", "Ditto"])
 def test_a_clients_own_model_is_a_whole_state_dict(method: str, model: str) -> None:
     _, client_class = METHODS[method]
     contexts: list[Context] = []

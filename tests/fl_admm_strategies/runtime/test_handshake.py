@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM, LegacyStrategy, run_in_process
+from fl_admm_strategies.runtime.layout import NAMES
 from fl_admm_strategies.runtime.messages import ClientInstruction, Reply
 from fl_admm_strategies.runtime.record import Traffic
 from tests.support.federation import (
@@ -44,14 +45,14 @@ def alpha_of(strategy: FedADMM) -> list[float]:
 
 
 def shaken(grid: WatchedGrid) -> list[int]:
-    """Return the rounds of the messages with a handshake."""
+    """Return the rounds of the messages with a method's handshake."""
     return [
         server_round
         for kind, server_round, messages in grid.sent
         if kind == MessageType.TRAIN
         for message in messages
         for record in message.content.config_records.values()
-        if record.get("handshake")
+        if record.get("handshake") and NAMES not in record
     ]
 
 
