@@ -59,7 +59,7 @@ METHODS: dict[str, tuple[Callable[..., StatefulStrategy], Callable[..., Any]]] =
     "FPFC": (partial(FPFC, SmoothedSCAD(0.5), local_epochs=1), FPFCClient),
     "FedADMM": (partial(FedADMM, local_epochs=1), FedADMMClient),
     "FedADMM-client-duals": (partial(FedADMM, local_epochs=1, duals="client"), FedADMMClient),
-    "FedAPM": (partial(FedAPM, "head", local_epochs=1, personal_epochs=1), FedAPMClient),
+    "FedAPM": (partial(FedAPM, "^(head|fc)", local_epochs=1, personal_epochs=1), FedAPMClient),
     "FLAME": (FLAME, FLAMEClient),
     "FLAME-client-duals": (partial(FLAME, duals="client"), FLAMEClient),
     "LpProjADMM": (LpProjADMM, LpProjADMMClient),
@@ -431,7 +431,7 @@ def test_resnet_18(method: str) -> None:
             context, net, [batch], nn.CrossEntropyLoss(), test_loader=[batch]
         ).to_client()
 
-    strategy = make("fc") if method == "FedAPM" else make()
+    strategy = make()
     with InProcessGrid(client_app(client_fn), 2) as grid:
         strategy.start(grid, ArrayRecord(resnet().state_dict()), 1)
     assert sorted(strategy.train_metrics[1]) == [0, 1]
