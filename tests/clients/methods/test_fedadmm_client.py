@@ -55,7 +55,7 @@ def test_steps_from_u_i_towards_the_anchor() -> None:
 def test_it_goes_on_from_its_own_u_i() -> None:
     context = new_context()
     client(context).fit(*message())
-    assert_allclose(np.ravel(list(client(context).personal_arrays().values())), [1.55, 0.25])
+    assert_allclose(np.ravel(list(client(context).personal_arrays().values())), [1.55, 0.25, 7])
     arrays, _, _ = client(context).fit(*message(start=None, version=1, server_round=4))
     assert_allclose(np.ravel(arrays), [1.95, 0.41, 7], rtol=1e-14)
 
