@@ -295,14 +295,19 @@ def test_shared_arrays_are_averaged_by_examples_and_integers_rounded() -> None:
     strategy.run.aggregate_train(
         1, [(9, reply(3, 2.0, 5.0, 14, [5, -7])), (4, reply(1, 1.0, 1.0, 9, [2, 0]))]
     )
-    for client, head in ((4, 1.0), (7, 0.0), (9, 2.0)):
+    # What is not trained, a client's own model has from its own upload.
+    own_of = {4: (1.0, 9, [2, 0]), 7: (0.0, 0, [0, 0]), 9: (2.0, 14, [5, -7])}
+    for client, (head, steps, counts) in own_of.items():
         own = from_array_record(strategy.personal_arrays(client))
         assert_array_equal(own["head"], [head, head])
         assert_array_equal(own["body"], [[4.0, 4.0]])
-        assert (own["steps"].dtype, own["steps"].shape, int(own["steps"])) == (np.int64, (), 13)
-        assert_array_equal(own["counts"], np.array([4, -5], dtype=np.int32))
+        assert int(own["steps"]) == steps
+        assert_array_equal(own["counts"], counts)
     together = from_array_record(strategy.global_arrays)
     assert list(together) == list(model)
+    steps_of_all = together["steps"]
+    assert (steps_of_all.dtype, steps_of_all.shape, int(steps_of_all)) == (np.int64, (), 13)
+    assert_array_equal(together["counts"], np.array([4, -5], dtype=np.int32))
     assert_array_equal(together["head"], [1.0, 1.0])  # all three clients count, equally
 
 
