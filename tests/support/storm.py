@@ -12,6 +12,7 @@ from flwr.app import MessageType
 
 from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime import messages as wire
+from fl_admm_strategies.runtime.layout import NAMES, ROLES
 from fl_admm_strategies.runtime.messages import ClientInstruction, ClientReply, RawReply
 from fl_admm_strategies.runtime.state import arrays_of
 from tests.support.cases import NUM_CLIENTS, Case, grid_of, run
@@ -62,7 +63,10 @@ class Storm:
         return self.case.strategy(seed=1, max_missed_rounds=2, patience=10**6)
 
     def _honest(self, asked: dict[int, ClientInstruction], kind: str) -> Iterable[ClientReply]:
-        good = templates(self.case)[(kind, 0)]
+        about_model = any(NAMES in own.config for own in asked.values())
+        good = [
+            r for r in templates(self.case)[(kind, 0)] if (ROLES in (r.arrays or {})) == about_model
+        ]
         return [(client, good[client % len(good)]) for client in asked]
 
     def round(self, server_round: int) -> None:
@@ -94,6 +98,7 @@ class Storm:
     def _replies(self, asked: dict[int, ClientInstruction], kind: str) -> Iterator[ClientReply]:
         handshake = any("handshake" in own.config for own in asked.values())
         good = templates(self.case)[(kind, 0 if handshake else 2)]
+        good = [reply for reply in good if ROLES not in (reply.arrays or {})]
         for client in self.rng.permutation(list(asked)).tolist():
             for _ in range(self.rng.choice([0, 1, 2], p=[0.1, 0.85, 0.05])):
                 self.sent += 1

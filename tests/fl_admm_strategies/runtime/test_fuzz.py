@@ -47,6 +47,7 @@ from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
 from fl_admm_strategies.runtime import messages as wire
 from fl_admm_strategies.runtime.connections import ClientDirectory
 from fl_admm_strategies.runtime.files import read_arrays, write_arrays
+from fl_admm_strategies.runtime.layout import NAMES, ROLES
 from fl_admm_strategies.runtime.messages import RawReply
 from fl_admm_strategies.runtime.state import arrays_of
 from tests.support import checkpoints as checkpoint_support
@@ -230,7 +231,8 @@ class Replay(WatchedGrid):
 
 
 def phase_of(message: Message) -> tuple[str, int]:
-    return message.metadata.message_type, int(message.metadata.group_id)
+    about_model = any(NAMES in record for record in message.content.config_records.values())
+    return message.metadata.message_type, -1 if about_model else int(message.metadata.group_id)
 
 
 @cache
@@ -241,8 +243,18 @@ def recorded(case: Case) -> WatchedGrid:
 
 
 def good_reply(grid: WatchedGrid, phase: tuple[str, int], node: int) -> RecordDict:
-    batches = (replies for kind, r, replies in grid.received if (kind, r) == phase)
-    return next(m.content for replies in batches for m in replies if m.metadata.src_node_id == node)
+    sent_in = phase[0], max(phase[1], 0)  # the question about the model is one of round 0
+    batches = (replies for kind, r, replies in grid.received if (kind, r) == sent_in)
+    return next(
+        m.content
+        for replies in batches
+        for m in replies
+        if m.metadata.src_node_id == node and says_roles(m.content) == (phase[1] < 0)
+    )
+
+
+def says_roles(content: RecordDict) -> bool:
+    return any(ROLES in record for record in content.array_records.values())
 
 
 def bad_replies(case: Case, phase: tuple[str, int]) -> st.SearchStrategy[RecordDict]:
