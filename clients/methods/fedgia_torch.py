@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
@@ -49,10 +47,8 @@ class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
         self.load(model)
         self.model.eval()
         loss = self.train_problem.set_gradient()
-        return loss, {
-            name: to_array(torch.zeros_like(p) if p.grad is None else p.grad)
-            for name, p in self.model_arrays.parameters(self.model_arrays.trained).items()
-        }
+        slopes = self.model_arrays.gradients(self.model_arrays.trained)
+        return loss, {name: to_array(slope) for name, slope in slopes.items()}
 
     def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
         """Return the estimate of r_i."""

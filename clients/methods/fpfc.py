@@ -91,15 +91,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         self.load(model)
         self.model.eval()
         self.train_problem.set_gradient()
-        parameters = dict(self.model.named_parameters())
-        gradient = _flat(
-            {
-                name: torch.zeros_like(parameters[name])
-                if (grad := parameters[name].grad) is None
-                else grad
-                for name in names
-            }
-        )
+        gradient = _flat(self.model_arrays.gradients(names))
         self.model.zero_grad()
         return gradient
 

@@ -68,6 +68,13 @@ class ModelArrays:
         own = parameters_of(self.model)
         return {name: own[name] for name in names}
 
+    def gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the ``.grad`` of parameters; zeros where the loss does not reach one."""
+        return {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in self.parameters(names).items()
+        }
+
     def read(self, names: Collection[str] | None = None) -> Arrays:
         """Return copies of arrays of the model as they travel; by default of all that do."""
         state = self.model.state_dict()

@@ -128,6 +128,15 @@ def test_the_kinds_of_models_and_the_diagnostics() -> None:
     assert metrics == losses  # no dual, no diagnostics
 
 
+def test_a_wrapped_model_has_the_diagnostics_of_the_model() -> None:
+    batch = (torch.ones(1, dtype=torch.float64), torch.full((1,), 4.0, dtype=torch.float64))
+    wrapped = nn.DataParallel(Line())  # whose names all begin with "module."
+    own = FPFCClient(new_context(), wrapped, [batch], half_square, test_loader=[batch])
+    models = scalars(w=1, b=1), scalars(w=2, b=3), scalars(w=0, b=0)
+    _, _, metrics = own.evaluate(*received(FPFCEvaluation(*models, scalars(w=0.5), ["w"])))
+    assert (metrics["stationarity"], metrics["cluster-gradient-norm"]) == (1.5, 1.0)  # as above
+
+
 def test_the_gradient_is_over_the_training_data() -> None:
     batch = (torch.ones(1, dtype=torch.float64), torch.full((1,), 4.0, dtype=torch.float64))
     test = (torch.ones(1, dtype=torch.float64), torch.full((1,), 9.0, dtype=torch.float64))
