@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import FedADMM
@@ -57,15 +56,8 @@ class FedADMMClient(TorchClient[Any]):
         """Return the parameters that travel: u_i, and those that are averaged."""
         return self.trained_names()
 
-    def forge(
-        self,
-        upload: Arrays,
-        parameters: list[NDArray[Any]],
-        config: Scalars,
-        attack: Callable[[Arrays], Arrays],
-    ) -> Arrays:
+    def forge(self, upload: Arrays, asked: Any, attack: Callable[[Arrays], Arrays]) -> Arrays:
         """Attack z_i = u_i + pi_i/rho, or its change, where that is sent."""
-        asked = self.instruction.decode(parameters, config)
         own = {name: upload[name] for name in asked.optimised}
         return upload | (attack(own) if asked.duals == "client" else forge_z(own, asked, attack))
 

@@ -140,14 +140,9 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
         return upload, {"loss": loss}
 
     def forge(
-        self,
-        upload: Arrays,
-        parameters: list[NDArray[Any]],
-        config: Scalars,
-        attack: Callable[[Arrays], Arrays],
+        self, upload: Arrays, asked: FedGiAInstruction, attack: Callable[[Arrays], Arrays]
     ) -> Arrays:
         """Attack z_i, of which x is the mean; pi_i comes back to this client alone."""
-        asked = FedGiAInstruction.decode(parameters, config)
         return upload | attack({name: upload[name] for name in asked.model})
 
     def _dual(self, asked: FedGiAInstruction, config: Scalars, x: Vector) -> NDArray[np.float64]:

@@ -274,14 +274,9 @@ class FedMCADMMClient(MethodClient[FedMCInstruction]):
         return dict.fromkeys(asked.anchor, uploaded), {"loss": loss / self.train_size()}
 
     def forge(
-        self,
-        upload: Arrays,
-        parameters: list[NDArray[Any]],
-        config: Scalars,
-        attack: Callable[[Arrays], Arrays],
+        self, upload: Arrays, asked: FedMCInstruction, attack: Callable[[Arrays], Arrays]
     ) -> Arrays:
         """Attack Z_i = W_i + Y_i/beta, or its change, where that is sent."""
-        asked = FedMCInstruction.decode(parameters, config)
         return attack(upload) if asked.duals == "client" else forge_z(upload, asked, attack)
 
     def _first_variables(

@@ -128,14 +128,9 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         return {"loss": self.measure(self.train_problem)["loss"]}
 
     def forge(
-        self,
-        upload: Arrays,
-        parameters: list[NDArray[Any]],
-        config: Scalars,
-        attack: Callable[[Arrays], Arrays],
+        self, upload: Arrays, asked: FLAMEInstruction, attack: Callable[[Arrays], Arrays]
     ) -> Arrays:
         """Attack theta_i, which is u_i at rho = a_i, or the change of u_i, where that is sent."""
-        asked = FLAMEInstruction.decode(parameters, config)
         return upload | attack({name: upload[name] for name in asked.optimised})
 
     # ------------------------------------------------------------------------------------------

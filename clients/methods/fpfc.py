@@ -72,14 +72,9 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         return loss, num_examples, metrics
 
     def forge(
-        self,
-        upload: Arrays,
-        parameters: list[NDArray[Any]],
-        config: Scalars,
-        attack: Callable[[Arrays], Arrays],
+        self, upload: Arrays, asked: FPFCInstruction, attack: Callable[[Arrays], Arrays]
     ) -> Arrays:
         """Attack omega_i: the clustered block, as the paper does (section 6.4.1)."""
-        asked = FPFCInstruction.decode(parameters, config)
         return upload | attack({name: upload[name] for name in asked.clustered})
 
     def _clustered(self, names: list[str]) -> list[str]:

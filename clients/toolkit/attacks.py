@@ -145,9 +145,10 @@ class AttackingClient(NumPyClient):
         named = dict(zip(_upload_names(config, len(uploaded)), uploaded, strict=True))
         server_round = int(config.get("server-round", 0))
         attack = partial(self.attack.replace, client=self.client_id, server_round=server_round)
-        if isinstance(self.client, MethodClient):
-            forged = self.client.forge(named, parameters, config, attack)
-        else:
+        if isinstance(self.client, MethodClient) and hasattr(self.client, "instruction"):
+            asked = self.client.instruction.decode(parameters, config)
+            forged = self.client.forge(named, asked, attack)
+        else:  # a client of FedAvg: all of its model is the message
             forged = attack(named)
         return [forged[name] for name in named], num_examples, metrics
 

@@ -194,13 +194,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """Return those of some arrays that the client has, though it never uploads them unasked."""
         return {}
 
-    def forge(
-        self,
-        upload: Arrays,
-        parameters: list[NDArray[Any]],
-        config: Scalars,
-        attack: Callable[[Arrays], Arrays],
-    ) -> Arrays:
+    def forge(self, upload: Arrays, asked: Asked, attack: Callable[[Arrays], Arrays]) -> Arrays:
         """Return an upload in which an attack has replaced what the paper calls the message.
 
         By default that is all of it. It is for simulations of malicious clients: see `Attack`.
