@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec
@@ -119,6 +120,10 @@ class Algorithm(ABC):
     def clusters(self) -> NDArray[np.int64] | None:
         """Return the cluster of every client, sorted by id; None where the method has none."""
         return None
+
+    def cluster_arrays(self) -> list[ArrayRecord]:
+        """Return the model of every cluster, by its number in `clusters`; here there are none."""
+        return []
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Return a client's row of the state's table, at the start or when it joins.

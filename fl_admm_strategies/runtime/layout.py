@@ -197,7 +197,8 @@ class Layout:
 
     def to_send(self) -> Arrays:
         """Return the initial arrays that travel."""
-        return {n: a for n, a in self.initial.items() if n not in [*self.frozen, *self.tied]}
+        kept = {*self.frozen, *self.tied}
+        return {name: array for name, array in self.initial.items() if name not in kept}
 
     def complete(self, model: Arrays) -> Arrays:
         """Return a model for its user: names, order and dtypes of the initial arrays, and all.

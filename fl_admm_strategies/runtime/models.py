@@ -175,11 +175,12 @@ def gather(
     clusters: dict[int, Arrays] = {}
     cluster_of: dict[int, int] = {}
     if labels is not None:
+        records = algorithm.cluster_arrays()
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         # The largest first, those of one size by their first client.
         for number, rows in enumerate(sorted(groups, key=lambda g: (-len(g), g[0])), start=1):
             members = [client_ids[int(row)] for row in rows]
-            clusters[number] = model("cluster", members[0])
+            clusters[number] = from_array_record(records[int(labels[rows[0]])])
             cluster_of |= dict.fromkeys(members, number)
     return Models(
         method,
