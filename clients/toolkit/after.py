@@ -138,5 +138,5 @@ def _problem(
 ) -> LocalProblem:
     own = copy.deepcopy(model)
     device = next((p.device for p in own.parameters()), torch.device("cpu"))
-    split = split_batch or (batches.whole_batch if loss_fn is None else batches.split_batch)
+    split = split_batch or batches.split_for(loss_fn)
     return LocalProblem(own, loader, loss_fn, split, device)

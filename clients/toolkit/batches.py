@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,11 @@ def split_batch(batch: Any) -> tuple[Any, Tensor]:
         f"of them called {' or '.join(TARGETS)}. For batches of another form give split_batch, "
         "e.g. split_batch=lambda batch: (batch['img'], batch['fine_label'])."
     )
+
+
+def split_for(loss_fn: object) -> Callable[[Any], tuple[Any, Any]]:
+    """Return how batches are split by default; without a `loss_fn` the model returns its loss."""
+    return whole_batch if loss_fn is None else split_batch
 
 
 def whole_batch(batch: Any) -> tuple[Any, Tensor | None]:

@@ -124,7 +124,7 @@ class TorchClient(MethodClient[Asked]):
         if max_grad_norm is not None:
             check_positive("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
-        split = split_batch or (batches.whole_batch if loss_fn is None else batches.split_batch)
+        split = split_batch or batches.split_for(loss_fn)
         self.train_problem = LocalProblem(self.model, train_loader, loss_fn, split, self.device)
         self.test_problem = (
             None if test_loader is None else replace(self.train_problem, loader=test_loader)
