@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -117,52 +118,45 @@ def convert(
     server.write_text(text)
 
 
-@pytest.mark.parametrize("api", ["current", "legacy"])
-@pytest.mark.parametrize("method", METHODS)
-def test_it_trains(
-    method: str,
-    api: str,
+Train = Callable[..., None]
+
+
+@pytest.fixture
+def train(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     made: list[StatefulStrategy],
     caplog: pytest.LogCaptureFixture,
-) -> None:
-    folder = copy_of("quickstart-pytorch", tmp_path)
-    convert(folder, method, api)
-    run_app(folder, "pytorchexample", NUM_CLIENTS, RUN_CONFIG, monkeypatch)
-    check(made, caplog)
+) -> Train:
+    """Return what converts a copy of the app as `convert` does, runs it, and checks the run."""
+
+    def run(method: str, api: str, **how: bool) -> None:
+        folder = copy_of("quickstart-pytorch", tmp_path)
+        convert(folder, method, api, **how)
+        if method == "FedGiA":
+            for name, changes in FEDGIA.items():
+                file = folder / "pytorchexample" / name
+                file.write_text(swapped(file.read_text(), changes[api]))
+        run_app(folder, "pytorchexample", NUM_CLIENTS, RUN_CONFIG, monkeypatch)
+        check(made, caplog)
+
+    return run
+
+
+@pytest.mark.parametrize("api", ["current", "legacy"])
+@pytest.mark.parametrize("method", METHODS)
+def test_it_trains(method: str, api: str, train: Train) -> None:
+    train(method, api)
 
 
 @pytest.mark.parametrize("api", ["current", "legacy"])
 @pytest.mark.parametrize("method", ["FPFC", "FedGiA"])
-def test_it_needs_no_loop_of_its_own(
-    method: str,
-    api: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    made: list[StatefulStrategy],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    folder = copy_of("quickstart-pytorch", tmp_path)
-    convert(folder, method, api, plain=True)
-    if method == "FedGiA":
-        for name, changes in FEDGIA.items():
-            file = folder / "pytorchexample" / name
-            file.write_text(swapped(file.read_text(), changes[api]))
-    run_app(folder, "pytorchexample", NUM_CLIENTS, RUN_CONFIG, monkeypatch)
-    check(made, caplog)
+def test_it_needs_no_loop_of_its_own(method: str, api: str, train: Train) -> None:
+    train(method, api, plain=True)
 
 
-def test_it_keeps_its_handlers(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    made: list[StatefulStrategy],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    folder = copy_of("quickstart-pytorch", tmp_path)
-    convert(folder, "FedADMM", "current", handlers=True)
-    run_app(folder, "pytorchexample", NUM_CLIENTS, RUN_CONFIG, monkeypatch)
-    check(made, caplog)
+def test_it_keeps_its_handlers(train: Train) -> None:
+    train("FedADMM", "current", handlers=True)
 
 
 def check(made: list[StatefulStrategy], caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from fl_admm_strategies import FedADMM, InProcessGrid, made_by
 from fl_admm_strategies.runtime.messages import split_groups
 
 NUM_CLIENTS = 4
+ROUNDS = 6  # of a run that is not interrupted
 
 
 class Averaging(NumPyClient):

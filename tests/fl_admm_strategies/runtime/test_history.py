@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from fl_admm_strategies.runtime import record as record_module
 from fl_admm_strategies.runtime.files import DamagedFileError
 from fl_admm_strategies.runtime.history import Extent, History
 from tests.support.checkpoints import (
+    ROUNDS,
     Killed,
     killer,
     measured,
@@ -21,8 +21,6 @@ from tests.support.checkpoints import (
     start,
 )
 from tests.support.federation import assert_same_bits, warnings_in
-
-ROUNDS = 6
 
 
 def entry(server_round: int, loss: float = 0.5) -> dict[str, Any]:
@@ -146,33 +144,19 @@ def test_a_checkpoint_costs_the_state_whatever_the_round(tmp_path: Path) -> None
 # --- Runs ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def whole() -> Any:
-    strategy = new_strategy()
-    return measured(strategy, start(strategy, ROUNDS)), strategy.state_dict()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved")
-    start(new_strategy(), 4, state_dir=folder / "clients", checkpoint_dir=folder / "checkpoints")
-    return folder
-
-
 @pytest.fixture
-def copy(saved: Path, tmp_path: Path) -> dict[str, Any]:
-    shutil.copytree(saved, tmp_path / "copy")
-    folder = tmp_path / "copy"
-    return {"state_dir": folder / "clients", "checkpoint_dir": folder / "checkpoints"}
+def folders(copy: Path) -> dict[str, Any]:
+    """Return the options that continue a copy of a run of 4 rounds."""
+    return {"state_dir": copy / "clients", "checkpoint_dir": copy / "checkpoints"}
 
 
 def test_a_history_cut_short_goes_back_to_a_checkpoint_that_has_its_own(
-    copy: dict[str, Any], whole: Any, caplog: pytest.LogCaptureFixture
+    folders: dict[str, Any], whole: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = copy["checkpoint_dir"] / "history.jsonl"
+    path = folders["checkpoint_dir"] / "history.jsonl"
     path.write_bytes(path.read_bytes()[:-3])
     strategy = new_strategy()
-    result = start(strategy, ROUNDS, resume=True, **copy)
+    result = start(strategy, ROUNDS, resume=True, **folders)
     assert measured(strategy, result) == whole[0]
     assert_same_bits(strategy.state_dict(), whole[1])
     (line,) = warnings_in(caplog.records)
@@ -181,13 +165,13 @@ def test_a_history_cut_short_goes_back_to_a_checkpoint_that_has_its_own(
 
 
 def test_a_lost_history_does_not_lose_the_state(
-    copy: dict[str, Any], whole: Any, caplog: pytest.LogCaptureFixture
+    folders: dict[str, Any], whole: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = copy["checkpoint_dir"] / "history.jsonl"
+    path = folders["checkpoint_dir"] / "history.jsonl"
     damaged = b"?" + path.read_bytes()
     path.write_bytes(damaged)
     strategy = new_strategy()
-    start(strategy, ROUNDS, resume=True, **copy)
+    start(strategy, ROUNDS, resume=True, **folders)
     assert_same_bits(strategy.state_dict(), whole[1])
     assert sorted(strategy.train_metrics) == [5, 6]
     assert warnings_in(caplog.records)[-1] == (
@@ -197,7 +181,7 @@ def test_a_lost_history_does_not_lose_the_state(
     assert path.with_name("history.jsonl.damaged").read_bytes() == damaged
     caplog.clear()
     again = new_strategy()
-    start(again, ROUNDS, resume=True, **copy)
+    start(again, ROUNDS, resume=True, **folders)
     assert warnings_in(caplog.records) == []
     assert again.train_metrics == strategy.train_metrics
 

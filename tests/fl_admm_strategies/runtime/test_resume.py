@@ -25,6 +25,7 @@ from fl_admm_strategies.runtime.checkpoints import Checkpoints
 from fl_admm_strategies.runtime.files import DamagedFileError, read_arrays
 from tests.support.checkpoints import (
     NUM_CLIENTS,
+    ROUNDS,
     Averaging,
     Killed,
     centrally,
@@ -38,23 +39,6 @@ from tests.support.checkpoints import (
 from tests.support.federation import assert_same_bits, warnings_in
 from tests.support.legacy import with_workflow
 
-ROUNDS = 6
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run of 4 rounds: `checkpoints` and `clients`."""
-    folder = tmp_path_factory.mktemp("saved")
-    start(new_strategy(), 4, state_dir=folder / "clients", checkpoint_dir=folder / "checkpoints")
-    return folder
-
-
-@pytest.fixture
-def copy(saved: Path, tmp_path: Path) -> Path:
-    """Return a copy of that folder, to damage and to continue."""
-    shutil.copytree(saved, tmp_path / "copy")
-    return tmp_path / "copy"
-
 
 def go_on(folder: Path, num_rounds: int = ROUNDS, **changes: Any) -> Any:
     """Resume the run in a folder; return what was measured and the state."""
@@ -67,12 +51,6 @@ def go_on(folder: Path, num_rounds: int = ROUNDS, **changes: Any) -> Any:
         resume=True,
     )
     return measured(strategy, result), strategy.state_dict()
-
-
-@pytest.fixture(scope="module")
-def whole() -> Any:
-    strategy = new_strategy()
-    return measured(strategy, start(strategy, ROUNDS)), strategy.state_dict()
 
 
 def assert_equal(actual: Any, expected: Any) -> None:
