@@ -9,23 +9,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .methods.clustered import CFLClient, IFCAClient, PACFLClient
     from .methods.ditto import DittoClient
     from .methods.fedadmm import FedADMMClient
+    from .methods.fedala import FedALAClient
+    from .methods.fedalt import FedAltClient
     from .methods.fedapm import FedAPMClient
+    from .methods.fedcp import FedCPClient
     from .methods.fedgia import FedGiALinearClient
     from .methods.fedgia_torch import FedGiAClient
+    from .methods.fedmavg import FedMAvgClient
     from .methods.fedmc_admm import FedMCADMMClient
+    from .methods.fedmgs import FedMGSClient
     from .methods.fedprox import FedProxClient
+    from .methods.fedrod import FedRoDClient
+    from .methods.fedsim import FedSimClient
     from .methods.flame import FLAMEClient
     from .methods.fpfc import FPFCClient
+    from .methods.lg_fedavg import LGFedAvgClient
     from .methods.local import LocalClient
-    from .methods.lp_proj import LpProjADMMClient
+    from .methods.localsgd import LocalSGDClient
+    from .methods.localsgd_linear import LocalSGDLinearClient
+    from .methods.lp_proj import LpProjADMMClient, LpProjClient
+    from .methods.perfedavg import PerFedAvgClient
+    from .methods.pfedme import PFedMeClient, PFedMeMatchedClient
     from .methods.sgd import SGDClient
     from .toolkit.after import losses_of, personalise, state_dict
     from .toolkit.app import answer, client_app
     from .toolkit.attacks import Attack, AttackingClient, attacked_app, attacked_client_fn
     from .toolkit.base import MethodClient
     from .toolkit.curvature import LeastSquares, Logistic
+    from .toolkit.heads import RoutedHeads, TwoHeaded
+    from .toolkit.minibatches import Minibatches
     from .toolkit.model_arrays import ModelArrays, initial_arrays
     from .toolkit.objective import LocalObjective
     from .toolkit.personalization import SplitInput, input_layers, output_layers, split_input
@@ -35,27 +50,47 @@ if TYPE_CHECKING:
 __all__ = [
     "Attack",
     "AttackingClient",
+    "CFLClient",
     "DittoClient",
     "FLAMEClient",
     "FPFCClient",
     "FedADMMClient",
+    "FedALAClient",
     "FedAPMClient",
+    "FedAltClient",
+    "FedCPClient",
     "FedGiAClient",
     "FedGiALinearClient",
+    "FedMAvgClient",
     "FedMCADMMClient",
+    "FedMGSClient",
     "FedProxClient",
+    "FedRoDClient",
+    "FedSimClient",
+    "IFCAClient",
+    "LGFedAvgClient",
     "LeastSquares",
     "LocalClient",
     "LocalObjective",
+    "LocalSGDClient",
+    "LocalSGDLinearClient",
     "Logistic",
     "LpProjADMMClient",
+    "LpProjClient",
     "MeanMetric",
     "MethodClient",
+    "Minibatches",
     "ModelArrays",
+    "PACFLClient",
+    "PFedMeClient",
+    "PFedMeMatchedClient",
+    "PerFedAvgClient",
     "Ratings",
+    "RoutedHeads",
     "SGDClient",
     "SplitInput",
     "TorchClient",
+    "TwoHeaded",
     "accuracy",
     "answer",
     "attacked_app",
@@ -72,17 +107,30 @@ __all__ = [
 ]
 
 _HOME = {
+    ".methods.clustered": ("CFLClient", "IFCAClient", "PACFLClient"),
     ".methods.ditto": ("DittoClient",),
     ".methods.fedadmm": ("FedADMMClient",),
+    ".methods.fedala": ("FedALAClient",),
+    ".methods.fedalt": ("FedAltClient",),
     ".methods.fedapm": ("FedAPMClient",),
+    ".methods.fedcp": ("FedCPClient",),
     ".methods.fedgia": ("FedGiALinearClient",),
     ".methods.fedgia_torch": ("FedGiAClient",),
+    ".methods.fedmavg": ("FedMAvgClient",),
     ".methods.fedmc_admm": ("FedMCADMMClient",),
+    ".methods.fedmgs": ("FedMGSClient",),
     ".methods.fedprox": ("FedProxClient",),
+    ".methods.fedrod": ("FedRoDClient",),
+    ".methods.fedsim": ("FedSimClient",),
     ".methods.flame": ("FLAMEClient",),
     ".methods.fpfc": ("FPFCClient",),
+    ".methods.lg_fedavg": ("LGFedAvgClient",),
     ".methods.local": ("LocalClient",),
-    ".methods.lp_proj": ("LpProjADMMClient",),
+    ".methods.localsgd": ("LocalSGDClient",),
+    ".methods.localsgd_linear": ("LocalSGDLinearClient",),
+    ".methods.lp_proj": ("LpProjADMMClient", "LpProjClient"),
+    ".methods.perfedavg": ("PerFedAvgClient",),
+    ".methods.pfedme": ("PFedMeClient", "PFedMeMatchedClient"),
     ".methods.sgd": ("SGDClient",),
     ".toolkit.after": (
         "losses_of",
@@ -99,6 +147,8 @@ _HOME = {
         "LeastSquares",
         "Logistic",
     ),
+    ".toolkit.heads": ("RoutedHeads", "TwoHeaded"),
+    ".toolkit.minibatches": ("Minibatches",),
     ".toolkit.model_arrays": (
         "ModelArrays",
         "initial_arrays",

@@ -12,26 +12,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from fl_admm_strategies import run_in_process
-from fl_admm_strategies.runtime.checkpoints import Checkpoints
-from fl_admm_strategies.runtime.files import NotWrittenError
-
-from .client_app import make_client_app
+# All else is imported by the command that needs it: PyTorch, Flower and scikit-learn take seconds.
+from .catalogue import experiment_names, read_experiment
 from .config import RunConfig
-from .describe import described
-from .experiment import CHECKPOINTS, prepare, results_folder
-from .loading import experiment_names, load_settings
-from .server_app import make_server_app
+from .host import Engine, Host
 
 cli = typer.Typer(
     add_completion=False,
@@ -44,25 +37,33 @@ _INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 _PATIENCE = 3.0  # seconds for Ray to end
 
 
-class Engine(StrEnum):
-    """What runs the clients."""
-
-    RAY = "ray"
-    INPROCESS = "inprocess"
-
-
 @cli.command("list")
-def list_experiments() -> None:
+def list_names(
+    methods: Annotated[
+        bool, typer.Option("--methods", help="Show the methods, each with its paper.")
+    ] = False,
+) -> None:
     """Show every experiment: its name, what it does, its profiles."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in experiment_names():
-        settings = load_settings(name)
-        profiles = [Text(f"profiles: {', '.join(settings.profiles)}", style="dim")]
-        table.add_row(
-            Text(name, style="bold cyan", no_wrap=True),
-            Group(Text(settings.title), *(profiles if settings.profiles else [])),
-        )
+    for name, what, more in _methods() if methods else _experiments():
+        lines = [Text(what), *([Text(more, style="dim")] if more else [])]
+        table.add_row(Text(name, style="bold cyan", no_wrap=True), Group(*lines))
     Console().print(table)
+
+
+def _experiments() -> Iterator[tuple[str, str, str]]:
+    for name in experiment_names():
+        settings = read_experiment(name)
+        profiles = ", ".join(settings.get("profiles", {}))
+        yield name, settings["title"], f"profiles: {profiles}" if profiles else ""
+
+
+def _methods() -> Iterator[tuple[str, str, str]]:
+    with _ended_by_ctrl_c():
+        from .methods import METHODS
+        from .settings.documented import first_line
+    for name, strategy in METHODS.items():
+        yield name, first_line(strategy), strategy.paper
 
 
 @cli.command()
@@ -71,6 +72,9 @@ def describe(
     profile: Annotated[str, typer.Option(help="One of the experiment's profiles.")] = "",
 ) -> None:
     """Show what an experiment does and all its settings, with their meaning and defaults."""
+    with _ended_by_ctrl_c():
+        from .describe import described
+        from .loading import load_settings
     try:
         settings = load_settings(name, profile=profile)
     except ValueError as error:
@@ -93,9 +97,28 @@ def run(
             "(in-process; default 0: none).",
         ),
     ] = None,
+    gpus_per_client: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Share of a GPU that a client gets on Ray: with 0.25 four share one. For "
+            "--set client.device=auto.",
+        ),
+    ] = 0.0,
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Nodes that host the clients between them (default: one each)."),
+        typer.Option(
+            min=1,
+            help="Nodes that host the clients between them (default: two a worker or CPU; for "
+            "Flower's FedAvg one each). The results do not depend on it.",
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Run the clients on a Ray cluster that is already there (docs/scaling.md).",
+        ),
     ] = None,
     profile: Annotated[str, typer.Option(help="One of the experiment's profiles.")] = "",
     change: Annotated[
@@ -124,14 +147,22 @@ def run(
     ] = False,
 ) -> None:
     """Run an experiment: train, then a table beside the published numbers, and plots."""
+    with _ended_by_ctrl_c():
+        from fl_admm_strategies.runtime.files import NotWrittenError
+
+        from .experiment import prepare, results_folder
+        from .methods import FedAvg
     _quieten(verbose)
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
 
+    host = Host(engine, workers, nodes, ray_address, gpus_per_client)
+
     def how_to_go_on() -> str:
-        return resuming(config, engine, workers, nodes)
+        return resuming(config, host)
 
     try:
-        # Whatever is wrong with the experiment is said here, before an engine takes its time.
+        # Whatever is wrong is said here, before an engine takes its time.
+        host.check()
         experiment = prepare(config)
         config = replace(config, out=results_folder(config, experiment.settings))
         num_clients = experiment.problem.num_clients
@@ -143,7 +174,8 @@ def run(
             markup=False,
         )
         with _ending_ray(how_to_go_on) if engine is Engine.RAY else nullcontext():
-            _run(config, min(nodes or num_clients, num_clients), engine, workers, verbose)
+            one_each = issubclass(experiment.settings.algorithm.builds, FedAvg)
+            _run(config, host.num_nodes(num_clients, one_each=one_each), host, verbose)
     except KeyboardInterrupt:
         _say(f"Interrupted. {how_to_go_on()}")
         raise typer.Exit(_INTERRUPTED) from None
@@ -156,14 +188,15 @@ def run(
         raise typer.Exit(1) from None
 
 
-def resuming(config: RunConfig, engine: Engine, workers: int | None, nodes: int | None) -> str:
+def resuming(config: RunConfig, host: Host) -> str:
     """Return what is saved of a run that came to no end, and the command that goes on with it."""
+    from fl_admm_strategies.runtime.checkpoints import Checkpoints
+
+    from .experiment import CHECKPOINTS
+
     if config.out is None:
         return "The run had not begun."
-    options: dict[str, object] = {
-        "engine": None if engine is Engine.RAY else engine.value,
-        "workers": workers,
-        "nodes": nodes,
+    options = host.options() | {
         "profile": config.profile or None,
         "seed": config.seed,
         "data-root": config.data_root,
@@ -177,6 +210,16 @@ def resuming(config: RunConfig, engine: Engine, workers: int | None, nodes: int 
     rounds = Checkpoints(config.out / CHECKPOINTS).rounds()
     saved = f"The run is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
     return f"{saved}; go on with: {shlex.join([*words, '--resume'])}"
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end this process without a word, which an import need not."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -205,14 +248,17 @@ def _ending_ray(how_to_go_on: Callable[[], str]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(
-    config: RunConfig, num_nodes: int, engine: Engine, workers: int | None, verbose: bool
-) -> None:
+def _run(config: RunConfig, num_nodes: int, host: Host, verbose: bool) -> None:
+    from fl_admm_strategies import run_in_process
+
+    from .client_app import make_client_app
+    from .server_app import make_server_app
+
     run_config = config.to_mapping()
-    server_app = make_server_app(run_config, engine=engine.value)
+    server_app = make_server_app(run_config, engine=host.engine.value)
     client_app = make_client_app(run_config)
-    if engine is Engine.INPROCESS:
-        run_in_process(server_app, client_app, num_nodes, workers=workers or 0)
+    if host.engine is Engine.INPROCESS:
+        run_in_process(server_app, client_app, num_nodes, workers=host.workers or 0)
         return
     try:
         from flwr.simulation import run_simulation
@@ -224,18 +270,9 @@ def _run(
         server_app=server_app,
         client_app=client_app,
         num_supernodes=num_nodes,
-        backend_config=_ray_config(workers, verbose),
+        backend_config=host.ray_config(verbose),
         verbose_logging=verbose,
     )
-
-
-def _ray_config(workers: int | None, verbose: bool) -> dict[str, Any]:
-    init_args: dict[str, Any] = {"include_dashboard": False}
-    if not verbose:
-        init_args |= {"log_to_driver": False, "logging_level": "ERROR"}
-    if workers:
-        init_args["num_cpus"] = workers
-    return {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": init_args}
 
 
 def _quieten(verbose: bool) -> None:

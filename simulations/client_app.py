@@ -16,6 +16,7 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from clients import client_app
+from clients.toolkit.app import Cohort
 
 from .config import RunConfig, read_run_config
 from .loading import load_experiment
@@ -44,6 +45,10 @@ def _num_clients(config: RunConfig) -> int:
     return _federation(config).problem.num_clients
 
 
+def _cohort(config: RunConfig) -> Cohort:
+    return _federation(config).cohort
+
+
 def make_client_app(run_config: Mapping[str, object]) -> ClientApp:
     """Return the ClientApp of an experiment, whatever context it runs in."""
     config = read_run_config(run_config)
@@ -52,10 +57,12 @@ def make_client_app(run_config: Mapping[str, object]) -> ClientApp:
     return client_app(
         lambda context: _build_client(config, context),
         num_clients=lambda _: _num_clients(config),
+        cohort=lambda _: _cohort(config),
     )
 
 
 app = client_app(
     lambda context: _build_client(read_run_config(context.run_config), context),
     num_clients=lambda context: _num_clients(read_run_config(context.run_config)),
+    cohort=lambda context: _cohort(read_run_config(context.run_config)),
 )

@@ -14,18 +14,21 @@ from errno import EACCES
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.serverapp import Grid
 from rich.console import Console
 from safetensors.numpy import save_file
 
+from clients.toolkit.solvers import one_thread
 from fl_admm_strategies import Models
 from fl_admm_strategies.runtime.files import lock_folder, replacing
 from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
 
 from .config import RunConfig
+from .host import Engine, Host
 from .loading import changed_settings, load_experiment, load_settings
-from .methods import Federation, History, Method, completed, grid_of, run_method
+from .measures import legend
+from .methods import FedAvg, Federation, History, Method, completed, grid_of, run_method
+from .newcomers import run_newcomers
 from .problems import Problem
 from .reports import (
     Experiment,
@@ -60,7 +63,9 @@ def prepare(config: RunConfig) -> Experiment:
     federation, report = _federation(problem, settings.algorithm, settings.client)
     federation = replace(federation, fixed={**federation.fixed, **report.fixed})
     strategy = federation.strategy()
-    return Experiment(federation, report, strategy, problem.initial_arrays(strategy))
+    for table in settings.baselines.methods().values():  # what is wrong with one is said now
+        _federation(problem, completed(table, settings.algorithm), table.client)[0].strategy()
+    return Experiment(federation, report, strategy, federation.initial_arrays(strategy))
 
 
 def federations(config: RunConfig) -> dict[str, Federation]:
@@ -161,6 +166,7 @@ def _run_in(
             f"{out}; the warnings above say why."
         )
     baselines = _run_baselines(experiment, out, console)
+    newcomers = run_newcomers(experiment, console)
     finished = Finished(experiment, history.last, seconds, out)
     report = experiment.report.report(finished)
     cells = dict(history.last.cells)
@@ -179,16 +185,16 @@ def _run_in(
         seed=settings.seed,
         published=published_rows(settings),
         cells=cells,
-        baselines={baseline.title: baseline.last for baseline in baselines},
+        baselines={**{own.title: own.last for own in baselines}, **newcomers.scores},
         note=report.note,
-        legend=(*_attack_legend(problem), *report.legend),
-        extra={**_attack_extra(problem), **report.extra},
+        legend=(*_attack_legend(problem), *report.legend, *legend(settings.report)),
+        extra={**_attack_extra(problem), **report.extra, **newcomers.extra},
     )
     write_result(out / "result.json", result)
     _draw_metric(finished, history, baselines, result, report.levels)
     console.print(results_table(result))
     console.print()
-    for part in report.body:
+    for part in (*report.body, *newcomers.body):
         console.print(part)
         console.print()
     _print_files(console, out, report, settings, models)
@@ -232,16 +238,18 @@ def _run_baselines(experiment: Experiment, out: Path, console: Console) -> list[
         strategy = federation.strategy()
         path = out / _metrics_file(name)
         path.unlink(missing_ok=True)
+        one_each = issubclass(method.builds, FedAvg)
+        nodes = Host(Engine.INPROCESS).num_nodes(problem.num_clients, one_each=one_each)
         with (
-            _one_thread(),
-            grid_of(federation, problem.num_clients) as grid,
+            one_thread(),
+            grid_of(federation, nodes) as grid,
             _recorded(path, strategy) as (on_round, _),
         ):
             history = run_method(
                 problem,
                 strategy,
                 grid,
-                problem.initial_arrays(strategy),
+                federation.initial_arrays(strategy),
                 num_rounds=num_rounds,
                 evaluate_every=settings.training.evaluate_every,
                 on_round=on_round,
@@ -384,17 +392,6 @@ def _fixed(key: str) -> bool:
 
 def _metrics_file(baseline: str) -> str:
     return f"metrics-{baseline}.jsonl"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let sums have the same last bits wherever this runs, as the app's clients do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _draw_metric(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError, create_model
 
 from fl_admm_strategies.runtime.settings import RENAMED, parameters_of
 
+from .catalogue import read_experiment
 from .config import RunConfig
-from .data import kind_of, load
+from .data import FederatedData, kind_of, load, without_newcomers
 from .methods import (
     METHODS,
     algorithm_table,
@@ -29,13 +28,6 @@ from .problems import Problem, problem_of
 from .reports import report_of
 from .settings import Baselines, Built, Section, Settings
 from .wording import hint, unknown
-
-EXPERIMENTS = Path(str(files("simulations"))) / "experiments"
-
-
-def experiment_names() -> list[str]:
-    """Return the names of the experiments that come with the app."""
-    return sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
 
 
 def load_settings(
@@ -61,7 +53,7 @@ def load_settings(
         If the experiment, profile or a key does not exist, a value is out of range, or tables do
         not go together. The message lists every mistake that can be seen at once.
     """
-    raw = _read(experiment)
+    raw = read_experiment(experiment)
     if profile:
         profiles = raw.get("profiles")
         if not isinstance(profiles, dict) or profile not in profiles:
@@ -100,7 +92,14 @@ def load_experiment(config: RunConfig) -> Problem:
     )
     name = settings.data.name
     data = load(name, settings.seed, config.data_root, **dict(settings.data.options))
-    return problem_of(kind_of(name))(settings, data)
+    kind = problem_of(kind_of(name))
+    if (table := settings.newcomers) is None:
+        return kind(settings, data)
+    assert isinstance(data, FederatedData)  # which those methods learn from: see `_check`
+    data, held_out = without_newcomers(data, table.share, settings.seed)
+    problem = kind(settings, data)
+    problem.newcomers = kind(settings.model_copy(update={"attack": None}), held_out)
+    return problem
 
 
 def changed_settings(before: Settings, now: Settings) -> dict[str, str]:
@@ -134,21 +133,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 # --------------------------------------------------------------------------------------------------
 # The file
 # --------------------------------------------------------------------------------------------------
-
-
-def _read(experiment: str) -> dict[str, Any]:
-    path = Path(experiment)
-    if path.suffix != ".toml":
-        names = experiment_names()
-        if experiment not in names:
-            raise unknown("experiment", experiment, names)
-        path = EXPERIMENTS / f"{experiment}.toml"
-    try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise ValueError(f"there is no experiment file {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, nested without end
-        raise ValueError(f"{path} is not a TOML file: {error}") from None
 
 
 def _change(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -237,6 +221,11 @@ def _client_of(what: str, name: str, strategy: type, data: str) -> type:
 def _check(settings: Settings) -> None:
     """Refuse tables that are right alone but not together."""
     problem_of(kind_of(settings.data.name)).check(settings)
+    if settings.newcomers is not None and not hasattr(settings.algorithm.builds, "newcomers"):
+        raise ValueError(
+            f"[newcomers] is given, but new clients cannot join {settings.algorithm.name!r} after "
+            "its run: that is for 'fpfc'. Leave the table out."
+        )
     samples = "fraction_train" in parameters_of(type(settings.algorithm).builds)
     if settings.training.fraction_train != 1 and not samples:
         raise ValueError(

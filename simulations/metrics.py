@@ -1,8 +1,8 @@
-"""Test metrics of FedAPM's tables beside accuracy: weighted F1 and AUC, as scikit-learn has them.
+"""Test metrics beside accuracy: F1 and AUC, as scikit-learn has them.
 
-The paper does not say how it averages over classes. Here is what its tables' numbers are averages
-of (docs/methods/fedapm.md, P15): F1 weighted by class, AUC the unweighted mean of one class against
-the rest.
+FedAPM's paper does not say how it averages over classes. Its tables' numbers are averages of F1
+weighted by class and of AUC, the unweighted mean of one class against the rest
+(docs/methods/fedapm.md, P15).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor
 
 
@@ -32,9 +31,34 @@ def weighted_f1(outputs: Tensor, targets: Tensor) -> float:
     ValueError
         If the outputs are not of two or more classes.
     """
+    from sklearn.metrics import f1_score  # here: takes seconds
+
     _check(outputs)
     predicted = outputs.argmax(dim=1)
     return float(f1_score(targets.cpu(), predicted.cpu(), average="weighted"))
+
+
+def macro_f1(outputs: Tensor, targets: Tensor) -> float:
+    """Return the plain mean of the F1 scores of the classes that the samples have.
+
+    Of samples that lack a class the mean is over the others, as that of `auc` is.
+
+    Parameters
+    ----------
+    outputs, targets
+        As `weighted_f1` has them.
+
+    Raises
+    ------
+    ValueError
+        If the outputs are not of two or more classes.
+    """
+    from sklearn.metrics import f1_score
+
+    _check(outputs)
+    classes, predicted = targets.cpu().numpy(), outputs.argmax(dim=1).cpu().numpy()
+    present = np.unique(classes)
+    return float(f1_score(classes, predicted, labels=present, average="macro", zero_division=0.0))
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:
@@ -57,6 +81,8 @@ def auc(outputs: Tensor, targets: Tensor) -> float:
     ValueError
         If the outputs are not of two or more classes.
     """
+    from sklearn.metrics import roc_auc_score
+
     _check(outputs)
     if not outputs.isfinite().all():
         return math.nan

@@ -15,12 +15,21 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
-import torch
 
-# Ray's and the grid's workers use one thread; with more here the last bit of a sum could differ.
-torch.set_num_threads(1)
+from fl_admm_strategies.hosting import workers
+
+# The processes that run clients import what most tests share once, not each of them.
+workers._PRELOAD += ["numba", "tests.support.cases"]
 
 _MOST_WORKERS = 4
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Use one thread, as Ray's and the grid's workers do: the last bit of a sum could differ."""
+    import torch  # here: the process that only hands out the tests needs none
+
+    torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -27,6 +27,17 @@ from tests.test_kill import assert_nothing_is_left_of
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_as_at_a_terminal() -> Iterator[None]:
+    """Let Ctrl-C reach us and our processes: a shell starts what it runs in the background without.
+
+    It then ignores the signal, and Python leaves it so.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press_ctrl_c() -> None:
     signal.raise_signal(signal.SIGINT)
 

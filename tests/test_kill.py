@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="forks, and ends sess
 
 CASES = [
     ("FPFC", "inprocess"),
+    ("AsyncFPFC", "inprocess"),
     ("FedMC-ADMM-client-duals", "inprocess"),
     *(("FedAPM-client-duals", engine) for engine in ("inprocess", "workers", "ray")),
 ]

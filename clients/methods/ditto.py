@@ -9,6 +9,7 @@ from fl_admm_strategies.maths.blocks import Arrays, prefixed
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.own_model import OwnModelClient
+from ..toolkit.steps import Minimisation, Steps
 
 
 class DittoClient(OwnModelClient[DittoInstruction]):
@@ -20,7 +21,7 @@ class DittoClient(OwnModelClient[DittoInstruction]):
     strategy = Ditto
     instruction = DittoInstruction
 
-    def train(self, asked: DittoInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+    def steps(self, asked: DittoInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
         """Take the global step from w, then the personal one from v_i; upload w_i.
 
         v <- v - eta_p [grad f_i(v) + lambda (v - w)]. Metrics: those of the global step, and under
@@ -28,12 +29,12 @@ class DittoClient(OwnModelClient[DittoInstruction]):
         """
         self.load(asked.model)
         w = self.block(self.trained_names())
-        metrics = self.solve(LocalObjective(), lr=asked.lr, epochs=asked.local_epochs)
+        metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
         upload = self.arrays()
         self.load_own(asked.start, config)
         terms = [ProximalTerm(asked.lam, w)] if asked.lam else []
-        personal = self.solve(
-            LocalObjective(terms), lr=asked.personal_lr, epochs=asked.personal_epochs
+        personal = yield Minimisation(
+            LocalObjective(terms), asked.personal_lr, asked.personal_epochs
         )
         self.memory.keep(config, self.arrays())
         return upload, metrics | prefixed("personal-", personal)

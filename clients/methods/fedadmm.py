@@ -15,6 +15,7 @@ from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from ..toolkit.attacks import forge_z
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
+from ..toolkit.steps import Minimisation, Steps
 from ..toolkit.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
 
 
@@ -24,7 +25,7 @@ class FedADMMClient(TorchClient[Any]):
     strategy: ClassVar[Any] = FedADMM
     instruction: ClassVar[Any] = FedADMMInstruction
 
-    def train(self, asked: FedADMMInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+    def steps(self, asked: FedADMMInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
         """Move u_i, and pi_i where the client keeps it; upload u_i or the change of z_i."""
         self.receive(asked, asked.anchor, config)
         names = self.trainable(asked.optimised, setting="FedADMM(averaged=...)")
@@ -32,25 +33,28 @@ class FedADMMClient(TorchClient[Any]):
         u, dual = self.held(asked, config)
         self.load_block(u)
         anchor = {name: w[name] - dual[name] / asked.rho for name in dual} or w
-        metrics, kept = self.local_step(asked, anchor, config)
+        metrics, kept = yield from self.local_step(asked, anchor, config)
         new = self.block(asked.optimised)
         upload = self.arrays()
         if dual:
             dual = {name: dual[name] + asked.rho * (new[name] - w[name]) for name in dual}  # (12)
             # z_i - z_i of before = (u - u before) + (u - w)
             change = {name: (new[name] - u[name]) + (new[name] - w[name]) for name in dual}
-            upload |= to_numpy(change)
+            whole, held_back = self.whole_change(to_numpy(change), config, first=bool(asked.start))
+            upload |= whole
+            kept |= held_back
         kept |= prefixed(BUFFERS, self.buffers())
         self.memory.keep(config, kept | to_numpy(new, "u/") | to_numpy(dual, "dual/"))
         return upload, metrics
 
     def local_step(
         self, asked: FedADMMInstruction, anchor: dict[str, Tensor], config: Scalars
-    ) -> tuple[Scalars, Arrays]:
-        """Run u <- u - eta [alpha_i grad f_i(u) + rho (u - anchor)]; return metrics, and v_i."""
+    ) -> Steps[tuple[Scalars, Arrays]]:
+        """Run u <- u - eta [grad f_i(u) + (rho/alpha_i) (u - anchor)]; return metrics, and v_i."""
         term = ProximalTerm(asked.rho, anchor)
         objective = LocalObjective([term], loss_weight=asked.loss_weight, moving=self.shared(asked))
-        return self.solve(objective, lr=asked.lr, epochs=asked.local_epochs), {}
+        metrics = yield Minimisation(objective, asked.lr, asked.local_epochs)
+        return metrics, {}
 
     def shared(self, asked: Any) -> list[str]:
         """Return the parameters that travel: u_i, and those that are averaged."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,18 +10,20 @@ from torch import Tensor
 
 from fl_admm_strategies import FedAPM
 from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruction
-from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
+from fl_admm_strategies.maths.blocks import Arrays, under
 
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.solvers import descend_until
+from ..toolkit.split_model import SplitClient, V
+from ..toolkit.steps import Minimisation, Steps
 from ..toolkit.torch_client import BUFFERS, to_tensors
 from .fedadmm import FedADMMClient
 
-V, U, XI = "v/", "u/", "xi"  # how v_i, u_i and xi_i are called in the client's memory
+U, XI = "u/", "xi"  # how u_i and xi_i are called in the client's memory, beside v_i
 
 
-class FedAPMClient(FedADMMClient):
+class FedAPMClient(FedADMMClient, SplitClient[Any]):
     """Client of `FedAPM`: steps on its personal v_i, then on its copy u_i of the shared block.
 
     v_i never leaves the client, and its shapes may be this client's own. It starts from the values
@@ -43,10 +44,10 @@ class FedAPMClient(FedADMMClient):
 
     def local_step(
         self, asked: Any, anchor: dict[str, Tensor], config: Scalars
-    ) -> tuple[Scalars, Arrays]:
+    ) -> Steps[tuple[Scalars, Arrays]]:
         """Run the v-step at the old u_i, then the u-step at the new v_i (Gauss-Seidel).
 
-        v <- v - eta [alpha_i grad_v f_i(v, u_i) + sigma (v - v_i)], E_v epochs. (9) prints f_i
+        v <- v - eta [grad_v f_i(v, u_i) + (sigma/alpha_i) (v - v_i)], E_v epochs. (9) prints f_i
         without its alpha_i; (15) and all proofs have it (docs/methods/fedapm.md, P1).
 
         The u-step is FedADMM's, or full-gradient steps until the accuracy test (16) holds for
@@ -55,15 +56,15 @@ class FedAPMClient(FedADMMClient):
         if asked.u_start == "server" and asked.duals == "client":  # else u_i itself was sent as w
             w = {name: asked.anchor[name] for name in asked.optimised}
             self.load_block(to_tensors(w, self.device))
-        personal = [n for n in self.trained_names() if _is_personal(n, asked.personal)]
+        personal, _ = self.trained_parts(asked.personal)
         weight = asked.loss_weight
         if personal:
             term = ProximalTerm(asked.sigma, self.block(personal))
             objective = LocalObjective([term], loss_weight=weight, moving=personal)
-            self.solve(objective, lr=asked.lr, epochs=asked.personal_epochs)
+            yield Minimisation(objective, asked.lr, asked.personal_epochs)
         kept: Arrays = {}
         if asked.tolerance is None:
-            metrics, _ = super().local_step(asked, anchor, config)
+            metrics, _ = yield from super().local_step(asked, anchor, config)
         else:
             self.refuse_own_steps(
                 "the server gives a tolerance, and the accuracy test (16) takes plain "
@@ -73,6 +74,7 @@ class FedAPMClient(FedADMMClient):
             own = self.memory.recall(config)
             before = asked.tolerance if own is None or XI not in own else own[XI]
             xi = asked.tolerance_decay * float(before)
+            scale = weight**2  # (16) tests alpha_i times the gradient that the steps are taken with
             descent = descend_until(
                 self.train_problem,
                 LocalObjective(
@@ -80,14 +82,18 @@ class FedAPMClient(FedADMMClient):
                     loss_weight=weight,
                     moving=self.shared(asked),
                 ),
-                tolerance=xi,
+                tolerance=xi / scale,
                 lr=asked.lr,
                 max_steps=asked.max_steps,
             )
             kept[XI] = np.array(xi)
-            metrics = {"loss": descent.loss, "residual": descent.residual, "steps": descent.steps}
+            metrics = {
+                "loss": descent.loss,
+                "residual": descent.residual * scale,
+                "steps": descent.steps,
+            }
         # Not before: the u-step moves the running statistics of a personal batch norm.
-        return metrics, kept | prefixed(V, self._own(asked.personal))
+        return metrics, kept | self.kept(asked)
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the client's own (v_i, u_i), the headline, and (v_i, w).
@@ -105,40 +111,11 @@ class FedAPMClient(FedADMMClient):
 
     def shared(self, asked: Any) -> list[str]:
         """Return the parameters that travel: u_i, and those that are averaged."""
-        return [name for name in self.trained_names() if not _is_personal(name, asked.personal)]
+        return self.trained_parts(asked.personal)[1]
 
     def receive(self, asked: Any, arrays: Arrays, config: Scalars) -> None:
         """Load the shared arrays of a message, and the client's own v_i, into the model."""
-        state, personal = self.arrays(), asked.personal
-        shared = [name for name in state if not _is_personal(name, personal)]
-        if sorted(arrays) != sorted(shared):
-            raise ValueError(
-                f"The server shares {len(arrays)} arrays ({', '.join(arrays)}), but "
-                f"personal={personal!r} leaves {len(shared)} of the client's model to share "
-                f"({', '.join(shared)}). Models may differ in their personal arrays only."
-            )
-        self.load(state | self._recall_personal(personal, config) | arrays)
-
-    def _recall_personal(self, personal: str | None, config: Scalars) -> Arrays:
-        """Return v_i as it was in the round that the server takes the client to be in."""
-        model = self._own(personal)
-        held = self.memory.recall(config)
-        if held is None:
-            if int(config["version"]) > 0:
-                raise self.memory.lost(config)
-            return model
-        own = under(V, held)
-        shapes, new = ({name: a.shape for name, a in arrays.items()} for arrays in (own, model))
-        if shapes != new:
-            raise ValueError(
-                f"The personal arrays of round {config['version']} were {shapes}, the client's "
-                f"model has {new} now. client_fn must build the same model in every round."
-            )
-        return own
-
-    def _own(self, personal: str | None) -> Arrays:
-        """Return the personal arrays of the model, buffers among them."""
-        return {name: a for name, a in self.arrays().items() if _is_personal(name, personal)}
+        self.load_split(arrays, asked.personal, config)
 
     def personal_arrays(self) -> Arrays:
         """Return v_i and u_i, the client's own model after its last training: a ``state_dict``.
@@ -151,8 +128,3 @@ class FedAPMClient(FedADMMClient):
         latest = self.memory.latest()
         own = under(BUFFERS, latest) | under(V, latest) | under(U, latest)
         return self.model_arrays.complete(own)
-
-
-def _is_personal(name: str, pattern: str | None) -> bool:
-    """Return whether the strategy's pattern, None where nothing is personal, is in a name."""
-    return pattern is not None and re.search(pattern, name) is not None

@@ -5,13 +5,11 @@ Here are equations (13) to (18) of arXiv:2205.01438.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedGiA
@@ -22,10 +20,11 @@ from fl_admm_strategies.algorithms.fedgia import (
     FedGiAQuestion,
 )
 from fl_admm_strategies.maths.blocks import Arrays, Block, prefixed
-from fl_admm_strategies.runtime.messages import split_groups
+from fl_admm_strategies.runtime.health import INITIAL_LOSS
 
 from ..toolkit.base import MethodClient, Scalars
-from ..toolkit.curvature import Curvature, DataLoss, ScaledIdentity, Vector
+from ..toolkit.curvature import Curvature, ScaledIdentity, Vector
+from ..toolkit.linear import LinearClient
 
 
 def admm_steps(
@@ -137,7 +136,7 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
             upload |= prefixed(DUAL, block.arrays(dual))
         if asked.report_gradient:
             upload |= prefixed(GRADIENT, block.arrays(gradient))
-        return upload, {"loss": loss}
+        return upload, {"loss": loss} | ({INITIAL_LOSS: loss} if config["version"] == 0 else {})
 
     def forge(
         self, upload: Arrays, asked: FedGiAInstruction, attack: Callable[[Arrays], Arrays]
@@ -156,24 +155,10 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
         raise self.memory.lost(config)
 
 
-class FedGiALinearClient(FedGiASteps):
+class FedGiALinearClient(LinearClient[FedGiAInstruction], FedGiASteps):
     """Client of `FedGiA` with a linear model over a data matrix, in float64 and closed form.
 
-    Serves both choices of H_i in Table II. The strategy's initial arrays are one array of n
-    numbers: ``ArrayRecord({"x": Array(np.zeros(n))})``.
-
-    Parameters
-    ----------
-    context : Context
-        The client's context.
-    problem : LeastSquares or Logistic
-        f_i. Make it once a process and keep it, where you can: the factorised Gram matrix stays
-        with it.
-    test_problem : LeastSquares or Logistic, optional
-        What `evaluate` reports on; without it the client refuses to evaluate.
-    state_dir : str or path, optional
-        Folder for pi_i, where the client keeps it, so that it outlives the run: see `Memory`. By
-        default it is in ``context.state``.
+    Serves both choices of H_i in Table II. Parameters are those of `LinearClient`.
 
     Examples
     --------
@@ -186,35 +171,14 @@ class FedGiALinearClient(FedGiASteps):
     ...     ).to_client()
     """
 
-    def __init__(
-        self,
-        context: Context,
-        problem: DataLoss,
-        test_problem: DataLoss | None = None,
-        *,
-        state_dir: str | os.PathLike[str] | None = None,
-        **unknown: Never,
-    ) -> None:
-        super().__init__(context, state_dir=state_dir, **unknown)
-        self.problem = problem
-        self.test_problem = test_problem
-
-    def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
-        """Return x = 0, where the paper starts."""
-        return [np.zeros(self.problem.size)]
-
-    def train_size(self) -> int:
-        """Return d_i."""
-        return self.problem.num_examples
-
     def loss_and_gradient(self, model: Arrays) -> tuple[float, Arrays]:
         """Return f_i and its gradient."""
-        loss, gradient = self.problem.value_and_gradient(self._vector(model))
+        loss, gradient = self.problem.value_and_gradient(self.vector(model))
         return loss, dict.fromkeys(model, gradient)
 
     def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
         """Return r_i, and how many columns of the data are all zero or constant."""
-        self._vector(model)
+        self.vector(model)
         return {
             "curvature": self.problem.largest_curvature(),
             "zero-columns": len(self.problem.zero_columns),
@@ -224,35 +188,3 @@ class FedGiALinearClient(FedGiASteps):
     def gram(self) -> Curvature:
         """Return the Gram matrix H_i."""
         return self.problem.gram
-
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
-        """Evaluate the model on the test data.
-
-        Returns
-        -------
-        loss : float
-        num_examples : int
-        metrics : dict
-            ``global-loss``, and ``global-rmse`` or ``global-accuracy``.
-        """
-        if self.test_problem is None:
-            raise ValueError(
-                "This client has no test_problem, so it cannot evaluate. Give it one, or switch "
-                "federated evaluation off with fraction_evaluate=0."
-            )
-        x = self._vector(split_groups(parameters, config)["global"])
-        loss, _ = self.test_problem.value_and_gradient(x)
-        report = {"loss": loss} | self.test_problem.metrics(x)
-        metrics = {f"global-{name}": value for name, value in report.items()}
-        return loss, self.test_problem.num_examples, metrics
-
-    def _vector(self, model: Arrays) -> Vector:
-        """Return x as float64, shape (n,)."""
-        arrays = list(model.values())
-        if [array.size for array in arrays] != [self.problem.size]:
-            raise ValueError(
-                f"The server sent arrays of shapes {[array.shape for array in arrays]}, expected "
-                f"one of {self.problem.size} numbers, one for each column of the data matrix. "
-                'Start with ArrayRecord({"x": Array(np.zeros(n))}).'
-            )
-        return np.asarray(arrays[0].ravel(), dtype=np.float64)

@@ -9,8 +9,8 @@ from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.base import Scalars
 from ..toolkit.curvature import Curvature
+from ..toolkit.hessian import largest_curvature
 from ..toolkit.model_arrays import to_array
-from ..toolkit.power_iteration import power_iteration
 from ..toolkit.torch_client import TorchClient
 from .fedgia import FedGiASteps
 
@@ -18,7 +18,7 @@ from .fedgia import FedGiASteps
 class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
     """Client of `FedGiA` with any PyTorch model: H_i = r_i I (FedGiA_D).
 
-    r_i is estimated by `power_iteration` at the initial model, unless the strategy is given
+    r_i is estimated by `largest_curvature` at the initial model, unless the strategy is given
     ``curvature=``; the method behind it must be differentiable twice. f_i is the loss of the model
     in evaluation mode, over all samples: FedGiA's rounds need one function, so dropout is off, and
     buffers (a batch norm's running mean) and frozen parameters stay as they start. Parameters are
@@ -54,7 +54,7 @@ class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
         """Return the estimate of r_i."""
         self.load(model)
         with self.seeded(config):
-            return {"curvature": power_iteration(self.train_problem, int(config["seed"]))}
+            return {"curvature": largest_curvature(self.train_problem, int(config["seed"]))}
 
     def gram(self) -> Curvature:
         """Refuse: the Gram matrix is that of a linear model."""

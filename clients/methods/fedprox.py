@@ -8,6 +8,7 @@ from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
+from ..toolkit.steps import Minimisation, Steps
 from ..toolkit.torch_client import TorchClient
 
 
@@ -20,9 +21,9 @@ class FedProxClient(TorchClient[FedProxInstruction]):
     strategy = FedProx
     instruction = FedProxInstruction
 
-    def train(self, asked: FedProxInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+    def steps(self, asked: FedProxInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
         """Run x <- x - eta [grad f_i(x) + mu (x - w)]; upload x."""
         self.load(asked.model)
         terms = [ProximalTerm(asked.mu, self.block(self.trained_names()))] if asked.mu else []
-        metrics = self.solve(LocalObjective(terms), lr=asked.lr, epochs=asked.local_epochs)
+        metrics = yield Minimisation(LocalObjective(terms), asked.lr, asked.local_epochs)
         return self.arrays(), metrics

@@ -17,6 +17,7 @@ from fl_admm_strategies.maths.moreau import advance
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.solvers import Loader, descend_until
+from ..toolkit.steps import Minimisation, Steps
 from ..toolkit.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
@@ -57,7 +58,7 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             else replace(self.train_problem, loader=validation_loader)
         )
 
-    def train(self, asked: FLAMEInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+    def steps(self, asked: FLAMEInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
         """Move theta_i from where it was, then w_i where the client keeps it.
 
         Uploads theta_i or, with the duals on the clients, the change of u_i = w_i + pi_i/rho.
@@ -71,15 +72,18 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         self.load(asked.anchor | buffers)
         anchor = local_w if local_w and asked.anchor_on == "w_i" else received
         self.load_block(to_tensors(theta, self.device))
-        metrics = self._theta_step(asked, anchor)
+        metrics = yield from self._theta_step(asked, anchor)
         new, upload = to_numpy(self.block(names)), self.arrays()
         kept = prefixed(THETA, new) | prefixed(BUFFERS, self.buffers())
         if local_w:
-            a = asked.lam * asked.alpha
+            a, change = asked.lam * asked.alpha, dict[str, NDArray[Any]]()
             for name in names:
-                kept[LOCAL_W + name], upload[name] = advance(  # (12), (13)
+                kept[LOCAL_W + name], change[name] = advance(  # (12), (13)
                     new[name], theta[name], local_w[name], received[name], a=a, rho=asked.rho
                 )
+            whole, held_back = self.whole_change(change, config, first=bool(asked.start))
+            upload |= whole
+            kept |= held_back
         self.memory.keep(config, kept)
         return upload, metrics
 
@@ -93,11 +97,11 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             theta, local_w, buffers = (under(part, own) for part in (THETA, LOCAL_W, BUFFERS))
         return (theta, local_w, buffers) if asked.duals == "client" else (theta, {}, {})
 
-    def _theta_step(self, asked: FLAMEInstruction, anchor: Arrays) -> Scalars:
+    def _theta_step(self, asked: FLAMEInstruction, anchor: Arrays) -> Steps[Scalars]:
         """Minimise f_i(theta) + lambda/2 ||theta - anchor||^2 (11) as the server asks."""
         term = ProximalTerm(asked.lam, to_tensors(anchor, self.device))
         if asked.theta_step == "fixed":
-            return self.solve(LocalObjective([term]), lr=asked.lr, epochs=asked.local_epochs)
+            return (yield Minimisation(LocalObjective([term]), asked.lr, asked.local_epochs))
         self.refuse_own_steps(
             f"the server asks for theta_step={asked.theta_step!r}, which takes no other steps than "
             "its own",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import FPFC
-from fl_admm_strategies.algorithms.fpfc import FPFCEvaluation, FPFCInstruction
-from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.algorithms.fpfc_path import VALIDATION
+from fl_admm_strategies.algorithms.fpfc_search import GRADIENT_NORM, HELD_OUT_LOSS, NO_VOTE
+from fl_admm_strategies.algorithms.fpfc_types import FPFCEvaluation, FPFCInstruction
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.base import Scalars
+from ..toolkit.holdout import TooFewSamplesError, hold_out
 from ..toolkit.objective import LocalObjective, ProximalTerm
+from ..toolkit.solvers import Loader
+from ..toolkit.steps import Minimisation, Steps
 from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
 
 
@@ -22,8 +29,16 @@ class FPFCClient(TorchClient[FPFCInstruction]):
     """Client of `FPFC`: T_i epochs of (5) from its own last iterate.
 
     The clustered block omega_i is pulled towards the server's zeta_i; arrays that are not clustered
-    start from the server's and are trained without a proximal term (section 6.1). Parameters are
-    those of `TorchClient`.
+    start from the server's and are trained without a proximal term (section 6.1).
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Those of `TorchClient`.
+    validation_loader : iterable of batches, optional
+        Where the strategy finds lambda: data that is never trained on, by which the groups, or
+        lambda, are chosen. By default a share of the training data is held out as long as the
+        search lasts, or the path (see `hold_out`), by a seed of the run and the client.
 
     Examples
     --------
@@ -36,16 +51,115 @@ class FPFCClient(TorchClient[FPFCInstruction]):
     strategy = FPFC
     instruction = FPFCInstruction
 
-    def train(self, asked: FPFCInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+    def __init__(self, *args: Any, validation_loader: Loader | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.validation_loader = validation_loader
+
+    def steps(self, asked: FPFCInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
         """Run (5): omega <- omega - alpha [grad f_i(omega) + rho (omega - zeta_i)], T_i epochs."""
+        if asked.candidates is not None:
+            return (yield from self._search(asked))
         self.load(asked.anchor)
         names = self._clustered(asked.clustered)
         anchor = {name: asked.anchor[name] for name in names}
         term = ProximalTerm(asked.rho, to_tensors(anchor, self.device))
         self.load_block(to_tensors(asked.start or self.memory.require(config), self.device))
-        metrics = self.solve(LocalObjective([term]), lr=asked.lr, epochs=asked.local_epochs)
+        moving = names if asked.others_fixed else None
+        with self._without_held_out(asked):
+            objective = LocalObjective([term], moving=moving)
+            metrics = yield Minimisation(objective, asked.lr, asked.local_epochs)
         self.memory.keep(config, to_numpy(self.block(names)))
-        return self.arrays(), metrics
+        upload = self.arrays()
+        if asked.monitor is not None:
+            _, held_out = self._split(asked.held_out, asked.held_out_seed)
+            measured = self.measure(replace(self.train_problem, loader=held_out))
+            metrics = {**metrics, f"{VALIDATION}-{asked.monitor}": measured[asked.monitor]}
+        return upload, metrics
+
+    def answer_handshake(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """See to it that there are samples to validate on, and that the metric is known.
+
+        Raises
+        ------
+        ValueError
+            If not.
+        """
+        _, held_out = self._split(float(config["held-out"]), int(config["held-out-seed"]))
+        if replace(self.train_problem, loader=held_out).num_examples() == 0:
+            raise ValueError(
+                "The client's validation_loader is empty, expected samples to choose lambda by. "
+                "Give it some, or leave it out, and a share of the training data is held out."
+            )
+        known = ["loss", *self.metrics]
+        if config["monitor"] not in known:
+            raise ValueError(
+                f"monitor is {config['monitor']!r}, expected one of what the client measures: "
+                f"{', '.join(known)}. Give the client this metric, or LambdaPath another monitor."
+            )
+        return [], self.train_size(), {}
+
+    def _search(self, asked: FPFCInstruction) -> Steps[tuple[Arrays, Scalars]]:
+        """Train the clustered block of every candidate, the rest fixed; or measure each."""
+        names = self._clustered(asked.clustered)
+        _, held_out = self._split_in_search(asked)
+        upload: Arrays = {}
+        metrics: Scalars = {}
+        for k in range(asked.candidates or 0):
+            self.load(asked.anchor)  # buffers too, which the last one changed
+            if k:
+                block = under(f"{k}/", asked.more or {})
+                self.load_block(to_tensors(block, self.device))
+            if asked.local_epochs:
+                objective = LocalObjective(moving=names)
+                with self._without_held_out(asked):
+                    own = yield Minimisation(objective, asked.lr, asked.local_epochs)
+                metrics = metrics or own
+                upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
+            else:
+                if held_out is not None:
+                    problem = replace(self.train_problem, loader=held_out)
+                    metrics[f"{HELD_OUT_LOSS}-{k}"] = self.measure(problem)["loss"]
+                norm = torch.linalg.vector_norm(self._gradient_here(names))
+                metrics[f"{GRADIENT_NORM}-{k}"] = float(norm)
+        return upload, {**metrics, NO_VOTE: 1} if held_out is None else metrics
+
+    def _split_in_search(self, asked: FPFCInstruction) -> tuple[Loader, Loader | None]:
+        """Return what `_split` does; a client with too few samples trains on all, without a vote.
+
+        Its training loss says nothing of groups: it is the smaller, the fewer share a model.
+        """
+        try:
+            return self._split(asked.held_out, asked.held_out_seed)
+        except TooFewSamplesError:
+            if asked.monitor is not None:  # on a path, which has asked before round 1
+                raise
+            return self.train_problem.loader, None
+
+    def _split(self, share: float | None, seed: int | None) -> tuple[Loader, Loader]:
+        """Return the data to train on and those that are held out; without a share all, none."""
+        problem = self.train_problem
+        if share is None:
+            return problem.loader, []
+        if not self.knows_loss:
+            raise ValueError(
+                f"{type(self).__name__} has a minimise() of its own and no loss_fn, so it cannot "
+                "say which groups suit it. Give it the loss_fn, or the strategy a penalty."
+            )
+        if self.validation_loader is not None:
+            return problem.loader, self.validation_loader
+        return hold_out(problem.loader, problem.split_batch, share, seed or 0)
+
+    @contextmanager
+    def _without_held_out(self, asked: FPFCInstruction) -> Iterator[None]:
+        """Have `minimise` train without the samples that are held out."""
+        problem = self.train_problem
+        self.train_problem = replace(problem, loader=self._split_in_search(asked)[0])
+        try:
+            yield
+        finally:
+            self.train_problem = problem
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the personal, cluster and global model; add the diagnostics the server asks for.
@@ -75,6 +189,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         self, upload: Arrays, asked: FPFCInstruction, attack: Callable[[Arrays], Arrays]
     ) -> Arrays:
         """Attack omega_i: the clustered block, as the paper does (section 6.4.1)."""
+        if asked.candidates is not None:
+            return attack(upload)
         return upload | attack({name: upload[name] for name in asked.clustered})
 
     def _clustered(self, names: list[str]) -> list[str]:
@@ -84,6 +200,9 @@ class FPFCClient(TorchClient[FPFCInstruction]):
     def _gradient(self, model: Arrays, names: list[str]) -> Tensor:
         """Return grad f_i over the clustered block at a model, flat, on the training data."""
         self.load(model)
+        return self._gradient_here(names)
+
+    def _gradient_here(self, names: list[str]) -> Tensor:
         self.model.eval()
         self.train_problem.set_gradient()
         gradient = _flat(self.model_arrays.gradients(names))

@@ -9,6 +9,7 @@ from fl_admm_strategies.maths.blocks import Arrays
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective
 from ..toolkit.own_model import OwnModelClient
+from ..toolkit.steps import Minimisation, Steps
 
 
 class LocalClient(OwnModelClient[LocalInstruction]):
@@ -17,9 +18,9 @@ class LocalClient(OwnModelClient[LocalInstruction]):
     strategy = Local
     instruction = LocalInstruction
 
-    def train(self, asked: LocalInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+    def steps(self, asked: LocalInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
         """Descend on f_i from the client's own model; upload nothing."""
         self.load_own(asked.start, config)
-        metrics = self.solve(LocalObjective(), lr=asked.lr, epochs=asked.local_epochs)
+        metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
         self.memory.keep(config, self.arrays())
         return {}, metrics

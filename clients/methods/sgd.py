@@ -15,6 +15,7 @@ from fl_admm_strategies.runtime.messages import split_groups
 
 from ..toolkit.base import Scalars
 from ..toolkit.objective import LocalObjective
+from ..toolkit.steps import Minimisation, Steps
 from ..toolkit.torch_client import TorchClient
 
 
@@ -29,14 +30,14 @@ class SGDClient(TorchClient[Any]):
     --------
     >>> strategy = FedAvg(fraction_train=0.5)
     >>> config = ConfigRecord({"lr": 0.1, "local-epochs": 3, "seed": 1})
-    >>> strategy.start(grid, ArrayRecord(model.state_dict()), train_config=config)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), train_config=config)
     """
 
     strategy: ClassVar[Any] = FedAvg
 
-    def fit(
+    def taking_part(
         self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+    ) -> Steps[tuple[list[NDArray[Any]], int, Scalars]]:
         """Take some epochs from the model received; upload the result.
 
         Raises
@@ -52,14 +53,15 @@ class SGDClient(TorchClient[Any]):
             )
         num_examples = self.train_size()
         with self.seeded(config):
-            upload, metrics = self.train(self._received(parameters, config), config)
+            received = self._received(parameters, config)
+            upload, metrics = yield from self.training(received, config)
         return list(upload.values()), num_examples, metrics
 
-    def train(self, asked: Arrays, config: Scalars) -> tuple[Arrays, Scalars]:
+    def steps(self, asked: Arrays, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
         """Descend on f_i from a model."""
         self.load(asked)
         epochs = int(config.get("local-epochs", 1))
-        metrics = self.solve(LocalObjective(), lr=float(config["lr"]), epochs=epochs)
+        metrics = yield Minimisation(LocalObjective(), float(config["lr"]), epochs)
         return self.arrays(), metrics
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
-from fl_admm_strategies.maths.checks import listing
+from fl_admm_strategies.maths.checks import check_choice, listing
 from fl_admm_strategies.runtime import messages as wire
+from fl_admm_strategies.runtime.collector import collector_paused
 from fl_admm_strategies.runtime.interrupts import Interrupted
 from fl_admm_strategies.runtime.messages import ClientInstruction, RawReply, describe
+from fl_admm_strategies.runtime.packing import pack_replies, unpack_instructions
 
 from .errors import plain_errors
 
 ClientFn = Callable[[Context], Any]
+_NUMBER = (int, float)
+Cohort = Literal["auto"] | bool
 Run = Callable[[NumPyClient, ClientInstruction], RawReply]
+Jobs = dict[int, tuple[NumPyClient, ClientInstruction]]
+RunAll = Callable[[Jobs], dict[int, RawReply]]
+
+LEAST_COHORT = 16
+"""Clients of a federation from which on "auto" trains them together."""
+TOGETHER = 256
+"""Clients of a cohort that are in memory at a time."""
 
 
 def client_app(
     client_fn: ClientFn | None = None,
     *,
     num_clients: int | Callable[[Context], int] | None = None,
+    cohort: Cohort | Callable[[Context], Cohort] = "auto",
 ) -> ClientApp:
     """Make a `ClientApp` of the current API out of a `client_fn` of the legacy one.
 
@@ -38,6 +53,11 @@ def client_app(
         clients from p * num_clients // P up to the next node's, each with a context of its own
         (``partition-id``, ``num-partitions`` and state). A callable gets the node's context, e.g.
         ``lambda context: context.run_config["num-clients"]``. By default a node is one client.
+    cohort : {"auto"} or bool or callable (default: "auto")
+        Whether the clients of a node train together, in one stack of models, where these and their
+        losses allow it (docs/scaling.md): equal to rounding, several times faster for small models.
+        "auto" does so with 16 clients or more and models that gain by it. It takes `num_clients`.
+        A callable gets the node's context.
 
     Returns
     -------
@@ -58,6 +78,8 @@ def client_app(
             "num_clients is given without a client_fn, but handlers of one's own answer for one "
             "client on each node. Give client_app a client_fn, or leave num_clients out."
         )
+    if not callable(cohort):
+        check_choice("cohort", cohort, ("auto", True, False))
     app = ClientApp()
 
     def hosted(context: Context) -> tuple[list[int] | None, int]:
@@ -75,7 +97,7 @@ def client_app(
         node = int(partition)
         return list(range(node * total // nodes, (node + 1) * total // nodes)), total
 
-    def handle(message: Message, context: Context, run: Run) -> Message:
+    def handle(message: Message, context: Context, run: Run, *, trains: bool) -> Message:
         assert client_fn is not None
         if num_clients is None:
             instruction = _only_instruction(message)
@@ -83,31 +105,28 @@ def client_app(
                 return _reply(run(_numpy_client(client_fn(context)), instruction), message)
         clients, total = hosted(context)
         assert clients is not None
-        asked = dict(wire.unpack_instructions(message.content))
-        own_labels: list[int | None] = [None] if len(clients) == 1 else [*clients]
-        if not asked or not set(asked) <= set(own_labels):
+        with collector_paused():
+            asked = dict(unpack_instructions(message.content))
+        if not asked or not asked.keys() <= ({None} if len(clients) == 1 else set(clients)):
             raise ValueError(
                 f"The message is for {_named(asked)}, but this node hosts "
                 f"{listing(clients)} of {total} clients. Server and nodes must be told the same "
                 "number of clients and nodes."
             )
-        states = _split_state(context.state)
-        replies: dict[int | None, RawReply] = {}
-        for label, instruction in asked.items():
-            client_id = clients[0] if label is None else label
-            own = _own_context(context, client_id, total, states.get(client_id, {}))
-            try:
-                replies[label] = run(_numpy_client(client_fn(own)), instruction)
-            except Interrupted:
-                raise
-            except BaseException as error:  # a hosted client fails alone, whatever it raises
-                replies[label] = RawReply(error=describe(error))
-            else:
-                for key in states.get(client_id, {}):
-                    del context.state[f"{key}@{client_id}"]
-                for key, record in own.state.items():
-                    context.state[f"{key}@{client_id}"] = record
-        return Message(wire.pack_replies(replies), reply_to=message)
+        own = {clients[0] if label is None else label: one for label, one in asked.items()}
+        choice: Cohort = False
+        if trains:
+            choice = cohort(context) if callable(cohort) else cohort
+            check_choice("cohort", choice, ("auto", True, False))
+        if choice is True or (choice == "auto" and total >= LEAST_COHORT):
+            run_all, at_once = partial(_together, choice), TOGETHER
+        else:
+            run_all, at_once = partial(_one_by_one, run), 1
+        replies = run_hosted(client_fn, own, context, total, run_all, at_once)
+        labels = dict(zip(own, asked, strict=True))
+        with collector_paused():
+            content = pack_replies({labels[client]: one for client, one in replies.items()})
+        return Message(content, reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -122,11 +141,11 @@ def client_app(
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
-            return handle(message, context, _fit)
+            return handle(message, context, _fit, trains=True)
 
         @app.evaluate()
         def evaluate(message: Message, context: Context) -> Message:
-            return handle(message, context, _evaluate)
+            return handle(message, context, _evaluate, trains=False)
 
     return app
 
@@ -156,7 +175,8 @@ def answer(client: Any, message: Message) -> Message:
     >>> app = client_app()
     >>> @app.train()
     ... def train(msg: Message, context: Context) -> Message:
-    ...     return answer(FPFCClient(context, Net(), load_data(context), loss_fn), msg)
+    ...     train, _ = load_data(context.node_config["partition-id"])
+    ...     return answer(FPFCClient(context, Net(), train, nn.CrossEntropyLoss()), msg)
     """
     kind = message.metadata.message_type.partition(".")[0]
     if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
@@ -167,9 +187,99 @@ def answer(client: Any, message: Message) -> Message:
         return _reply(run(own, _only_instruction(message)), message)
 
 
+def run_hosted(
+    client_fn: ClientFn,
+    asked: Mapping[int, ClientInstruction],
+    context: Context,
+    total: int,
+    run_all: RunAll,
+    at_once: int,
+) -> dict[int, RawReply]:
+    """Have the hosted clients of one message do what they are asked.
+
+    Parameters
+    ----------
+    client_fn : callable
+    asked : mapping of client id to ClientInstruction
+        The arrays are read-only views of the message.
+    context : Context
+        The node's. A client that has not raised leaves its state in it.
+    total : int
+        Clients of the federation.
+    run_all : callable
+        What they do.
+    at_once : int
+        So many clients are made before they do it.
+
+    Returns
+    -------
+    dict of int to RawReply
+        A client that raises, whatever it raises, fails alone.
+    """
+    states = _split_state(context.state)
+    replies: dict[int, RawReply] = {}
+    waiting = list(asked.items())
+    for start in range(0, len(waiting), at_once):
+        jobs: Jobs = {}
+        contexts: dict[int, Context] = {}
+        for client_id, instruction in waiting[start : start + at_once]:
+            own = _own_context(context, client_id, total, states.get(client_id, {}))
+            try:
+                jobs[client_id] = _numpy_client(client_fn(own)), instruction
+            except Interrupted:
+                raise
+            except BaseException as error:
+                replies[client_id] = RawReply(error=describe(error))
+            contexts[client_id] = own
+        replies |= run_all(jobs)
+        for client_id in jobs:
+            if replies[client_id].error is None:
+                for key in states.get(client_id, {}):
+                    del context.state[f"{key}@{client_id}"]
+                for key, record in contexts[client_id].state.items():
+                    context.state[f"{key}@{client_id}"] = record
+    return {client_id: replies[client_id] for client_id in asked}
+
+
+def _one_by_one(run: Run, jobs: Jobs) -> dict[int, RawReply]:
+    """Have clients do something one after another; who raises, whatever it raises, fails alone."""
+    replies = {}
+    for client_id, (client, instruction) in jobs.items():
+        try:
+            replies[client_id] = run(client, instruction)
+        except Interrupted:
+            raise
+        except BaseException as error:
+            replies[client_id] = RawReply(error=describe(error))
+    return replies
+
+
+def _together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
+    """Have clients train, those together that can."""
+    drivers: dict[Any, list[int]] = {}
+    for client_id, (client, instruction) in jobs.items():
+        if not instruction.config.get(wire.COLLECT):
+            drivers.setdefault(getattr(client, "together", None), []).append(client_id)
+    found: dict[int, Any] = {}
+    for driver, ids in drivers.items():
+        if driver is not None:
+            asked = [jobs[client_id] for client_id in ids]
+            work = [(client, _own(one), one.full_config()) for client, one in asked]
+            found |= zip(ids, driver(work, choice), strict=True)
+    replies: dict[int, RawReply] = {}
+    for client_id, job in jobs.items():
+        if client_id not in found:
+            replies |= _one_by_one(_fit, {client_id: job})
+        elif isinstance(result := found[client_id], BaseException):
+            replies[client_id] = RawReply(error=describe(result))
+        else:
+            replies |= _one_by_one(partial(_uploaded, result), {client_id: job})
+    return replies
+
+
 def _only_instruction(message: Message) -> ClientInstruction:
     """Return what a message for a node with one client asks for."""
-    asked = dict(wire.unpack_instructions(message.content))
+    asked = dict(unpack_instructions(message.content))
     if list(asked) != [None]:
         raise ValueError(
             f"The message is for {_named(asked)}, but this node is one client. "
@@ -179,7 +289,7 @@ def _only_instruction(message: Message) -> ClientInstruction:
 
 
 def _reply(reply: RawReply, message: Message) -> Message:
-    return Message(wire.pack_replies({None: reply}), reply_to=message)
+    return Message(pack_replies({None: reply}), reply_to=message)
 
 
 def _named(asked: Iterable[int | None]) -> str:
@@ -199,15 +309,36 @@ def identity(context: Context) -> dict[str, Any]:
 def _fit(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
     if instruction.config.get(wire.COLLECT):
         return _personal(client)
-    arrays, num_examples, metrics = client.fit(instruction.flat(), instruction.full_config())
+    return _uploaded(client.fit(_own(instruction), instruction.full_config()), client, instruction)
+
+
+def _uploaded(result: Any, client: NumPyClient, instruction: ClientInstruction) -> RawReply:
+    """Return what a client's `fit` returned as a reply."""
+    arrays, num_examples, metrics = result
     names = instruction.upload_names()
     if len(arrays) != len(names):
         raise ValueError(
             f"{type(client).__name__}.fit returned {len(arrays)} arrays, expected {len(names)}: "
             f"{', '.join(names)}."
         )
-    named = dict(zip(names, arrays, strict=True))
+    named = {n: _numeric(client, n, a) for n, a in zip(names, arrays, strict=True)}
     return RawReply(named, _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
+
+
+def _own(instruction: ClientInstruction) -> list[NDArray[Any]]:
+    """Return the arrays of an instruction, copied: what a client gets is its own to change."""
+    return [array.copy() for array in instruction.flat()]
+
+
+def _numeric(client: NumPyClient, name: str, array: Any) -> NDArray[Any]:
+    """Return an array that a client uploads; raise ValueError unless it holds real numbers."""
+    found = np.asarray(array)
+    if found.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{type(client).__name__}.fit returned an array {name!r} of dtype {found.dtype}, "
+            "expected real numbers."
+        )
+    return found
 
 
 def _personal(client: NumPyClient) -> RawReply:
@@ -223,15 +354,15 @@ def _personal(client: NumPyClient) -> RawReply:
 
 
 def _evaluate(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
-    loss, num_examples, metrics = client.evaluate(instruction.flat(), instruction.full_config())
+    loss, num_examples, metrics = client.evaluate(_own(instruction), instruction.full_config())
     return RawReply(None, {"loss": loss} | _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, int | float]:
     return {
-        key: int(value) if isinstance(value, bool) else value
+        key: int(value) if isinstance(value, int) else float(value)
         for key, value in metrics.items()
-        if isinstance(value, int | float)
+        if isinstance(value, _NUMBER)
     }
 
 

@@ -4,17 +4,19 @@
     sign-flip    -|c| u, where u is the honest upload    c ~ N(0, sigma^2)
     gaussian     N(0, sigma^2) in every place
     one-huge     u, with 1e30 in one place
+    random-labels    u, learned from labels that were drawn at random
 
 The first three are those of FPFC's paper (arXiv:2211.04218, section 6.4.1), whose sigma are the
-defaults, and of FLAME's (arXiv:2407.16397, section VI-A, with sigma^2 = 0.1).
+defaults, and of FLAME's (arXiv:2407.16397, section VI-A, with sigma^2 = 0.1), which poisons labels
+as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord
@@ -25,19 +27,21 @@ from numpy.typing import NDArray
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_choice, check_count, check_positive
 from fl_admm_strategies.runtime.messages import (
-    CONFIG,
     NUM_EXAMPLES,
     UPLOAD,
+    RawReply,
     from_array_record,
     parse_groups,
     read_names,
     to_array_record,
 )
+from fl_admm_strategies.runtime.packing import pack_replies, unpack_instructions, unpack_replies
 
 from .app import ClientFn
 from .base import MethodClient, Scalars
 
-Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge"]
+LABELS: Final = "random-labels"
+Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]
 
 SIGMAS = {"same-value": 100.0, "sign-flip": 10.0, "gaussian": 100.0}
 HUGE = 1e30
@@ -49,13 +53,13 @@ class Attack:
 
     Parameters
     ----------
-    kind : {"same-value", "sign-flip", "gaussian", "one-huge"}
-        What is uploaded: one number in all places, the upload times a negative number, noise, or
-        the upload with 1e30 in one place.
+    kind : {"same-value", "sign-flip", "gaussian", "one-huge", "random-labels"}
+        What is uploaded: one number in all places, the upload times a negative number, noise, the
+        upload with 1e30 in one place, or what is honestly learned from labels drawn at random.
     ratio : float
         floor(ratio m) of m clients are malicious, the same for the whole run; 0 is no attack.
     sigma : float, optional
-        By default 100, for "sign-flip" 10; "one-huge" has none.
+        By default 100, for "sign-flip" 10; "one-huge" and "random-labels" have none.
     seed : int (default: 0)
         Who is malicious, and every draw: c and the noise are drawn anew for every upload, from the
         seed, the client and the round.
@@ -72,14 +76,14 @@ class Attack:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, (*SIGMAS, "one-huge"))
+        check_choice("kind", self.kind, (*SIGMAS, "one-huge", LABELS))
         if isinstance(self.ratio, bool) or not 0 <= self.ratio < 1:
             raise ValueError(f"ratio is {self.ratio}, expected a number in [0, 1).")
         if self.sigma is not None:
             check_positive("sigma", self.sigma)
-            if self.kind == "one-huge":
+            if self.kind not in SIGMAS:
                 raise ValueError(
-                    f"sigma is {self.sigma}, but 'one-huge' draws nothing: leave it out."
+                    f"sigma is {self.sigma}, but {self.kind!r} draws no such number: leave it out."
                 )
         check_count("seed", self.seed, least=0)
 
@@ -88,6 +92,18 @@ class Attack:
         count = int(self.ratio * num_clients + 1e-9)  # 0.29 * 100 is a little less than 29
         rng = np.random.default_rng([self.seed, *b"malicious"])
         return frozenset(rng.choice(num_clients, count, replace=False).tolist())
+
+    def poisoned(
+        self, labels: NDArray[np.integer[Any]], num_classes: int, client: int
+    ) -> NDArray[np.integer[Any]]:
+        """Return the labels that a malicious client learns from where `kind` is "random-labels".
+
+        Uniform over all classes, drawn once a run from the seed and the client; of two classes the
+        other one. Give them to the client in the place of its own, and the client to
+        `AttackingClient`.
+        """
+        rng = np.random.default_rng([self.seed, client, *b"labels"])
+        return random_labels(labels, num_classes, rng)
 
     def draw(self, arrays: Arrays, rng: np.random.Generator) -> Arrays:
         """Return what is uploaded in the place of arrays; integers stay as they are."""
@@ -102,7 +118,7 @@ class Attack:
             made = {name: factor * array.astype(np.float64) for name, array in floating.items()}
         elif self.kind == "gaussian":
             made = {name: rng.normal(0, sigma, array.shape) for name, array in floating.items()}
-        elif place := next((name for name, array in floating.items() if array.size), None):
+        elif self.kind == "one-huge" and (place := _first_filled(floating)):
             made = {place: floating[place].astype(np.float64)}
             made[place].flat[0] = HUGE
         with np.errstate(over="ignore"):  # of float16: infinity, which the server refuses
@@ -115,11 +131,25 @@ class Attack:
         return self.draw(arrays, rng)
 
 
+def random_labels(
+    labels: NDArray[np.integer[Any]], num_classes: int, rng: np.random.Generator
+) -> NDArray[np.integer[Any]]:
+    """Return labels uniform over the classes; of two classes the other one of each."""
+    if num_classes == 2:
+        return (1 - labels).astype(labels.dtype)
+    return rng.integers(0, num_classes, labels.shape).astype(labels.dtype)
+
+
+def _first_filled(arrays: Arrays) -> str | None:
+    return next((name for name, array in arrays.items() if array.size), None)
+
+
 class AttackingClient(NumPyClient):
     """Another client whose uploads are replaced by an attack.
 
-    It trains honestly on honest data and keeps what it should; only the message is another, and of
-    that what the method's paper calls the message: see `MethodClient.forge`. Handshakes are honest.
+    It trains honestly on the data that it was given and keeps what it should; only the message is
+    another, and of that what the method's paper calls the message: see `MethodClient.forge`.
+    Handshakes are honest. Where the labels are poisoned, so is the message.
     It evaluates with 0 examples, so that all metrics are those of the other clients.
 
     Parameters
@@ -140,7 +170,7 @@ class AttackingClient(NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, Scalars]:
         """Train, and replace the upload."""
         uploaded, num_examples, metrics = self.client.fit(parameters, config)
-        if config.get("handshake"):
+        if config.get("handshake") or self.attack.kind == LABELS:
             return uploaded, num_examples, metrics
         named = dict(zip(_upload_names(config, len(uploaded)), uploaded, strict=True))
         server_round = int(config.get("server-round", 0))
@@ -199,10 +229,16 @@ def attacked_client_fn(client_fn: ClientFn, attack: Attack) -> ClientFn:
         Likewise. Which of its clients are malicious follows from ``partition-id`` and
         ``num-partitions`` of their contexts; the others are those of `client_fn` itself.
 
+    Raises
+    ------
+    ValueError
+        If the attack is on the labels, which `client_fn` reads: see `Attack.poisoned`.
+
     Examples
     --------
     >>> app = client_app(attacked_client_fn(client_fn, Attack("sign-flip", ratio=0.25)))
     """
+    _check_on_messages(attack)
 
     def attacked(context: Context) -> Any:
         client, honest = _client_of(context, None), client_fn(context)
@@ -226,8 +262,23 @@ def attacked_app(app: ClientApp, attack: Attack, *, num_clients: int | None = No
     attack : Attack
     num_clients : int, optional
         By default ``num-partitions`` of the nodes; give it where a node hosts several clients.
+
+    Raises
+    ------
+    ValueError
+        If the attack is on the labels, which the app's clients read: see `Attack.poisoned`.
     """
+    _check_on_messages(attack)
     return _AttackedApp(app, attack, num_clients)
+
+
+def _check_on_messages(attack: Attack) -> None:
+    if attack.kind == LABELS:
+        raise ValueError(
+            f"kind is {LABELS!r}, an attack on the data, expected one on the uploads. Give a "
+            "malicious client attack.poisoned(labels, num_classes, client) to train on, and return "
+            "AttackingClient(client, attack, client_id) in its place."
+        )
 
 
 class _AttackedApp(ClientApp):
@@ -243,22 +294,38 @@ class _AttackedApp(ClientApp):
         malicious = self._attack.malicious(
             self._num_clients or int(context.node_config["num-partitions"])
         )
-        for key in list(reply.content):
-            record, suffix = reply.content[key], key.partition("@")[2]
-            client = int(suffix) if suffix else _client_of(context, self._num_clients)
-            if client not in malicious:
-                continue
+        if any("@" in key for key in reply.content):  # of a node with several clients
+            asked = dict(unpack_instructions(message.content))
+            replies: dict[int | None, RawReply] = {
+                client: self._forged(own, asked[client].config, client, kind)
+                if client in malicious
+                else own
+                for client, own in unpack_replies(reply.content)
+            }
+            reply.content = pack_replies(replies)
+            return reply
+        client = _client_of(context, self._num_clients)
+        if client not in malicious:
+            return reply
+        config: dict[str, Any] = dict(next(iter(message.content.config_records.values()), {}))
+        for key, record in list(reply.content.items()):
             if kind == "evaluate" and isinstance(record, MetricRecord):
                 for name in {NUM_EXAMPLES, "num_examples"} & record.keys():
                     record[name] = 0
             elif kind == "train" and isinstance(record, ArrayRecord):
-                config = _config_of(message, suffix)
-                if not config.get("handshake"):
-                    arrays = from_array_record(record)
-                    server_round = int(config.get("server-round", 0))
-                    forged = self._attack.replace(arrays, client, server_round)
-                    reply.content[key] = to_array_record(forged)
+                own = self._forged(RawReply(from_array_record(record)), config, client, kind)
+                reply.content[key] = to_array_record(own.arrays or {})
         return reply
+
+    def _forged(
+        self, reply: RawReply, config: Mapping[str, Any], client: int | None, kind: str
+    ) -> RawReply:
+        if kind == "evaluate":
+            return replace(reply, metrics=reply.metrics | {NUM_EXAMPLES: 0})
+        if client is None or reply.arrays is None or config.get("handshake"):
+            return reply
+        server_round = int(config.get("server-round", 0))
+        return replace(reply, arrays=self._attack.replace(reply.arrays, client, server_round))
 
 
 def _client_of(context: Context, num_clients: int | None) -> int:
@@ -277,10 +344,3 @@ def _client_of(context: Context, num_clients: int | None) -> int:
         )
     node, nodes = int(config["partition-id"]), int(config["num-partitions"])
     return node * (num_clients or nodes) // nodes  # as `client_app` deals them out
-
-
-def _config_of(message: Message, suffix: str) -> dict[str, Any]:
-    """Return the settings that a client was sent, under whichever API."""
-    records = message.content.config_records
-    found = records.get(f"{CONFIG}@{suffix}") if suffix else next(iter(records.values()), None)
-    return dict(found or {})

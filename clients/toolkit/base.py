@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Never, TypeVar
 
@@ -25,10 +25,12 @@ from fl_admm_strategies.runtime.messages import (
 from fl_admm_strategies.runtime.schema import Instruction
 from fl_admm_strategies.runtime.settings import refuse_unknown
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
+from fl_admm_strategies.runtime.wire import WIRE_DTYPE, reduced_upload, with_held_back
 
 from .app import identity
 from .errors import plain_errors
 from .memory import Memory
+from .steps import Steps, alone
 
 Scalars = dict[str, Any]
 Asked = TypeVar("Asked", bound=Instruction)
@@ -81,7 +83,6 @@ class MethodClient(NumPyClient, Generic[Asked]):
                 "whose clients descend, such as FedADMM; docs/own-client.md has the table."
             )
 
-    @abstractmethod
     def train(self, asked: Asked, config: Scalars) -> tuple[Arrays, Scalars]:
         """Do the client's part of a round.
 
@@ -101,6 +102,26 @@ class MethodClient(NumPyClient, Generic[Asked]):
         metrics : dict
             What the client reports.
         """
+        return alone(self.steps(asked, config), self.solution)
+
+    def steps(self, asked: Asked, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+        """Do the client's part of a round, and leave its descents to whoever takes the steps.
+
+        A method of descent has this in place of `train`, so that its clients can train together:
+        ``metrics = yield Minimisation(objective, lr, epochs)``. Parameters and result are those of
+        `train`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither train() nor steps().")
+
+    def training(self, asked: Asked, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+        """Do what `train` does: the steps of the method, unless the class has a `train`."""
+        if type(self).train is not MethodClient.train:
+            return self.train(asked, config)
+        return (yield from self.steps(asked, config))
+
+    def solution(self, asked: Any) -> Scalars:
+        """Do what a step asks for."""
+        raise NotImplementedError(f"{type(self).__name__} has no model to train.")
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate models; parameters, result and errors are those of `evaluate`."""
@@ -129,6 +150,12 @@ class MethodClient(NumPyClient, Generic[Asked]):
             If there is nothing to train on, the message does not fit the method or the model, or
             the client does not hold the variables that the server takes for its own.
         """
+        return alone(self.taking_part(parameters, config), self.solution)
+
+    def taking_part(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> Steps[tuple[list[NDArray[Any]], int, Scalars]]:
+        """Do what `fit` does, in steps; parameters, result and errors are its."""
         self.check_sender(config)
         if (names := config.get(NAMES)) is not None:
             answer = self.answer_about_names(read_names(NAMES, names))
@@ -139,7 +166,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         num_examples = self.train_size()
         asked: Any = self.instruction.decode(parameters, config)
         with self.seeded(config):
-            upload, metrics = self.train(asked, config)
+            upload, metrics = yield from self.training(asked, config)
         return self.ordered(upload, parameters, config), num_examples, metrics | self.stamp()
 
     @plain_errors()
@@ -222,7 +249,25 @@ class MethodClient(NumPyClient, Generic[Asked]):
                 f"The server wants the arrays {', '.join(missing)}, which this client does not "
                 "have. Use one model definition on both sides."
             )
-        return [upload[name] for name in names]
+        travelling = {name: upload[name] for name in names}
+        return list(reduced_upload(travelling, config, self.buffer_names()).values())
+
+    def whole_change(
+        self, change: Arrays, config: Scalars, *, first: bool
+    ) -> tuple[Arrays, Arrays]:
+        """Complete an upload that the server adds up, and return what to keep with the rest.
+
+        Where it is rounded on its way, what that held back of the last one belongs to this one; see
+        `fl_admm_strategies.runtime.wire`. `first`: there is no last one.
+        """
+        if WIRE_DTYPE not in config:
+            return change, {}
+        before = {} if first else self.memory.require(config)
+        return with_held_back(change, before, config)
+
+    def buffer_names(self) -> Collection[str]:
+        """Return which arrays are buffers, which are never rounded on their way; here none."""
+        return ()
 
     @contextmanager
     def seeded(self, config: Scalars) -> Iterator[None]:

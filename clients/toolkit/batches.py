@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -70,13 +71,18 @@ def whole_batch(batch: Any) -> tuple[Any, Tensor | None]:
 
 def to_device(values: Any, device: torch.device) -> Any:
     """Return tensors, alone or in dicts, lists and tuples, on a device."""
+    return map_tensors(lambda tensor: tensor.to(device), values)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """Return what a function makes of tensors, alone or in dicts, lists and tuples."""
     if isinstance(values, Tensor):
-        return values.to(device)
+        return function(values)
     if isinstance(values, Mapping):
-        return {key: to_device(value, device) for key, value in values.items()}
+        return {key: map_tensors(function, value) for key, value in values.items()}
     if isinstance(values, list | tuple):
-        moved = [to_device(value, device) for value in values]
-        return tuple(moved) if isinstance(values, tuple) else moved
+        made = [map_tensors(function, value) for value in values]
+        return tuple(made) if isinstance(values, tuple) else made
     return values
 
 
@@ -90,10 +96,27 @@ def size_of(values: Any) -> int:
 
 
 def answer_of(model: nn.Module, inputs: Any) -> Any:
-    """Call a model: a dict gives its keyword arguments, a tuple its positional ones."""
-    if isinstance(inputs, Mapping):
+    """Call a model: a dict gives its keyword arguments, a tuple its positional ones.
+
+    Raises
+    ------
+    TypeError
+        If a dict has other keys than the model takes.
+    """
+    if not isinstance(inputs, Mapping):
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    try:
         return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    except TypeError as error:
+        try:
+            inspect.signature(model.forward).bind(**inputs)
+        except TypeError:
+            raise TypeError(
+                f"The model does not take a batch's {', '.join(inputs)} ({error}). Without a "
+                "loss_fn it gets whole batches and returns its loss: give the client a "
+                "loss_fn(outputs, targets), or a split_batch that leaves what the model takes."
+            ) from None
+        raise
 
 
 def outputs_of(answer: Any) -> Any:

@@ -49,7 +49,7 @@ class ProximalTerm:
 
 @dataclass(frozen=True)
 class ProjectedTerm:
-    """A term (c/2) ||P u - a||^2 of a local objective, of some linear features of u.
+    """A term (c/2) ||P u - a||^2, or c ||P u - a||_1, of some linear features of u.
 
     Attributes
     ----------
@@ -61,12 +61,16 @@ class ProjectedTerm:
         a.
     names : sequence of str
         The parameters that u consists of; all of them must move.
+    power : {2, 1} (default: 2)
+        Half the squared Euclidean norm, or the sum of the absolute values, with the subgradient
+        sign(.), 0 at 0.
     """
 
     weight: float
     projection: Tensor
     target: Tensor
     names: Sequence[str]
+    power: int = 2
 
     def image(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return P u, shape (k,)."""
@@ -74,18 +78,30 @@ class ProjectedTerm:
         return self.projection.to(flat.device) @ flat.to(self.projection.dtype)
 
     def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
-        """Add c P^T (P u - a) to the parameters' ``.grad``."""
-        gap = self._gap(moving)
-        gradient = gap @ self.projection.to(gap)
+        """Add c P^T psi(P u - a) to the parameters' ``.grad``."""
+        slope = self.slope(self._gap(moving))
+        gradient = slope @ self.projection.to(slope)
         sizes = [moving[name].numel() for name in self.names]
         for name, part in zip(self.names, torch.split(gradient, sizes), strict=True):
             _add(moving[name], part.view_as(moving[name]), self.weight)
 
     def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
-        """Return (c/2) ||P u - a||^2."""
-        return 0.5 * self.weight * self._gap(moving).square().sum()
+        """Return the term."""
+        gap = self._gap(moving)
+        if self.power == 1:
+            return self.weight * gap.abs().sum()
+        return 0.5 * self.weight * gap.square().sum()
 
-    def _gap(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
+    def slope(self, gap: Tensor) -> Tensor:
+        """Return psi: the gradient of the norm in the gap P u - a."""
+        return gap.sign() if self.power == 1 else gap
+
+    def moved(self, parameters: Mapping[str, Tensor], step: float) -> ProjectedTerm:
+        """Return the term with a one gradient step nearer to P u, of a step size."""
+        change = step * self.weight * self.slope(self._gap(parameters))
+        return replace(self, target=self.target + change.to(self.target))
+
+    def _gap(self, moving: Mapping[str, Tensor]) -> Tensor:
         image = self.image(moving)
         return image - self.target.to(image)
 
@@ -100,7 +116,7 @@ def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
 
 
 class LocalObjective:
-    """What a client minimises in a round: alpha f(u) + sum_k (c_k/2) ||u - a_k||^2.
+    """What a client minimises in a round: f(u) + sum_k (c_k / 2 alpha) ||u - a_k||^2.
 
     f is the client's own loss. A training loop of a user's own computes f as it always did and
     lets this object add the rest, in one of two ways::
@@ -109,8 +125,9 @@ class LocalObjective:
         objective.add_gradient(net)                           loss.backward()
         optimizer.step()                                      optimizer.step()
 
-    Both give the gradient of f(u) + sum_k (c_k / 2 alpha) ||u - a_k||^2, the objective over alpha:
-    the minimiser is the same, and a step size means what it means for f alone.
+    A method whose papers have alpha f(u) + sum_k (c_k/2) ||u - a_k||^2 has it over alpha here: the
+    minimiser is the same, and a step size, momentum, weight decay and clipping mean what they mean
+    for f alone.
 
     Parameters
     ----------
@@ -132,9 +149,12 @@ class LocalObjective:
         self.terms = list(terms)
         self.loss_weight = loss_weight
         self._moving = None if moving is None else frozenset(moving)
-        self._pulls = [replace(term, weight=term.weight / loss_weight) for term in self.terms]
+        self.pulls = [replace(term, weight=term.weight / loss_weight) for term in self.terms]
+        """The terms as they stand beside f: their weights over alpha."""
         self.used = not any(term.weight for term in self.terms)
         """Whether the terms were asked for; a loop that never did minimises another function."""
+        self.first_loss: float | None = None
+        """f before the first step, on all samples or the first batch, where the solver noted it."""
 
     def add_gradient(self, model: nn.Module) -> None:
         """Add sum_k (c_k / alpha) (u - a_k) to the ``.grad`` of the model's parameters.
@@ -155,7 +175,7 @@ class LocalObjective:
         """
         moving = self._parameters(model)
         with torch.no_grad():
-            for term in self._pulls:
+            for term in self.pulls:
                 term.add_gradient(moving)
 
     def penalty(self, model: nn.Module) -> Tensor:
@@ -177,19 +197,19 @@ class LocalObjective:
         """
         moving = self._parameters(model)
         total = torch.zeros(())  # on no device: it may be added to what is on any
-        for term in self._pulls:
+        for term in self.pulls:
             total = total + term.value(moving)
         return total
+
+    def note_loss(self, value: float) -> None:
+        """Keep f of before the first step."""
+        self.first_loss = value if self.first_loss is None else self.first_loss
 
     def complete_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Turn grad f, in the parameters' ``.grad``, into that of the whole objective."""
         self.used = True
         with torch.no_grad():
-            if self.loss_weight != 1.0:
-                for parameter in moving.values():
-                    if parameter.grad is not None:
-                        parameter.grad *= self.loss_weight
-            for term in self.terms:
+            for term in self.pulls:
                 term.add_gradient(moving)
 
     @contextmanager

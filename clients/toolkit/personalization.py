@@ -13,10 +13,12 @@ P4).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from .model_arrays import parameters_of
 
 _NORMALISATIONS = (
     nn.BatchNorm1d,
@@ -167,18 +169,50 @@ def split_input(model: SplitInput) -> str:
     return _with_buffers(model, "^personal[.]")
 
 
-def _layers(model: nn.Module, n: int) -> list[list[str]]:
-    """Return the modules of every layer by name, once `n` is known to leave some on each side."""
-    layers: list[list[str]] = []
+def last_parameters(model: nn.Module, n: int) -> list[str]:
+    """Return the names of the trained parameters in the last layers, as the selectors count them.
+
+    Names are those that travel. `n` may be 0, or all of the layers.
+
+    Raises
+    ------
+    ValueError
+        If the model has fewer layers.
+    """
+    layers = _layers_of(model)
+    if n > len(layers):
+        raise ValueError(
+            f"layers is {n}, but the model has {len(layers)} layers with parameters: "
+            f"{_names_of(model, layers)}. Give at most {len(layers)}."
+        )
+    modules = [module for layer in layers[len(layers) - n :] for module in layer.values()]
+    wanted = {id(p) for module in modules for p in module.parameters(recurse=False)}
+    own = parameters_of(model).items()
+    return [name for name, p in own if id(p) in wanted and p.requires_grad]
+
+
+def _layers_of(model: nn.Module) -> list[dict[str, nn.Module]]:
+    """Return the modules of every layer by name."""
+    layers: list[dict[str, nn.Module]] = []
     # A module used twice counts twice, as it does in the state_dict.
     for name, module in model.named_modules(remove_duplicate=False):
         if next(module.parameters(recurse=False), None) is None:
             continue
         if layers and isinstance(module, _NORMALISATIONS):
-            layers[-1].append(name)
+            layers[-1][name] = module
         else:
-            layers.append([name])
-    names = ", ".join(layer[0] or type(model).__name__ for layer in layers)
+            layers.append({name: module})
+    return layers
+
+
+def _names_of(model: nn.Module, layers: Sequence[Mapping[str, nn.Module]]) -> str:
+    return ", ".join(next(iter(layer)) or type(model).__name__ for layer in layers)
+
+
+def _layers(model: nn.Module, n: int) -> list[dict[str, nn.Module]]:
+    """Return the modules of every layer, once `n` is known to leave some on each side."""
+    layers = _layers_of(model)
+    names = _names_of(model, layers)
     if not layers:
         raise ValueError(
             f"The model, a {type(model).__name__}, holds no parameters: there is no layer to make "
@@ -198,7 +232,7 @@ def _layers(model: nn.Module, n: int) -> list[list[str]]:
     return layers
 
 
-def _pattern_of(model: nn.Module, layers: list[list[str]]) -> str:
+def _pattern_of(model: nn.Module, layers: Sequence[Mapping[str, nn.Module]]) -> str:
     # Only what stands directly in a module: its submodules are layers in their own right.
     prefixes = (re.escape(f"{name}.") if name else "" for layer in layers for name in layer)
     return _with_buffers(model, f"^(?:{'|'.join(prefixes)})[^.]+$")

@@ -141,6 +141,11 @@ class Ratings:
         in_test[rng.choice(len(self), num_test, replace=False)] = True
         return self._select(~in_test), self._select(in_test)
 
+    def of_rated_items(self) -> Ratings:
+        """Return the same ratings with only the items that have one, numbered in their order."""
+        rated, items = np.unique(self.items, return_inverse=True)
+        return Ratings(self.users, items, self.values, self.num_users, len(rated))
+
     def to_csr(self) -> csr_matrix:
         """Return the ratings as a sparse matrix, shape (num_users, num_items).
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +27,14 @@ class Batch(NamedTuple):
     inputs: Any
     targets: Any
     size: int
+
+
+class Drawn(list[Any]):
+    """Some batches, as a loader of which ``len(loader.dataset)`` is how many samples they have."""
+
+    def __init__(self, batches: Iterable[Any], num_samples: int) -> None:
+        super().__init__(batches)
+        self.dataset = range(num_samples)
 
 
 @dataclass(frozen=True)
@@ -54,10 +64,21 @@ class LocalProblem:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches on the device; there must be one."""
-        empty = True
-        for batch in self.loader:
+        for batch in self._epoch():
             inputs, targets, size = self._read(batch)
             yield Batch(to_device(inputs, self.device), to_device(targets, self.device), size)
+
+    def draws(self, count: int) -> Iterator[Drawn]:
+        """Yield so many batches at a time, epoch after epoch, without end."""
+        batches = chain.from_iterable(self._epoch() for _ in repeat(None))
+        while True:
+            some = list(islice(batches, count))
+            yield Drawn(some, sum(self._read(batch).size for batch in some))
+
+    def _epoch(self) -> Iterator[Any]:
+        empty = True
+        for batch in self.loader:
+            yield batch
             empty = False
         if empty:
             raise ValueError(
@@ -106,6 +127,41 @@ class LocalProblem:
         return value / seen
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let sums have the same last bits wherever this runs: they depend on who shares them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class PlainSGD:
+    """``torch.optim.SGD(parameters, lr)``, the same bits without the rest of an optimizer.
+
+    The first `torch.optim.Optimizer` of a process imports the compiler (1.3 s and 71 MB with torch
+    2.13), in every process that trains.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float) -> None:
+        self._parameters = parameters
+        self._lr = lr
+
+    def step(self) -> None:
+        """Take u <- u - lr grad."""
+        with torch.no_grad():
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-self._lr)
+
+    def zero_grad(self) -> None:
+        """Forget the gradient."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
 @dataclass(frozen=True)
 class Descent:
     """What `descend_until` reached.
@@ -136,9 +192,9 @@ def gradient_descent(
     scheduler_fn: SchedulerFn | None = None,
     max_grad_norm: float | None = None,
 ) -> float:
-    """Take descent steps on alpha f(u) + sum_k (c_k/2) ||u - a_k||^2 from the model's parameters.
+    """Take descent steps on f(u) + sum_k (c_k / 2 alpha) ||u - a_k||^2 from the model's parameters.
 
-    The gradient of the proximal terms, c_k (u - a_k), is added in every step: to the full gradient
+    The gradient of the proximal terms is added in every step: to the full gradient
     (GD, one step an epoch) or to that of every mini-batch (SGD, one step a batch).
 
     Parameters
@@ -154,7 +210,8 @@ def gradient_descent(
     full_batch : bool
         GD or SGD.
     optimizer_fn : callable (default: torch.optim.SGD)
-        ``optimizer_fn(parameters, lr=lr)``; the plain SGD step is the papers'.
+        ``optimizer_fn(parameters, lr=lr)``; the plain SGD step is the papers', and `PlainSGD`'s
+        where it is asked for without a schedule.
     scheduler_fn : callable, optional
         ``scheduler_fn(optimizer)``, a schedule of the step size with a step after every epoch.
     max_grad_norm : float, optional
@@ -168,8 +225,12 @@ def gradient_descent(
     value = float("nan")
     problem.model.train()
     with objective.others_fixed(problem.model) as parameters:
-        optimizer = optimizer_fn(list(parameters.values()), lr=lr)
-        scheduler = None if scheduler_fn is None else scheduler_fn(optimizer)
+        moving = list(parameters.values())
+        optimizer: PlainSGD | torch.optim.Optimizer = PlainSGD(moving, lr=lr)
+        scheduler = None
+        if optimizer_fn is not torch.optim.SGD or scheduler_fn is not None:
+            optimizer = given = optimizer_fn(moving, lr=lr)
+            scheduler = None if scheduler_fn is None else scheduler_fn(given)
 
         def step() -> None:
             objective.complete_gradient(parameters)
@@ -184,12 +245,15 @@ def gradient_descent(
                 scheduler.step()
             if full_batch:
                 value = problem.set_gradient()
+                objective.note_loss(value)
                 step()
                 continue
             value, seen = 0.0, 0
             for batch in problem.batches():
                 loss = problem.loss(batch)
                 loss.backward()  # type: ignore[no-untyped-call]
+                if objective.first_loss is None:
+                    objective.note_loss(loss.item())
                 step()
                 value += loss.item() * batch.size
                 seen += batch.size
@@ -205,7 +269,7 @@ def descend_until(
     lr: float,
     max_steps: int,
 ) -> Descent:
-    """Take full-gradient steps until ||alpha grad f(u) + sum_k c_k (u - a_k)||^2 <= tolerance.
+    """Take full-gradient steps until ||grad f(u) + sum_k (c_k/alpha) (u - a_k)||^2 <= tolerance.
 
     The accuracy test of the inexact ADMM methods (FedAPM (16), FLAME (17)).
 
@@ -220,7 +284,7 @@ def descend_until(
     """
     problem.model.train()
     with objective.others_fixed(problem.model) as parameters:
-        optimizer = torch.optim.SGD(list(parameters.values()), lr=lr)
+        optimizer = PlainSGD(list(parameters.values()), lr=lr)
         for steps in range(max_steps + 1):
             loss = problem.set_gradient()
             objective.complete_gradient(parameters)

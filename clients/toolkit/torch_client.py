@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import repeat
 from typing import Any, Never, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_positive
-from fl_admm_strategies.runtime.messages import split_groups
+from fl_admm_strategies.runtime.health import INITIAL_LOSS
+from fl_admm_strategies.runtime.messages import brief, split_groups
 
 from . import batches
 from .base import Asked, MethodClient, Scalars
+from .cohort import Driver, fit_together
+from .features import frozen_layers_applied
 from .model_arrays import ModelArrays, in_full, to_array
 from .objective import LocalObjective
 from .solvers import (
@@ -32,6 +36,7 @@ from .solvers import (
     SplitBatch,
     gradient_descent,
 )
+from .steps import Minimisation, Steps
 
 BUFFERS = "b/"
 """How the buffers of a client's model are called in its memory, before their names."""
@@ -90,7 +95,8 @@ class TorchClient(MethodClient[Asked]):
         Turns what a loader yields into (inputs, targets). By default pairs and dicts are understood
         (see `batches.split_batch`).
     device : str or torch.device (default: "cpu")
-        Where the model is moved and trained.
+        Where the model is moved and trained. "auto": CUDA where this process may use it, else MPS,
+        else the CPU. See docs/scaling.md.
     state_dir : str or path, optional
         Folder for what the client keeps between rounds, so that it outlives the run: see `Memory`.
         By default that is in ``context.state``.
@@ -115,7 +121,7 @@ class TorchClient(MethodClient[Asked]):
         **unknown: Never,
     ) -> None:
         super().__init__(context, state_dir=state_dir, **unknown)
-        self.device = torch.device(device)
+        self.device = find_device(device)
         self.model = model.to(self.device)
         self.metrics = dict(metrics or {})
         self.full_batch = full_batch
@@ -125,10 +131,46 @@ class TorchClient(MethodClient[Asked]):
             check_positive("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
         split = split_batch or batches.split_for(loss_fn)
+        self._first_loss: float | None = None  # in this round
         self.train_problem = LocalProblem(self.model, train_loader, loss_fn, split, self.device)
         self.test_problem = (
             None if test_loader is None else replace(self.train_problem, loader=test_loader)
         )
+
+    def taking_part(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> Steps[tuple[list[NDArray[Any]], int, Scalars]]:
+        """Take part in a round as any client; in the first, say what the loss was before.
+
+        That is the metric ``initial-loss``, by which the strategy sees whether a run diverges.
+        """
+        self._first_loss = None
+        arrays, num_examples, metrics = yield from super().taking_part(parameters, config)
+        if self._first_loss is not None and config["version"] == 0:
+            metrics = metrics | {INITIAL_LOSS: self._first_loss}
+        return arrays, num_examples, metrics
+
+    def solution(self, asked: Minimisation) -> Scalars:
+        """Do what a step asks for: `solve`, on the samples that it is for."""
+        everything = self.train_problem
+        self.train_problem = self.problem_of(asked)
+        try:
+            return self.solve(asked.objective, lr=asked.lr, epochs=asked.epochs)
+        finally:
+            self.train_problem = everything
+
+    def problem_of(self, asked: Minimisation) -> LocalProblem:
+        """Return the loss that a step is taken on."""
+        own = self.train_problem
+        return own if asked.loader is None else replace(own, loader=asked.loader)
+
+    def draws(self, count: int = 1) -> Iterator[Loader]:
+        """Yield what steps are taken on, without end, for methods that count these and not epochs.
+
+        So many batches after another, beginning anew when the loader ends; or always all samples,
+        where the client takes full-gradient steps.
+        """
+        return repeat(self.train_loader) if self.full_batch else self.train_problem.draws(count)
 
     @property
     def train_loader(self) -> Loader:
@@ -165,6 +207,10 @@ class TorchClient(MethodClient[Asked]):
     def buffers(self) -> Arrays:
         """Return the buffers among them."""
         return self.model_arrays.read(self.model_arrays.buffers)
+
+    def buffer_names(self) -> list[str]:
+        """Return their names."""
+        return self.model_arrays.buffers
 
     def train_size(self) -> int:
         """Return n_i, the number of training examples.
@@ -259,6 +305,7 @@ class TorchClient(MethodClient[Asked]):
         """
         with objective.others_fixed(self.model):
             metrics = self.minimise(objective, lr=lr, epochs=epochs)
+        self.note_first_loss(objective)
         self.model.to(self.device)  # where a loop of one's own may have moved it from
         if epochs and not objective.used:
             raise ValueError(
@@ -273,6 +320,11 @@ class TorchClient(MethodClient[Asked]):
                 'by name, e.g. {"loss": 0.5}.'
             )
         return metrics
+
+    def note_first_loss(self, objective: LocalObjective) -> None:
+        """Keep f before the first step of a round, from the first objective that knows it."""
+        if self._first_loss is None:
+            self._first_loss = objective.first_loss
 
     def minimise(self, objective: LocalObjective, *, lr: float, epochs: int) -> Scalars:
         """Train ``self.model``, from where it is, on the objective: where a loop of one's own goes.
@@ -291,8 +343,9 @@ class TorchClient(MethodClient[Asked]):
         dict of str to float
             What the client reports; here the ``loss`` that `gradient_descent` returns.
         """
+        problem = frozen_layers_applied(self.train_problem) if epochs > 1 else self.train_problem
         loss = gradient_descent(
-            self.train_problem,
+            problem,
             objective,
             lr=lr,
             epochs=epochs,
@@ -302,6 +355,17 @@ class TorchClient(MethodClient[Asked]):
             max_grad_norm=self.max_grad_norm,
         )
         return {"loss": loss}
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether its class has a loop of its own in place of `minimise` or `solve`."""
+        own = type(self)
+        return own.minimise is not TorchClient.minimise or own.solve is not TorchClient.solve
+
+    @property
+    def together(self) -> Driver | None:
+        """What trains such clients together; None where `fit` is its own."""
+        return fit_together if type(self).fit is MethodClient.fit else None
 
     @property
     def knows_loss(self) -> bool:
@@ -382,13 +446,43 @@ class TorchClient(MethodClient[Asked]):
         The state of torch's generators outside is left as it was. Randomness of a user's own that
         does not come from torch is the user's to seed, with ``config["seed"]``.
         """
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(int(config.get("seed", 0)))
+        seed = int(config.get("seed", 0))
+        on_cpu = self.device.type == "cpu"
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            # torch.manual_seed notes down the stack for each accelerator that it does not find,
+            # which costs half a millisecond, and sets the generators of those that it does find.
+            (torch.default_generator.manual_seed if on_cpu else torch.manual_seed)(seed)
             generator = getattr(self.train_problem.loader, "generator", None)
             if generator is not None:
-                generator.manual_seed(int(config.get("seed", 0)))
+                generator.manual_seed(seed)
             yield
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """Return a device that this process can use; "auto" is CUDA, else MPS, else the CPU.
+
+    Raises
+    ------
+    ValueError
+        If there is none of the name, or this process may not use it.
+    """
+    usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device == "auto":
+        return torch.device(next((kind for kind, there in usable.items() if there), "cpu"))
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device is {device!r}, expected 'auto', 'cpu', 'cuda', 'cuda:1', 'mps' or another of "
+            f"PyTorch's. {brief(str(error))}"
+        ) from None
+    if not usable.get(found.type, True):
+        raise ValueError(
+            f"device is '{found}', which PyTorch does not find in this process. Take 'auto' or "
+            "'cpu'. On Ray a client sees a GPU only if it was given a share of one: num_gpus in "
+            "client_resources, --gpus-per-client in the app."
+        )
+    return found
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

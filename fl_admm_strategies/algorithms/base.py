@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Block, compile_pattern, spec_of
+from ..maths.blocks import Arrays, Block, average, compile_pattern, spec_of
 from ..maths.checks import check_choice
 from ..maths.clienttable import ClientRow, ClientTable
 from ..maths.clustering import cluster_models
@@ -58,6 +58,17 @@ class WeightedStrategy(SampledStrategy):
         if self.weights == "uniform" or reply is None:
             return 1 / self.membership.num_initial
         return reply.num_examples / self.membership.initial_examples
+
+
+def participants_mean(arrays: Arrays, replies: Mapping[int, Reply], weights: Weights) -> Arrays:
+    """Return the mean of the uploads' arrays of these names, plain or weighted by examples."""
+    return average(arrays, replies, mean_weights(replies, weights))
+
+
+def mean_weights(replies: Mapping[int, Reply], weights: Weights) -> NDArray[np.float64]:
+    """Return the weights of replies in their mean: n_i, or all alike."""
+    sizes = np.array([reply.num_examples for reply in replies.values()])
+    return sizes if weights == "size" else np.ones_like(sizes)
 
 
 class ConsensusSettings(WeightedSettings, total=False):

@@ -14,15 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
-import numpy as np
-
-from ..maths.blocks import Arrays, average
+from ..maths.blocks import Arrays
 from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import Reply
 from ..runtime.sampled import SampledSettings, SampledStrategy
 from ..runtime.schema import Instruction
-from .base import OwnModelEvaluation, Weights, evaluate_own_models
+from .base import OwnModelEvaluation, Weights, evaluate_own_models, participants_mean
+from .robust import Aggregation, check_enough, check_rule, robust_or_before
 
 
 @dataclass
@@ -63,8 +62,18 @@ class Ditto(SampledStrategy):
         K_p, its local epochs. By default `local_epochs`.
     weights : {"uniform", "size"} (default: "uniform")
         Whether w is the plain mean of the participants' models or weighted by their examples.
+    aggregation : {"mean", "krum", "multi-krum", "median", "trimmed-mean"} (default: "mean")
+        What w is of the participants' models: their mean, or a rule that endures false uploads, as
+        in the paper's experiments. Every upload counts alike in it. See docs/robustness.md.
+    malicious : float (default: 0.2)
+        The share of a round's uploads that such a rule, other than the median, takes for false.
     **base
         The parameters of `SampledStrategy`.
+
+    Raises
+    ------
+    ValueError
+        When the run starts, if fewer clients train in a round than the rule needs.
 
     Notes
     -----
@@ -78,6 +87,7 @@ class Ditto(SampledStrategy):
     """
 
     method: ClassVar = "Ditto"
+    paper: ClassVar = "Li, Hu, Beirami, Smith, ICML 2021, arXiv:2012.04221"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
 
     def __init__(
@@ -89,6 +99,8 @@ class Ditto(SampledStrategy):
         personal_lr: float | None = None,
         personal_epochs: int | None = None,
         weights: Weights = "uniform",
+        aggregation: Aggregation = "mean",
+        malicious: float = 0.2,
         **base: Unpack[SampledSettings],
     ) -> None:
         super().__init__(**base)
@@ -100,12 +112,20 @@ class Ditto(SampledStrategy):
         if personal_epochs is not None:
             check_count("personal_epochs", personal_epochs, least=1)
         check_choice("weights", weights, ("uniform", "size"))
+        check_rule(aggregation, malicious)
+        if weights == "size" and aggregation != "mean":
+            raise ValueError(
+                f"weights is 'size', expected 'uniform' beside aggregation={aggregation!r}, in "
+                "which every upload counts alike."
+            )
         self.lam = lam
         self.lr = lr
         self.local_epochs = local_epochs
         self.personal_lr = personal_lr
         self.personal_epochs = personal_epochs
         self.weights = weights
+        self.aggregation: Aggregation = aggregation
+        self.malicious = malicious
 
     def init_state(self, arrays: Arrays) -> DittoState:
         """Start with w^0 and all v_i^0 the initial model."""
@@ -115,6 +135,8 @@ class Ditto(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, DittoInstruction]:
         """Send w to everybody, and v_i^0 to clients without a model of their own."""
+        if self.aggregation != "mean" and server_round == 1:
+            check_enough(self.aggregation, self.malicious, len(client_ids))
         return {
             client: DittoInstruction(
                 model=self.state.model,
@@ -129,10 +151,14 @@ class Ditto(SampledStrategy):
         }
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Set w to the mean of the participants' w_i."""
-        sizes = np.array([reply.num_examples for reply in replies.values()])
-        weights = sizes if self.weights == "size" else np.ones_like(sizes)
-        self.state.model = average(self.state.model, replies, weights)
+        """Set w to the mean of the participants' w_i, or to what the rule makes of them."""
+        if self.aggregation != "mean":
+            uploads = [reply.arrays for reply in replies.values()]
+            self.state.model = robust_or_before(
+                self.aggregation, self.malicious, self.state.model, server_round, uploads
+            )
+            return
+        self.state.model = participants_mean(self.state.model, replies, self.weights)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

@@ -50,11 +50,11 @@ class FedADMM(ConsensusStrategy):
 
     Parameters
     ----------
-    rho : float (default: 0.01)
-        rho, the ADMM penalty parameter, beside the loss scaled by alpha_i = 1/m: `rho` and `lr` do
-        what m rho and lr/m do for the plain loss (docs/methods/fedadmm.md, P3).
+    rho : float (default: 0.1)
+        The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
+        f_i/m (docs/methods/fedadmm.md, P3).
     lr : float (default: 0.1)
-        eta, the clients' step size.
+        The clients' step size on their plain loss, as in plain training: the paper's eta over m.
     local_epochs : int (default: 3)
         E, local epochs: full-gradient steps with GD, passes over the data with SGD.
     **base
@@ -62,17 +62,18 @@ class FedADMM(ConsensusStrategy):
 
     Examples
     --------
-    >>> strategy = FedADMM(rho=0.01, lr=0.1, fraction_train=0.3)
+    >>> strategy = FedADMM(rho=0.1, lr=0.1, fraction_train=0.3)
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
     """
 
     method: ClassVar = "FedADMM"
+    paper: ClassVar = 'Zhou, Li, "Federated Learning via Inexact ADMM", TPAMI 2023'
     kinds: ClassVar = {"global": "one global model"}
 
     def __init__(
         self,
         *,
-        rho: float = 0.01,
+        rho: float = 0.1,
         lr: float = 0.1,
         local_epochs: int = 3,
         **base: Unpack[ConsensusSettings],
@@ -113,7 +114,7 @@ class FedADMM(ConsensusStrategy):
             rho=self.rho,
             lr=self.lr,
             local_epochs=self.local_epochs,
-            loss_weight=self.state.clients[client].alpha,
+            loss_weight=self.state.clients[client].alpha * self.membership.num_initial,
             duals=self.duals,
             optimised=self._block.names,
         )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Unpack
 
-from ..maths.blocks import Arrays, Spec, compile_pattern, matching, optimised, spec_of
+from ..maths.blocks import Arrays, Spec, compile_pattern, optimised, spec_of
 from ..maths.checks import (
     check_choice,
     check_count,
@@ -26,6 +26,7 @@ from ..runtime.algorithm import OnClient
 from ..runtime.schema import Instruction
 from .base import ConsensusSettings
 from .fedadmm import FedADMM, FedADMMInstruction, FedADMMState
+from .split import shared_part
 
 
 class FedADMMSettings(ConsensusSettings, total=False):
@@ -70,8 +71,9 @@ class FedAPM(FedADMM):
         and may have other shapes on each of them. `clients.input_layers`, `output_layers` and
         `split_input` write it for the paper's three kinds of personalisation. None: nothing is
         personal, which is `FedADMM`.
-    sigma : float (default: 0.01)
-        sigma_i, the weight of the proximal term of the v-step; 0 switches it off. The descent of
+    sigma : float (default: 0.1)
+        sigma_i, the weight of the proximal term of the v-step, beside the plain loss as `rho` is
+        (docs/methods/fedapm.md, P5); 0 switches it off. The descent of
         the augmented Lagrangian needs sigma > 8/15 rho (Lemma 5).
     personal_epochs : int (default: 3)
         E_v, local epochs of the v-step. `local_epochs` is E_u.
@@ -82,7 +84,7 @@ class FedAPM(FedADMM):
     tolerance : float, optional
         xi_i^0: the u-step takes full-gradient steps until the accuracy test (16) holds, in place of
         `local_epochs`. The descent holds from the first round on if it is at least
-        ||alpha_i grad_u f_i(v_i^0, w^0)||^2 (docs/methods/fedapm.md, P7).
+        ||m alpha_i grad_u f_i(v_i^0, w^0)||^2 (docs/methods/fedapm.md, P7).
     tolerance_decay : float (default: 0.9)
         mu_i: xi_i <- mu_i xi_i in every round of client i, the first included (10).
     max_steps : int (default: 1000)
@@ -98,18 +100,19 @@ class FedAPM(FedADMM):
 
     Examples
     --------
-    >>> strategy = FedAPM(output_layers(model, 1), rho=0.01, lr=0.1, fraction_train=0.3)
+    >>> strategy = FedAPM(output_layers(model, 1), rho=0.1, lr=0.1, fraction_train=0.3)
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=300)
     """
 
     method: ClassVar = "FedAPM"
+    paper: ClassVar = "Zhu, Nie, Zeng, Wang, Sun, Yao, Chen, Xu, Yang, KDD 2025"
     kinds: ClassVar = {"personal": "personal model", "global": "own part with the shared one"}
 
     def __init__(
         self,
         personal: str | None,
         *,
-        sigma: float = 0.01,
+        sigma: float = 0.1,
         personal_epochs: int = 3,
         u_start: Literal["local", "server"] = "local",
         tolerance: float | None = None,
@@ -136,10 +139,9 @@ class FedAPM(FedADMM):
 
     def init_state(self, arrays: Arrays) -> FedADMMState:
         """Start FedADMM's state for the shared arrays alone."""
-        if self._personal is not None:
-            # Of what is optimised something must be personal and something shared.
-            matching("personal", self._personal, optimised(arrays, self.trained, self._averaged))
-            arrays = {n: a for n, a in arrays.items() if not self._personal.search(n)}
+        # Of what is optimised something must be personal and something shared.
+        together = optimised(arrays, self.trained, self._averaged)
+        arrays = shared_part(arrays, self._personal, together)
         self._shared = spec_of(arrays)
         return super().init_state(arrays)
 

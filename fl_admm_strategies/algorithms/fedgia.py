@@ -45,6 +45,11 @@ DUAL = "dual/"
 GRADIENT = "gradient/"
 """Before those of grad f_i(x)/m."""
 
+_MOST_GROWTH = 10.0
+"""Of the curvature, from one round to the next."""
+_SMALLEST_STEP = 1e-4
+"""Of the model's norm: over shorter ones a change of the gradient in float32 is mostly rounding."""
+
 
 @dataclass
 class FedGiAState:
@@ -63,14 +68,25 @@ class FedGiAState:
         Draws the group of every round.
     objective, squared_gradient : float
         f(x) and ||grad f(x)||^2 at `point`; NaN where not every client reported.
+    slope, slope_point : ndarray of shape (n,)
+        The last gradient of f that is known, and where; of shape (0,) where nothing is followed.
+    num_slopes : int
+        How many were known so far.
+    path_curvature, next_curvature : float
+        The largest curvature of f between two such points so far, and what is expected of the next.
     """
 
     clients: ClientTable
     x: NDArray[Any]
     point: NDArray[Any]
     group_seed: int
+    slope: NDArray[np.float64]
+    slope_point: NDArray[np.float64]
+    num_slopes: int = 0
     objective: float = math.nan
     squared_gradient: float = math.nan
+    path_curvature: float = 0.0
+    next_curvature: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,12 +145,15 @@ class FedGiA(StatefulStrategy):
 
     Parameters
     ----------
-    t : float (default: 0.15)
-        sigma = t r/m with r = max_i r_i, the penalty parameter. The default is Table II's for
-        linear regression; for logistic regression it has max(0.1, 8 ln(d)/n). Larger is slower and
-        safer: the theory wants t > 6, and the limit of large k0, gradient descent with step
-        1/(t r), needs t > L/(2r) with L the curvature of f itself
-        (docs/methods/fedgia.md, P2).
+    t : float, optional
+        sigma = t r/m with r = max_i r_i, the penalty parameter. Larger is slower and safer: the
+        theory wants t > 6, and the limit of large k0, gradient descent with step 1/(t r), needs
+        t > L/(2r) with L the curvature of f itself (docs/methods/fedgia.md, P2). By default t r is
+        twice L as far as it is known: at first the mean of the r_i, then the largest curvature
+        ||grad f(x) - grad f(x')|| / ||x - x'|| between two rounds, and once more what it grew by in
+        the last one, since a network's grows from where the r_i were measured. The paper has 0.15
+        for linear regression and max(0.1, 8 ln(d)/n) for logistic regression (Table II), which are
+        faster there and diverge on like clients.
     hessian : {'diagonal', 'gram'} (default: 'diagonal')
         H_i: r_i I (FedGiA_D, for any loss) or the Gram matrix of the client's data (FedGiA_G, for
         `clients.FedGiALinearClient`).
@@ -173,20 +192,21 @@ class FedGiA(StatefulStrategy):
 
     Examples
     --------
-    >>> strategy = FedGiA(t=0.15, local_steps=10, report_gradient=True)
+    >>> strategy = FedGiA(local_steps=10, report_gradient=True)
     >>> stop = strategy.gradient_tolerance(1e-9)
     >>> result = strategy.start(grid, ArrayRecord({"x": Array(np.zeros(100))}), 1000, stop=stop)
-    >>> strategy.diagnostics().communication_rounds
-    7
+    >>> rounds = strategy.diagnostics().communication_rounds
     """
 
     method: ClassVar = "FedGiA"
+    paper: ClassVar = "Zhou, Li, IEEE TSP 71, 2023, arXiv:2205.01438"
     kinds: ClassVar = {"global": "one global model"}
+    remedy: ClassVar = "a larger t"
 
     def __init__(
         self,
         *,
-        t: float = 0.15,
+        t: float | None = None,
         hessian: Literal["diagonal", "gram"] = "diagonal",
         local_steps: int = 5,
         fraction_admm: float = 0.5,
@@ -196,7 +216,8 @@ class FedGiA(StatefulStrategy):
         **base: Unpack[BaseSettings],
     ) -> None:
         super().__init__(**base)
-        check_positive("t", t)
+        if t is not None:
+            check_positive("t", t)
         check_count("local_steps", local_steps, least=1)
         check_fraction("fraction_admm", fraction_admm, zero=False)
         check_choice("hessian", hessian, ("diagonal", "gram"))
@@ -215,6 +236,8 @@ class FedGiA(StatefulStrategy):
         self.report_gradient = report_gradient
         recovered = hessian == "diagonal" and duals == "strategy"
         self._sends_gradient = report_gradient and not recovered
+        self._follows = t is None and (report_gradient or recovered)
+        self._knows_gradient = report_gradient or self._follows
 
     # ------------------------------------------------------------------------------------------
     # The start
@@ -230,11 +253,12 @@ class FedGiA(StatefulStrategy):
                 f"fraction_admm is {self.fraction_admm}, which of {m} clients is nobody. Give at "
                 f"least {1 / m:.2g}."
             )
-        if self.t <= 6:
+        if self.t is not None and self.t <= 6:
             log(INFO, "FedGiA: t = %s; the convergence theory assumes t > 6", self.t)
         dual = {"pi": np.zeros_like(first)} if self.duals == "strategy" else {}
         clients = ClientTable(message=first, curvature=math.nan, **dual)
-        return FedGiAState(clients, x=first, point=first, group_seed=self.seed)
+        slope = np.zeros(self._block.size if self._follows else 0)
+        return FedGiAState(clients, first, first, self.seed, slope, slope)
 
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedGiAQuestion]:
         """Ask clients for their r_i, at the global model, unless it was given.
@@ -288,10 +312,19 @@ class FedGiA(StatefulStrategy):
 
     @property
     def sigma(self) -> float:
-        """The penalty parameter, t r/m with r = max_i r_i; NaN before the handshake."""
+        """The penalty parameter: t r/m with r = max_i r_i, or with 2 L in place of t r.
+
+        NaN before the handshake.
+        """
         self._need_state()
-        largest = float(self.state.clients.column("curvature").max(initial=-math.inf))
-        return self.t * (largest if largest > 0 else math.nan) / self.membership.num_initial
+        curvature = self.state.clients.column("curvature")
+        if not len(curvature):
+            return math.nan
+        if self.t is None:
+            pull = 2 * max(float(curvature.mean()), self.state.next_curvature)
+        else:
+            pull = self.t * float(curvature.max())
+        return float(pull) / self.membership.num_initial
 
     def admm_group(self, server_round: int) -> NDArray[np.bool_]:
         """Return which clients are in the inexact ADMM group C of a round, shape (m,).
@@ -346,6 +379,7 @@ class FedGiA(StatefulStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in every z_i and pi_i, then what they say about f at the point that was sent."""
         state, m = self.state, self.membership.num_initial
+        sigma = self.sigma
         total = np.zeros(self._block.size)
         gradient = np.zeros(self._block.size)  # sum_i grad f_i(x)/m, m being that of the start
         for client in self.client_ids:
@@ -356,24 +390,43 @@ class FedGiA(StatefulStrategy):
                     own.pi = self._block.vector(under(DUAL, reply.arrays))
                 if self._sends_gradient:
                     gradient += self._block.vector(under(GRADIENT, reply.arrays))
-                elif self.report_gradient:
-                    self._add_gradient(own, gradient)
+                elif self._knows_gradient:
+                    self._add_gradient(own, sigma, gradient)
             total += own.message
         state.point, state.x = state.x, (total / len(self.client_ids)).astype(self._block.dtype)
         everybody = len(replies) == len(self.client_ids)  # (12) is a mean over all
         losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
         state.objective = float(np.mean(losses)) if everybody else math.nan
-        known = everybody and self.report_gradient
+        known = everybody and self._knows_gradient
         gradient *= m / len(self.client_ids)
-        state.squared_gradient = float(np.sum(gradient**2)) if known else math.nan
+        said = known and self.report_gradient
+        state.squared_gradient = float(np.sum(gradient**2)) if said else math.nan
+        if known and self._follows:
+            self._follow_curvature(gradient)
 
-    def _add_gradient(self, own: Any, gradient: NDArray[np.float64]) -> None:
+    def _follow_curvature(self, gradient: NDArray[np.float64]) -> None:
+        """Compare the gradient at the round's point with the last one that is known."""
+        state, point = self.state, self.state.point.astype(np.float64)
+        if state.num_slopes:
+            distance = float(np.linalg.norm(point - state.slope_point))
+            change = float(np.linalg.norm(gradient - state.slope))
+            before = max(state.path_curvature, float(state.clients.column("curvature").mean()))
+            state.path_curvature = before
+            if distance > _SMALLEST_STEP * float(np.linalg.norm(point)):
+                state.path_curvature = max(before, change / distance)
+            # The round that is under way next knows nothing of what this one's step led to.
+            growth = min(state.path_curvature / before, _MOST_GROWTH)
+            state.next_curvature = state.path_curvature * growth
+        state.slope, state.slope_point = gradient, point
+        state.num_slopes += 1
+
+    def _add_gradient(self, own: Any, sigma: float, gradient: NDArray[np.float64]) -> None:
         """Add grad f_i(x)/m = -pi_i - (r_i/m) (x_i - x), which is (34) with H_i = r_i I."""
         weight = float(own.curvature) / self.membership.num_initial
         moved = np.subtract(own.message, self.state.x, dtype=np.float64)
         moved *= weight  # x_i - x = (z_i - x) - pi_i/sigma, by (15)
         gradient -= moved
-        np.multiply(own.pi, weight / self.sigma - 1, out=moved, dtype=np.float64)
+        np.multiply(own.pi, weight / sigma - 1, out=moved, dtype=np.float64)
         gradient += moved
 
     # ------------------------------------------------------------------------------------------

@@ -15,81 +15,38 @@ and (16); (14) and (15) are the client's, `clients.FedMCADMMClient`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, Spec, spec_of
 from ..maths.checks import check_choice, check_count, check_positive
+from ..maths.clienttable import Row
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
-from ..maths.regularizers import Regularizer, check_regularizer
-from ..runtime.algorithm import OnClient
-from ..runtime.messages import ClientInstruction, Metrics, Reply
-from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..maths.rated import RATED, RatedConsensus
+from ..maths.regularizers import Regularizer
+from ..runtime.messages import ClientInstruction, Reply
 from ..runtime.schema import Instruction
 from .base import Duals, check_bound_of_changes
-
-
-def initial_item_factors(
-    rank: int,
-    num_items: int,
-    *,
-    seed: int = 0,
-    scale: float = 1.0,
-    dtype: DTypeLike = np.float64,
-) -> ArrayRecord:
-    """Return V^0 with independent entries, uniform on [0, scale], for `FedMCADMM.start`.
-
-    Parameters
-    ----------
-    rank : int
-        r.
-    num_items : int
-        n.
-    seed : int (default: 0)
-        The run's.
-    scale : float (default: 1.0)
-        The same as the strategy's `init_scale`.
-    dtype : dtype (default: float64)
-        In which the whole run computes.
-
-    Returns
-    -------
-    ArrayRecord
-        One array, "item-factors", of shape (r, n).
-    """
-    check_count("rank", rank, least=1)
-    check_count("num_items", num_items, least=1)
-    check_count("seed", seed, least=0)
-    check_positive("scale", scale)
-    factors = np.random.default_rng(seed).uniform(0, scale, (rank, num_items)).astype(dtype)
-    return ArrayRecord({"item-factors": Array(factors)})
+from .completion import CURVATURE, CompletionSettings, CompletionStrategy, FedMCFactors
 
 
 @dataclass
 class FedMCState:
     """V, and W_i and Y_i of every client, or the sum of their Z_i = W_i + Y_i/beta."""
 
-    consensus: ConsensusADMM
-
-
-@dataclass(frozen=True)
-class FedMCFactors(Instruction):
-    """V for an evaluation or a handshake, and what a client needs to draw its U_i^0."""
-
-    factors: Arrays
-    factor_seed: int
-    factor_scale: float
-    num_clients: int
+    consensus: ConsensusADMM | RatedConsensus
 
 
 @dataclass(frozen=True)
 class FedMCInstruction(Instruction):
-    """What a client gets: V - Y_i/beta, or V where it has Y_i; W_i where it starts with it."""
+    """What a client gets: V - Y_i/beta, or V where it has Y_i; W_i where it starts with it.
+
+    Where `item_curvature` is there, ||W_i W_i^T||_F, all are of the items that it rated.
+    """
 
     anchor: Arrays
     start: Arrays | None
@@ -100,9 +57,10 @@ class FedMCInstruction(Instruction):
     inner_steps: int
     y0: str
     duals: str
+    item_curvature: float | None = None
 
 
-class FedMCADMM(SampledStrategy):
+class FedMCADMM(CompletionStrategy):
     """Federated matrix completion by linearised ADMM (FedMC-ADMM).
 
     The initial arrays are V^0 alone, of shape (r, n): see `initial_item_factors`.
@@ -116,8 +74,6 @@ class FedMCADMM(SampledStrategy):
         beta, the ADMM penalty parameter; the paper does not say which it used (see Notes).
     inner_steps : int (default: 10)
         N, proximal gradient steps of a client on each of its two blocks in a round.
-    init_scale : float (default: 1.0)
-        Entries of U_i^0 are uniform on [0, init_scale].
     y0 : {"zero", "handshake"} (default: "zero")
         How the duals start. "zero": Y_i^0 = 0, as in the authors' code. "handshake": the paper's
         Y_i^0 = -(1/p) grad_V f_i(U_i^0, V^0), which all clients must send before round 1, since
@@ -128,15 +84,20 @@ class FedMCADMM(SampledStrategy):
         the strategy updates Y_i; its memory is O(p r n). "client": V goes down, the change of
         Z_i = W_i + Y_i/beta comes up, which is all that (16) needs; the strategy's memory is
         O(r n), and it sees neither W_i nor Y_i but their sum alone. The trajectory is the same.
+    rows : {"all", "rated"} (default: "all")
+        What is kept and sent of a client's W_i and Y_i. "rated": only the items that it rated; the
+        others follow one recursion (docs/methods/fedmc-admm.md, P13). The same trajectory to
+        rounding, with memory and bytes by the number of ratings in place of clients times items:
+        for many clients with few ratings each. Before round 1 every client says which items it
+        rated, which the strategy can otherwise see by which columns of its W_i follow the
+        recursion. Goes with ``duals="strategy"`` and ``y0="zero"``.
     **base
-        The parameters of `SampledStrategy`.
+        The parameters of `CompletionStrategy`, `init_scale` among them.
 
     Notes
     -----
-    Evaluation reports ``loss``, the objective Phi of (17) at (U, V), and ``rmse``, the root of the
-    mean squared error over the test ratings of all clients together, in stars; where the clients'
-    ratings are standardised, ``scaled-rmse`` is in their unit. They are the paper's with
-    ``fraction_evaluate=1``, else those of the clients that were asked.
+    Evaluation reports ``loss``, Phi (17), ``rmse``, in stars, and what else `CompletionStrategy`
+    says. They are the paper's with ``fraction_evaluate=1``.
 
     Two settings of what the paper leaves open (docs/methods/fedmc-admm.md, P1) work: ``beta=1`` and
     ``init_scale=1`` on ratings as they are, and that of the authors' code, ``beta=1e4`` and
@@ -161,12 +122,13 @@ class FedMCADMM(SampledStrategy):
     Examples
     --------
     >>> strategy = FedMCADMM(SquaredL2(1e-6), beta=1.0, fraction_train=0.1, seed=0)
-    >>> result = strategy.start(grid, initial_item_factors(5, 3706, seed=0), num_rounds=100)
-    >>> result.evaluate_metrics_clientapp[100]["rmse"]
+    >>> result = strategy.start(grid, initial_item_factors(5, 3706, seed=0), num_rounds=20)
+    >>> rmse = result.evaluate_metrics_clientapp[20]["rmse"]
     """
 
     method: ClassVar = "FedMCADMM"
-    kinds: ClassVar = {"personal": "users' and items' factors", "global": "items' factors"}
+    paper: ClassVar = "Hytla, Nghia, Phan, Rice, arXiv:2503.12733"
+    remedy: ClassVar = "a larger beta"
 
     def __init__(
         self,
@@ -174,25 +136,29 @@ class FedMCADMM(SampledStrategy):
         *,
         beta: float = 1.0,
         inner_steps: int = 10,
-        init_scale: float = 1.0,
         y0: Literal["zero", "handshake"] = "zero",
         duals: Duals = "strategy",
-        **base: Unpack[SampledSettings],
+        rows: Literal["all", "rated"] = "all",
+        **base: Unpack[CompletionSettings],
     ) -> None:
-        super().__init__(**base)
-        check_regularizer("regularizer", regularizer)
+        super().__init__(regularizer, **base)
         check_positive("beta", beta)
         check_count("inner_steps", inner_steps, least=1)
-        check_positive("init_scale", init_scale)
         check_choice("y0", y0, ("zero", "handshake"))
         check_choice("duals", duals, ("strategy", "client"))
         check_bound_of_changes(duals, self.max_norm, self.on_excess)
-        self.regularizer = regularizer
+        check_choice("rows", rows, ("all", "rated"))
+        if rows == "rated" and (duals, y0) != ("strategy", "zero"):
+            raise ValueError(
+                f"rows is 'rated' with duals={duals!r} and y0={y0!r}, expected 'strategy' and "
+                "'zero': the strategy follows what clients did not rate. Leave both out, or give "
+                "rows='all'."
+            )
         self.beta = beta
         self.inner_steps = inner_steps
-        self.init_scale = init_scale
         self.y0 = y0
         self.duals = duals
+        self.rows = rows
 
     @property
     def title(self) -> str:
@@ -201,15 +167,11 @@ class FedMCADMM(SampledStrategy):
 
     def init_state(self, arrays: Arrays) -> FedMCState:
         """Start with W_i = V = V^0 and Y_i = 0 for every client."""
-        found = {name: array.shape for name, array in arrays.items()}
-        first = next(iter(arrays.values()))
-        if len(arrays) != 1 or first.ndim != 2 or first.dtype.kind != "f":
-            raise ValueError(
-                f"The initial arrays are {found}, expected one array of floating point numbers, "
-                "the items' factors V of shape (rank, items): initial_item_factors(rank, items)."
-            )
+        first = self.first_factors(arrays)
         self._block = Block(spec_of(arrays))
         self._shape = first.shape
+        if self.rows == "rated":
+            return FedMCState(RatedConsensus(first.T, self._prox_of_rows))
         vector, on_clients = self._block.vector(arrays), self.duals == "client"
         return FedMCState(ConsensusADMM(vector, self.beta, on_clients=on_clients, prox=self._prox))
 
@@ -218,37 +180,70 @@ class FedMCADMM(SampledStrategy):
         step = 1 / (self.membership.num_initial * self.beta)
         return self.regularizer.prox(mean.reshape(self._shape), step).ravel()
 
-    def _draw(self, client: int) -> dict[str, Any]:
-        """Return what a client must know to draw its U_i^0."""
-        sequence = np.random.SeedSequence([self.seed, client])
-        return {
-            "factor_seed": int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)),
-            "factor_scale": self.init_scale,
-            "num_clients": self.membership.num_initial,
-        }
+    def _prox_of_rows(self, mean: NDArray[Any]) -> NDArray[Any]:
+        """Return the same of an array with one row for each item."""
+        return self._prox(mean.T).reshape(self._shape).T
+
+    @property
+    def _rated(self) -> RatedConsensus:
+        assert isinstance(self.state.consensus, RatedConsensus)
+        return self.state.consensus
 
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedMCFactors]:
-        """Ask every client for its Y_i^0 before round 1, with y0="handshake"."""
+        """Ask every client for its Y_i^0 before round 1, or for the items that it rated."""
+        if self.rows == "rated":
+            first = self.global_model()
+            return {
+                c: FedMCFactors(first, **self.first_users(c), rated_only=True) for c in client_ids
+            }
         if self.y0 == "zero":
             return {}
         first = self._block.arrays(self.state.consensus.mean.first)
         members = self.membership  # those that come later start with 0
-        return {c: FedMCFactors(first, **self._draw(c)) for c in client_ids if c in members}
+        return {c: FedMCFactors(first, **self.first_users(c)) for c in client_ids if c in members}
 
     def handshake_spec(self) -> Spec:
-        """Return the shape of Y_i^0, which is that of V."""
+        """Return the shape of Y_i^0, which is that of V, or of what says which items are rated."""
+        if self.rows == "rated":
+            return {RATED: (self._shape[1:], np.dtype(np.bool_))}
         return self._block.spec
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Start with the items that it rated."""
+        return {} if self.rows == "all" or reply is None else reply.arrays
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Take in Y_i^0 of all clients. They enter V with the first V step; V^0 stays."""
-        for client, reply in replies.items():
-            self.state.consensus.set_dual(client, self._block.vector(reply.arrays))
+        if self.rows == "all":
+            for client, reply in replies.items():
+                self.state.consensus.set_dual(client, self._block.vector(reply.arrays))
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedMCInstruction]:
         """Send V - Y_i/beta, or V where the client has Y_i; W_i to those that start with it."""
-        return {client: self._instruction(client) for client in client_ids}
+        send = self._instruction if self.rows == "all" else self._instruction_of_rated
+        return {client: send(client) for client in client_ids}
+
+    def _instruction_of_rated(self, client: int) -> FedMCInstruction:
+        (name,), consensus = self._block.names, self._rated
+        return FedMCInstruction(
+            anchor={name: np.ascontiguousarray(consensus.anchor(client).T)},
+            start={name: np.ascontiguousarray(consensus[client].w.T)},
+            **self.first_users(client),
+            beta=self.beta,
+            inner_steps=self.inner_steps,
+            y0=self.y0,
+            duals=self.duals,
+            item_curvature=consensus.curvature(client),
+        )
+
+    def upload_spec_of(self, client_id: int) -> Spec:
+        """Return the shape of W_i, of the items that the client rated where only these travel."""
+        if self.rows == "all":
+            return self.upload_spec()
+        ((name, (shape, dtype)),) = self._block.spec.items()
+        return {name: ((shape[0], len(self._rated[client_id].items)), dtype)}
 
     def _instruction(self, client: int) -> FedMCInstruction:
         consensus, members = self.state.consensus, self.membership
@@ -261,7 +256,7 @@ class FedMCADMM(SampledStrategy):
         return FedMCInstruction(
             anchor=self._block.arrays(consensus.anchor(client)),
             start=None if start is None else self._block.arrays(start),
-            **self._draw(client),
+            **self.first_users(client),
             beta=self.beta,
             inner_steps=self.inner_steps,
             y0="zero" if from_zero else self.y0,
@@ -275,8 +270,20 @@ class FedMCADMM(SampledStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in W_i, update Y_i by the old V (13); then V over all clients (16)."""
         for client, reply in replies.items():
-            self.state.consensus.update(client, self._block.vector(reply.arrays))
+            if self.rows == "all":
+                self.state.consensus.update(client, self._block.vector(reply.arrays))
+            else:
+                (uploaded,) = reply.arrays.values()
+                self._rated.update(client, uploaded.T.copy(), self._decay(reply))
         self.state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)
+
+    def _decay(self, reply: Reply) -> float:
+        """Return q = (L/(L + p beta))^N, L being the client's ||U_i^T U_i||_F."""
+        curvature = reply.metrics.get(CURVATURE, 0.0)
+        if not 0 <= curvature < math.inf:  # of a client that is not ours
+            curvature = 0.0
+        pull = self.membership.num_initial * self.beta
+        return float((curvature / (curvature + pull)) ** self.inner_steps)
 
     def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
         """Start everybody from W_i = V where clients keep Y_i."""
@@ -286,47 +293,17 @@ class FedMCADMM(SampledStrategy):
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedMCFactors]:
-        """Send V; the users' factors are on the client."""
-        factors = self.global_model()
-        return {client: FedMCFactors(factors, **self._draw(client)) for client in client_ids}
+        """Send V, which with ``rows="rated"`` the clients do not keep."""
+        asked = super().evaluate_instructions(server_round, client_ids)
+        if self.rows == "all":
+            return asked
+        return {client: replace(own, rated_only=True) for client, own in asked.items()}
 
-    def evaluation_metrics(self, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
-        """Return Phi (17) and the RMSE over all test ratings, from the clients' sums.
-
-        The mean of the clients' errors would weigh a client, not a rating, and a client without
-        test ratings has part in Phi all the same.
-        """
-        if not {"loss", "test-ratings", "squared-error"} <= means.keys():
-            return means  # of a client that is not ours, or that says less than it must
-        pooled, reports = dict(means), clients.values()
-        factors = self.state.consensus.w.reshape(self._shape)
-        terms = _total(report["loss"] for report in reports) / len(reports)
-        pooled["loss"] = terms + self.regularizer.value(factors)
-        count = _total(report["test-ratings"] for report in reports)
-        for error, name in (("squared-error", "rmse"), ("scaled-squared-error", "scaled-rmse")):
-            if error in means:
-                total = _total(report[error] for report in reports)
-                pooled.pop(error)
-                pooled.pop(name, None)
-                if count > 0 and not total < 0:
-                    pooled[name] = math.sqrt(total / count)
-        del pooled["test-ratings"]
-        return pooled
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return V; the users' factors are private to their client."""
-        if kind == "personal":
-            return OnClient(
-                "FedMCADMMClient(...).personal_arrays() returns the users' factors there; predict "
-                "and top_items use them."
-            )
-        return self._block.arrays(self.state.consensus.w)
-
-
-def _total(values: Iterable[float]) -> float:
-    """Return the exact sum, NaN where a value is not finite: these are numbers of clients."""
-    numbers = list(values)
-    try:
-        return math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
-    except OverflowError:  # each of them is a number, their sum is none
-        return math.nan
+    @property
+    def item_factors(self) -> NDArray[Any]:
+        """V, shape (r, n)."""
+        consensus = self.state.consensus
+        if isinstance(consensus, RatedConsensus):
+            return consensus.v.T
+        (factors,) = self._block.arrays(consensus.w).values()
+        return factors

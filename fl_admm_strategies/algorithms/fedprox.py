@@ -56,6 +56,7 @@ class FedProx(SampledStrategy):
     """
 
     method: ClassVar = "FedProx"
+    paper: ClassVar = "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, arXiv:1812.06127"
     kinds: ClassVar = {"global": "one global model"}
 
     def __init__(

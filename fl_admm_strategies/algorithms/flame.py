@@ -85,15 +85,15 @@ class FLAME(ConsensusStrategy):
     ----------
     lam : float (default: 1.0)
         lambda, how strongly a personal model is held near the global one.
-    rho : float (default: 0.1)
+    rho : float, optional
         rho, the ADMM penalty parameter. Beside it stands a_i = lambda alpha_i: at rho = a_i, where
         all of the paper's experiments are, a client's message is theta_i itself
-        (docs/methods/flame.md, P1). The Lagrangian is sure to decrease for convex f_i and exact
-        steps from rho = 2.5616 a_i on (P2).
-    lr : float (default: 0.01)
+        (docs/methods/flame.md, P1). By default lambda/m. The Lagrangian is sure to
+        decrease for convex f_i and exact steps from rho = 2.5616 a_i on (P2).
+    lr : float (default: 0.1)
         eta, the step size of the theta-step, for the plain loss: alpha_i does not scale it. With
         ``theta_step="accuracy"`` 1/(L + lambda) is safe.
-    local_epochs : int (default: 1)
+    local_epochs : int (default: 3)
         H, passes over the data in a round; unused unless ``theta_step="fixed"``.
     anchor_on : {"w_i", "w"} (default: "w_i")
         What the theta-step is pulled to: the local copy w_i^t (the paper), or the global w^t (the
@@ -120,12 +120,13 @@ class FLAME(ConsensusStrategy):
 
     Examples
     --------
-    >>> strategy = FLAME(lam=1.0, rho=0.1, lr=0.01)
+    >>> strategy = FLAME(lam=1.0, lr=0.1)
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
     >>> personal = strategy.personal_arrays(client_id=3)
     """
 
     method: ClassVar = "FLAME"
+    paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = {
         "personal": "personal model",
         "global": "one global model",
@@ -137,9 +138,9 @@ class FLAME(ConsensusStrategy):
         self,
         *,
         lam: float = 1.0,
-        rho: float = 0.1,
-        lr: float = 0.01,
-        local_epochs: int = 1,
+        rho: float | None = None,
+        lr: float = 0.1,
+        local_epochs: int = 3,
         anchor_on: Literal["w_i", "w"] = "w_i",
         theta_step: Literal["fixed", "accuracy", "exact"] = "fixed",
         tolerance: float = 1.0,
@@ -149,7 +150,8 @@ class FLAME(ConsensusStrategy):
     ) -> None:
         super().__init__(**base)
         check_positive("lam", lam)
-        check_positive("rho", rho)
+        if rho is not None:
+            check_positive("rho", rho)
         check_positive("lr", lr)
         check_count("local_epochs", local_epochs, least=1)
         check_choice("anchor_on", anchor_on, ("w_i", "w"))
@@ -166,6 +168,11 @@ class FLAME(ConsensusStrategy):
         self.tolerance = tolerance
         self.tolerance_decay = tolerance_decay
         self.max_steps = max_steps
+
+    @property
+    def penalty(self) -> float:
+        """rho, as it was given or by the number of clients at the start."""
+        return self.lam / self.membership.num_initial if self.rho is None else self.rho
 
     def init_state(self, arrays: Arrays) -> FLAMEState:
         """Start with theta_i^0 = w_i^0 = w^0, the initial model, so pi_i^0 = 0 as (33) wants."""
@@ -203,7 +210,7 @@ class FLAME(ConsensusStrategy):
             anchor=self._own(own.local_w if local else w, client),
             start=None if start is None else self._block.arrays(start),
             lam=self.lam,
-            rho=self.rho,
+            rho=self.penalty,
             alpha=own.alpha,
             anchor_on=self.anchor_on,
             theta_step=self.theta_step,
@@ -234,7 +241,7 @@ class FLAME(ConsensusStrategy):
             if self.duals == "strategy":
                 theta, a = change, self.lam * float(own.alpha)
                 own.local_w, change = advance(  # (12), (13)
-                    theta, own.theta, own.local_w, consensus.w, a=a, rho=self.rho
+                    theta, own.theta, own.local_w, consensus.w, a=a, rho=self.penalty
                 )
                 own.theta = theta
                 self._buffers.keep(own, reply.arrays)
@@ -262,7 +269,7 @@ class FLAME(ConsensusStrategy):
         theta, local_w, alpha = (
             self.state.clients.rows(name, client_ids) for name in ("theta", "local_w", "alpha")
         )
-        return messages(theta, local_w, a=self.lam * alpha, rho=self.rho)
+        return messages(theta, local_w, a=self.lam * alpha, rho=self.penalty)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

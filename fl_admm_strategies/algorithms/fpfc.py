@@ -10,113 +10,56 @@ its l1 branch is `penalty=L1(lam)`; see docs/methods/fpfc.md. The client is `cli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from collections.abc import Mapping, Sequence
+from logging import INFO, WARNING
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord
-from numpy.typing import NDArray
+from flwr.common import log
+from numpy.typing import ArrayLike, NDArray
 
-from ..maths.blocks import Arrays, Block, compile_pattern, matching, spec_of, weighted_average
-from ..maths.checks import check_count, check_positive
-from ..maths.clienttable import ClientTable, Row
-from ..maths.clustering import (
-    NormDistribution,
-    cluster_models,
-    clusters,
-    fusion_bound,
-    norm_quantiles,
+from ..maths.blocks import (
+    Arrays,
+    Block,
+    Spec,
+    compile_pattern,
+    matching,
+    prefixed,
+    spec_of,
+    weighted_average,
 )
+from ..maths.checks import check_count, check_fraction, check_positive
+from ..maths.clienttable import ClientTable, Row
+from ..maths.clustering import cluster_models, clusters, fusion_bound, norm_quantiles
 from ..maths.pairs import PairwiseStore
-from ..maths.penalties import L1, MCP, Penalty
+from ..maths.penalties import L1, MCP, Penalty, SmoothedSCAD, penalty_to_text
+from ..maths.schedules import (
+    EpochSchedule,
+    RateSchedule,
+    check_epoch_schedule,
+    check_rate_schedule,
+    epochs_in,
+    rate_in,
+)
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Reply, to_array_record
+from ..runtime.messages import ClientInstruction, Reply, to_array_record
 from ..runtime.sampled import SampledSettings, SampledStrategy
-from ..runtime.schema import Instruction
+from . import fpfc_search
 from .base import OwnBuffers
-
-EpochSchedule = int | Callable[[int, int], int]
-RateSchedule = float | Callable[[int], float]
-
-
-@dataclass
-class FPFCState:
-    """The server's variables.
-
-    Attributes
-    ----------
-    pairs : PairwiseStore
-        The client models omega, shape (m, d), and theta_ij, v_ij of every pair.
-    averaged_arrays : Arrays
-        phi, the arrays that are averaged and not clustered, by name.
-    clients : ClientTable
-        Rows ``num_examples``: n_i as last reported, 0 before a client's first upload; and
-        ``buffers``, where the model has some: see `OwnBuffers`.
-    """
-
-    pairs: PairwiseStore
-    averaged_arrays: Arrays
-    clients: ClientTable
-
-
-@dataclass(frozen=True)
-class FPFCInstruction(Instruction):
-    """What a client gets: zeta_i and phi; omega_i where it may not hold it."""
-
-    anchor: Arrays
-    start: Arrays | None
-    lr: float
-    local_epochs: int
-    rho: float
-    clustered: list[str]
-
-
-@dataclass(frozen=True)
-class FPFCEvaluation(Instruction):
-    """The models to evaluate; (1/m) sum_j v_ij, where the client is to report its gradients."""
-
-    personal: Arrays
-    cluster: Arrays
-    global_: Arrays
-    mean_dual: Arrays | None
-    clustered: list[str]
-
-
-@dataclass(frozen=True)
-class FPFCDiagnostics:
-    """What helps to judge a run and to choose lambda; see `FPFC.diagnostics`.
-
-    Attributes
-    ----------
-    stationarity : float
-        r1 = max_i ||grad f_i(omega_i) + (1/m) sum_j v_ij||, over the clients that reported it.
-    primal_residual : float
-        r2 = max_ij ||omega_i - omega_j - theta_ij||.
-    labels : ndarray of shape (m,)
-        Found cluster of every client, at the strategy's nu.
-    gradient_norms : ndarray of shape (m,)
-        ||grad f_i(alpha_l)|| of every client at its cluster's model; NaN where it did not report.
-    fusion_bounds : ndarray of shape (L,)
-        lambda (|G_l| - 1) / m: a cluster can be exactly fused only where no client's gradient norm
-        is above it; otherwise lambda is too small for that cluster (docs/methods/fpfc.md, P4).
-    theta_norms : ndarray of shape (m, m)
-        ||theta_ij||.
-    norm_distribution : NormDistribution or None
-        Quantiles of ||theta_ij|| over the pairs: a nu in a wide gap separates the clusters. None
-        where one client is alone.
-    clusters_at : dict of float to int
-        Number of clusters at several nu.
-    """
-
-    stationarity: float
-    primal_residual: float
-    labels: NDArray[np.int64]
-    gradient_norms: NDArray[np.float64]
-    fusion_bounds: NDArray[np.float64]
-    theta_norms: NDArray[np.float64]
-    norm_distribution: NormDistribution | None
-    clusters_at: dict[float, int]
+from .fpfc_newcomers import FPFCNewcomers
+from .fpfc_path import LambdaPath, PathProgress
+from .fpfc_search import CONSENSUS, FUSION, NO_FUSION, GroupSearch, scad
+from .fpfc_types import (
+    KINDS,
+    FPFCDiagnostics,
+    FPFCEvaluation,
+    FPFCInstruction,
+    FPFCPathState,
+    FPFCSearchState,
+    FPFCState,
+    SetPenalty,
+)
 
 
 class FPFC(SampledStrategy):
@@ -124,26 +67,38 @@ class FPFC(SampledStrategy):
 
     Parameters
     ----------
-    penalty : Penalty
+    penalty : Penalty, LambdaPath or "auto" (default: "auto")
         g, with its lambda: `SmoothedSCAD(lam)` (the paper's), `L1(lam)` (FPFC-l1) or `MCP(lam)`.
+        "auto": the paper's, and the first rounds of the run find groups of clients and from them
+        lambda: `consensus_rounds` and 7 to 9 more (docs/methods/fpfc.md, "Without a lambda").
+        `LambdaPath([...])`: lambda is chosen from a grid in the run, by validation. Set
+        ``strategy.penalty`` between rounds, in `on_round`, say, and the run goes on from where it
+        is with another one, which is saved with it.
     rho : float (default: 1.0)
         rho, the ADMM penalty parameter. Smoothed SCAD needs (a - 1) rho > 1.
     lr : float or callable (default: 0.1)
         alpha, the clients' step size; a callable, such as `StepDecay`, gets the round (from 1).
     local_epochs : int or callable (default: 10)
         T_i, the local epochs: full-gradient steps with GD, passes over the data with SGD. A
-        callable gets (round, client id), which covers clients of unequal power (section 6.4.3,
-        E.2.5) and growing workloads (section 6.4.4).
+        callable gets (round, client id): `RandomEpochs` for clients of unequal power (section
+        6.4.3, E.2.5), `GrowingEpochs` for growing workloads (section 6.4.4).
     clustered : str, optional
         Regular expression searched in the names of the arrays: the block omega_i that is clustered.
         The other arrays are shared: trained by everybody without the proximal term and averaged
         over the participants, weighted by their examples (section 6.1; the paper leaves the
         weights open). By default everything is clustered.
-    nu : float (default: 0.1)
+    nu : float, optional
         Clients whose ||theta_ij|| is at most nu, directly or through others, form a cluster
-        (Remark 2).
-    report_diagnostics : bool (default: True)
-        Let clients that evaluate report two gradient norms as well; see `diagnostics()`.
+        (Remark 2). By default 0.1 with a penalty of one's own; with "auto" a lambda/2, half of what
+        was between the two nearest groups.
+    consensus_rounds : int (default: 20)
+        With "auto": rounds in which all clients train one model, before they part.
+    validation_share : float (default: 0.2)
+        The share of its samples that a client holds out unless it has a ``validation_loader``: with
+        "auto" until the groups are found, on a path of lambdas always.
+    report_diagnostics : bool (default: False)
+        Let clients that evaluate report two gradient norms as well, which costs each two passes
+        over its training data; see `diagnostics()`.
     **base
         The parameters of `SampledStrategy`.
 
@@ -161,56 +116,105 @@ class FPFC(SampledStrategy):
 
     Examples
     --------
-    >>> strategy = FPFC(SmoothedSCAD(lam=0.6), rho=1.0, lr=0.3, fraction_train=0.5)
+    >>> strategy = FPFC(lr=0.3, fraction_train=0.5)
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=200)
-    >>> strategy.clusters()
-    array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
+    >>> strategy.clusters()  # of each client, here of twelve
+    array([0, ...])
     """
 
     method: ClassVar = "FPFC"
-    kinds: ClassVar = {
-        "personal": "personal model",
-        "cluster": "cluster model",
-        "global": "one global model",
-    }
+    paper: ClassVar = "Yu, Liu, Wang, Sun, arXiv:2211.04218"
+    kinds: ClassVar = KINDS
 
     def __init__(
         self,
-        penalty: Penalty,
+        penalty: Penalty | LambdaPath | Literal["auto"] = "auto",
         *,
         rho: float = 1.0,
         lr: RateSchedule = 0.1,
         local_epochs: EpochSchedule = 10,
         clustered: str | None = None,
-        nu: float = 0.1,
-        report_diagnostics: bool = True,
+        nu: float | None = None,
+        consensus_rounds: int = 20,
+        validation_share: float = 0.2,
+        report_diagnostics: bool = False,
         **base: Unpack[SampledSettings],
     ) -> None:
         super().__init__(**base)
         check_positive("rho", rho)
-        check_positive("nu", nu)
-        if not callable(getattr(penalty, "prox_scale", None)):
+        if nu is not None:
+            check_positive("nu", nu)
+        if (
+            penalty != "auto"
+            and not isinstance(penalty, LambdaPath)
+            and not callable(getattr(penalty, "prox_scale", None))
+        ):
             raise TypeError(
-                f"penalty is {penalty!r}, expected SmoothedSCAD(lam), L1(lam) or MCP(lam)."
+                f"penalty is {penalty!r}, expected SmoothedSCAD(lam), L1(lam), MCP(lam) or 'auto', "
+                "or a LambdaPath([...])."
             )
-        penalty.check(rho)
-        if not callable(lr):
-            check_positive("lr", lr)
-        if not callable(local_epochs):
-            check_count("local_epochs", local_epochs, least=1)
-        self.penalty = penalty
+        (SmoothedSCAD(1.0) if penalty == "auto" else penalty).check(rho)
+        check_count("consensus_rounds", consensus_rounds, least=1)
+        check_fraction("validation_share", validation_share, zero=False)
+        if validation_share == 1:
+            raise ValueError("validation_share is 1, expected less. Nothing is left to train on.")
+        check_rate_schedule("lr", lr)
+        check_epoch_schedule("local_epochs", local_epochs)
+        self._penalty = penalty
         self.rho = rho
         self.lr = lr
         self.local_epochs = local_epochs
         self.clustered = clustered
         self.nu = nu
+        self.consensus_rounds = consensus_rounds
+        self.validation_share = validation_share
         self.report_diagnostics = report_diagnostics
         self._pattern = compile_pattern("clustered", clustered)
+        self._warned = False
 
     @property
     def title(self) -> str:
         """The method's name as its paper writes it."""
-        return {L1: "FPFC-l1", MCP: "FPFC-MCP"}.get(type(self.penalty), "FPFC")
+        penalty = self.penalty
+        kind = type(penalty.penalty(0)) if isinstance(penalty, LambdaPath) else type(penalty)
+        return {L1: "FPFC-l1", MCP: "FPFC-MCP"}.get(kind, "FPFC")
+
+    @property
+    def penalty(self) -> Penalty | LambdaPath | Literal["auto"]:
+        """g, or how its lambda is found.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Where it is set in the course of a run: if it is not one of `SmoothedSCAD`, `L1` and
+            `MCP`, does not go with rho, or the run is still finding a lambda itself.
+        """
+        record = None if self._record is None else self._record.current
+        return self._penalty if record is None else record
+
+    @penalty.setter
+    def penalty(self, penalty: Penalty) -> None:
+        if self._record is not None:
+            penalty_to_text(penalty)  # raises where it cannot be saved
+        penalty.check(self.rho)
+        search = self._search
+        if self._path is not None or (search is not None and search.stage != FUSION):
+            raise ValueError(
+                f"penalty is set to {penalty!r}, but this run finds its lambda itself: the "
+                f"constructor got {self.penalty!r}. Give it the penalty instead."
+            )
+        self._penalty = penalty
+        if self._record is not None:
+            self._record.current = penalty
+
+    @property
+    def _record(self) -> SetPenalty | None:
+        return getattr(getattr(self, "state", None), "penalty", None)
+
+    @property
+    def given_settings(self) -> Mapping[str, Any]:
+        """The penalty that the run was given."""
+        return {} if self._record is None else {"penalty": self._record.given}
 
     def init_state(self, arrays: Arrays) -> FPFCState:
         """Start with omega_i = omega^0 for every client and theta = v = 0."""
@@ -221,11 +225,63 @@ class FPFC(SampledStrategy):
             self._block = Block(spec_of({name: arrays[name] for name in names}), list(arrays))
         first, m = self._block.vector(arrays), self.membership.num_initial
         self._buffers = OwnBuffers(arrays, self.trained)
-        return FPFCState(
-            pairs=PairwiseStore(np.tile(first, (m, 1)), self.penalty, self.rho),
-            averaged_arrays=self._block.rest(arrays),
-            clients=ClientTable(num_examples=0.0, **self._buffers.column(arrays)),
+        self._penalty, self._warned = self.penalty, False
+        shared = self._block.rest(arrays)
+        columns: dict[str, ArrayLike] = {**self._buffers.column(arrays)}
+        path = None
+        penalty: Penalty = NO_FUSION
+        if isinstance(self._penalty, LambdaPath):
+            path = PathProgress(self._penalty, first, shared, self.rho)
+            penalty = path.penalty
+            columns |= path.columns(self._penalty)
+        elif self._penalty != "auto":
+            penalty = self._penalty
+        parts: dict[str, Any] = {
+            "penalty": SetPenalty(self._penalty),
+            "pairs": PairwiseStore(np.tile(first, (m, 1)), penalty, self.rho),
+            "averaged_arrays": shared,
+            "clients": ClientTable(num_examples=0.0, **columns),
+        }
+        if path is not None:
+            return FPFCPathState(**parts, path=path)
+        if self._penalty != "auto":
+            return FPFCState(**parts)
+        log(
+            INFO,
+            "The groups of the clients are searched for in the first %s rounds or a few more",
+            self._search_rounds,
         )
+        return FPFCSearchState(**parts, search=GroupSearch(self.consensus_rounds, self._block))
+
+    @property
+    def _search(self) -> GroupSearch | None:
+        return getattr(getattr(self, "state", None), "search", None)
+
+    @property
+    def _path(self) -> PathProgress | None:
+        return getattr(getattr(self, "state", None), "path", None)
+
+    @property
+    def _search_rounds(self) -> int:
+        return self.consensus_rounds + fpfc_search.REFIT_ROUNDS + 2
+
+    @property
+    def penalty_in_use(self) -> Penalty:
+        """The penalty of the next update; with "auto" lambda is 0 until the groups are found."""
+        self._need_state()
+        penalty = self.penalty
+        if self._path is not None and isinstance(penalty, LambdaPath):
+            return self._path.penalty
+        assert not isinstance(penalty, LambdaPath)
+        return scad(self.state.search.lam) if penalty == "auto" else penalty
+
+    @property
+    def nu_in_use(self) -> float:
+        """The threshold of `clusters`; with "auto" 0 until the groups are found."""
+        if self.nu is not None:
+            return self.nu
+        penalty = self.penalty_in_use
+        return 0.1 if self.penalty != "auto" else penalty.lam * NO_FUSION.a / 2
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with the mean of the buffers."""
@@ -240,18 +296,33 @@ class FPFC(SampledStrategy):
         the paper's initial broadcast, and one whose last reply did not become part of the state
         holds another iterate than the server, so these are sent omega_i to start from. A client
         that is joining trains the global model on its own, without a pull (section 6.4.2).
+
+        In the search for groups see `GroupSearch`.
         """
         members, omega = self.membership, self.state.pairs.omega
-        rows = {client: members.row(client) for client in client_ids if client in members}
-        zeta = dict(zip(rows, self.state.pairs.zeta(list(rows.values())), strict=True))
-        mean = omega.mean(axis=0) if len(rows) < len(client_ids) else None
+        search, path, held_out = self._search, self._path, None
+        if search is not None and search.everybody:
+            here = [c for c in members.ids if members.last_seen[c] >= server_round]
+            search.begin_round(here, omega)
+            return self._search_instructions(server_round, search, here)
+        newcomers = set(client_ids).difference(members.ids)
+        if search is not None:
+            newcomers |= search.unplaced
+        consensus = search is not None and search.stage == CONSENSUS
+        held_out = self.validation_share if consensus or path is not None else None
+        rows = {client: members.row(client) for client in client_ids if client not in newcomers}
+        if not consensus:
+            zeta = dict(zip(rows, self.state.pairs.zeta(list(rows.values())), strict=True))
+        mean = omega.mean(axis=0)
+        split_seeds = {} if held_out is None else self._split_seeds(client_ids)
         instructions = {}
         for client in client_ids:
             if client in rows:
-                anchor, start, rho = zeta[client], omega[rows[client]], self.rho
+                anchor = mean if consensus else zeta[client]
+                start, rho = omega[rows[client]], self.rho
             else:
                 anchor, start, rho = mean, mean, 0.0
-            holds_it = members.has_current_state(client)
+            holds_it = members.has_current_state(client) and self._holds_omega(client)
             instructions[client] = FPFCInstruction(
                 anchor=self._own(anchor, client),
                 start=None if holds_it else self._block.arrays(start),
@@ -259,24 +330,94 @@ class FPFC(SampledStrategy):
                 local_epochs=self._epochs(server_round, client),
                 rho=rho,
                 clustered=self._block.names,
+                held_out=held_out,
+                held_out_seed=split_seeds.get(client),
+                monitor=None if path is None else path.path.monitor,
             )
         return instructions
 
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+        """On a path of lambdas, see to it that clients can say which lambda suits them."""
+        if (path := self._path) is None:
+            return {}
+        seeds = self._split_seeds(client_ids)
+        share, monitor = self.validation_share, path.path.monitor
+        return {
+            client: ClientInstruction(
+                {"nothing": {}},
+                {"held-out": share, "held-out-seed": seeds[client], "monitor": monitor},
+            )
+            for client in client_ids
+        }
+
+    def _holds_omega(self, client: int) -> bool:
+        """Return whether a client's last upload was its omega_i: since the search, if any."""
+        search = self._search
+        if self._path is not None:
+            return self.membership.last_accepted[client] > self._path.reset_round
+        return search is None or (
+            self.membership.last_accepted[client] > search.last_round or search.stage == CONSENSUS
+        )
+
+    def _search_instructions(
+        self, server_round: int, search: GroupSearch, here: Sequence[int]
+    ) -> dict[int, FPFCInstruction]:
+        """Send every client that is there the models to train or to measure, of its own groups."""
+        instructions = {}
+        asked = search.asked(here)
+        split_seeds = self._split_seeds(asked)
+        for client in asked:
+            vectors = search.vectors(client)
+            instructions[client] = FPFCInstruction(
+                anchor=self._own(vectors[0], client),
+                start=None,
+                lr=self._rate(server_round),
+                local_epochs=search.epochs(self._epochs(server_round, client)),
+                rho=0.0,
+                clustered=self._block.names,
+                more=fpfc_search.candidate_arrays(vectors, self._block),
+                candidates=len(vectors),
+                held_out=self.validation_share,
+                held_out_seed=split_seeds[client],
+            )
+        return instructions
+
+    def _split_seeds(self, clients: Sequence[int]) -> dict[int, int]:
+        """Return the seeds by which clients hold samples out, the same in every round."""
+        return self.run.sampling.client_seeds(clients, 0)
+
+    def upload_spec(self) -> Spec:
+        """Return what an upload holds: a model, or the blocks of the candidates in the search."""
+        search = self._search
+        if search is None or not search.everybody:
+            return self.model_spec
+        return search.upload_spec()
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure omega_i from the anchor; a candidate's block from what was sent of it."""
+        anchor = super().upload_reference(sent)
+        if "candidates" not in sent.config:
+            return anchor
+        return prefixed("0/", anchor) | sent.groups.get("more", {})
+
     def _rate(self, server_round: int) -> float:
-        lr = self.lr(server_round) if callable(self.lr) else self.lr
-        check_positive(f"lr in round {server_round}", lr)
-        return lr
+        server_round -= 0 if self._path is None else self._path.offset
+        return rate_in(server_round, self.lr)
 
     def _epochs(self, server_round: int, client: int) -> int:
-        if not callable(self.local_epochs):
-            return self.local_epochs
-        epochs = self.local_epochs(server_round, client)
-        check_count(f"local_epochs({server_round}, {client})", epochs, least=1)
-        return epochs
+        server_round -= 0 if self._path is None else self._path.offset
+        return epochs_in(server_round, client, self.local_epochs)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Take in the new omega_i, then theta and v of every pair with an active client."""
-        state = self.state
+        """Take in the new omega_i, then theta and v of every pair with an active client.
+
+        In the search for groups see `GroupSearch`.
+        """
+        state, search = self.state, self._search
+        if search is not None and search.everybody:
+            self._update_search(server_round, replies, search)
+            return
+        state.pairs.penalty = self.penalty_in_use
         active = [self.membership.row(client) for client in replies]
         omega = np.stack([self._block.vector(reply.arrays) for reply in replies.values()])
         state.pairs.update(active, omega)  # (6), (A.3)
@@ -284,6 +425,33 @@ class FPFC(SampledStrategy):
         for client, reply in replies.items():
             state.clients[client].num_examples = reply.num_examples
             self._buffers.keep(state.clients[client], reply.arrays)
+        if self._path is not None:
+            self._path.after_round(
+                server_round, state, replies, self._labels, lambda c: self.new_client(c, None)
+            )
+        if search is None:
+            return
+        if search.stage == CONSENSUS:
+            search.end_consensus_round(state.pairs.omega)
+            return
+        search.unplaced -= replies.keys()
+        if self.penalty == "auto" and search.is_due(server_round):
+            labels = state.pairs.clusters(self.nu_in_use)
+            weights = state.clients.column("num_examples")
+            search.renew(cluster_models(state.pairs.omega, weights, labels))
+
+    def _update_search(
+        self, server_round: int, replies: Mapping[int, Reply], search: GroupSearch
+    ) -> None:
+        if search.stage == fpfc_search.PROBE:
+            search.take_probes(replies)
+        elif search.stage == fpfc_search.REFIT:
+            search.take_refits(replies)
+        else:
+            search.take_scores(server_round, replies)
+            # theta_ij = omega_i - omega_j, v_ij = 0: every pair is plain.
+            start = search.start_of(self.membership.ids)
+            self.state.pairs = PairwiseStore(start, self.penalty_in_use, self.rho)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Give new clients pairs with all others, with v_ij = 0; omega_i comes with the update."""
@@ -302,7 +470,7 @@ class FPFC(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FPFCEvaluation]:
         """Send each client its own, its cluster's and the global model."""
-        pairs, labels = self.state.pairs, self.clusters()
+        pairs, labels = self.state.pairs, self._labels()
         rows = [self.membership.row(client) for client in client_ids]
         alpha, everybody = self._cluster_models(labels), self.global_model()
         duals = pairs.mean_dual(rows) if self.report_diagnostics else [None] * len(rows)
@@ -327,7 +495,7 @@ class FPFC(SampledStrategy):
             return self._model(omega.mean(axis=0))
         if kind == "personal":
             return self._own(omega[row], client_id)
-        labels = self.clusters()
+        labels = self._labels()
         return self._cluster_models(labels)[int(labels[row])]
 
     def _own(self, vector: NDArray[Any], client: int) -> Arrays:
@@ -352,7 +520,36 @@ class FPFC(SampledStrategy):
         ndarray of shape (m,)
         """
         self._need_state()
-        return clusters(self.state.pairs.theta_norms(), self.nu if nu is None else nu)
+        search = self._search
+        if self._path is not None and self._path.chosen < 0 and not self._warned:
+            self._warned = True
+            log(
+                WARNING,
+                "After round %s no lambda of the path is chosen yet, and these are the clusters at "
+                "%g. If the run is over, give start() a larger num_rounds, or LambdaPath fewer "
+                "max_rounds",
+                self.last_round,
+                self.penalty_in_use.lam,
+            )
+        if search is not None and search.stage != FUSION and not self._warned:
+            self._warned = True
+            log(
+                WARNING,
+                "After round %s the groups are still searched for, and all clients count as one "
+                "group: the search takes %s rounds or a few more. If the run is over, give start() "
+                "a larger num_rounds, or FPFC fewer consensus_rounds or a penalty of your own",
+                self.last_round,
+                self._search_rounds,
+            )
+        return self._labels(nu)
+
+    def _labels(self, nu: float | None = None) -> NDArray[np.int64]:
+        """Return the clusters; in the search for groups, one."""
+        search = self._search
+        if search is not None and search.stage != FUSION:
+            return np.zeros(len(self.membership), dtype=np.int64)
+        pairs: PairwiseStore = self.state.pairs
+        return pairs.clusters(self.nu_in_use if nu is None else nu)
 
     def cluster_arrays(self, nu: float | None = None) -> list[ArrayRecord]:
         """Return the model of every cluster: alpha_l = sum n_i omega_i / sum n_i over its clients.
@@ -366,6 +563,23 @@ class FPFC(SampledStrategy):
         clients = self.state.clients
         alpha = cluster_models(self.state.pairs.omega, clients.column("num_examples"), labels)
         return self._buffers.into_clusters([self._model(a) for a in alpha], clients, labels)
+
+    def newcomers(self, **base: Unpack[SampledSettings]) -> FPFCNewcomers:
+        """Return the strategy for new clients after this run, which change none of its models.
+
+        ``start`` it on a grid of new clients, from `global_arrays`; one is enough, with
+        ``min_available_nodes=1``. `base` has the parameters of `SampledStrategy`.
+        """
+        return FPFCNewcomers(
+            self.models(),
+            self.penalty_in_use,
+            rho=self.rho,
+            lr=self.lr,
+            local_epochs=self.local_epochs,
+            clustered=self.clustered,
+            nu=self.nu_in_use,
+            **base,
+        )
 
     def diagnostics(self, nus: Sequence[float] = (0.01, 0.1, 0.5)) -> FPFCDiagnostics:
         """Return what helps to choose lambda and nu, from the last evaluation and the state.
@@ -381,8 +595,8 @@ class FPFC(SampledStrategy):
             Before `start`.
         """
         self._need_state()
-        norms = self.state.pairs.theta_norms()
-        labels = clusters(norms, self.nu)
+        norms, lam, search = self.state.pairs.theta_norms(), self.penalty_in_use.lam, self._search
+        labels = self.clusters()
         latest = self.evaluate_metrics[max(self.evaluate_metrics)] if self.evaluate_metrics else {}
         stationarity = [m["stationarity"] for m in latest.values() if "stationarity" in m]
         gradient_norms = np.array(
@@ -393,8 +607,12 @@ class FPFC(SampledStrategy):
             primal_residual=self.state.pairs.primal_residual(),
             labels=labels,
             gradient_norms=gradient_norms,
-            fusion_bounds=fusion_bound(labels, self.penalty.lam),
+            fusion_bounds=fusion_bound(labels, lam),
             theta_norms=norms,
             norm_distribution=norm_quantiles(norms) if len(norms) > 1 else None,
             clusters_at={nu: int(clusters(norms, nu).max()) + 1 for nu in nus},
+            lam=lam,
+            nu=self.nu_in_use,
+            search=None if search is None else search.found(),
+            path=None if self._path is None else self._path.taken(self.state.clients),
         )

@@ -49,6 +49,7 @@ class Local(SampledStrategy):
     """
 
     method: ClassVar = "Local"
+    paper: ClassVar = "no paper: what each client reaches alone"
     kinds: ClassVar = {"personal": "own model"}
 
     def __init__(

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Block, Spec, compile_pattern
+from ..maths.blocks import Arrays, Spec, compile_pattern
 from ..maths.checks import check_count, check_positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..maths.moreau import advance, messages
-from ..maths.projection import projection
+from ..maths.projection import projected_block, projection
 from ..runtime.algorithm import OnClient
 from ..runtime.messages import ClientInstruction, Reply
 from ..runtime.schema import Instruction
@@ -78,11 +78,11 @@ class LpProjADMM(WeightedStrategy):
     ----------
     lam : float (default: 1.0)
         lambda, how strongly a projected personal model is held near the global variable.
-    rho : float (default: 0.1)
-        rho, the ADMM penalty parameter; as FLAME's.
-    lr : float (default: 0.01)
+    rho : float, optional
+        rho, the ADMM penalty parameter; as FLAME's, lambda/m by default.
+    lr : float (default: 0.1)
         eta, the clients' step size.
-    local_epochs : int (default: 1)
+    local_epochs : int (default: 3)
         H, passes over the data in a round.
     dimension : int (default: 10)
         d_sub, the rows of P: what travels is so many numbers, both ways, after a client's first
@@ -100,27 +100,29 @@ class LpProjADMM(WeightedStrategy):
 
     Examples
     --------
-    >>> strategy = LpProjADMM(lam=1.0, rho=0.1, lr=0.01, dimension=10)
+    >>> strategy = LpProjADMM(lam=1.0, lr=0.1, dimension=10)
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
     """
 
     method: ClassVar = "LpProjADMM"
+    paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397, appendix C"
     kinds: ClassVar = {"personal": "personal model"}
 
     def __init__(
         self,
         *,
         lam: float = 1.0,
-        rho: float = 0.1,
-        lr: float = 0.01,
-        local_epochs: int = 1,
+        rho: float | None = None,
+        lr: float = 0.1,
+        local_epochs: int = 3,
         dimension: int = 10,
         unprojected: str | None = None,
         **base: Unpack[WeightedSettings],
     ) -> None:
         super().__init__(**base)
         check_positive("lam", lam)
-        check_positive("rho", rho)
+        if rho is not None:
+            check_positive("rho", rho)
         check_positive("lr", lr)
         check_count("local_epochs", local_epochs, least=1)
         check_count("dimension", dimension, least=1)
@@ -137,14 +139,14 @@ class LpProjADMM(WeightedStrategy):
         """The method's name as its paper writes it."""
         return "ADMM-Lp-Proj-2"
 
+    @property
+    def penalty(self) -> float:
+        """rho, as it was given or by the number of clients at the start."""
+        return self.lam / self.membership.num_initial if self.rho is None else self.rho
+
     def init_state(self, arrays: Arrays) -> LpProjState:
         """Start with theta_i^0 the initial model, w_i^0 = w^0 = P theta_i^0 and pi_i^0 = 0."""
-        self._block = Block.optimised(arrays, self.trained, self._unprojected)
-        if self._block.size < self.dimension:
-            raise ValueError(
-                f"dimension is {self.dimension}, but the model has only {self._block.size} "
-                "floating point numbers to project. Give a smaller one."
-            )
+        self._block = projected_block(arrays, self.trained, self._unprojected, self.dimension)
         theta = self._block.vector(arrays)
         first = projection(self.seed, self.dimension, theta.size, theta.dtype.name) @ theta
         return LpProjState(
@@ -198,7 +200,7 @@ class LpProjADMM(WeightedStrategy):
                 own.local_w,
                 consensus.w,
                 a=self.lam * float(own.alpha),
-                rho=self.rho,
+                rho=self.penalty,
             )
             own.image = image
             consensus.add_change(change)
@@ -222,7 +224,7 @@ class LpProjADMM(WeightedStrategy):
         image, local_w, alpha = (
             self.state.clients.rows(name, client_ids) for name in ("image", "local_w", "alpha")
         )
-        return messages(image, local_w, a=self.lam * alpha, rho=self.rho)
+        return messages(image, local_w, a=self.lam * alpha, rho=self.penalty)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

@@ -18,6 +18,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from io import BytesIO
 from logging import ERROR
 from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias, cast
@@ -46,6 +47,8 @@ _FIRST_NODE_ID = 2
 _CODE_UNKNOWN = 0
 _CODE_CLIENT_APP_RAISED = 2
 _CODE_NODE_UNAVAILABLE = 5
+
+_LARGE = 2**16  # bytes that are not copied
 
 _LONGEST_TRACEBACK = 10_000  # characters of a client's
 
@@ -122,8 +125,8 @@ class InProcessGrid(Grid):
 
     Examples
     --------
-    >>> with InProcessGrid(client_app, num_nodes=10) as grid:                       # doctest: +SKIP
-    ...     result = FedAvg().start(grid, initial_arrays, num_rounds=3)
+    >>> with InProcessGrid(app, num_nodes=4) as grid:
+    ...     result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=3)
     """
 
     def __init__(
@@ -366,6 +369,7 @@ class InProcessGrid(Grid):
 
     def _advance(self) -> None:
         """Take in the clients that have finished and start those that can start; lock held."""
+        outcome: bytes | tuple[Message, Context] | _Failure
         for future in [future for future in self._running if future.done()]:
             task, worker = self._running.pop(future)
             try:
@@ -386,8 +390,9 @@ class InProcessGrid(Grid):
         else:
             while self._waiting and not self._closed:
                 _, task = self._waiting.popitem(last=False)
+                context = self._contexts[task.message.metadata.dst_node_id]
                 with interruptible():
-                    outcome = _run_client(self._client_app, self._pack(task))
+                    outcome = _run_here(self._client_app, task.message, context)
                 self._finish(task, outcome)
         self._changed.notify_all()  # another thread's replies may be among them
 
@@ -427,12 +432,12 @@ class InProcessGrid(Grid):
         context = self._contexts[task.message.metadata.dst_node_id]
         return pickle.dumps((task.message, context), protocol=pickle.HIGHEST_PROTOCOL)
 
-    def _finish(self, task: _Task, outcome: bytes | _Failure) -> None:
+    def _finish(self, task: _Task, outcome: bytes | tuple[Message, Context] | _Failure) -> None:
         """Commit a client's context and keep its reply, or keep an error reply; lock held."""
         node_id = task.message.metadata.dst_node_id
-        if not isinstance(outcome, _Failure):
+        if isinstance(outcome, bytes):
             try:
-                reply, context = pickle.loads(outcome)
+                outcome = cast(tuple[Message, Context], pickle.loads(outcome))
             except Exception as error:
                 outcome = _failure(error)
         if isinstance(outcome, _Failure):
@@ -445,7 +450,7 @@ class InProcessGrid(Grid):
             )
             reply = Message(Error(outcome.code, outcome.reason), reply_to=task.message)
         else:
-            self._contexts[node_id] = context
+            reply, self._contexts[node_id] = outcome
         _set_message_id(reply, f"reply-{task.message_id}")
         self._replies[task.message_id] = reply
 
@@ -519,21 +524,60 @@ def run_in_process(
 def _run_client(client_app: ClientAppLike, packed: bytes) -> bytes | _Failure:
     """Run the app on unpickled copies; return its reply and context pickled, or why not."""
     try:
-        message, context = cast(tuple[Message, Context], pickle.loads(packed))
-        message_id, run_config = message.metadata.message_id, dict(context.run_config)
-        reply = client_app(message, context)
-        if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != message_id:
-            raise TypeError(
-                "the ClientApp must return Message(content, reply_to=message) for the message it "
-                f"got, returned {reply!r}"
-            )
-        if context.run_config != run_config:  # Flower's engines refuse it as well
-            raise ValueError("the client changed context.run_config; keep values in context.state")
-        return pickle.dumps((reply, context), protocol=pickle.HIGHEST_PROTOCOL)
+        outcome = _reply_of(client_app, *pickle.loads(packed))
+        return pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
     except Interrupted:
         raise
     except BaseException as error:  # a client's sys.exit() must not end the server
         return _failure(error)
+
+
+def _run_here(
+    client_app: ClientAppLike, message: Message, context: Context
+) -> tuple[Message, Context] | _Failure:
+    """Run the app on copies; return copies of its reply and context, or why there are none."""
+    try:
+        return _copied(_reply_of(client_app, *_copied((message, context))))
+    except Interrupted:
+        raise
+    except BaseException as error:
+        return _failure(error)
+
+
+def _reply_of(
+    client_app: ClientAppLike, message: Message, context: Context
+) -> tuple[Message, Context]:
+    message_id, run_config = message.metadata.message_id, dict(context.run_config)
+    reply = client_app(message, context)
+    if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != message_id:
+        raise TypeError(
+            "the ClientApp must return Message(content, reply_to=message) for the message it "
+            f"got, returned {reply!r}"
+        )
+    if context.run_config != run_config:  # Flower's engines refuse it as well
+        raise ValueError("the client changed context.run_config; keep values in context.state")
+    return reply, context
+
+
+def _copied(pair: tuple[Message, Context]) -> tuple[Message, Context]:
+    """Return a copy by pickle, but for large bytes, such as arrays: nobody can change these."""
+    large: list[bytes] = []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, item: object) -> int | None:
+            if type(item) is not bytes or len(item) < _LARGE:
+                return None
+            large.append(item)
+            return len(large) - 1
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, place: int) -> bytes:
+            return large[place]
+
+    file = BytesIO()
+    Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(pair)
+    file.seek(0)
+    return cast(tuple[Message, Context], Unpickler(file).load())
 
 
 def _failure(error: BaseException) -> _Failure:

@@ -93,6 +93,11 @@ class LegacyStrategy(Strategy):
             raise TypeError(
                 f"strategy is a {type(strategy).__name__}, expected one of this library, e.g. FPFC."
             )
+        if not strategy.in_rounds:
+            raise ValueError(
+                f"{type(strategy).__name__} takes in every reply as it comes, and Flower's legacy "
+                "API waits for all of a round. Use the current API: strategy.start(grid, ...)."
+            )
         check_count("evaluate_every", evaluate_every, least=1)
         self.strategy = strategy
         self.initial_arrays = named_arrays(initial_arrays)
@@ -116,7 +121,7 @@ class LegacyStrategy(Strategy):
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Wait for the clients, learn who they are, start the state or put back a saved one."""
         self.strategy.summary()
-        self.strategy.open_checkpoints(
+        self.strategy.run.open_checkpoints(
             self.initial_arrays,
             self.checkpoint_dir,
             every=self.checkpoint_every,
@@ -281,12 +286,16 @@ class LegacyStrategy(Strategy):
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check the replies, update the state, return the global model."""
-        names = list(self.strategy.upload_spec())
-        replies: list[ClientReply] = [
-            (self._client_of.get(proxy.cid), self._reply(res, names)) for proxy, res in results
-        ]
+        asked = self.strategy.run.intake.asked
+        replies: list[ClientReply] = []
+        for proxy, res in results:
+            client = self._client_of.get(proxy.cid)
+            names = list(self.strategy.upload_spec())
+            if client is not None and client in asked:
+                names = asked[client].upload_names()
+            replies.append((client, self._reply(res, names)))
         # Nobody tells whether a round follows; where all have answered, this may be the last.
-        everybody = len(results) + len(failures) == len(self.strategy.run.intake.asked)
+        everybody = len(results) + len(failures) == len(asked)
         replies += self._failures(server_round, replies, failures)
         replies += [(client, NOT_CONNECTED) for client in self._not_connected]
         means = self.strategy.run.aggregate_train(server_round, replies, patient=not everybody)

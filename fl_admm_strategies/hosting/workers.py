@@ -34,7 +34,7 @@ from .background import in_background
 Run = Callable[[Any, bytes], Any]
 """What a worker does with the app and a packed message; what it returns is pickled."""
 
-_PRELOAD = ["torch", "torch._dynamo", "clients"]  # torch's optimizers import the second, later
+_PRELOAD = ["torch", "torch._dynamo", "clients"]  # the second is loaded by torch's optimizers
 
 _GRACE = 5.0  # seconds for an idle worker to end by itself
 _NUMBER = struct.Struct("q")
@@ -137,7 +137,7 @@ class _ForkServer:
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()
         # Imported once for all workers: what takes long, where this process has it.
-        preload = [name for name in _PRELOAD if name.partition(".")[0] in sys.modules]
+        preload = [name for name in _PRELOAD if name in sys.modules]
         code = (
             f"import sys; sys.path[:] = {list(map(str, sys.path))!r}; "
             f"from {__name__} import serve; serve({theirs.fileno()}, {preload!r})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
+from itertools import accumulate
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -44,8 +46,11 @@ class Block:
         self.spec = spec
         self.order = list(spec) if order is None else order
         self.names = list(spec)
-        self.size = sum(int(np.prod(shape)) for shape, _ in spec.values())
+        sizes = [math.prod(shape) for shape, _ in spec.values()]
+        self.size = sum(sizes)
         self.dtype = np.result_type(np.float32, *(dtype for _, dtype in spec.values()))
+        stops = accumulate(sizes)
+        self._places = [slice(end - size, end) for size, end in zip(sizes, stops, strict=True)]
 
     @classmethod
     def optimised(
@@ -74,13 +79,10 @@ class Block:
         Integers are rounded. Without `copy` those of the vector's dtype are views of it.
         """
         arrays: Arrays = {}
-        start = 0
-        for name, (shape, dtype) in self.spec.items():
-            stop = start + int(np.prod(shape))
-            part = vector[start:stop].reshape(shape)
+        for (name, (shape, dtype)), place in zip(self.spec.items(), self._places, strict=True):
+            part = vector[place].reshape(shape)
             part = part if dtype.kind == "f" else np.asarray(np.rint(part))
             arrays[name] = part.astype(dtype, copy=copy)
-            start = stop
         return arrays
 
     def model(self, vector: NDArray[Any], rest: Arrays, *, copy: bool = True) -> Arrays:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _HEADROOM = 2**16  # terms that a sum of uploads may have before it overflows
+_AT_ONCE = 2**18  # numbers of a block that are copied
 
 
 def check_count(name: str, value: object, *, least: int) -> None:
@@ -47,12 +49,13 @@ def check_fraction(name: str, value: object, *, zero: bool) -> None:
         raise ValueError(f"{name} is {value}, expected {allowed}.")
 
 
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise unless `value` is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(repr, choices))}.")
 
 
+@cache
 def largest_allowed(dtype: np.dtype[Any]) -> float:
     """Return how large a number of this type may be to be added up over the clients."""
     return float(np.finfo(np.result_type(dtype, np.float32)).max) / _HEADROOM
@@ -63,6 +66,26 @@ def in_range(array: NDArray[Any]) -> bool:
     if array.dtype.kind != "f":
         return True
     return bool(np.abs(array).max(initial=0) <= largest_allowed(array.dtype))
+
+
+def largest_of_rows(block: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the largest absolute value in each row of real numbers; NaN beside a NaN.
+
+    Parameters
+    ----------
+    block : ndarray of shape (k, ...)
+
+    Returns
+    -------
+    ndarray of shape (k,)
+    """
+    rows = block.reshape(len(block), math.prod(block.shape[1:]))
+    found = np.zeros(len(rows))
+    step = max(1, _AT_ONCE // max(1, rows.shape[1]))
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        found[part] = np.abs(rows[part]).max(axis=1, initial=0)
+    return found
 
 
 def listing(items: Sequence[object], most: int = 6) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from .checks import in_range
 
 Row = Mapping[str, ArrayLike]
+
+ON_DISK_FROM = 64 * 2**20
+"""Bytes from which on a column is in a file, where there is a folder for it."""
 
 
 class ClientRow:
@@ -67,6 +74,12 @@ class ByClient(ABC):
     @abstractmethod
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether these clients' variables, and those of all, are finite."""
+
+    folder: Path | None = None
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep large variables in files in this folder from now on, mapped into memory."""
+        self.folder = folder
 
     @abstractmethod
     def state_arrays(self) -> dict[str, NDArray[Any]]:
@@ -148,17 +161,24 @@ class ClientTable(ByClient):
         completed = {client: self._completed(row) for client, row in rows.items()}
         columns = {}
         for name, old in self._columns.items():
-            columns[name] = new = np.empty((len(ids), *old.shape[1:]), old.dtype)
+            columns[name] = new = self._zeros((len(ids), *old.shape[1:]), old.dtype)
             new[places] = old
+            start = self._start[name]
+            zero = not start.tobytes().strip(b"\0")
             for client, row in completed.items():
-                new[index[client]] = row[name]
+                if not (zero and row[name] is start):  # zeros that nobody wrote take no memory
+                    new[index[client]] = row[name]
         self.ids, self._index, self._columns = ids, index, columns
 
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
         """Let clients go."""
         gone = set(clients)
         stay = [place for place, client in enumerate(self.ids) if client not in gone]
-        self._columns = {name: column[stay] for name, column in self._columns.items()}
+        columns = {}
+        for name, column in self._columns.items():
+            columns[name] = new = self._zeros((len(stay), *column.shape[1:]), column.dtype)
+            np.take(column, stay, axis=0, out=new, mode="clip")  # "raise" would make a copy
+        self._columns = columns
         self.ids = [client for client in self.ids if client not in gone]
         self._index = {client: place for place, client in enumerate(self.ids)}
 
@@ -197,6 +217,24 @@ class ClientTable(ByClient):
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned, for as many clients."""
-        self._columns = {
-            name: np.array(arrays[name], old.dtype) for name, old in self._columns.items()
-        }
+        columns = {}
+        for name, old in self._columns.items():
+            columns[name] = new = self._zeros(arrays[name].shape, old.dtype)
+            new[...] = arrays[name]
+        self._columns = columns
+
+    def _zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return a new column of zeros, in a file where it is large and there is a folder."""
+        size = math.prod(shape) * dtype.itemsize
+        if self.folder is None or size < ON_DISK_FROM:
+            return np.zeros(shape, dtype)
+        try:
+            with TemporaryFile(dir=self.folder) as file:  # without a name: it goes with its map
+                if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process later
+                    os.posix_fallocate(file.fileno(), 0, size)
+                return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
+        except OSError as error:
+            raise OSError(
+                f"{self.folder} has no room for {size:,} bytes of what is kept of {shape[0]} "
+                f"clients ({error.strerror}). Make room, or give state_on_disk another folder."
+            ) from error

@@ -16,8 +16,10 @@ constant in u.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +30,8 @@ from .clienttable import ByClient, ClientTable, Row
 
 Prox = Callable[[NDArray[Any]], NDArray[Any]]
 
+PIECE = 2**15
+"""Numbers of a vector that are worked on at a time."""
 REBUILD_EVERY = 256
 """Rounds after which the sum of the z_i is added up anew, where they are known."""
 
@@ -158,6 +162,7 @@ class ConsensusADMM(ByClient):
         self.prox = prox
         self.on_clients = on_clients
         self.mean = Consensus.start(first)
+        self._scratch = np.empty((2, min(PIECE, len(first))), first.dtype)
         columns = {} if on_clients else {"u": first, "pi": np.zeros_like(first)}
         self.clients = ClientTable(**columns)
 
@@ -170,8 +175,11 @@ class ConsensusADMM(ByClient):
         """Return w - pi_i/rho, or w where the client has pi_i itself, shape (d,)."""
         if self.on_clients:
             return self.w
-        anchor: NDArray[Any] = np.divide(self.clients[client].pi, self._scalar(-self.rho))
-        anchor += self.w
+        pi, rho, w = self.clients[client].pi, self._scalar(-self.rho), self.w
+        anchor: NDArray[Any] = np.empty_like(w)
+        for part in _pieces(len(w)):
+            np.divide(pi[part], rho, out=anchor[part])
+            anchor[part] += w[part]
         return anchor
 
     def start(
@@ -203,17 +211,21 @@ class ConsensusADMM(ByClient):
         if self.on_clients:
             mean.add_change(uploaded)
             return None
-        own = self.clients[client]
-        step = np.subtract(uploaded, mean.w)
-        gap = float(np.linalg.norm(step))
-        # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho, where the last is u_new - w.
-        change = np.subtract(uploaded, own.u)
-        change += step
-        mean.add_change(change)
-        step *= self._scalar(self.rho)
-        own.pi += step
-        own.u = uploaded
-        return gap
+        own, rho, squares = self.clients[client], self._scalar(self.rho), 0.0
+        u, pi = own.u, own.pi
+        for part in _pieces(len(uploaded)):
+            new = uploaded[part]
+            step, change = self._scratch[0][: len(new)], self._scratch[1][: len(new)]
+            np.subtract(new, mean.w[part], out=step)
+            squares += float(step @ step)
+            # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho; the last is u_new - w.
+            np.subtract(new, u[part], out=change)
+            change += step
+            mean.total[part] += change
+            step *= rho
+            pi[part] += step
+            u[part] = new
+        return math.sqrt(squares)
 
     def set_dual(self, client: int, dual: NDArray[Any]) -> None:
         """Start a client's pi_i at another value than 0; w follows with `aggregate`."""
@@ -236,6 +248,10 @@ class ConsensusADMM(ByClient):
         """Return z_i = u_i + pi_i/rho of every client."""
         for u, pi in zip(self.clients.column("u"), self.clients.column("pi"), strict=True):
             yield u + pi / self._scalar(self.rho)
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep large variables in files in this folder from now on, mapped into memory."""
+        self.clients.keep_in(folder)
 
     def insert(self, rows: Mapping[int, Row]) -> None:
         """Let new clients count, with u_i = w and pi_i = 0."""
@@ -290,3 +306,8 @@ class ConsensusADMM(ByClient):
         w, total, first = (arrays[name].copy() for name in ("w", "total", "first"))
         self.mean = Consensus(w, total, first, int(arrays["began_in"]))
         self.clients.load_state_arrays(arrays)
+
+
+def _pieces(size: int) -> Iterator[slice]:
+    """Yield a vector in pieces that stay in the processor's cache: it is read and written once."""
+    return (slice(start, start + PIECE) for start in range(0, size, PIECE))

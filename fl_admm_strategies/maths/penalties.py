@@ -14,7 +14,8 @@ Wang, Sun, "Clustered Federated Learning based on Nonconvex Pairwise Fusion", ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -107,6 +108,11 @@ class SmoothedSCAD(_GroupProx):
                 f"xi is {self.xi} with lam = {self.lam}, expected xi < lam. Choose a smaller xi "
                 "(the paper uses 1e-4) or a larger lam."
             )
+
+    @property
+    def flat_from(self) -> float:
+        """The distance a lambda, from which on models do not pull on each other."""
+        return self.a * self.lam
 
     def check(self, rho: float) -> None:
         """Raise unless rho > 0 and (a - 1) rho > 1, or lambda = 0.
@@ -237,6 +243,11 @@ class MCP(_GroupProx):
         check_not_negative("lam", self.lam)
         check_positive("gamma", self.gamma)
 
+    @property
+    def flat_from(self) -> float:
+        """The distance gamma lambda, from which on models do not pull on each other."""
+        return self.gamma * self.lam
+
     def check(self, rho: float) -> None:
         """Raise unless rho > 0 and gamma rho > 1, or lambda = 0; see `SmoothedSCAD.check`."""
         check_positive("rho", rho)
@@ -268,3 +279,37 @@ def _soft_scale(r: Float64Array, threshold: float) -> Float64Array:
     """Return max(0, 1 - threshold/r), written so that r = 0 divides nothing."""
     scale: Float64Array = 1 - threshold / np.maximum(r, threshold)
     return scale
+
+
+def penalty_to_text(penalty: Penalty) -> str:
+    """Return one of the penalties here as text, for a checkpoint.
+
+    Raises
+    ------
+    TypeError
+        If it is another.
+    """
+    if not isinstance(penalty, SmoothedSCAD | L1 | MCP):
+        raise TypeError(
+            f"penalty is {penalty!r}, expected SmoothedSCAD(lam), L1(lam) or MCP(lam): a saved run "
+            "can hold no other that was set in its course. Give yours to the constructor."
+        )
+    return json.dumps({"type": type(penalty).__name__, **asdict(penalty)})
+
+
+def penalty_from_text(text: str) -> Penalty:
+    """Return the penalty of a `penalty_to_text`.
+
+    Raises
+    ------
+    ValueError
+        If it is no such text.
+    """
+    try:
+        fields = json.loads(text)
+        kinds: dict[str, type[SmoothedSCAD | L1 | MCP]] = {
+            kind.__name__: kind for kind in (SmoothedSCAD, L1, MCP)
+        }
+        return kinds[fields.pop("type")](**fields)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"The saved penalty is {text!r}, which is none: it is damaged.") from error

@@ -1,4 +1,4 @@
-"""Convex regularisers, given by their proximal operators: FedMC-ADMM puts them on its factors."""
+"""Convex regularisers, given by their proximal operators, on the factors of a completed matrix."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def check_regularizer(name: str, regularizer: object) -> None:
             f"{name} is {regularizer!r}, expected an object with prox(x, step) and value(x), e.g. "
             "SquaredL2(lam) or L1Norm(lam)."
         )
+
+
+def squared_l2_weight(name: str, regularizer: Regularizer) -> float:
+    """Return lambda of a `SquaredL2`, for methods that take gradient steps on it.
+
+    Raises
+    ------
+    TypeError
+        If it is another.
+    """
+    if not isinstance(regularizer, SquaredL2):
+        raise TypeError(
+            f"{name} is {regularizer!r}, expected SquaredL2(lam): this method takes gradient "
+            "steps. FedMCADMM takes any regularizer."
+        )
+    return regularizer.lam
 
 
 @dataclass(frozen=True)

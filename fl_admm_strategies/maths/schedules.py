@@ -1,10 +1,18 @@
-"""Step sizes that change with the round."""
+"""Settings that change with the round or the client: step sizes, local work, delays."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from .checks import check_count, check_fraction, check_positive
+import numpy as np
+
+from .checks import check_count, check_fraction, check_not_negative, check_positive
+
+RateSchedule = float | Callable[[int], float]
+"""A step size, or a function of the round, which counts from 1."""
+EpochSchedule = int | Callable[[int, int], int]
+"""Local epochs, or a function of the round and the client's id."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +46,140 @@ class StepDecay:
     def __call__(self, server_round: int) -> float:
         """Return the step size of a round."""
         return self.initial * self.factor ** ((server_round - 1) // self.every)
+
+
+@dataclass(frozen=True)
+class GrowingEpochs:
+    """Local epochs that grow by one every so many rounds (FPFC, section 6.4.4).
+
+    Parameters
+    ----------
+    every : int (default: 1)
+        Rounds with the same number; the paper has ceil(k/20), which is 20, and k, which is 1.
+    first : int (default: 1)
+        The number of the first rounds.
+
+    Examples
+    --------
+    >>> epochs = GrowingEpochs(every=2)
+    >>> [epochs(server_round, 7) for server_round in (1, 2, 3, 4, 5)]
+    [1, 1, 2, 2, 3]
+    """
+
+    every: int = 1
+    first: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("every", self.every, least=1)
+        check_count("first", self.first, least=1)
+
+    def __call__(self, server_round: int, client: int) -> int:
+        """Return the epochs of a round, the same for all clients."""
+        return self.first + (server_round - 1) // self.every
+
+
+@dataclass(frozen=True)
+class RandomEpochs:
+    """Local epochs of unequal clients: uniform from 1 to T, anew in every round (FPFC, E.2.5).
+
+    Parameters
+    ----------
+    most : int
+        T.
+    by_client : bool (default: False)
+        Draw one number for each client and keep it: some are always slow.
+    seed : int (default: 0)
+        Of the draws; each depends on this, the client and the round alone.
+
+    Examples
+    --------
+    >>> epochs = RandomEpochs(most=10)
+    >>> 1 <= epochs(1, 5) <= 10
+    True
+    """
+
+    most: int
+    by_client: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("most", self.most, least=1)
+        check_count("seed", self.seed, least=0)
+
+    def __call__(self, server_round: int, client: int) -> int:
+        """Return the epochs of a client in a round."""
+        rng = _generator(self, server_round, client)
+        return int(rng.integers(1, self.most, endpoint=True))
+
+
+@dataclass(frozen=True)
+class RandomDelay:
+    """Simulated seconds from an instruction to its reply, uniform between two bounds.
+
+    Parameters
+    ----------
+    high : float
+        The upper bound.
+    low : float (default: 0.0)
+        The lower bound.
+    by_client : bool (default: False)
+        Draw one number for each client and keep it, in place of one for every instruction.
+    seed : int (default: 0)
+        Of the draws; each depends on this, the client and the round alone.
+
+    Examples
+    --------
+    >>> delay = RandomDelay(high=20.0)
+    >>> 0 <= delay(1, 5) <= 20
+    True
+    """
+
+    high: float
+    low: float = 0.0
+    by_client: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("high", self.high)
+        check_not_negative("low", self.low)
+        if self.low > self.high:
+            raise ValueError(f"low is {self.low}, expected at most high, {self.high}.")
+        check_count("seed", self.seed, least=0)
+
+    def __call__(self, server_round: int, client: int) -> float:
+        """Return the delay of a client that is asked in a round."""
+        return float(_generator(self, server_round, client).uniform(self.low, self.high))
+
+
+def _generator(
+    of: RandomEpochs | RandomDelay, server_round: int, client: int
+) -> np.random.Generator:
+    """Return the random numbers of a client, or of a client in a round."""
+    key = [of.seed, client] if of.by_client else [of.seed, client, server_round]
+    return np.random.default_rng(key)
+
+
+def check_rate_schedule(name: str, lr: RateSchedule) -> None:
+    """Raise unless it is a function or a number > 0."""
+    if not callable(lr):
+        check_positive(name, lr)
+
+
+def check_epoch_schedule(name: str, epochs: EpochSchedule) -> None:
+    """Raise unless it is a function or an integer >= 1."""
+    if not callable(epochs):
+        check_count(name, epochs, least=1)
+
+
+def rate_in(server_round: int, lr: RateSchedule) -> float:
+    """Return the step size of a round."""
+    rate = lr(server_round) if callable(lr) else lr
+    check_positive(f"lr in round {server_round}", rate)
+    return rate
+
+
+def epochs_in(server_round: int, client: int, epochs: EpochSchedule) -> int:
+    """Return the local epochs of a client in a round."""
+    found = epochs(server_round, client) if callable(epochs) else epochs
+    check_count(f"local_epochs({server_round}, {client})", found, least=1)
+    return found

@@ -8,6 +8,7 @@ what is saved and when a run stops is the business of the other files here.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ..maths.clienttable import Row
 from .membership import Membership
 from .messages import ClientInstruction, Metrics, Reply
 from .schema import Instruction
+from .wire import WireDtype
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,21 @@ class Algorithm(ABC):
         class, METHOD, and their client's is METHODClient; all other replies are refused. A class
         derived from a method has the method's clients. None: any client will do, also one that was
         written for FedAvg and knows nothing of this library.
+    paper : str
+        Who described the method, and where: authors, venue and year, arXiv number. It is what
+        ``python -m simulations list --methods`` shows.
     kinds : dict of str to str
         The kinds of models that clients evaluate, the headline first, with a title for tables.
+    remedy : str
+        What to change where a run diverges, e.g. "a smaller lr".
+    in_rounds : bool
+        Whether a round takes in the replies of all that it asked. Flower's legacy API, and loops of
+        one's own, can do nothing else.
     seed : int
         The run's.
+    wire_dtype : {"float16"}, optional
+        In which arrays of 32 and 64 bits travel. An algorithm never sees it: what it sends and gets
+        is in full precision.
     state : dataclass
         What `init_state` returned. The runtime saves and loads its fields.
     membership : Membership
@@ -63,8 +76,13 @@ class Algorithm(ABC):
     """
 
     method: ClassVar[str | None]
+    paper: ClassVar[str] = ""
     kinds: ClassVar[Mapping[str, str]]
+    remedy: ClassVar[str] = "a smaller lr"
+    in_rounds: ClassVar[bool] = True
     seed: int
+    wire_dtype: WireDtype = None
+    state_on_disk: str | os.PathLike[str] | None = None
     state: Any
     membership: Membership
     model_spec: Spec
@@ -74,6 +92,11 @@ class Algorithm(ABC):
     def title(self) -> str:
         """The method's name as its paper writes it."""
         return type(self).__name__
+
+    @property
+    def given_settings(self) -> Mapping[str, Any]:
+        """Settings that were changed in the course of the run, as it was given them."""
+        return {}
 
     # ------------------------------------------------------------------------------------------
     # Every method answers these
@@ -137,6 +160,10 @@ class Algorithm(ABC):
         """Return the names, shapes and dtypes of an upload: those of the initial arrays."""
         return self.model_spec
 
+    def upload_spec_of(self, client_id: int) -> Spec:
+        """Return those of a client's upload, where shapes differ by client."""
+        return self.upload_spec()
+
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
         """Return what a client's upload is measured from where there is a `max_norm`.
 
@@ -157,7 +184,10 @@ class Algorithm(ABC):
         return {}
 
     def handshake_spec(self) -> Spec:
-        """Return the names, shapes and dtypes of the arrays in a handshake's replies."""
+        """Return the names, shapes and dtypes of the arrays in a handshake's replies.
+
+        A length of -1 may be any: what only the client knows, for `new_client` to look at.
+        """
         return {}
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from ..maths.checks import check_count, check_fraction, check_positive
+from ..maths.checks import check_choice, check_count, check_fraction, check_positive
 from .bound import MaxNorm, OnExcess
+from .wire import WireDtype
 
 
 class BaseSettings(TypedDict, total=False):
@@ -24,6 +26,8 @@ class BaseSettings(TypedDict, total=False):
     on_excess: OnExcess
     max_examples: int | None
     weighted_by_key: str
+    wire_dtype: WireDtype
+    state_on_disk: str | os.PathLike[str] | None
     seed: int
 
 
@@ -37,4 +41,5 @@ def check_base_settings(of: Any) -> None:
         if getattr(of, name) is not None:
             check_count(name, getattr(of, name), least=1)
     check_count("patience", of.patience, least=1)
+    check_choice("wire_dtype", of.wire_dtype, (None, "float16"))
     check_count("seed", of.seed, least=0)

@@ -94,10 +94,12 @@ class Bound:
             Returns what an upload is measured from, by what its client was sent; an array that is
             missing there, or has another shape, is measured from 0.
         """
-        if self.max_norm is None or not replies:
+        # Who uploads nothing is at no distance, and would draw the median to 0.
+        moved = [client for client, reply in replies.items() if reply.arrays]
+        if self.max_norm is None or not moved:
             return Held(replies, [], {})
-        starts = {client: reference(asked[client]) for client in replies}
-        norms = {c: _distance(reply.arrays, starts[c]) for c, reply in replies.items()}
+        starts = {client: reference(asked[client]) for client in moved}
+        norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
         limit = self._limit(norms)
         excess = {client: norm for client, norm in norms.items() if norm > limit}
         name = "clipped" if self.on_excess == "clip" else "refused"

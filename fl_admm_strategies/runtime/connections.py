@@ -13,7 +13,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 
 from ..maths.checks import listing
-from . import messages as wire
+from .collector import collector_paused
 from .identity import (
     BrokenAppError,
     NoAnswer,
@@ -26,6 +26,7 @@ from .identity import (
 )
 from .messages import ClientInstruction, ClientReply, RawReply, brief
 from .owners import Owners
+from .packing import pack_instructions, unpack_replies
 from .waiting import ConnectionStatus, Wait, wait_for_clients
 
 # Seconds that a phase waits for new nodes to say who they are; a later answer counts for the next.
@@ -349,6 +350,7 @@ class ClientDirectory:
                 break
             time.sleep(0.2)
 
+    @collector_paused()
     def messages(
         self, instructions: Mapping[int, ClientInstruction], message_type: str
     ) -> list[Message]:
@@ -359,7 +361,7 @@ class ClientDirectory:
                 by_node.setdefault(self._node_of[client], {})[client] = instruction
         messages = [
             Message(
-                wire.pack_instructions(own, hosted=len(self._hosted[node]) > 1),
+                pack_instructions(own, hosted=len(self._hosted[node]) > 1),
                 node,
                 message_type,
                 group_id=str(next(iter(own.values())).config["server-round"]),
@@ -369,6 +371,7 @@ class ClientDirectory:
         self._sent = [message.metadata for message in messages]
         return messages
 
+    @collector_paused()
     def replies(self, messages: Iterable[Message], asked: Collection[int]) -> list[ClientReply]:
         """Return what every client replied, unchecked; None for a client that nobody knows.
 
@@ -380,11 +383,16 @@ class ClientDirectory:
             The clients that were asked: a node that fails as a whole fails for these, and those
             whose node was not connected have failed already.
         """
-        replies: list[ClientReply] = [
-            (client, NOT_CONNECTED) for client in asked if not self._is_connected(client)
-        ]
+        away = [(client, NOT_CONNECTED) for client in asked if not self._is_connected(client)]
+        return away + self.read(messages, asked, self._sent)
+
+    def read(
+        self, messages: Iterable[Message], asked: Collection[int], sent: Collection[Metadata]
+    ) -> list[ClientReply]:
+        """Return what is in messages that came back; `sent` are those that they answer."""
+        replies: list[ClientReply] = []
         for message in messages:
-            node = _asked_node(message, self._sent)
+            node = _asked_node(message, sent)
             own = [c for c in self._hosted.get(node, []) if self._node_of[c] == node]
             if message.has_error():
                 reason = message.error.reason or "no reason given"
@@ -395,15 +403,23 @@ class ClientDirectory:
                 replies += [(client, error) for client in concerned or own] or [(None, error)]
                 continue
             # A node speaks for its own clients only; a single one needs no label.
-            labels: dict[str | None, int] = {str(client): client for client in own}
-            if len(self._hosted.get(node, [])) == 1 and own:
-                labels = {None: own[0]}
-            for label, reply in wire.unpack_replies(message.content):
-                if (speaker := labels.get(label)) is None:
-                    name = "its client" if label is None else f"client {brief(label)}"
-                    reason = f"node {node} replied for {name}, which this run does not know there"
-                    reply = RawReply(error=reason)
-                replies.append((speaker, reply))
+            hosts = set(own)
+            alone = own[0] if len(self._hosted.get(node, [])) == 1 and own else None
+            found = list(unpack_replies(message.content))
+            strangers = []
+            for label, reply in found:
+                speaker = alone if label is None else label
+                if speaker in hosts:
+                    replies.append((speaker, reply))
+                elif label is None and own and reply.error is not None:  # whose it is nobody knows
+                    said = {client for client, _ in found}
+                    replies += [(c, reply) for c in own if c in asked and c not in said]
+                else:
+                    strangers.append("its client" if label is None else f"client {label}")
+            if strangers:
+                whom = strangers[0] if len(strangers) == 1 else listing(strangers)
+                reason = f"node {node} replied for {whom}, which this run does not know there"
+                replies.append((None, RawReply(error=reason)))
         return replies
 
 

@@ -103,7 +103,9 @@ class Guard:
 
 def _can_undo(state: Any) -> bool:
     """Return whether all of a state can be put back; structures of their own kind cannot."""
-    return not any(getattr(getattr(state, f.name), "self_checked", False) for f in fields(state))
+    values = [getattr(state, field.name) for field in fields(state)]
+    own_kind = [value for value in values if not isinstance(value, ByClient)]
+    return not any(getattr(value, "self_checked", False) for value in own_kind)
 
 
 def remember(state: Any, clients: Iterable[int]) -> Undo:

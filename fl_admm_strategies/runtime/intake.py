@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import WARNING
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 from flwr.common import log
+from numpy.typing import NDArray
 
 from ..maths.blocks import Spec
-from ..maths.checks import largest_allowed, listing
+from ..maths.checks import largest_allowed, largest_of_rows, listing
 from .maker import WrongMakerError, check_reply_maker, client_of, is_stamp
 from .membership import Membership
 from .messages import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
+from .wire import WIRE_DTYPE
 
 _MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
 _MOST_METRICS = 1000  # of one reply, and the letters of a name: every one is kept for every round
 _LONGEST_NAME = 200
+_NUMBER = (int, float)
+
+
+class NotFiniteError(ValueError):
+    """A reply holds NaN or infinity."""
 
 
 class Accepted(NamedTuple):
@@ -60,6 +65,8 @@ class Intake:
     only_wrong_clients : bool
         Whether the last phase had several replies (or that of the only client), all of them made by
         the wrong kind of client.
+    infinite : float
+        The share of the clients asked in the last phase that sent NaN or infinity.
     """
 
     def __init__(
@@ -80,12 +87,14 @@ class Intake:
         self.asked: dict[int, ClientInstruction] = {}
         self.last_refusal = "nobody was asked"
         self.only_wrong_clients = False
+        self.infinite = 0.0
+        self._has_right_clients = False
 
     def accept(
         self,
         server_round: int,
         replies: Iterable[ClientReply],
-        spec: Spec | None,
+        spec: Spec | Callable[[int], Spec] | None,
         *,
         optional: bool = False,
     ) -> Accepted:
@@ -99,13 +108,15 @@ class Intake:
         server_round : int
         replies : iterable of ClientReply
             In any order.
-        spec : Spec or None
-            The arrays that every reply must hold; None: those of an evaluation hold none.
+        spec : Spec, callable or None
+            The arrays that every reply must hold, or that of a client; None: those of an evaluation
+            hold none.
         """
         accepted: dict[int, Reply] = {}
         refused: dict[int, str] = {}
         answered: set[int] = set()
         wrong: set[int] = set()
+        infinite = 0
         for client, raw in replies:
             if client is None or client not in self.asked:
                 who = "somebody who is no client" if client is None else f"client {client}"
@@ -118,24 +129,45 @@ class Intake:
             else:
                 answered.add(client)
                 try:
-                    if raw.error is None or raw.metrics:
-                        check_reply_maker(raw.metrics, self._method)
-                    reply = check_reply(raw, spec, self.weighted_by_key)
+                    reply = self._checked(client, raw, spec)
                 except ValueError as error:
                     refused[client] = str(error)
                     wrong |= {client} if isinstance(error, WrongMakerError) else set()
+                    infinite += isinstance(error, NotFiniteError)
                 else:
-                    counted = min(reply.num_examples, self._most_examples)
-                    accepted[client] = replace(reply, num_examples=counted)
+                    accepted[client] = reply
+                    self._has_right_clients = True
         several = len(wrong) >= min(2, len(self._membership))
         self.only_wrong_clients = several and wrong == answered
         refused |= {c: "no reply within the timeout" for c in self.asked if c not in answered}
+        self.infinite = infinite / max(len(self.asked), 1)
         self.asked = {}
         lost = [c for c, reason in sorted(refused.items()) if self._has_lost(c, reason)]
         for client, reason in sorted(refused.items()):
             if client not in lost and not optional:
                 self.refuse(server_round, client, reason)
         return Accepted(dict(sorted(accepted.items())), lost)
+
+    def _checked(
+        self, client: int, raw: RawReply, spec: Spec | Callable[[int], Spec] | None
+    ) -> Reply:
+        if raw.error is None or raw.metrics:
+            check_reply_maker(raw.metrics, self._method)
+        wire_dtype = self.asked[client].config.get(WIRE_DTYPE)
+        wanted = spec(client) if callable(spec) else spec
+        return check_reply(raw, wanted, self.weighted_by_key, wire_dtype, self._most_examples)
+
+    def is_usable(
+        self, client: int, replies: Sequence[ClientReply], spec: Callable[[int], Spec]
+    ) -> bool:
+        """Return whether these are one reply, of this client, that `accept` would take."""
+        if [who for who, _ in replies] != [client]:
+            return False
+        try:
+            self._checked(client, replies[0][1], spec)
+        except ValueError:
+            return False
+        return True
 
     def _has_lost(self, client: int, reason: str) -> bool:
         return who_lost(reason) is not None and not self._membership.is_new(client)
@@ -147,16 +179,27 @@ class Intake:
         log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
 
     def explain(self) -> str:
-        """Return why a phase had no usable reply: the last refusal, and whose are wanted."""
+        """Return why a phase had no usable reply: the last refusal.
+
+        As long as no reply of the run was usable, also whose are wanted.
+        """
         if self.only_wrong_clients:
             return f"{self.last_refusal} All replies were of this kind."
-        if self._method is None:
+        if self._method is None or self._has_right_clients:
             return self.last_refusal
         return f"{self.last_refusal} ({self._method} needs {client_of(self._method)}.)"
 
 
-def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply:
-    """Return one client's reply, checked.
+def check_reply(
+    raw: RawReply,
+    spec: Spec | None,
+    weighted_by_key: str,
+    wire_dtype: object = None,
+    most_examples: float = math.inf,
+) -> Reply:
+    """Return one client's reply, checked; what travelled as `wire_dtype` is in full precision.
+
+    More examples than `most_examples` count as so many.
 
     Raises
     ------
@@ -165,21 +208,21 @@ def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply
     """
     if raw.error is not None:
         raise ValueError(f"it failed: {raw.error}")
-    metrics: dict[str, float] = {
-        key: value
-        for key, value in raw.metrics.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and not is_stamp(key)
-    }
-    if len(metrics) > _MOST_METRICS:
-        raise ValueError(f"it has {len(metrics):,} metrics, expected at most {_MOST_METRICS:,}")
-    if long := [key for key in metrics if len(key) > _LONGEST_NAME]:
-        raise ValueError(
-            f"the name of the metric {brief(repr(long[0]))} has {len(long[0]):,} letters, expected "
-            f"at most {_LONGEST_NAME}"
-        )
-    for key, value in metrics.items():  # 64 bits is what Flower's own messages hold
+    metrics: dict[str, float] = {}
+    for key, value in raw.metrics.items():
+        if not isinstance(value, _NUMBER) or isinstance(value, bool) or is_stamp(key):
+            continue
+        if len(key) > _LONGEST_NAME:
+            raise ValueError(
+                f"the name of the metric {brief(repr(key))} has {len(key):,} letters, expected at "
+                f"most {_LONGEST_NAME}"
+            )
+        # 64 bits is what Flower's own messages hold
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"the metric {brief(repr(key))} has more than 64 bits")
+        metrics[key] = value
+    if len(metrics) > _MOST_METRICS:
+        raise ValueError(f"it has {len(metrics):,} metrics, expected at most {_MOST_METRICS:,}")
     num_examples = metrics.get(weighted_by_key)
     if num_examples is None:
         raise ValueError(f"its metrics lack the number '{weighted_by_key}'")
@@ -189,8 +232,9 @@ def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply
         raise ValueError(
             f"'{weighted_by_key}' is {num_examples}, expected more than 0 and at most 2^53"
         )
+    counted = min(float(num_examples), most_examples)
     if spec is None:
-        return Reply({}, float(num_examples), metrics)
+        return Reply({}, counted, metrics)
     arrays = raw.arrays or {}
     if arrays.keys() != spec.keys():
         missing = [name for name in spec if name not in arrays]
@@ -198,20 +242,30 @@ def check_reply(raw: RawReply, spec: Spec | None, weighted_by_key: str) -> Reply
         faults = [f"lack {listing(missing)}"] * bool(missing)
         faults += [f"have {listing(strange)}, which was not asked for"] * bool(strange)
         raise ValueError(f"its arrays {' and '.join(faults)}")
-    largest = 0.0
+    largest, nbytes, checked = 0.0, 0, {}
     for name, (shape, dtype) in spec.items():
         array = arrays[name]
-        if array.shape != shape:
+        if not _has_shape(array, shape):
             raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
-        if array.dtype != dtype:
+        if array.dtype != dtype and not (array.dtype.name == wire_dtype and dtype.kind == "f"):
             raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
-        own = float(np.abs(array).max(initial=0))
+        own = raw.largest.get(name, math.nan)
+        if name not in raw.largest:
+            (own,) = largest_of_rows(array[None])
         if not math.isfinite(own):
-            raise ValueError(f"'{name}' holds NaN or infinity")
+            raise NotFiniteError(f"'{name}' holds NaN or infinity")
         if dtype.kind == "f" and own > largest_allowed(dtype):
             raise ValueError(f"'{name}' holds {own:.2g}, too large for a sum over the clients")
         largest = max(largest, own)
-    return Reply({name: arrays[name] for name in spec}, float(num_examples), metrics, largest)
+        nbytes += array.nbytes
+        checked[name] = array if array.dtype == dtype else array.astype(dtype)
+    return Reply(checked, counted, metrics, largest, nbytes)
+
+
+def _has_shape(array: NDArray[Any], shape: tuple[int, ...]) -> bool:
+    """Return whether an array has a shape, in which a length of -1 may be any."""
+    lengths = zip(array.shape, shape, strict=False)
+    return array.ndim == len(shape) and all(wanted in (own, -1) for own, wanted in lengths)
 
 
 def weighted_means(replies: Mapping[int, Reply]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from flwr.app import Message
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from .connections import ClientDirectory
@@ -65,3 +65,16 @@ class GridLink:
         messages = self.directory.messages(asked, message_type)
         replies: Iterable[Message] = grid.send_and_receive(messages, timeout=timeout)
         return self.directory.replies(replies, asked)
+
+    def train(
+        self,
+        grid: Grid,
+        timeout: float,
+        server_round: int,
+        asked: dict[int, ClientInstruction],
+    ) -> Iterable[ClientReply]:
+        """Send the instructions of a round of training; return the replies that it takes in."""
+        return self.exchange(grid, timeout, asked, MessageType.TRAIN)
+
+    def pause(self, grid: Grid, timeout: float, *, last: bool) -> None:
+        """Before an evaluation, see to those that are still training; `last`: no round follows."""

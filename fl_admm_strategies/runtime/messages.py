@@ -1,33 +1,29 @@
-"""What travels between a strategy and the clients of one node.
+"""What a strategy and a client say to each other; `packing` has how it travels.
 
-A node may host one client or many. With one, a message has the layout of Flower's own `FedAvg`:
-an `ArrayRecord` under ``"arrays"`` and a `ConfigRecord` under ``"config"``; the reply has
-``"arrays"`` and ``"metrics"``. With several hosted clients each record's key ends in ``@ID``, the
-id of the client it belongs to, and a client that failed replies with a `ConfigRecord` under
-``"error@ID"``, so that it fails alone.
-
-A client may need more than one set of arrays (an anchor and a starting point; a personal and a
-cluster model to evaluate). The first group is the one under ``"arrays"``, any further group stands
-under ``"arrays.GROUP"``, and ``config["groups"]`` lists them in order with the names of their
-arrays, as JSON: ``{"anchor": ["weight", "bias"], "start": ["weight"]}``. A `NumPyClient` receives
-the groups concatenated, in that order. All lists of names travel as JSON, since a setting of
-Flower's legacy API is one number or text and a name may hold any character.
+A `NumPyClient` receives the groups of arrays of its instruction concatenated, in their order. All
+lists of names travel as JSON, since a setting of Flower's legacy API is one number or text and a
+name may hold any character.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays
 from .interrupts import Interrupted
+from .wire import restored
 
 ARRAYS = "arrays"
 CONFIG = "config"
@@ -52,7 +48,7 @@ Scalar = bool | bytes | float | int | str
 Metrics = dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ClientInstruction:
     """What one client is asked to do in one phase of a round.
 
@@ -69,12 +65,13 @@ class ClientInstruction:
 
     def full_config(self) -> dict[str, Scalar]:
         """Return the settings with the groups and the names of their arrays added."""
-        groups = {name: list(arrays) for name, arrays in self.groups.items()}
-        return {**self.config, GROUPS: to_json(groups)}
+        if GROUPS in self.config:  # of a message that was received
+            return dict(self.config)
+        return {**self.config, GROUPS: groups_setting(self.groups)}
 
     def flat(self) -> list[NDArray[Any]]:
         """Return the arrays of all groups as one list, as a `NumPyClient` receives them."""
-        return [array for arrays in self.groups.values() for array in arrays.values()]
+        return list(chain.from_iterable(map(dict.values, self.groups.values())))
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +85,7 @@ class ClientInstruction:
         return list(next(iter(self.groups.values())))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RawReply:
     """One client's reply as it arrived: nothing about it has been checked.
 
@@ -101,18 +98,21 @@ class RawReply:
     error : str or None
         Why there is no result. Then there are no arrays, and metrics only if the client replied
         something that cannot be read.
+    largest : mapping of str to float, optional
+        The largest absolute value of an array, where it is known already: NaN beside a NaN.
     """
 
     arrays: Arrays | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    largest: Mapping[str, float] = field(default_factory=dict)
 
 
 ClientReply = tuple[int | None, RawReply]
 """Who replied, None for somebody who is no client of the run, and what."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reply:
     """One client's reply after it was checked.
 
@@ -126,17 +126,31 @@ class Reply:
         Every number the client reported.
     largest : float
         The largest absolute value in the arrays.
+    nbytes : int
+        Bytes of the arrays as they travelled.
     """
 
     arrays: Arrays
     num_examples: float
     metrics: Metrics
     largest: float = 0.0
+    nbytes: int = 0
 
 
 def to_json(value: Any) -> str:
     """Return lists and numbers as text, in the shortest form."""
     return json.dumps(value, separators=(",", ":"))
+
+
+def names_setting(names: Iterable[str]) -> str:
+    """Return a list of names as a setting, which `read_names` reads."""
+    return _as_json(tuple(names))
+
+
+# All clients of a round are told the same names.
+@lru_cache(maxsize=64)
+def _as_json(names: tuple[str, ...]) -> str:
+    return to_json(names)
 
 
 def read_names(setting: str, text: object) -> list[str]:
@@ -147,13 +161,20 @@ def read_names(setting: str, text: object) -> list[str]:
     ValueError
         If it is none.
     """
-    names = _parsed(text)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    names = _names_of(text) if isinstance(text, str) else None
+    if names is None:
         raise ValueError(
             f"The message's {setting} is {brief(repr(text))}, expected a JSON list of names. "
             f"{VERSIONS}"
         )
-    return names
+    return list(names)
+
+
+@lru_cache(maxsize=64)
+def _names_of(text: str) -> tuple[str, ...] | None:
+    names = _parsed(text)
+    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if good else None
 
 
 def _parsed(text: object) -> Any:
@@ -169,100 +190,9 @@ def who_lost(error: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _key(record: str, client: int | None) -> str:
-    return record if client is None else f"{record}@{client}"
-
-
-def pack_instructions(instructions: Mapping[int, ClientInstruction], *, hosted: bool) -> RecordDict:
-    """Put the instructions of one node's clients into the content of one message.
-
-    Parameters
-    ----------
-    instructions : mapping of client id to ClientInstruction
-        With ``hosted=False`` exactly one.
-    hosted : bool
-        Whether the node hosts several clients, so that the keys carry the client's id.
-    """
-    content = RecordDict()
-    for client_id, instruction in instructions.items():
-        client = client_id if hosted else None
-        for position, (group, arrays) in enumerate(instruction.groups.items()):
-            record = ARRAYS if position == 0 else f"{ARRAYS}.{group}"
-            content[_key(record, client)] = to_array_record(arrays)
-        content[_key(CONFIG, client)] = ConfigRecord(dict(instruction.full_config()))
-    return content
-
-
-def unpack_instructions(content: RecordDict) -> Iterator[tuple[int | None, ClientInstruction]]:
-    """Yield what a message asks for as (client id, instruction); a single client has no id.
-
-    Raises
-    ------
-    ValueError
-        If the message is not one of this library's or of `FedAvg`'s layout.
-    """
-    for key, record in content.items():
-        name, at, suffix = key.partition("@")
-        if name != CONFIG or not isinstance(record, ConfigRecord):
-            continue
-        if at and not (suffix.isascii() and suffix.isdigit()):
-            raise ValueError(f"The message holds {key!r}, expected 'config@ID'. {VERSIONS}")
-        client = int(suffix) if at else None
-        config: dict[str, Any] = dict(record)
-        groups: dict[str, Arrays] = {}
-        for position, group in enumerate(parse_groups(config) or {ARRAYS: None}):
-            wanted = _key(ARRAYS if position == 0 else f"{ARRAYS}.{group}", client)
-            arrays = content.get(wanted)
-            if not isinstance(arrays, ArrayRecord):
-                raise ValueError(f"The message lacks the ArrayRecord {wanted!r}. {VERSIONS}")
-            groups[group] = from_array_record(arrays)
-        yield client, ClientInstruction(groups, config)
-
-
-def pack_replies(replies: Mapping[int | None, RawReply]) -> RecordDict:
-    """Put the replies of one node's clients into the content of one message."""
-    content = RecordDict()
-    for client, reply in replies.items():
-        if reply.error is not None:
-            content[_key(ERROR, client)] = ConfigRecord({"reason": reply.error})
-            continue
-        if reply.arrays is not None:
-            content[_key(ARRAYS, client)] = to_array_record(reply.arrays)
-        content[_key(METRICS, client)] = MetricRecord(reply.metrics)
-    return content
-
-
-def unpack_replies(content: RecordDict) -> Iterator[tuple[str | None, RawReply]]:
-    """Yield the replies of a message as (client id as it was written, reply).
-
-    The sender is not trusted: the ids are returned as text, and whatever cannot be read becomes a
-    reply with an error. A client's own choice of record names is accepted where there is no doubt
-    (one `ArrayRecord`, one `MetricRecord`), as `FedAvg` does.
-    """
-    by_client: dict[str, dict[str, Any]] = {} if len(content) else {"": {}}
-    for key, value in content.items():
-        name, _, suffix = key.partition("@")
-        by_client.setdefault(suffix, {})[name] = value
-    for suffix, own in by_client.items():
-        yield suffix or None, _read_reply(own)
-
-
-def _read_reply(records: Mapping[str, Any]) -> RawReply:
-    if isinstance(error := records.get(ERROR), ConfigRecord):
-        return RawReply(error=brief(str(error.get("reason", "no reason given"))))
-    array_records = [value for value in records.values() if isinstance(value, ArrayRecord)]
-    metric_records = [value for value in records.values() if isinstance(value, MetricRecord)]
-    if len(array_records) > 1 or len(metric_records) != 1:
-        return RawReply(
-            error=f"the reply holds {len(array_records)} ArrayRecords and {len(metric_records)} "
-            "MetricRecords, expected one of each"
-        )
-    metrics = dict(metric_records[0])
-    try:
-        arrays = from_array_record(array_records[0]) if array_records else None
-    except ValueError as unreadable:
-        return RawReply(None, metrics, str(unreadable))
-    return RawReply(arrays, metrics)
+def groups_setting(groups: Mapping[str, Arrays]) -> str:
+    """Return the setting ``groups``, which `parse_groups` reads."""
+    return to_json({name: list(arrays) for name, arrays in groups.items()})
 
 
 def parse_groups(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
@@ -273,8 +203,12 @@ def parse_groups(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
     ValueError
         If it cannot be read.
     """
-    if (text := config.get(GROUPS)) is None:
-        return None
+    text = config.get(GROUPS)
+    return None if text is None else _groups_of(text if isinstance(text, str) else repr(text))
+
+
+@lru_cache(maxsize=64)
+def _groups_of(text: str) -> dict[str, list[str]]:
     groups = _parsed(text)
     if not (
         isinstance(groups, dict)
@@ -294,6 +228,8 @@ def split_groups(
     parameters: Sequence[NDArray[Any]], config: Mapping[str, Any], names: Sequence[str] = ()
 ) -> dict[str, Arrays]:
     """Cut the list that a `NumPyClient` received into its groups of named arrays.
+
+    Those that travelled in half precision are in full precision again.
 
     Parameters
     ----------
@@ -315,24 +251,65 @@ def split_groups(
             f"The message has {found} arrays, expected {announced}: "
             f"{brief(', '.join(name for own in groups.values() for name in own))}. {VERSIONS}"
         )
-    arrays = iter(parameters)
+    arrays = iter(restored(parameters, config))
     return {group: {name: next(arrays) for name in own} for group, own in groups.items()}
 
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return named numpy arrays as an `ArrayRecord`."""
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+    return ArrayRecord({name: to_array(np.asarray(array)) for name, array in arrays.items()})
 
 
-def from_array_record(record: ArrayRecord) -> Arrays:
-    """Return an `ArrayRecord` as named numpy arrays.
+def to_array(array: NDArray[Any]) -> Array:
+    """Return an array as Flower's `Array` of it, with one copy in place of three."""
+    plain = array.flags.c_contiguous and array.dtype.kind in "biuf"
+    return joined([array], array.shape) if plain else Array(array)
+
+
+def joined(arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]) -> Array:
+    """Return arrays of real numbers of one type, one after another, as one of a given shape."""
+    dtype = arrays[0].dtype
+    parts: list[Any] = [_header(shape, dtype), *map(np.ascontiguousarray, arrays)]
+    data = b"".join(parts)
+    return Array(dtype=str(dtype), shape=shape, stype="numpy.ndarray", data=data)
+
+
+@lru_cache(maxsize=256)
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Return what `numpy.save` writes before the numbers of an array."""
+    file, descr = BytesIO(), npy.dtype_to_descr(dtype)
+    npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def view(array: Array) -> NDArray[Any]:
+    """Return a Flower `Array` as a read-only view of its bytes; raise anything if it is none."""
+    if array.stype != "numpy.ndarray":
+        raise TypeError(f"they are of the type {array.stype!r}, expected 'numpy.ndarray'")
+    file = BytesIO(array.data)
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran_order, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("they hold Python objects")
+    start = file.tell()
+    return np.ndarray(shape, dtype, array.data, start, order="F" if fortran_order else "C")
+
+
+def views(record: ArrayRecord) -> Arrays:
+    """Return an `ArrayRecord` as read-only views of its bytes, by name.
 
     Raises
     ------
     ValueError
         If an array's bytes are not one plain numpy array. Pickled objects are never loaded.
     """
-    return {name: read_array(name, array.numpy) for name, array in record.items()}
+    return {name: read_array(name, partial(view, array)) for name, array in record.items()}
+
+
+def from_array_record(record: ArrayRecord) -> Arrays:
+    """Return an `ArrayRecord` as named numpy arrays of their own; errors are those of `views`."""
+    return {name: array.copy(order="K") for name, array in views(record).items()}
 
 
 def named_arrays(record: ArrayRecord) -> Arrays:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -28,7 +28,7 @@ FOLDER = "models"
 _FILE = re.compile(r"(?P<kind>global|client|cluster)(?:-(?P<number>-?\d+))?\.safetensors")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Models:
     """The models of a run, each with the names of the initial arrays.
 
@@ -59,6 +59,12 @@ class Models:
     def __post_init__(self) -> None:
         if not self.personal and not self.absent:
             raise ValueError("There are no personal models: say why, as `absent`.")
+
+    def __repr__(self) -> str:
+        return (
+            f"<models of {self.method}: {len(self.personal)} personal, {len(self.clusters)} of "
+            f"clusters, {0 if self.global_ is None else 1} global>"
+        )
 
     def named(self) -> dict[str, Arrays]:
         """Return all models by their file's name: ``global``, ``cluster-1``, ``client-3``."""
@@ -137,29 +143,33 @@ def model_here(algorithm: Algorithm, kind: str, client_id: int) -> Arrays:
 
 def gather(
     algorithm: Algorithm,
-    client_ids: Sequence[int],
     read: Callable[[str, int], ArrayRecord],
     collected: Mapping[int, Arrays] | None,
+    names: Collection[str],
 ) -> Models:
     """Put a strategy's models together.
 
     Parameters
     ----------
-    algorithm, client_ids
-        The strategy and its clients.
+    algorithm : Algorithm
+        The strategy.
     read : callable
         ``read(kind, client)``, its `model_arrays`.
     collected : mapping of int to Arrays or None
         Personal models that the clients sent; None where they were not asked.
+    names : collection of str
+        Of the initial arrays.
     """
     method, kinds, labels = type(algorithm).__name__, algorithm.kinds, algorithm.clusters()
+    client_ids = algorithm.membership.ids
 
     def model(kind: str, client: int) -> Arrays:
         return from_array_record(read(kind, client))
 
     everybody = model("global", client_ids[0]) if "global" in kinds else None
     personal: dict[int, Arrays] = {}
-    absent = f"{method} has no personal models: every client's is the global one."
+    whose = "the global one" if "global" in kinds else "its cluster's"
+    absent = f"{method} has no personal models: every client's is {whose}."
     if "personal" in kinds:
         first = algorithm.model("personal", client_ids[0])
         if not isinstance(first, OnClient):
@@ -170,7 +180,7 @@ def gather(
                 "the run with collect=True, and they are sent at its end."
             )
         else:
-            personal = _in_full(collected, everybody)
+            personal = _in_full(collected, everybody, names)
             absent = "No client sent its personal model; the warnings of the run say why."
     clusters: dict[int, Arrays] = {}
     cluster_of: dict[int, int] = {}
@@ -192,14 +202,16 @@ def gather(
     )
 
 
-def _in_full(collected: Mapping[int, Arrays], everybody: Arrays | None) -> dict[int, Arrays]:
+def _in_full(
+    collected: Mapping[int, Arrays], everybody: Arrays | None, names: Collection[str]
+) -> dict[int, Arrays]:
     """Return personal models with the arrays of the global one that a client shares.
 
     A model that has other arrays altogether, such as factors of users, is whole as it is.
     """
     shared = everybody or {}
     return {
-        client: {**shared, **own} if own.keys() & shared.keys() else own
+        client: {**shared, **own} if own.keys() <= set(names) else own
         for client, own in collected.items()
     }
 

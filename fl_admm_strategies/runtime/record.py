@@ -20,6 +20,9 @@ MOST_IN_MEMORY = 500_000
 class Traffic(NamedTuple):
     """Bytes of arrays that a round of training moved, summed over the clients.
 
+    As if each client had a node of its own: how many share one, and get what all get once, changes
+    no number here, so that results of different machines and engines compare.
+
     Attributes
     ----------
     down : int
@@ -118,7 +121,7 @@ class Record:
 
     def count_up(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Add the bytes of accepted uploads."""
-        up = sum(array.nbytes for reply in replies.values() for array in reply.arrays.values())
+        up = sum(reply.nbytes for reply in replies.values())
         self._count(server_round, Traffic(0, up))
 
     def _count(self, server_round: int, more: Traffic) -> None:

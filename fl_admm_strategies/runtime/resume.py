@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..maths.blocks import Spec
 from ..maths.checks import listing
+from .algorithm import Algorithm
 from .checkpoints import Checkpoint, Checkpoints, differences
 from .history import History
 from .settings import as_text, changed_settings, settings_of
@@ -24,9 +25,9 @@ from .state import Saved, check_saved
 _KEPT = "base/kept"
 
 
-def fingerprint(algorithm: object, spec: Spec) -> dict[str, Any]:
+def fingerprint(algorithm: Algorithm, spec: Spec) -> dict[str, Any]:
     """Return which run it is that starts an algorithm from arrays, for JSON."""
-    settings = settings_of(algorithm)
+    settings = {**settings_of(algorithm), **algorithm.given_settings}
     return {
         "algorithm": type(algorithm).__name__,
         "model": {name: f"{dtype} {shape}" for name, (shape, dtype) in spec.items()},

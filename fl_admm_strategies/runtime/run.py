@@ -7,9 +7,11 @@ A round is `update_membership`, `configure_train`, `aggregate_train`, `configure
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,32 +19,24 @@ from flwr.app import MessageType
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
+from ..maths.blocks import Arrays, prefixed, spec_of, under
 from ..maths.checks import listing
 from ..maths.clienttable import Row
 from .algorithm import Algorithm
 from .bound import Bound
+from .collector import collector_paused
 from .guard import Guard, is_finite
 from .health import Health
 from .intake import Intake, weighted_means
 from .layout import Layout
-from .maker import made_by
 from .membership import Membership
-from .messages import (
-    UPLOAD,
-    ClientInstruction,
-    ClientReply,
-    Metrics,
-    Reply,
-    Scalar,
-    to_array_record,
-    to_json,
-)
+from .messages import ClientInstruction, ClientReply, Metrics, Reply, to_array_record
+from .outgoing import Outgoing
 from .record import Record
 from .resume import Resume, fingerprint
 from .sampling import Sampling
-from .schema import Instruction
-from .state import BASE, Saved, arrays_of, check_base, load_arrays, parts_by_client
+from .state import BASE, Saved, arrays_of, check_base, keep_in, load_arrays, parts_by_client
+from .underway import UNDERWAY, Underway, read
 
 Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
 """Sends instructions of a kind to their clients and returns what came back."""
@@ -58,7 +52,7 @@ class Run:
     algorithm : Algorithm
         Whose state changes.
     membership, sampling, intake, bound
-        The run's collaborators; `record` and `resume` are its own.
+        The run's collaborators; `record`, `resume` and `underway` are its own.
     patience : int
         Rounds without any usable reply after which the run has failed.
 
@@ -87,9 +81,9 @@ class Run:
         self.bound = bound
         self.record = Record()
         self.resume = Resume()
-        self.guard = Guard()
-        self.health = Health(patience)
-        self.layout = Layout()
+        self.health = Health(patience, type(algorithm).__name__, algorithm.remedy)
+        self.guard, self.layout, self.underway = Guard(), Layout(), Underway()
+        self.outgoing = Outgoing(algorithm, membership, sampling, self.resume, intake)
         self.last_round = 0
         self._has_rows = False  # whether the initial clients are in the state
 
@@ -101,6 +95,25 @@ class Run:
     # ------------------------------------------------------------------------------------------
     # The start
     # ------------------------------------------------------------------------------------------
+
+    def open_checkpoints(
+        self,
+        arrays: Arrays,
+        folder: str | os.PathLike[str] | None,
+        *,
+        every: int,
+        keep: int,
+        resume: bool,
+    ) -> None:
+        """Prepare to save the rounds of the coming run, and to continue a saved one.
+
+        Parameters and errors are those of `StatefulStrategy.start`; `arrays` is the initial model.
+        """
+        which = fingerprint(self.algorithm, spec_of(arrays))
+        saved = self.resume.open(folder, which, every=every, keep=keep, resume=resume)
+        if saved is not None:
+            self.go_on_from(saved)
+            self.resume.check_kept()
 
     def prepare(self) -> list[int]:
         """Before anybody is looked for, put back whose the ids are; return the saved clients."""
@@ -144,13 +157,16 @@ class Run:
         self.record.begin(to_array_record(arrays))
         self.guard.begin()
         self.health.begin()
+        self.underway.begin()
         self.last_round, self._has_rows = 0, False
         if exchange is not None and algorithm.method is not None:
-            complete = partial(self._complete, 0, {**(config or {}), "handshake": True})
+            complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
             layout.ask(complete, exchange, self.intake, self.membership.ids)
         first = layout.to_send()
         algorithm.trained, algorithm.model_spec = layout.trained, spec_of(first)
         algorithm.state = algorithm.init_state({n: np.array(a) for n, a in first.items()})
+        if algorithm.state_on_disk is not None:
+            keep_in(Path(algorithm.state_on_disk), algorithm.state)
         if resume.saved is not None:
             self._enter_initial_clients({})
             self._load(resume.saved)
@@ -202,7 +218,7 @@ class Run:
         if not (instructions := self.algorithm.handshake_instructions(clients)):
             return {}, []
         spec = self.algorithm.handshake_spec()
-        asked = self._complete(0, {**config, "handshake": True}, instructions, spec)
+        asked = self.outgoing.complete(0, {**config, "handshake": True}, instructions, spec)
         accepted = self.intake.accept(0, exchange(asked, MessageType.TRAIN), spec)
         self.record.count_down(server_round, asked)
         self.record.count_up(server_round, accepted.replies)
@@ -279,23 +295,26 @@ class Run:
         for part in parts_by_client(self.algorithm.state):
             part.remove(gone, self.last_round)
 
+    @collector_paused()
     def configure_train(
         self, server_round: int, config: Mapping[str, Any]
     ) -> dict[int, ClientInstruction]:
         """Draw the clients of a round and return what each gets."""
         members, algorithm = self.membership, self.algorithm
         pool = sorted([*members.ids, *members.joining])
-        sampled = self.sampling.for_training(pool)
+        self.underway.keep(pool)
+        sampled = self.sampling.for_training(pool, self.underway.sent)
         log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), len(pool))
         new = self._new_rows({c: members.joining[c] for c in sampled if c in members.joining})
         for part in parts_by_client(algorithm.state):
             part.invite(new)
-        instructions = algorithm.train_instructions(server_round, sampled)
-        asked = self._complete(server_round, config, instructions, algorithm.upload_spec())
+        instructions = algorithm.train_instructions(server_round, sampled) if sampled else {}
+        asked = self.outgoing.complete(server_round, config, instructions, algorithm.upload_spec())
         members.doubt(asked)
         self.record.count_down(server_round, asked)
         return asked
 
+    @collector_paused()
     def aggregate_train(
         self, server_round: int, replies: Iterable[ClientReply], *, patient: bool = True
     ) -> Metrics:
@@ -305,10 +324,13 @@ class Run:
         are of the wrong kind, or if it is not `patient`.
         """
         algorithm, asked = self.algorithm, self.intake.asked
-        taken = self.intake.accept(server_round, replies, algorithm.upload_spec())
-        lost = taken.lost
+        taken, lost = self.intake.accept(server_round, replies, algorithm.upload_spec_of)
+        training = len(asked) + len(self.underway.sent)
+        self.health.note_infinite(
+            server_round, self.intake.infinite * len(asked) / max(training, 1)
+        )
         self.last_round = server_round
-        held = self.bound.hold(server_round, taken.replies, asked, algorithm.upload_reference)
+        held = self.bound.hold(server_round, taken, asked, algorithm.upload_reference)
         for client, reason in held.refused.items():
             self.intake.refuse(server_round, client, reason)
         accepted = self._absorb(server_round, held.replies) if held.replies else {}
@@ -319,7 +341,7 @@ class Run:
                 hopeless = not patient or self.intake.only_wrong_clients
                 self.health.count_empty_round(self.intake.explain(), hopeless=hopeless)
             return {}
-        self.health.count_usable_round()
+        accepted = self.health.count_usable_round(server_round, accepted)
         self.membership.accept(accepted, server_round)
         self.membership.doubt(held.clipped)  # these hold what they sent, not what was taken of it
         self.record.count_up(server_round, accepted)
@@ -356,15 +378,18 @@ class Run:
             part.insert(rows)
         self.algorithm.add_clients(clients, places)
 
+    @collector_paused()
     def configure_evaluate(
         self, server_round: int, config: Mapping[str, Any]
     ) -> dict[int, ClientInstruction]:
         """Draw the clients that evaluate and return the models each gets."""
-        if not (sampled := self.sampling.for_evaluation(self.membership.ids)):
+        pool = [c for c in self.membership.ids if c not in self.underway.training]
+        if not (sampled := self.sampling.for_evaluation(pool)):
             return {}
         instructions = self.algorithm.evaluate_instructions(server_round, sampled)
-        return self._complete(server_round, config, instructions, spec=None)
+        return self.outgoing.complete(server_round, config, instructions, spec=None)
 
+    @collector_paused()
     def aggregate_evaluate(self, server_round: int, replies: Iterable[ClientReply]) -> Metrics:
         """Check the replies of an evaluation and return the mean metrics."""
         anybody = bool(self.intake.asked)
@@ -395,39 +420,6 @@ class Run:
         )
         self.membership.reset(lost)
         self.algorithm.on_state_lost(server_round, lost)
-
-    def _complete(
-        self,
-        server_round: int,
-        config: Mapping[str, Any],
-        instructions: Mapping[int, Instruction | ClientInstruction],
-        spec: Spec | None,
-    ) -> dict[int, ClientInstruction]:
-        """Add to the instructions what every client is told, whatever the algorithm.
-
-        The user's settings, the round, the client's own seed, the run, which of its states the
-        server takes it to be in and could go back to, and the names of the arrays to upload where
-        they are not those it received.
-        """
-        asked: dict[int, ClientInstruction] = {}
-        for client, typed in sorted(instructions.items()):
-            own = typed.encode() if isinstance(typed, Instruction) else typed
-            common: dict[str, Scalar] = {
-                **config,
-                "server-round": server_round,
-                "seed": self.sampling.client_seed(client, server_round),
-                "version": self.membership.last_accepted.get(client, 0),
-                "run": self.resume.run_id,
-            }
-            if (method := self.algorithm.method) is not None:
-                common |= made_by(method)
-            if (durable := self.resume.durable_rounds(client)) is not None:
-                common["durable"] = to_json(durable)
-            if spec is not None and list(spec) != list(next(iter(own.groups.values()))):
-                common[UPLOAD] = to_json(list(spec))
-            asked[client] = ClientInstruction(own.groups, common | own.config)
-        self.intake.asked = asked
-        return asked
 
     # ------------------------------------------------------------------------------------------
     # Saving
@@ -463,7 +455,8 @@ class Run:
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the server's state; the algorithm's arrays may be views of it."""
-        return {**self._base(), **prefixed(_STATE, arrays_of(self.algorithm.state))}
+        own = prefixed(_STATE, arrays_of(self.algorithm.state))
+        return {**self._base(), **own, **prefixed(UNDERWAY, self.underway.state_arrays())}
 
     def _base(self) -> dict[str, NDArray[Any]]:
         own = {"round": np.array(self.last_round, dtype=np.int64)}
@@ -471,8 +464,8 @@ class Run:
         own |= self.bound.state_arrays()
         return prefixed(BASE, own)
 
-    def check_state(self, state: Saved) -> None:
-        """Refuse what is no state of this strategy, before anything is started.
+    def go_on_from(self, state: Saved) -> None:
+        """Continue from a state at the next start; refuse what is none of this strategy.
 
         Raises
         ------
@@ -483,6 +476,8 @@ class Run:
         for name in prefixed(BASE, self.bound.state_arrays()).keys() - state.keys():
             del expected[name]  # the saved run had another bound, or none
         check_base(state, expected, type(self.algorithm).__name__)
+        read(under(UNDERWAY, state))
+        self.resume.saved = {key: np.array(value) for key, value in state.items()}
 
     def _load(self, saved: Saved) -> None:
         own, base = under(_STATE, saved), under(BASE, saved)
@@ -493,5 +488,6 @@ class Run:
         self.membership.load_state_arrays(base)
         self.sampling.load_state_arrays(base)
         self.bound.load_state_arrays(base)
+        self.underway.load_state_arrays(under(UNDERWAY, saved))
         self.last_round = int(base["round"])
         self.health.ever_usable = any(self.membership.last_accepted.values())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..maths.seeds import first_states, words_of
 
 
 class Sampling:
@@ -42,20 +44,36 @@ class Sampling:
         """Start from the seed."""
         self._train, self._evaluate = np.random.default_rng(self.seed).spawn(2)
 
-    def for_training(self, clients: Sequence[int]) -> list[int]:
-        """Draw who trains out of these sorted ids; the result is sorted."""
-        return _sample(self._train, clients, self.fraction_train, self.min_train)
+    def for_training(self, clients: Sequence[int], busy: Collection[int] = ()) -> list[int]:
+        """Draw who trains out of these sorted ids, beside those busy with it; sorted."""
+        size = num_sampled(len(clients), self.fraction_train, self.min_train) - len(busy)
+        return _sample(self._train, [c for c in clients if c not in busy], size)
 
     def for_evaluation(self, clients: Sequence[int]) -> list[int]:
         """Draw who evaluates."""
         if self.fraction_evaluate == 0:
             return []
-        return _sample(self._evaluate, clients, self.fraction_evaluate, self.min_evaluate)
+        size = num_sampled(len(clients), self.fraction_evaluate, self.min_evaluate)
+        return _sample(self._evaluate, clients, size)
 
-    def client_seed(self, client_id: int, server_round: int) -> int:
-        """Return a client's seed for a round: 63 bits, since a ConfigRecord's int is signed."""
-        sequence = np.random.SeedSequence([self.seed, client_id, server_round])
-        return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    def client_seeds(self, clients: Iterable[int], server_round: int) -> dict[int, int]:
+        """Return clients' seeds for a round: 63 bits, since a ConfigRecord's int is signed.
+
+        Each is that of ``SeedSequence([seed, client, server_round])``.
+        """
+        before, after = words_of(self.seed), words_of(server_round)
+        by_length: dict[int, list[int]] = {}
+        for client in clients:
+            by_length.setdefault(1 if client < 2**32 else 2, []).append(client)
+        seeds: dict[int, int] = {}
+        for length, own in by_length.items():
+            ids = np.array(own, dtype=np.uint64).astype("<u8").view("<u4").reshape(-1, 2)
+            columns = [np.full(len(own), word, np.uint32) for word in before]
+            columns += list(ids.T[:length])
+            columns += [np.full(len(own), word, np.uint32) for word in after]
+            states = first_states(np.stack(columns, axis=1)) >> np.uint64(1)
+            seeds |= zip(own, states.tolist(), strict=True)
+        return seeds
 
     def state_arrays(self) -> dict[str, NDArray[np.uint64]]:
         """Return the states of the generators."""
@@ -76,13 +94,17 @@ class Sampling:
         self._evaluate = _generator_from_array(arrays["evaluate_rng"])
 
 
-def _sample(
-    rng: np.random.Generator, clients: Sequence[int], fraction: float, least: int
-) -> list[int]:
-    # The small term undoes roundings such as 0.29 * 100 = 28.999999999999996.
-    size = min(len(clients), max(int(fraction * len(clients) + 1e-9), least, 1))
+def _sample(rng: np.random.Generator, clients: Sequence[int], size: int) -> list[int]:
+    if size <= 0:
+        return []
     chosen = rng.choice(len(clients), size=size, replace=False)
     return [clients[index] for index in sorted(chosen)]
+
+
+def num_sampled(num_clients: int, fraction: float, least: int = 1) -> int:
+    """Return how many of some clients a fraction of them is, at least one."""
+    # The small term undoes roundings such as 0.29 * 100 = 28.999999999999996.
+    return min(num_clients, max(int(fraction * num_clients + 1e-9), least, 1))
 
 
 def _generator_to_array(generator: np.random.Generator) -> NDArray[np.uint64]:

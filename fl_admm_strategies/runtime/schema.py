@@ -26,9 +26,9 @@ from .messages import (
     ClientInstruction,
     Scalar,
     brief,
+    names_setting,
     read_names,
     split_groups,
-    to_json,
 )
 
 
@@ -37,6 +37,8 @@ class _Field(NamedTuple):
     key: str
     kind: Any
     optional: bool
+    is_arrays: bool
+    is_names: bool
 
 
 @cache
@@ -48,13 +50,13 @@ def _fields_of(schema: Any) -> tuple[_Field, ...]:
         optional = type(None) in get_args(hints[own.name])
         kind = parts[0] if optional else hints[own.name]
         key = own.name.rstrip("_").replace("_", "-")
-        found.append(_Field(own.name, key, kind, optional))
+        found.append(_Field(own.name, key, kind, optional, kind == Arrays, kind == list[str]))
     return tuple(found)
 
 
 def setting_names(schema: Any) -> list[str]:
     """Return the names of the settings in a kind of message, as they travel."""
-    return [own.key for own in _fields_of(schema) if own.kind != Arrays]
+    return [own.key for own in _fields_of(schema) if not own.is_arrays]
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ class Instruction:
             value = getattr(self, own.name)
             if value is None:
                 continue
-            if own.kind == Arrays:
+            if own.is_arrays:
                 groups[own.key] = value
             else:
-                config[own.key] = to_json(value) if own.kind == list[str] else own.kind(value)
+                config[own.key] = names_setting(value) if own.is_names else own.kind(value)
         return ClientInstruction(groups, config)
 
     @classmethod
@@ -89,16 +91,16 @@ class Instruction:
         groups = split_groups(parameters, config)
         values: dict[str, Any] = {}
         for own in _fields_of(schema):
-            source: Mapping[str, Any] = groups if own.kind == Arrays else config
+            source: Mapping[str, Any] = groups if own.is_arrays else config
             if (value := source.get(own.key)) is None:
                 if not own.optional:
-                    what = "group of arrays" if own.kind == Arrays else "setting"
+                    what = "group of arrays" if own.is_arrays else "setting"
                     raise ValueError(
                         f"The message lacks the {what} {own.key!r} of {cls.__name__}: it is not "
                         f"from this method's strategy. {VERSIONS}"
                     )
                 values[own.name] = None
-            elif own.kind == Arrays:
+            elif own.is_arrays:
                 values[own.name] = value
             else:
                 values[own.name] = _read(own, value)
@@ -106,7 +108,7 @@ class Instruction:
 
 
 def _read(own: _Field, value: Any) -> Any:
-    if own.kind == list[str]:
+    if own.is_names:
         return read_names(own.key, value)
     number = own.kind is float and isinstance(value, int) and not isinstance(value, bool)
     if type(value) is not own.kind and not number:

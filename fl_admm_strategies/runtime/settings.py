@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 RENAMED = {
@@ -33,11 +34,17 @@ ELSEWHERE = {
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def parameters_of(kind: type) -> dict[str, inspect.Parameter]:
+_PARAMETERS: dict[type, Mapping[str, inspect.Parameter]] = {}
+"""A federation asks for every client that it makes, in every round."""
+
+
+def parameters_of(kind: type) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a class's constructor by name, its own first.
 
     What the constructor passes on as ``**base`` are the parameters of the class it derives from.
     """
+    if kind in _PARAMETERS:
+        return _PARAMETERS[kind]
     found: dict[str, inspect.Parameter] = {}
     for owner in kind.__mro__:
         if "__init__" not in vars(owner) or owner is object:
@@ -47,7 +54,7 @@ def parameters_of(kind: type) -> dict[str, inspect.Parameter]:
         found |= {p.name: p for p in own if p.kind is not p.VAR_KEYWORD and p.name not in found}
         if not passed_on:
             break
-    return found
+    return _PARAMETERS.setdefault(kind, MappingProxyType(found))
 
 
 def closest(given: str, known: Collection[str]) -> list[str]:

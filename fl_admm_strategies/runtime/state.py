@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, prefixed, under
 from ..maths.checks import listing
 from ..maths.clienttable import ByClient
+from .files import make_folder
 from .owners import read_owners
 
 BASE = "base/"
@@ -145,6 +147,25 @@ def check_base(saved: Saved, expected: Saved, owner: str) -> None:
 def parts_by_client(state: Any) -> list[ByClient]:
     """Return the fields of a state that hold something for every client."""
     return [value for _, value in _fields(state) if isinstance(value, ByClient)]
+
+
+def keep_in(folder: Path, state: Any) -> None:
+    """Have what a state keeps by client in files in a folder, where it is large.
+
+    Raises
+    ------
+    ValueError
+        If there can be no such folder.
+    """
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise ValueError(
+            f"state_on_disk is {str(folder)!r}, which cannot be made ({error.strerror}). Give a "
+            "folder on a disk with room for what is kept of all clients."
+        ) from error
+    for part in parts_by_client(state):
+        part.keep_in(folder)
 
 
 def check_initial_arrays(arrays: Arrays) -> None:

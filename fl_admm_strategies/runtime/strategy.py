@@ -9,14 +9,13 @@ from functools import partial
 from logging import INFO
 from typing import Any, Never
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, spec_of
+from ..maths.blocks import Arrays
 from ..maths.checks import check_count, check_positive
 from .algorithm import Algorithm, OnClient
 from .base_settings import check_base_settings
@@ -32,10 +31,10 @@ from .models import Models, collect_personal, gather, model_here
 from .progress import in_short, progress_bar
 from .record import Traffic
 from .reserved import check_user_settings
-from .resume import fingerprint
 from .run import Exchange, Run
 from .sampling import Sampling
 from .settings import as_text, refuse_unknown, settings_of
+from .wire import WireDtype
 
 _QUERY_TIMEOUT = 3600.0  # seconds for a handshake, where the caller brings a loop of its own
 
@@ -55,8 +54,7 @@ class StatefulStrategy(Algorithm, Strategy):
         Evaluate on at least so many clients, unless `fraction_evaluate` is 0.
     min_available_nodes : int (default: 2)
         Clients that must be connected before every phase of a round. Before round 1, nodes that
-        know the size of their federation (all simulated ones do) are waited for in full in any
-        case.
+        know the size of their federation (simulated ones do) are waited for in full.
     node_timeout : float (default: 120.0)
         Seconds to wait for these clients before the run ends with an error that says what to do.
     max_clients_per_node : int, optional
@@ -81,10 +79,14 @@ class StatefulStrategy(Algorithm, Strategy):
         What becomes of an upload that is further away: it is scaled back to that distance, or
         refused by name. The round's metrics have how many, ``clipped`` or ``refused``.
     max_examples : int, optional
-        A client that reports more examples counts, wherever clients are weighted by theirs, as if
-        it had so many.
+        A client that reports more examples counts as if it had so many.
     weighted_by_key : str (default: "num-examples")
         The metric of a reply that holds its number of examples.
+    wire_dtype : {"float16"}, optional
+        Arrays of 32 and 64 bits travel in half precision, both ways. See docs/scaling.md.
+    state_on_disk : str or path, optional
+        Folder for what is kept by client, in files of this run that it maps into memory, from 64
+        MiB on: more clients than fit into memory. See docs/scaling.md.
     seed : int (default: 0)
         The one seed of the run: client sampling and, through the messages, the clients' own
         randomness follow from it.
@@ -115,22 +117,23 @@ class StatefulStrategy(Algorithm, Strategy):
         on_excess: OnExcess = "clip",
         max_examples: int | None = None,
         weighted_by_key: str = NUM_EXAMPLES,
+        wire_dtype: WireDtype = None,
+        state_on_disk: str | os.PathLike[str] | None = None,
         seed: int = 0,
         **unknown: Never,
     ) -> None:
         refuse_unknown(type(self), unknown)
-        self.fraction_evaluate = fraction_evaluate
-        self.min_evaluate_nodes = min_evaluate_nodes
+        self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
         self.min_available_nodes = min_available_nodes
         self.node_timeout = node_timeout
         self.max_clients_per_node = max_clients_per_node
         self.max_missed_rounds = max_missed_rounds
         self.client_keys = client_keys
         self.patience = patience
-        self.max_norm = max_norm
-        self.on_excess = on_excess
+        self.max_norm, self.on_excess = max_norm, on_excess
         self.max_examples = max_examples
         self.weighted_by_key = weighted_by_key
+        self.wire_dtype, self.state_on_disk = wire_dtype, state_on_disk
         self.seed = seed
         check_base_settings(self)
         self.model_spec, self.trained = {}, []
@@ -142,9 +145,8 @@ class StatefulStrategy(Algorithm, Strategy):
             min_evaluate=min_evaluate_nodes,
             seed=seed,
         )
-        method = declared_method(type(self))
+        method, bound = declared_method(type(self)), Bound(max_norm, on_excess)
         intake = Intake(weighted_by_key, self.membership, method, max_examples)
-        bound = Bound(max_norm, on_excess)
         self.run = Run(self, self.membership, sampling, intake, bound, patience=patience)
         self._collected: dict[int, Arrays] | None = None
         self._link = GridLink(
@@ -223,7 +225,7 @@ class StatefulStrategy(Algorithm, Strategy):
     def models(self) -> Models:
         """Return all models of the run, for use or to `Models.save`."""
         self._need_state()
-        return gather(self, self.client_ids, self.model_arrays, self._collected)
+        return gather(self, self.model_arrays, self._collected, self.run.layout.given)
 
     def personal_models(self) -> dict[int, Arrays]:
         """Return the personal models by client; raise RuntimeError if there are none here."""
@@ -251,8 +253,7 @@ class StatefulStrategy(Algorithm, Strategy):
         ValueError
             If the state lacks an entry, or one has another shape or dtype than it must.
         """
-        self.run.check_state(state)
-        self.run.resume.saved = {key: np.array(value) for key, value in state.items()}
+        self.run.go_on_from(state)
 
     def settings(self) -> dict[str, Any]:
         """Return the parameters of the constructor with their values, as `get_params` elsewhere."""
@@ -315,9 +316,8 @@ class StatefulStrategy(Algorithm, Strategy):
             Show a progress bar on standard error. By default where that is a terminal.
         checkpoint_dir : str or path, optional
             Folder of the run's checkpoints, and of the history of what was measured; by default
-            there are none. Clients that keep state of
-            their own must keep it in a folder as well (``state_dir``) for the run to continue to
-            the same bits.
+            there are none. Clients that keep state of their own must keep it in a folder as well
+            (``state_dir``) for the run to continue to the same bits.
         checkpoint_every : int (default: 1)
             Save every so many rounds, and after the last.
         checkpoint_keep : int (default: 3)
@@ -360,10 +360,10 @@ class StatefulStrategy(Algorithm, Strategy):
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
         arrays = named_arrays(initial_arrays)
-        self.open_checkpoints(
+        run = self.run
+        run.open_checkpoints(
             arrays, checkpoint_dir, every=checkpoint_every, keep=checkpoint_keep, resume=resume
         )
-        run = self.run
         exchange = partial(self._link.exchange, grid, timeout)
         self._begin(grid, arrays, exchange, train_config)
         run.handshake(exchange, train_config)
@@ -372,6 +372,7 @@ class StatefulStrategy(Algorithm, Strategy):
             if self.fraction_evaluate == 0:
                 return {}
             self.membership.doubt(self._link.refresh(grid))
+            self._link.pause(grid, timeout, last=stopping or server_round == num_rounds)
             asked = run.configure_evaluate(server_round, evaluate_config)
             return run.aggregate_evaluate(server_round, exchange(asked, MessageType.EVALUATE))
 
@@ -386,7 +387,8 @@ class StatefulStrategy(Algorithm, Strategy):
                     break
                 self._update_membership(grid, server_round, exchange, train_config)
                 asked = run.configure_train(server_round, train_config)
-                trained = run.aggregate_train(server_round, exchange(asked, MessageType.TRAIN))
+                replies = self._link.train(grid, timeout, server_round, asked)
+                trained = run.aggregate_train(server_round, replies)
                 metrics = {f"train-{name}": value for name, value in trained.items()}
                 due = server_round % evaluate_every == 0 or server_round == num_rounds
                 if due:
@@ -408,25 +410,6 @@ class StatefulStrategy(Algorithm, Strategy):
         log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
         return run.record.result
 
-    def open_checkpoints(
-        self,
-        arrays: Arrays,
-        folder: str | os.PathLike[str] | None,
-        *,
-        every: int,
-        keep: int,
-        resume: bool,
-    ) -> None:
-        """Prepare to save the rounds of the coming run, and to continue a saved one.
-
-        Parameters and errors are those of `start`; `arrays` is the initial model.
-        """
-        which = fingerprint(self, spec_of(arrays))
-        saved = self.run.resume.open(folder, which, every=every, keep=keep, resume=resume)
-        if saved is not None:
-            self.load_state_dict(saved)
-            self.run.resume.check_kept()
-
     # ------------------------------------------------------------------------------------------
     # Flower's abstract methods, for callers that bring a loop of their own
     # ------------------------------------------------------------------------------------------
@@ -435,6 +418,11 @@ class StatefulStrategy(Algorithm, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one message a node with the instructions of its sampled clients."""
+        if not self.in_rounds:
+            raise RuntimeError(
+                f"{type(self).__name__} takes in every reply as it comes, which a loop of rounds "
+                "cannot. Run it with start(grid, initial_arrays, num_rounds)."
+            )
         check_user_settings(self, config, {})
         exchange = partial(self._link.exchange, grid, _QUERY_TIMEOUT)
         if not self.run.has_begun:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .batching import full_batch, minibatches
-from .federated import ClientData, FederatedData, class_counts
+from .batching import full_batch
+from .federated import ClientData, FederatedData, class_counts, without_newcomers
 from .ratings import RatingsClient, RatingsData
 from .registry import DATASETS, Data, kind_of, load, loader_of, options_of
 from .tabular import TabularData
@@ -21,6 +21,6 @@ __all__ = [
     "kind_of",
     "load",
     "loader_of",
-    "minibatches",
     "options_of",
+    "without_newcomers",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from .federated import FederatedData, client_data, generator, split_sizes
 
@@ -38,6 +37,8 @@ def digits_swap(
     """
     if clients < GROUPS or clients % GROUPS:
         raise ValueError(f"clients is {clients}, expected a positive multiple of {GROUPS}.")
+    from sklearn.datasets import load_digits  # here: takes seconds
+
     images, labels = load_digits(return_X_y=True)
     order = generator(seed, "digits", "deal").permutation(len(labels))
     group = np.arange(clients) * GROUPS // clients

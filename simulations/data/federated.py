@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -58,6 +58,42 @@ class FederatedData:
     task: Literal["classification", "regression"]
     input_shape: tuple[int, ...]
     num_classes: int | None
+
+
+def without_newcomers(
+    data: FederatedData, share: float, seed: int
+) -> tuple[FederatedData, FederatedData]:
+    """Hold clients out: return the data of those that stay, and of the others.
+
+    Parameters
+    ----------
+    share : float
+        Of the clients of every true cluster, rounded; of all, where clusters are not known.
+    seed : int
+
+    Raises
+    ------
+    ValueError
+        If one of the two would have no clients.
+    """
+    m = len(data.clients)
+    kinds = np.zeros(m, np.int64) if data.true_clusters is None else data.true_clusters
+    rng, chosen = generator(seed, "newcomers"), np.zeros(m, dtype=np.bool_)
+    for kind in np.unique(kinds):
+        members = rng.permutation(np.flatnonzero(kinds == kind))
+        chosen[members[: round(share * len(members))]] = True
+    if not 0 < chosen.sum() < m:
+        raise ValueError(
+            f"newcomers.share is {share:g}, which of the {m} clients of {data.name!r} is "
+            f"{chosen.sum()}, expected some but not all. Give another share, or leave [newcomers] "
+            "out."
+        )
+    parts = []
+    for which in (~chosen, chosen):
+        clients = [data.clients[int(client)] for client in np.flatnonzero(which)]
+        true = None if data.true_clusters is None else kinds[which]
+        parts.append(replace(data, clients=clients, true_clusters=true))
+    return parts[0], parts[1]
 
 
 def generator(seed: int, *purpose: str | int) -> np.random.Generator:

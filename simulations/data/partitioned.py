@@ -1,4 +1,7 @@
-"""FLAME's image data sets under its six partitions (docs/methods/flame.md, P12 and P13)."""
+"""Image data sets under FLAME's six partitions and those of the cluster papers; `partitions`.
+
+FLAME's are in docs/methods/flame.md, P12 and P13.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,18 @@ from .federated import ClientData, FederatedData, generator, split_sizes
 from .sources import Pool
 
 Scheme = Literal[
-    "label-count", "dirichlet-label", "writer", "noise", "dirichlet-quantity", "hybrid"
+    "label-count",
+    "dirichlet-label",
+    "writer",
+    "noise",
+    "dirichlet-quantity",
+    "hybrid",
+    "label-subset",
+    "label-group",
+    "rotation",
 ]
+QUARTERS = {1: 4, 2: 2, 4: 1}
+"""Quarter turns from one group to the next, by the number of groups."""
 
 
 def partitioned(
@@ -30,10 +43,12 @@ def partitioned(
     labels_per_client: int = 2,
     beta: float = 0.5,
     sigma: float = 0.1,
+    groups: int = 4,
+    overlap: bool = False,
     samples: int | None = None,
     validation: bool = False,
 ) -> FederatedData:
-    """Deal all samples of a source by one of the six schemes, then split each client's 80/20.
+    """Deal all samples of a source by one of the schemes, then split each client's 80/20.
 
     The noise of quality skew is drawn once and is in the client's training, validation and test
     inputs. `FederatedData.name` says so where the samples stand in for others.
@@ -55,13 +70,21 @@ def partitioned(
     partition : str
         'label-count' (#label=k shards), 'dirichlet-label' (Dir(beta) label shares), 'writer' (where
         the data have writers), 'noise' (Gaussian, variance sigma i / m), 'dirichlet-quantity'
-        (Dir(beta) sizes) or 'hybrid' (half #label=k, half Dir(beta) sizes); see `partitions`.
+        (Dir(beta) sizes) or 'hybrid' (half #label=k, half Dir(beta) sizes), all of FLAME; PACFL's
+        'label-subset' (k random labels a client) and 'label-group' (groups of clients with classes
+        of their own), and IFCA's 'rotation' (groups with pictures turned by 90 or 180 degrees more;
+        each deals all samples). With the last two the true clusters are known. See `partitions`.
     labels_per_client : int
-        k of 'label-count' and 'hybrid'.
+        k of 'label-count', 'hybrid' and 'label-subset'.
     beta : float
         beta of 'dirichlet-label', 'dirichlet-quantity' and 'hybrid'.
     sigma : float
         sigma of 'noise', 0 or more.
+    groups : int
+        Number of groups of 'label-group', and of 'rotation': 1, 2 or 4.
+    overlap : bool
+        Of 'hybrid': both groups deal all samples, as in the authors' code, in place of a half each.
+        Then a sample may be in one client's test set and in another's training set.
     samples : int or None
         Use a random subset of at most this many samples, each class in its share, for a quick run;
         None for all.
@@ -77,6 +100,11 @@ def partitioned(
         raise ValueError(f"clients is {clients}, expected an integer >= 1.")
     if not 0 <= sigma < math.inf:
         raise ValueError(f"sigma is {sigma}, expected a finite variance >= 0.")
+    if overlap and partition != "hybrid":
+        raise ValueError(
+            f"overlap is true, but partition is {partition!r}, which deals every sample once: "
+            "leave it out, or take 'hybrid'."
+        )
     if samples is not None and samples < clients:
         raise ValueError(f"samples is {samples}, expected at least {clients}, one for each client.")
     pool = source(seed, root)
@@ -104,7 +132,19 @@ def partitioned(
         case "dirichlet-quantity":
             dealt = partitions.dirichlet_quantity(len(labels), clients, beta, rng)
         case "hybrid":
-            dealt = partitions.hybrid(labels, clients, labels_per_client, beta, rng)
+            dealt = partitions.hybrid(
+                labels, clients, labels_per_client, beta, rng, overlap=overlap
+            )
+        case "label-subset":
+            dealt = partitions.label_subset(labels, clients, labels_per_client, rng)
+        case "label-group":
+            dealt = partitions.label_group(labels, clients, groups, rng)
+        case "rotation":
+            if groups not in QUARTERS:
+                raise ValueError(f"groups is {groups}, expected 1, 2 or 4 with 'rotation'.")
+            dealt = partitions.in_groups(len(labels), clients, groups, rng)
+    grouped = partition in ("label-group", "rotation")
+    truth = partitions.groups_of(clients, groups) if grouped else None
 
     parts = []
     for i, own in enumerate(dealt):
@@ -114,11 +154,23 @@ def partitioned(
         if partition == "noise":
             normal = generator(seed, name, "noise", i).standard_normal(x.shape, np.float32)
             x = x + torch.from_numpy(normal).mul_(partitions.noise_std(sigma, i, clients))
+        if partition == "rotation" and truth is not None:
+            x = _turned(x, QUARTERS[groups] * int(truth[i]), name)
         train, held_out, test = zip(
             torch.split(x, list(sizes)), torch.split(y, list(sizes)), strict=True
         )
         parts.append(ClientData(train, held_out if validation else None, test))
     full_name = f"{name} ({pool.stand_in})" if pool.stand_in else name
     return FederatedData(
-        full_name, parts, None, "classification", tuple(x.shape[1:]), pool.num_classes
+        full_name, parts, truth, "classification", tuple(x.shape[1:]), pool.num_classes
     )
+
+
+def _turned(x: torch.Tensor, quarters: int, name: str) -> torch.Tensor:
+    """Return pictures, shape (n, channels, height, width), turned by quarters of a circle."""
+    if x.ndim != 4 or x.shape[-1] != x.shape[-2]:
+        raise ValueError(
+            f"Inputs of {name} have shape {tuple(x.shape[1:])}, expected square pictures. Use "
+            "'rotation' with 'mnist' or another set of images."
+        )
+    return torch.rot90(x, quarters, (-2, -1)).contiguous()

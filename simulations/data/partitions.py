@@ -1,9 +1,12 @@
-"""The six ways in which FLAME's experiments deal samples to clients (its section VI).
+"""The six ways in which FLAME's experiments deal samples to clients, and three for clusters.
 
-See docs/methods/flame.md, P13.
+FLAME's are in its section VI; see docs/methods/flame.md, P13. `label_subset` is PACFL's label skew
+(arXiv:2209.10526), `label_group` its clients in groups with classes of their own, and `in_groups`
+IFCA's (arXiv:2006.04088), whose groups see all samples, each in another way.
 
 A scheme takes the labels (or the writers) of all samples and returns the sample indices of each
-client: disjoint, without order. Quality skew deals `evenly` and adds noise of `noise_std`.
+client, without order; disjoint but for `in_groups`. Quality skew deals `evenly` and adds noise of
+`noise_std`.
 """
 
 from __future__ import annotations
@@ -222,13 +225,18 @@ def dirichlet_quantity(n: int, clients: int, beta: float, rng: np.random.Generat
 
 
 def hybrid(
-    labels: Index, clients: int, labels_per_client: int, beta: float, rng: np.random.Generator
+    labels: Index,
+    clients: int,
+    labels_per_client: int,
+    beta: float,
+    rng: np.random.Generator,
+    *,
+    overlap: bool = False,
 ) -> list[Index]:
     """Hybrid skew (scheme 6): two random halves of the samples, dealt by schemes 1 and 5.
 
     The first ceil(m / 2) clients get one half by `label_count`, the others the other half by
-    `dirichlet_quantity`. In the authors' code both groups deal the whole data, so that clients
-    share samples; here they do not.
+    `dirichlet_quantity`.
 
     Parameters
     ----------
@@ -238,6 +246,9 @@ def hybrid(
         Number of clients, m, 2 or more.
     labels_per_client, beta, rng
         See the two schemes.
+    overlap : bool
+        Both groups deal all samples, as in the authors' code: every sample is dealt to a client of
+        either group, and may be a test sample of one and a training sample of the other.
 
     Raises
     ------
@@ -248,11 +259,92 @@ def hybrid(
         raise ValueError(
             f"clients is {clients}, expected 2 or more: hybrid skew has two groups of clients."
         )
-    first, second = np.array_split(rng.permutation(len(labels)), 2)
+    halves = np.array_split(rng.permutation(len(labels)), 2)
+    first, second = [np.arange(len(labels))] * 2 if overlap else halves
     few_labels = (clients + 1) // 2
     return [first[i] for i in label_count(labels[first], few_labels, labels_per_client, rng)] + [
         second[i] for i in dirichlet_quantity(len(second), clients - few_labels, beta, rng)
     ]
+
+
+def groups_of(clients: int, groups: int) -> Index:
+    """Return the group of every client, in blocks of consecutive clients, equal but for one client.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many clients as groups.
+    """
+    if not 1 <= groups <= clients:
+        raise ValueError(f"groups is {groups}, expected 1 to {clients}, the number of clients.")
+    return np.arange(clients) * groups // clients
+
+
+def label_subset(
+    labels: Index, clients: int, labels_per_client: int, rng: np.random.Generator
+) -> list[Index]:
+    """Label skew by sets of labels: each client draws k different ones, at random.
+
+    The samples of a class are cut evenly among the clients that drew it; those of a class that
+    nobody drew stay unused.
+
+    Parameters
+    ----------
+    labels, clients, labels_per_client, rng
+        See `label_count`.
+
+    Raises
+    ------
+    ValueError
+        If k is not between 1 and the number of classes.
+    """
+    classes = np.unique(labels)
+    if not 1 <= labels_per_client <= len(classes):
+        raise ValueError(
+            f"labels_per_client is {labels_per_client}, expected 1 to {len(classes)}, the number "
+            "of classes."
+        )
+    drawn = [rng.choice(classes, labels_per_client, replace=False) for _ in range(clients)]
+    dealt: list[list[Index]] = [[] for _ in range(clients)]
+    for label in classes:
+        owners = [client for client in range(clients) if label in drawn[client]]
+        own = rng.permutation(np.flatnonzero(labels == label))
+        for client, part in zip(owners, np.array_split(own, max(len(owners), 1)), strict=False):
+            dealt[client].append(part)
+    return [np.concatenate(parts) for parts in dealt]
+
+
+def label_group(labels: Index, clients: int, groups: int, rng: np.random.Generator) -> list[Index]:
+    """Give each group of clients classes of its own, at random, dealt evenly inside the group.
+
+    Parameters
+    ----------
+    labels, clients, rng
+        See `label_count`.
+    groups : int
+        Number of groups; see `groups_of`.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many classes, or clients, as groups.
+    """
+    group, classes = groups_of(clients, groups), np.unique(labels)
+    if groups > len(classes):
+        raise ValueError(
+            f"groups is {groups}, expected at most {len(classes)}, the number of classes."
+        )
+    dealt: list[Index] = []
+    for k, own in enumerate(np.array_split(rng.permutation(classes), groups)):
+        samples = rng.permutation(np.flatnonzero(np.isin(labels, own)))
+        dealt += np.array_split(samples, np.count_nonzero(group == k))
+    return dealt
+
+
+def in_groups(n: int, clients: int, groups: int, rng: np.random.Generator) -> list[Index]:
+    """Every group deals all n samples evenly to its clients; see `groups_of`."""
+    sizes = np.bincount(groups_of(clients, groups))
+    return [part for size in sizes for part in evenly(n, int(size), rng)]
 
 
 def _check_beta(beta: float) -> None:

@@ -1,11 +1,13 @@
-"""Ratings dealt to clients: MovieLens, and a synthetic matrix of low rank."""
+"""Ratings dealt to clients: MovieLens, Netflix, and a synthetic matrix of low rank."""
 
 from __future__ import annotations
 
+import mmap
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +19,12 @@ from .files import missing_file
 
 SCALE = (1.0, 5.0)  # stars
 
-# User ids, item ids and stars, each of shape (k,): one entry per rating.
-Table: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
+# User ids, item ids and stars, each of shape (k,): one entry per rating. Files come in several, of
+# int32 and float32 (stars and their halves are exact in it): Netflix takes 1.2 GB so.
+Block: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+
+TEXT_BLOCK = 2**24  # bytes of a file that are read at once
+RATINGS_BLOCK = 2**21  # ratings of a block, at least
 
 
 class MovieLens(NamedTuple):
@@ -27,12 +33,21 @@ class MovieLens(NamedTuple):
     file: str
     separator: str
     ratings: int
+    halves: bool = False
 
 
 MOVIELENS = {
-    "ml-100k": MovieLens("u.data", "\t", 100_000),
-    "ml-1m": MovieLens("ratings.dat", "::", 1_000_209),
+    "ml-100k": MovieLens("ml-100k/u.data", "\t", 100_000),
+    "ml-1m": MovieLens("ml-1m/ratings.dat", "::", 1_000_209),
+    "ml-10m": MovieLens("ml-10M100K/ratings.dat", "::", 10_000_054, halves=True),
 }
+
+NETFLIX_RATINGS = 100_480_507
+NETFLIX_SOURCE = (
+    "combined_data_1.txt to combined_data_4.txt of "
+    "https://www.kaggle.com/datasets/netflix-inc/netflix-prize-data, or the folder training_set "
+    "of the original archive"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,16 +112,17 @@ def _rescaled(ratings: Ratings, mean: float, std: float) -> Ratings:
 def deal(
     name: str,
     seed: int,
-    table: Table,
+    blocks: Iterable[Block],
     clients: int,
     test_fraction: float,
     rating_transform: Literal["none", "zscore"],
+    scale: tuple[float, float] = SCALE,
 ) -> RatingsData:
-    """Deal a table of ratings to clients, each user with all of their ratings to one of them.
+    """Deal ratings to clients, each user with all of their ratings to one of them.
 
     Users are dealt at random and evenly (m_i differ by one at most), users and items are numbered
     anew and none is left out, and each client splits its own ratings (docs/methods/fedmc-admm.md,
-    P8).
+    P8). What is not dealt yet and what is take the memory of the ratings once, not twice.
 
     Parameters
     ----------
@@ -114,8 +130,8 @@ def deal(
         Registry name.
     seed : int
         Decides who gets which users, and the splits.
-    table : tuple of ndarray, each of shape (k,)
-        User ids, item ids and stars, one entry per rating.
+    blocks : iterable of tuple of ndarray
+        User ids, item ids and stars, in any number of blocks.
     clients : int
         Number of clients p.
     test_fraction : float
@@ -123,28 +139,48 @@ def deal(
     rating_transform : {'none', 'zscore'}
         ``"zscore"`` subtracts the mean of the training ratings of all clients and divides by their
         standard deviation; clients could find both by adding up three numbers each.
+    scale : tuple of float
+        Lowest and highest rating, in stars.
 
     Raises
     ------
     ValueError
         If there are more clients than users, or ratings cannot be split or standardised.
     """
-    user_ids, users = np.unique(table[0], return_inverse=True)
-    item_ids, items = np.unique(table[1], return_inverse=True)
+    waiting = list(blocks)
+    user_ids, item_ids = (_distinct([block[column] for block in waiting]) for column in (0, 1))
     if not 1 <= clients <= len(user_ids):
         raise ValueError(
             f"clients is {clients}, expected 1 to {len(user_ids)}, the number of users of {name}."
         )
     groups = np.array_split(generator(seed, "ratings", "users").permutation(len(user_ids)), clients)
-    owner, row = np.empty((2, len(user_ids)), dtype=np.int64)
+    owner, row = np.empty((2, len(user_ids)), dtype=np.int32)
     for i, group in enumerate(groups):
         owner[group], row[group] = i, np.arange(len(group))
-    by_client = np.argsort(owner[users], kind="stable")
-    cuts = np.cumsum(np.bincount(owner[users], minlength=clients))[:-1]
+    counts = np.zeros(clients, np.int64)
+    for users, _, _ in waiting:
+        counts += np.bincount(owner[np.searchsorted(user_ids, users)], minlength=clients)
+    dtype = np.result_type(*(stars for _, _, stars in waiting))
+    dealt: list[Block] = [
+        (_mapped(k, np.int32), _mapped(k, np.int32), _mapped(k, dtype)) for k in counts.tolist()
+    ]
+    filled = np.zeros(clients, np.int64)
+    waiting.reverse()
+    while waiting:  # a block goes when it is dealt
+        users, items, stars = waiting.pop()
+        users, items = np.searchsorted(user_ids, users), np.searchsorted(item_ids, items)
+        by_client = np.argsort(owner[users], kind="stable")
+        cuts = np.cumsum(np.bincount(owner[users], minlength=clients))[:-1]
+        for i, k in enumerate(np.split(by_client, cuts)):
+            place = slice(filled[i], filled[i] + len(k))
+            for column, entries in zip(dealt[i], (row[users[k]], items[k], stars[k]), strict=True):
+                column[place] = entries
+            filled[i] += len(k)
 
     parts = []
-    for i, (group, k) in enumerate(zip(groups, np.split(by_client, cuts), strict=True)):
-        rated = Ratings(row[users[k]], items[k], table[2][k], len(group), len(item_ids))
+    dealt.reverse()
+    for i, group in enumerate(groups):
+        rated = Ratings(*dealt.pop(), len(group), len(item_ids))
         try:
             parts.append(rated.split(test_fraction, generator(seed, "ratings", "split", i)))
         except ValueError as error:
@@ -153,44 +189,89 @@ def deal(
     mean, std = 0.0, 1.0
     if rating_transform == "zscore":
         training = np.concatenate([train.values for train, _ in parts])
-        mean, std = float(training.mean()), float(training.std())
+        mean = float(training.mean())
+        training -= mean  # as numpy.std, to the same bits, in place
+        std = float(np.sqrt(np.multiply(training, training, out=training).mean()))
+        del training
         if std == 0:
             raise ValueError(
                 f"All training ratings of {name} are {mean}, which cannot be standardised. Use "
                 "rating_transform='none'."
             )
-        parts = [(_rescaled(a, mean, std), _rescaled(b, mean, std)) for a, b in parts]
+        for i, (train, test) in enumerate(parts):
+            parts[i] = _rescaled(train, mean, std), _rescaled(test, mean, std)
     return RatingsData(
         name,
         [RatingsClient(*part, user_ids[group]) for part, group in zip(parts, groups, strict=True)],
         len(user_ids),
         len(item_ids),
         item_ids,
-        SCALE,
+        scale,
         rating_transform,
         mean,
         std,
     )
 
 
-def read_movielens(path: Path, separator: str, ratings: int, source: str) -> Table:
+def _distinct(columns: list[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+    """Return the ids in the columns of all blocks, sorted."""
+    each = [np.unique(column).astype(np.int64) for column in columns]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *each]))
+
+
+def _text_blocks(path: Path, source: str) -> Iterator[bytes]:
+    """Yield whole lines of a file, a part at a time."""
+    try:
+        with path.open("rb") as file:
+            while block := file.read(TEXT_BLOCK):
+                yield block + file.readline()
+    except FileNotFoundError:
+        raise missing_file(path, source) from None
+
+
+def _check_lines(
+    path: Path, block: bytes, pattern: str, before: int, expected: str, source: str
+) -> None:
+    """Raise ValueError, with its number, for the first line that is no match."""
+    # Possessive (*+): what was matched is never tried anew, so that a million lines take 0.1 s.
+    good = re.match(rf"(?:{pattern}\r?(?:\n|\Z))*+".encode(), block)
+    assert good is not None  # it matches nothing at all, too
+    if good.end() < len(block):
+        line, number = block[good.end() :].split(b"\n", 1)[0], block.count(b"\n", 0, good.end())
+        raise ValueError(
+            f"{path}, line {before + number + 1}: expected {expected}, found "
+            f"{line.decode('ascii', 'replace')[:80]!r}; get the file anew ({source})"
+        )
+
+
+def _numbers(block: bytes, separators: str, columns: int) -> npt.NDArray[Any]:
+    """Return the numbers of checked lines, shape (k, columns)."""
+    table = bytes.maketrans(separators.encode(), b" " * len(separators))
+    dtype = np.float64 if b"." in block else np.int64
+    return np.fromstring(block.translate(table), dtype, sep=" ").reshape(-1, columns)
+
+
+def _block(users: Any, items: Any, stars: Any) -> Block:
+    return users.astype(np.int32), items.astype(np.int32), stars.astype(np.float32)
+
+
+def read_movielens(path: Path, kind: MovieLens, source: str) -> list[Block]:
     """Read a file of lines ``user, item, rating, timestamp``; the timestamp is not kept.
 
     Parameters
     ----------
     path : Path
         The file.
-    separator : str
-        What stands between the four numbers.
-    ratings : int
-        Number of lines it must have.
+    kind : MovieLens
+        What stands between the four numbers, how many lines it must have, and whether there are
+        half stars.
     source : str
         Where a person gets it, for the error.
 
     Returns
     -------
-    users, items, stars : ndarray, each of shape (ratings,)
-        The ids of the file, and 1 to 5 stars.
+    list of tuple of ndarray
+        The ids of the file, and 1 to 5 stars, or 0.5 to 5.
 
     Raises
     ------
@@ -199,36 +280,130 @@ def read_movielens(path: Path, separator: str, ratings: int, source: str) -> Tab
     ValueError
         If a line is damaged or twice there, or some are missing.
     """
-    try:
-        content = path.read_text(encoding="ascii", errors="replace")
-    except FileNotFoundError:
-        raise missing_file(path, source) from None
-    line = separator.join([r"\d{1,9}", r"\d{1,9}", "[1-5]", r"\d{1,18}"])
-    # Possessive (*+): what was matched is never tried anew, so that a million lines take 0.1 s.
-    good = re.match(rf"(?:{line}(?:\n|\Z))*+", content, re.ASCII)
-    assert good is not None  # it matches nothing at all, too
-    if good.end() < len(content):
-        number = content.count("\n", 0, good.end())
+    stars = r"(?:[1-5](?:\.0)?|[0-4]\.5)" if kind.halves else "[1-5]"
+    line = kind.separator.join([r"\d{1,9}", r"\d{1,9}", stars, r"\d{1,18}"])
+    words = kind.separator.join(["user", "item", "rating", "timestamp"])
+    expected = f"'{words}' with a rating from {'0.5' if kind.halves else '1'} to 5"
+    blocks, lines = [], 0
+    for text in _text_blocks(path, source):
+        _check_lines(path, text, line, lines, expected, source)
+        blocks.append(_block(*_numbers(text, kind.separator[0], 4)[:, :3].T))
+        lines += len(blocks[-1][0])
+    if lines != kind.ratings:
         raise ValueError(
-            f"{path}, line {number + 1}: expected 'user{separator}item{separator}rating{separator}"
-            f"timestamp' with a rating from 1 to 5, found {content.split(chr(10))[number][:80]!r}; "
-            f"get the file anew ({source})"
+            f"{path}: expected {kind.ratings} ratings, found {lines}; get the file anew ({source})"
         )
-    lines = content.replace(separator, "\t").splitlines()
-    if len(lines) != ratings:
-        raise ValueError(
-            f"{path}: expected {ratings} ratings, found {len(lines)}; get the file anew ({source})"
-        )
-    table = np.loadtxt(lines, dtype=np.int64, delimiter="\t")
-    order = np.lexsort((table[:, 1], table[:, 0]))
-    same = np.flatnonzero((np.diff(table[order, :2], axis=0) == 0).all(axis=1))
+    users, items = (np.concatenate([block[column] for block in blocks]) for column in (0, 1))
+    order = np.lexsort((items, users))
+    users, items = users[order], items[order]
+    same = np.flatnonzero((users[1:] == users[:-1]) & (items[1:] == items[:-1]))
     if len(same):
-        first, second = order[same[0]], order[same[0] + 1]
         raise ValueError(
-            f"{path}, lines {first + 1} and {second + 1}: both are ratings of item "
-            f"{table[first, 1]} by user {table[first, 0]}; get the file anew ({source})"
+            f"{path}, lines {order[same[0]] + 1} and {order[same[0] + 1] + 1}: both are ratings of "
+            f"item {items[same[0]]} by user {users[same[0]]}; get the file anew ({source})"
         )
-    return table[:, 0], table[:, 1], table[:, 2].astype(np.float64)
+    return blocks
+
+
+def read_netflix(folder: Path) -> Iterator[Block]:
+    """Yield the ratings of the Netflix prize's training set.
+
+    They are in the four files of Kaggle, or in the original ones, one for each movie. Both have a
+    line ``movie:`` and then one ``user,rating,date`` for each of its ratings; the date is not kept,
+    and neither the probe nor the qualifying set is read.
+
+    Parameters
+    ----------
+    folder : Path
+        Where ``combined_data_1.txt`` to ``combined_data_4.txt`` are, or ``training_set`` with
+        ``mv_0000001.txt`` and so on.
+
+    Yields
+    ------
+    tuple of ndarray
+        The ids of the files, and 1 to 5 stars, of some movies.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there are neither.
+    ValueError
+        If a line is damaged, a rating or a movie is twice there, or some are missing.
+    """
+    paths = sorted(folder.glob("combined_data_*.txt"))
+    paths = paths or sorted((folder / "training_set").glob("mv_*.txt"))
+    if not paths:
+        raise missing_file(folder / "combined_data_1.txt", NETFLIX_SOURCE)
+    pieces: list[Block] = []
+    seen: set[int] = set()
+    count = yielded = 0
+    for path in paths:
+        for movie, users, stars in _movies(path):
+            if movie in seen:
+                raise ValueError(
+                    f"{path}: movie {movie} is there twice; get the files anew ({NETFLIX_SOURCE})"
+                )
+            seen.add(movie)
+            sorted_users = np.sort(users)
+            if len(same := np.flatnonzero(sorted_users[1:] == sorted_users[:-1])):
+                raise ValueError(
+                    f"{path}: two ratings of movie {movie} are by user {sorted_users[same[0]]}; "
+                    f"get the file anew ({NETFLIX_SOURCE})"
+                )
+            pieces.append(_block(users, np.full(len(users), movie), stars))
+            count += len(users)
+            if count - yielded >= RATINGS_BLOCK:
+                yield _joined(pieces)
+                pieces, yielded = [], count
+    if count != NETFLIX_RATINGS:
+        raise ValueError(
+            f"{folder}: expected {NETFLIX_RATINGS} ratings in {len(paths)} files, found {count}; "
+            f"get them all ({NETFLIX_SOURCE})"
+        )
+    if pieces:
+        yield _joined(pieces)
+
+
+def _joined(pieces: list[Block]) -> Block:
+    count = sum(len(users) for users, _, _ in pieces)
+    users, items, stars = (
+        np.concatenate(columns, out=_mapped(count, columns[0].dtype))
+        for columns in zip(*pieces, strict=True)
+    )
+    return users, items, stars
+
+
+def _mapped(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an array whose memory goes back to the system with it; that of a heap may not."""
+    size = max(1, count * np.dtype(dtype).itemsize)
+    return np.frombuffer(mmap.mmap(-1, size), dtype, count)
+
+
+def _movies(path: Path) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Yield every movie of a file with the users who rated it and their stars."""
+    line, expected = r"(?:\d{1,7}:|\d{1,9},[1-5],\d{4}-\d\d-\d\d)", "'movie:' or 'user,rating,date'"
+    movie, lines = None, 0
+    parts: list[npt.NDArray[Any]] = []
+    for text in _text_blocks(path, NETFLIX_SOURCE):
+        _check_lines(path, text, line, lines, expected, NETFLIX_SOURCE)
+        lines += text.count(b"\n")
+        heads = [*re.finditer(rb"^(\d+):\r?$", text, re.MULTILINE)]
+        starts = [0, *(head.end() for head in heads)]
+        stops = [*(head.start() for head in heads), len(text)]
+        for own, start, stop in zip([None, *heads], starts, stops, strict=True):
+            if own is not None:
+                if movie is not None and parts:
+                    yield movie, *np.concatenate(parts).T
+                movie, parts = int(own[1]), []
+            if body := text[start:stop].strip():
+                if movie is None:
+                    raise ValueError(
+                        f"{path}, line 1: expected 'movie:' before the first rating; get the file "
+                        f"anew ({NETFLIX_SOURCE})"
+                    )
+                parts.append(_numbers(body, ",-", 5)[:, :2])
+    if movie is not None and parts:
+        yield movie, *np.concatenate(parts).T
 
 
 def movielens(
@@ -240,7 +415,7 @@ def movielens(
     test_fraction: float = 0.2,
     rating_transform: Literal["none", "zscore"] = "none",
 ) -> RatingsData:
-    """Deal MovieLens 100K or 1M to clients.
+    """Deal MovieLens 100K, 1M or 10M to clients; 10M has half stars.
 
     GroupLens does not allow the sets to be passed on, so nothing is downloaded: fetch the archive
     and unpack it in the data root. Every rating is kept: the table of the paper has fewer for 1M
@@ -248,8 +423,8 @@ def movielens(
 
     Parameters
     ----------
-    name : {'ml-100k', 'ml-1m'}
-        Registry name, and the folder of the files.
+    name : {'ml-100k', 'ml-1m', 'ml-10m'}
+        Registry name. The files are in the folder that the archive has, ``ml-10M100K`` for 10M.
     seed : int
         Decides who gets which users, and the splits.
     root : Path
@@ -266,10 +441,46 @@ def movielens(
     FileNotFoundError, ValueError
         If the file is missing or damaged, or an option does not fit the data.
     """
-    file, separator, ratings = MOVIELENS[name]
+    kind = MOVIELENS[name]
     source = f"{name}.zip: https://grouplens.org/datasets/movielens/"
-    table = read_movielens(root / name / file, separator, ratings, source)
-    return deal(name, seed, table, clients, test_fraction, rating_transform)
+    blocks = read_movielens(root / kind.file, kind, source)
+    scale = (0.5, 5.0) if kind.halves else SCALE
+    return deal(name, seed, blocks, clients, test_fraction, rating_transform, scale)
+
+
+def netflix(
+    seed: int,
+    root: Path,
+    *,
+    clients: int = 100,
+    test_fraction: float = 0.2,
+    rating_transform: Literal["none", "zscore"] = "none",
+) -> RatingsData:
+    """Deal the Netflix prize's training set to clients: 480,189 users, 17,770 movies.
+
+    The files may not be passed on, so nothing is downloaded. 100,480,507 ratings take 1.6 GB when
+    they are dealt; reading and dealing them takes no more than that and some blocks.
+
+    Parameters
+    ----------
+    seed : int
+        Decides who gets which users, and the splits.
+    root : Path
+        Data root; the files lie in its folder ``netflix``.
+    clients : int
+        Number of clients p.
+    test_fraction : float
+        Share of each client's ratings in its test part.
+    rating_transform : {'none', 'zscore'}
+        "zscore" standardises the ratings; see `deal`.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If files are missing or damaged, or an option does not fit the data.
+    """
+    blocks = read_netflix(root / "netflix")
+    return deal("netflix", seed, blocks, clients, test_fraction, rating_transform)
 
 
 def synthetic_ratings(
@@ -335,4 +546,4 @@ def synthetic_ratings(
     values = np.einsum("kr,rk->k", mixture[user], kinds[:, item])
     values += noise * draw.standard_normal(len(user))
     table = user, item, np.clip(values, *SCALE)
-    return deal("synthetic-ratings", seed, table, clients, test_fraction, rating_transform)
+    return deal("synthetic-ratings", seed, [table], clients, test_fraction, rating_transform)

@@ -18,9 +18,9 @@ from .har import uci_har
 from .housing_bodyfat import housing_bodyfat
 from .images import images_swap
 from .partitioned import partitioned
-from .ratings import MOVIELENS, RatingsData, movielens, synthetic_ratings
+from .ratings import MOVIELENS, RatingsData, movielens, netflix, synthetic_ratings
 from .synthetic import SCENARIOS, synthetic
-from .tabular import TabularData, qsar, synthetic_v1
+from .tabular import TabularData, qsar, santander, synthetic_v1
 
 Data: TypeAlias = FederatedData | RatingsData | TabularData
 Loader = Callable[..., Data]
@@ -44,9 +44,11 @@ DATASETS: dict[str, Loader] = {
     "medical-mnist": partial(partitioned, sources.medical_mnist, "medical-mnist"),
     "uci-har": uci_har,
     **{name: partial(movielens, name) for name in MOVIELENS},
+    "netflix": netflix,
     "synthetic-ratings": synthetic_ratings,
     "synthetic-v1": synthetic_v1,
     "qsar": qsar,
+    "santander": santander,
 }
 
 

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
@@ -72,6 +71,8 @@ def _normalised(pixels: npt.NDArray[Any], mean: float, std: float) -> Tensor:
 
 def digits(seed: int, root: Path) -> Pool:
     """Scikit-learn's 1,797 digits, 64 pixels in [0, 1], 10 classes. Needs no file."""
+    from sklearn.datasets import load_digits  # here: takes seconds
+
     images, labels = load_digits(return_X_y=True)
     x = torch.from_numpy((images / 16).astype(np.float32))
     return Pool(labels.astype(np.int64), 10, lambda index: x[index])

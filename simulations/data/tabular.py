@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.io import loadmat
-from scipy.sparse import issparse
 
 from .federated import generator
-from .files import missing_file
+from .files import missing_file, read_table
 
 V1_FEATURES, V1_DISTRIBUTIONS = 100, 3
 QSAR_SHAPE = (8992, 1024)
@@ -21,6 +20,8 @@ QSAR_SOURCE = (
     "QSAR oral toxicity: X, 8992 x 1024, 0 or 1, as toxicity.mat and y, 8992 x 1, -1 or 1, as "
     "toxicityclass.mat; scipy.io.savemat makes them of the table at https://archive.ics.uci.edu/dataset/508/qsar+oral+toxicity"
 )
+SANTANDER_SHAPE = (200_000, 200)
+SANTANDER_SOURCE = "train.csv of https://www.kaggle.com/competitions/santander-customer-transaction-prediction/data"
 
 Array = npt.NDArray[np.float64]
 RegScaling = Literal["per_sample", "full"]
@@ -141,11 +142,16 @@ def random_sizes(d: int, clients: int, draw: np.random.Generator) -> npt.NDArray
 
 def _read_mat(path: Path, variable: str, shape: tuple[int, int]) -> npt.NDArray[Any]:
     """Read one matrix of a MATLAB file, dense or sparse."""
+    from scipy.io import loadmat
+    from scipy.sparse import issparse
+
     if not path.is_file():
         raise missing_file(path, QSAR_SOURCE)
     advice = f"get it anew ({QSAR_SOURCE})"
     try:
-        content = loadmat(path, variable_names=[variable])
+        with warnings.catch_warnings():  # of the kind of sparse matrix: we take all
+            warnings.simplefilter("ignore")
+            content = loadmat(path, variable_names=[variable])
     # A file that is cut short or changed gives a MatReadError, ValueError, OSError, IndexError or
     # zlib.error, depending on the place; SciPy names no common class of them.
     except Exception as error:
@@ -209,20 +215,92 @@ def qsar(
         If a file is missing or damaged, `mu` is out of range, or there are more clients than
         samples.
     """
-    if not 0 <= mu < math.inf:
-        raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
+    _check_mu(mu)
     folder = root / "qsar-oral-toxicity"
     x = _read_mat(folder / "toxicity.mat", "X", QSAR_SHAPE)
     _check_entries(folder / "toxicity.mat", "X", x, (0, 1))
     y = _read_mat(folder / "toxicityclass.mat", "y", (QSAR_SHAPE[0], 1))
     _check_entries(folder / "toxicityclass.mat", "y", y, (-1, 1))
 
-    draw = generator(seed, "qsar")
-    sizes = random_sizes(len(x), clients, draw)
-    order = draw.permutation(len(x))
-    a = x.astype(np.float64)
+    b = (y[:, 0] > 0).astype(np.float64)
+    return _deal_logistic("qsar", seed, x.astype(np.float64), b, clients, mu, reg_scaling)
+
+
+def santander(
+    seed: int,
+    root: Path,
+    *,
+    clients: int = 64,
+    mu: float = 0.001,
+    reg_scaling: RegScaling = "per_sample",
+) -> TabularData:
+    """Deal Santander's transactions ('sct' in Example V.2) to clients, for logistic regression.
+
+    200,000 customers with 200 numbers each, b = 1 for those who made a transaction. Columns are
+    normalised and samples dealt as in `qsar`. Kaggle asks for an account, so nothing is downloaded.
+
+    Parameters
+    ----------
+    seed : int
+        Decides who gets which samples.
+    root : Path
+        Data root; ``train.csv`` lies in its folder ``santander``.
+    clients : int
+        Number of clients m.
+    mu : float
+        Weight of the regulariser, 0 or more.
+    reg_scaling : {'per_sample', 'full'}
+        As in `qsar`.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If the file is missing or damaged, `mu` is out of range, or there are more clients than
+        samples.
+    """
+    _check_mu(mu)
+    path, (rows, columns) = root / "santander" / "train.csv", SANTANDER_SHAPE
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            header = lines.readline().strip().split(",")
+    except FileNotFoundError:
+        raise missing_file(path, SANTANDER_SOURCE) from None
+    if header[:3] != ["ID_code", "target", "var_0"]:
+        raise ValueError(
+            f"{path}: its columns begin with {','.join(header[:3])[:80]!r}, expected "
+            f"'ID_code,target,var_0': get the file anew ({SANTANDER_SOURCE})"
+        )
+    table = read_table(
+        path,
+        SANTANDER_SOURCE,
+        (rows, 1 + columns),
+        delimiter=",",
+        skiprows=1,
+        usecols=range(1, len(header)),
+    )
+    wrong = np.flatnonzero(~np.isin(table[:, 0], (0, 1)))
+    if len(wrong):
+        raise ValueError(
+            f"{path}, line {wrong[0] + 2}: the target is {table[wrong[0], 0]:g}, expected 0 or 1; "
+            f"get the file anew ({SANTANDER_SOURCE})"
+        )
+    a, b = table[:, 1:], table[:, 0].copy()
+    return _deal_logistic("santander", seed, a, b, clients, mu, reg_scaling)
+
+
+def _check_mu(mu: float) -> None:
+    if not 0 <= mu < math.inf:
+        raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
+
+
+def _deal_logistic(
+    name: str, seed: int, a: Array, b: Array, clients: int, mu: float, reg_scaling: RegScaling
+) -> TabularData:
+    """Divide the columns by their norms, in place, and deal the samples of Example V.2."""
+    draw = generator(seed, name)
+    sizes = random_sizes(len(a), clients, draw)
+    order = draw.permutation(len(a))
     norms = np.linalg.norm(a, axis=0)
     a /= np.where(norms > 0, norms, 1)
-    b = (y[:, 0] > 0).astype(np.float64)
     dealt = _deal(a[order], b[order], sizes)
-    return TabularData("qsar", dealt, "logistic", a.shape[1], mu, reg_scaling)
+    return TabularData(name, dealt, "logistic", a.shape[1], mu, reg_scaling)

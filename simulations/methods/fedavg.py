@@ -1,4 +1,4 @@
-"""Flower's own FedAvg as a method of the app, the first that any other has to beat."""
+"""Flower's own strategies as methods of the app: FedAvg, which any other has to beat, and kin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
 from math import prod
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypedDict, Unpack, cast
 
 import flwr.serverapp.strategy
 import numpy as np
@@ -17,14 +17,34 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fl_admm_strategies import Models
+from fl_admm_strategies.algorithms.robust import Rule, check_rule, robust_or_before
+from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_count, check_positive
 from fl_admm_strategies.runtime.callbacks import StopRule
 from fl_admm_strategies.runtime.connections import ClientDirectory
-from fl_admm_strategies.runtime.messages import ERROR, NUM_EXAMPLES, ClientInstruction, Metrics
+from fl_admm_strategies.runtime.messages import (
+    ERROR,
+    NUM_EXAMPLES,
+    ClientInstruction,
+    Metrics,
+    from_array_record,
+    to_array_record,
+)
 from fl_admm_strategies.runtime.progress import progress_bar
 from fl_admm_strategies.runtime.record import Traffic
+from fl_admm_strategies.runtime.sampling import num_sampled
 
 from ..data.federated import generator
+
+
+class FedAvgSettings(TypedDict, total=False):
+    """The parameters of `FedAvg`."""
+
+    lr: float
+    local_epochs: int
+    fraction_train: float
+    min_available_nodes: int
+    seed: int
 
 
 class FedAvg(flwr.serverapp.strategy.FedAvg):
@@ -47,6 +67,9 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
         The run's: who trains, and the clients' own randomness.
     """
 
+    paper: ClassVar = (
+        "McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017, arXiv:1602.05629"
+    )
     kinds: ClassVar = {"global": "one global model"}
     title = "FedAvg"
 
@@ -61,11 +84,9 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
     ) -> None:
         check_positive("lr", lr)
         check_count("local_epochs", local_epochs, least=1)
-        # As many as the other methods sample; see `runtime.sampling`.
-        active = max(1, int(fraction_train * min_available_nodes + 1e-9))
         super().__init__(
             fraction_train=fraction_train,
-            min_train_nodes=active,
+            min_train_nodes=num_sampled(min_available_nodes, fraction_train),  # as other methods
             min_evaluate_nodes=min_available_nodes,
             min_available_nodes=min_available_nodes,
         )
@@ -101,7 +122,9 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
             clients is one that the constructor gives.
         """
         if resume:
-            raise ValueError("FedAvg is Flower's own and saves no checkpoints: leave --resume out.")
+            raise ValueError(
+                f"{self.title} is Flower's own and saves no checkpoints: leave --resume out."
+            )
         self.train_metrics: dict[int, dict[int, Metrics]] = {}
         self.evaluate_metrics: dict[int, dict[int, Metrics]] = {}
         self.traffic: dict[int, Traffic] = {}
@@ -119,7 +142,9 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
         config = {"lr": self.lr, "local-epochs": self.local_epochs, "seed": clients}
         given = {*(train_config or {}), *(evaluate_config or {})}
         if twice := [key for key in config if key in given]:
-            raise ValueError(f"train_config has {twice}, which FedAvg(...) gives: leave them out.")
+            raise ValueError(
+                f"train_config has {twice}, which {type(self).__name__}(...) gives: leave them out."
+            )
         with progress_bar(self.title, num_rounds, 0, progress) as self._advance:
             return super().start(
                 grid,
@@ -143,8 +168,8 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
         if len(nodes) < len(directory.client_ids):
             raise ValueError(
                 f"{len(directory.client_ids)} clients are on {len(nodes)} nodes, expected one on "
-                "each: Flower's FedAvg speaks to nodes. Give as many nodes as there are clients "
-                f"(--nodes {len(directory.client_ids)}), or name fedavg in [baselines]."
+                f"each: Flower's {self.title} speaks to nodes. Give as many nodes as there are "
+                f"clients (--nodes {len(directory.client_ids)}), or name it in [baselines]."
             )
         return nodes
 
@@ -162,12 +187,20 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
         """Let Flower average."""
         replies = self._usable(replies)
         arrays, means = super().aggregate_train(server_round, replies)
+        if arrays is not None:
+            arrays = self.combined(server_round, arrays, replies)
         self._arrays = arrays or self._arrays
         down = self.traffic[server_round].down
         self.traffic[server_round] = Traffic(down, _nbytes(replies))
         self.train_metrics[server_round] = self._by_client(replies)
         self._means = {f"train-{name}": value for name, value in _numbers(means).items()}
         return arrays, means
+
+    def combined(
+        self, server_round: int, mean: ArrayRecord, replies: Iterable[Message]
+    ) -> ArrayRecord:
+        """Return what the server makes of a round's uploads: here their mean."""
+        return mean
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -198,7 +231,7 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
     def models(self) -> Models:
         """Return the global model."""
         arrays = {name: array.numpy() for name, array in self._arrays.items()}
-        return Models("FedAvg", arrays, absent="FedAvg has no personal models.")
+        return Models(self.title, arrays, absent=f"{self.title} has no personal models.")
 
     def _seeded(
         self, configure: Callable[..., Iterable[Message]], *arguments: Any
@@ -241,6 +274,98 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
                     continue
                 found[client] = {k: v for k, v in numbers.items() if k != NUM_EXAMPLES}
         return dict(sorted(found.items()))
+
+
+class RobustFedAvg(FedAvg):
+    """FedAvg with a robust rule in the place of the mean."""
+
+    aggregation: ClassVar[Rule]
+    malicious: float = 0.0
+
+    def combined(
+        self, server_round: int, mean: ArrayRecord, replies: Iterable[Message]
+    ) -> ArrayRecord:
+        """Return what the rule makes of the uploads, of too few the model as it was."""
+        uploads: dict[int, Arrays] = {}
+        for reply in replies:
+            (record,) = reply.content.array_records.values()
+            uploads[self._client_of[reply.metadata.src_node_id]] = from_array_record(record)
+        in_order = [uploads[client] for client in sorted(uploads)]
+        before = from_array_record(self._arrays)
+        return to_array_record(
+            robust_or_before(self.aggregation, self.malicious, before, server_round, in_order)
+        )
+
+
+class FedMedian(RobustFedAvg):
+    """FedAvg with the coordinates' medians in place of the mean, by Flower's FedMedian.
+
+    Parameters
+    ----------
+    **base
+        The parameters of `FedAvg`.
+    """
+
+    paper: ClassVar = "Yin, Chen, Ramchandran, Bartlett, ICML 2018, arXiv:1803.01498"
+    title = "FedMedian"
+    aggregation = "median"
+
+
+class RobustToShare(RobustFedAvg):
+    """A rule that is told how many uploads may be false."""
+
+    def __init__(self, *, malicious: float = 0.2, **base: Unpack[FedAvgSettings]) -> None:
+        super().__init__(**base)
+        check_rule(self.aggregation, malicious)
+        self.malicious = malicious
+
+
+class FedTrimmedAvg(RobustToShare):
+    """FedAvg with the coordinates' trimmed means, by Flower's FedTrimmedAvg.
+
+    Parameters
+    ----------
+    malicious : float (default: 0.2)
+        The share of a round's uploads that is cut off at either end, in every coordinate.
+    **base
+        The parameters of `FedAvg`.
+    """
+
+    paper: ClassVar = "Yin, Chen, Ramchandran, Bartlett, ICML 2018, arXiv:1803.01498"
+    title = "FedTrimmedAvg"
+    aggregation = "trimmed-mean"
+
+
+class MultiKrum(RobustToShare):
+    """FedAvg with the mean of the n - f uploads nearest to others, by Flower's MultiKrum.
+
+    Parameters
+    ----------
+    malicious : float (default: 0.2)
+        The share of a round's n uploads that is taken for false: f = floor(malicious n).
+    **base
+        The parameters of `FedAvg`.
+    """
+
+    paper: ClassVar = "Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, arXiv:1703.02757"
+    title = "multi-Krum"
+    aggregation: ClassVar[Rule] = "multi-krum"
+
+
+class Krum(MultiKrum):
+    """FedAvg with the one upload nearest to others in the place of the mean, by Flower's Krum.
+
+    Parameters
+    ----------
+    malicious : float (default: 0.2)
+        The share of a round's n uploads that is taken for false: f = floor(malicious n).
+    **base
+        The parameters of `FedAvg`.
+    """
+
+    paper: ClassVar = "Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, arXiv:1703.02757"
+    title = "Krum"
+    aggregation = "krum"
 
 
 class _Nodes:

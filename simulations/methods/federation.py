@@ -5,26 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
+from torch import nn
 
 from clients import AttackingClient, client_app
+from clients.toolkit.app import Cohort
 from fl_admm_strategies import InProcessGrid, Models
+from fl_admm_strategies.algorithms.robust import Aggregation, check_enough
 from fl_admm_strategies.runtime.callbacks import StopRule
 from fl_admm_strategies.runtime.messages import Metrics
 from fl_admm_strategies.runtime.record import Traffic
+from fl_admm_strategies.runtime.sampling import num_sampled
 from fl_admm_strategies.runtime.settings import parameters_of
 
+from ..measures import finished
 from ..problems import Problem
 from ..scores import ModelScores
 from ..settings import Built
+from .fedavg import FedAvg
 
 
 class Method(Protocol):
     """What the app asks of a strategy. Every `StatefulStrategy` has it, and the app's `FedAvg`."""
+
+    paper: ClassVar[str]
+    """Who described it, and where."""
 
     @property
     def kinds(self) -> Mapping[str, str]:
@@ -90,8 +100,22 @@ class Federation:
     client: Built
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def cohort(self) -> Cohort:
+        """Whether clients train together: not under Flower's FedAvg, with one on each node."""
+        if issubclass(type(self.method).builds, FedAvg):
+            return False
+        cohort: Cohort = self.problem.settings.training.cohort
+        return cohort
+
     def strategy(self, **more: Any) -> Any:
-        """Build the strategy; `more` come before the settings."""
+        """Build the strategy; `more` come before the settings.
+
+        Raises
+        ------
+        ValueError
+            If a robust rule of the server's needs more clients in a round than there are.
+        """
         settings = self.problem.settings
         decided = {
             "fraction_train": settings.training.fraction_train,
@@ -100,7 +124,33 @@ class Federation:
         }
         known = parameters_of(type(self.method).builds)
         decided = {name: value for name, value in decided.items() if name in known}
-        return self.method.build(**{**decided, **self.fixed, **more})
+        made = self.method.build(**{**decided, **self.fixed, **more})
+        rule: Aggregation = getattr(made, "aggregation", "mean")
+        if rule != "mean":
+            clients, share = self.problem.num_clients, settings.training.fraction_train
+            check_enough(rule, made.malicious, num_sampled(clients, share))
+        return made
+
+    def initial_arrays(self, strategy: Any) -> ArrayRecord:
+        """Return what a strategy starts from: the problem's, unless its clients need two heads."""
+        if self._heads is None:
+            return self.problem.initial_arrays(strategy)
+        model = self._with_heads(self.problem.client_arguments(0)["model"])
+        return ArrayRecord(model.state_dict())
+
+    @property
+    def _heads(self) -> Any:
+        """The kind of model with two heads that the clients take; None where any will do."""
+        return getattr(type(self.client).builds, "heads", None)
+
+    def _with_heads(self, model: nn.Module) -> nn.Module:
+        """Return a model as the clients take it; what is new in it is of the seed."""
+        if self._heads is None:
+            return model
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.problem.settings.seed)
+            two_headed: nn.Module = self._heads.of(model)
+        return two_headed
 
     def build_client(self, context: Context, state_dir: Path | None = None) -> NumPyClient:
         """Build the client ``context.node_config["partition-id"]``."""
@@ -110,6 +160,8 @@ class Federation:
             **self.problem.client_arguments(int(context.node_config["partition-id"])),
         }
         known = parameters_of(type(self.client).builds)
+        if "model" in given:
+            given["model"] = self._with_heads(given["model"])
         client: NumPyClient = self.client.build(**{k: v for k, v in given.items() if k in known})
         client_id = int(context.node_config["partition-id"])
         if self.problem.attack is not None and client_id in self.problem.malicious:
@@ -167,17 +219,20 @@ def run_method(
         Further ones of `StatefulStrategy.start`.
     """
     strategy.start(grid, arrays, num_rounds, **options)
-    evaluated = strategy.evaluate_metrics
-    return History(
-        title or strategy.title,
-        {
-            server_round: problem.scores(strategy.kinds, clients)
-            for server_round, clients in evaluated.items()
-        },
-    )
+    rounds = {
+        server_round: problem.scores(strategy.kinds, clients)
+        for server_round, clients in strategy.evaluate_metrics.items()
+    }
+    if rounds:
+        rounds[max(rounds)] = finished(problem, strategy, rounds, arrays)
+    return History(title or strategy.title, rounds)
 
 
 def grid_of(federation: Federation, num_nodes: int) -> InProcessGrid:
     """Return a grid of this process with the clients of a federation on some nodes."""
-    app = client_app(federation.build_client, num_clients=federation.problem.num_clients)
+    app = client_app(
+        federation.build_client,
+        num_clients=federation.problem.num_clients,
+        cohort=federation.cohort,
+    )
     return InProcessGrid(app, num_nodes)

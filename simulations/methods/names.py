@@ -19,9 +19,18 @@ from fl_admm_strategies.runtime.settings import parameters_of
 
 from ..problems import PROBLEMS, Problem
 from ..wording import unknown
-from .fedavg import FedAvg
+from .fedavg import FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum
+from .federation import Method
 
-_SPELLED = {"FedMCADMM": "fedmc-admm", "LpProjADMM": "lp-proj-admm"}
+_SPELLED = {
+    "AsyncFPFC": "async-fpfc",
+    "FedMCADMM": "fedmc-admm",
+    "LGFedAvg": "lg-fedavg",
+    "LpProj": "lp-proj",
+    "LpProjADMM": "lp-proj-admm",
+    "MultiKrum": "multi-krum",
+    "PFedMeMatched": "pfedme-matched",
+}
 """Names that are no class name in small letters."""
 
 
@@ -30,14 +39,14 @@ def _strategies() -> Iterable[type]:
         strategy = isinstance(exported, type) and issubclass(exported, StatefulStrategy)
         if strategy and not inspect.isabstract(exported):
             yield exported
-    yield FedAvg
+    yield from (FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
 
 
 def _name(strategy: type) -> str:
     return _SPELLED.get(strategy.__name__, strategy.__name__.lower())
 
 
-METHODS: dict[str, type] = {
+METHODS: dict[str, type[Method]] = {
     _name(strategy): strategy for strategy in sorted(_strategies(), key=_name)
 }
 """The strategies by the name that a file gives them."""

@@ -12,9 +12,10 @@ from ..problems import Problem
 from ..settings import AlgorithmTable, BaselineTable, Built, table_of
 
 _ALL_CLIENTS = "All clients of the data set take part, training.fraction-train of them in a round."
+_CHOSEN = {"max_norm", "on_excess", "max_examples", "wire_dtype", "state_on_disk"}
 _OF_THE_RUN = {
     **dict.fromkeys(
-        parameters_of(SampledStrategy).keys() - {"max_norm", "on_excess", "max_examples"},
+        parameters_of(SampledStrategy).keys() - _CHOSEN,
         "The app leaves it at its default.",
     ),
     "fraction_train": "It is training.fraction-train.",

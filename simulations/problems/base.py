@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord
 
 from clients import Attack
+from clients.toolkit.attacks import LABELS
 
 from ..scores import Metric, ModelScores, Score, column_means, score
 from ..settings import Section, Settings
@@ -40,8 +41,19 @@ class Problem(ABC):
     def __init__(self, settings: Settings, data: Any) -> None:
         self.settings = settings
         self.data = data
+        self.newcomers: Self | None = None
+        """The clients that were held out, where some were: a problem of its own."""
         table = settings.attack
         self.attack: Attack | None = None if table is None else table.build(seed=settings.seed)
+        if (
+            self.attack
+            and self.attack.kind == LABELS
+            and getattr(data, "num_classes", None) is None
+        ):
+            raise ValueError(
+                f"attack.kind is {LABELS!r}, but data set {settings.data.name!r} has no classes: "
+                "take another kind."
+            )
         self.malicious = self.attack.malicious(self.num_clients) if self.attack else frozenset()
         """The clients that attack, as `self.attack` says."""
 

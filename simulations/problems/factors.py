@@ -57,6 +57,7 @@ class FactorProblem(Problem):
             "training.momentum": training.momentum,
             "training.weight-decay": training.weight_decay,
             "report.metrics": settings.report.metrics,
+            "report.fairness": settings.report.fairness,
         }
         if wrong := [name for name, value in given.items() if value]:
             raise ValueError(

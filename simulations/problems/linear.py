@@ -36,6 +36,7 @@ class LinearProblem(Problem):
             "training.momentum": training.momentum,
             "training.weight-decay": training.weight_decay,
             "report.metrics": settings.report.metrics,
+            "report.fairness": settings.report.fairness,
         }
         if wrong := [name for name, value in given.items() if value]:
             raise ValueError(

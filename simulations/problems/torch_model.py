@@ -6,20 +6,22 @@ import copy
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
-from clients import accuracy, rmse
+from clients import Minibatches, accuracy, rmse
+from clients.toolkit.attacks import LABELS
 from clients.toolkit.torch_client import MetricFn
 
-from ..data import FederatedData, full_batch, minibatches
-from ..metrics import auc, weighted_f1
+from ..data import ClientData, FederatedData, full_batch
+from ..metrics import auc, macro_f1, weighted_f1
 from ..models import build, initialise, loss_of
 from ..scores import METRICS, Metric
 from ..settings import Section, Settings
 from .base import Problem
 
-FURTHER_METRICS: dict[str, MetricFn] = {"f1": weighted_f1, "auc": auc}
+FURTHER_METRICS: dict[str, MetricFn] = {"f1": weighted_f1, "macro-f1": macro_f1, "auc": auc}
 
 
 class TorchModel(Section):
@@ -75,12 +77,12 @@ class TorchProblem(Problem):
         The model has the initial weights: parts that never travel start from them on all clients
         (docs/methods/fedapm.md, P3).
         """
-        own, training = self.data.clients[client_id], self.settings.training
+        own, training = self._poisoned(client_id), self.settings.training
         x, y = own.train
         size = training.batch_size
         return {
             "model": copy.deepcopy(self._model),
-            "train_loader": full_batch(x, y) if size is None else minibatches(x, y, size),
+            "train_loader": full_batch(x, y) if size is None else Minibatches(x, y, size),
             "loss_fn": loss_of(self.settings.model.name),
             "test_loader": full_batch(*own.test),
             "validation_loader": None if own.validation is None else full_batch(*own.validation),
@@ -92,6 +94,19 @@ class TorchProblem(Problem):
             if training.momentum or training.weight_decay
             else torch.optim.SGD,
         }
+
+    def _poisoned(self, client_id: int) -> ClientData:
+        """Return a client's samples; to learn from, with false labels where it attacks by them."""
+        own: ClientData = self.data.clients[client_id]
+        attack = self.attack
+        if attack is None or attack.kind != LABELS or client_id not in self.malicious:
+            return own
+        parts = [own.train] if own.validation is None else [own.train, own.validation]
+        labels = np.concatenate([y.numpy() for _, y in parts])
+        false = torch.from_numpy(attack.poisoned(labels, self.data.num_classes, client_id))
+        drawn = torch.split(false, [len(y) for _, y in parts])
+        train, *rest = [(x, y) for (x, _), y in zip(parts, drawn, strict=True)]
+        return ClientData(train, rest[0] if rest else None, own.test)
 
     @property
     def metric(self) -> Metric:

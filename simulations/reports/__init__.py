@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from fl_admm_strategies import FLAME, FPFC, FedAPM, FedGiA, FedMCADMM
+from fl_admm_strategies import FLAME, FPFC, AsyncFPFC, FedAPM, FedGiA
+from fl_admm_strategies.algorithms.clustered import ClusteredStrategy
+from fl_admm_strategies.algorithms.completion import CompletionStrategy
 
 from ..problems import Problem
 from . import plots
+from .async_fpfc import AsyncFPFCReport
 from .base import Experiment, Finished, MethodReport, Report
+from .clustered import ClusteredReport
+from .completion import CompletionReport
 from .fedapm import FedAPMReport
 from .fedgia import FedGiAReport
-from .fedmc_admm import FedMCADMMReport
 from .files import plain, write_metrics_line, write_result, write_text
 from .flame import FLAMEReport
 from .fpfc import FPFCReport
@@ -18,9 +22,11 @@ from .table import results_table
 
 REPORTS: dict[type, type[MethodReport]] = {
     FPFC: FPFCReport,
+    AsyncFPFC: AsyncFPFCReport,
+    ClusteredStrategy: ClusteredReport,
     FedAPM: FedAPMReport,
     FLAME: FLAMEReport,
-    FedMCADMM: FedMCADMMReport,
+    CompletionStrategy: CompletionReport,
     FedGiA: FedGiAReport,
 }
 """The methods that have more to say than the standard report."""

@@ -17,9 +17,10 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from sklearn.metrics import adjusted_rand_score
 
 from fl_admm_strategies.maths.clustering import clusters, fusion_bound
+
+from ..scores import rand_index
 
 Verdict = Literal["holds", "open", "too small"]
 
@@ -109,7 +110,7 @@ def clustering_scores(
     rows = []
     for nu in nus:
         found = clusters(norms, nu)
-        ari = None if truth is None else float(adjusted_rand_score(truth, found))
+        ari = None if truth is None else rand_index(truth, found)
         rows.append(ClusteringRow(nu=float(nu), num=len(np.unique(found)), ari=ari))
     return rows
 
@@ -275,7 +276,7 @@ def diagnostics_table(
 
 
 def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
-    table = _small_table("Is λ large enough for each found cluster?")
+    table = small_table("Is λ large enough for each found cluster?")
     table.add_column("Cluster")
     for header in ("Clients", "Pull, max\n‖∇f_i(α)‖", "Hold\nλ(|G|-1)/m", "λ\nneeded"):
         table.add_column(header, justify="right")
@@ -309,7 +310,7 @@ def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
 
 
 def _pairs_table(found: NDArray[Any], norms: NDArray[np.float64]) -> Table:
-    table = _small_table("How far apart are two clients? ‖θ_ij‖ over the pairs")
+    table = small_table("How far apart are two clients? ‖θ_ij‖ over the pairs")
     table.add_column("Pairs")
     for header in ("Number", "Smallest", "25 %", "Median", "75 %", "Largest"):
         table.add_column(header, justify="right")
@@ -377,7 +378,8 @@ def _sentences(
     return sentences
 
 
-def _small_table(title: str) -> Table:
+def small_table(title: str) -> Table:
+    """Return an empty table that fits beside others in a report."""
     return Table(
         title=title,
         title_justify="left",

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from matplotlib.ticker import MaxNLocator
 from pydantic import Field
 from rich import box
 from rich.table import Table
@@ -243,6 +242,8 @@ def _gradients(strategy: FedGiA) -> list[tuple[int, float]]:
 
 def _draw_sweep(rows: Sequence[Row], picture: plots.Picture) -> None:
     """Draw CR and time over k0 for both H_i, as the paper's Fig. 2."""
+    from matplotlib.ticker import MaxNLocator
+
     figure = picture.figure((8.0, 4.0))
     panels = figure.subplots(1, 2)
     for hessian, colour, line in (("gram", "#0072B2", "-"), ("diagonal", "#D55E00", "--")):

@@ -9,14 +9,16 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fl_admm_strategies.runtime.files import NotWrittenError, replacing, writing
 
 from .result import Result, total_traffic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plain(value: Any) -> Any:

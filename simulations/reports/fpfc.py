@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from rich.text import Text
 
-from fl_admm_strategies.algorithms.fpfc import FPFCDiagnostics
+from fl_admm_strategies import LambdaPath
+from fl_admm_strategies.algorithms.fpfc_types import FPFCDiagnostics
+from fl_admm_strategies.runtime.callbacks import StopRule
 
 from . import plots
-from .base import NONE, Finished, MethodReport, Report
-from .clusters import ClusteringRow, clustering_scores, communication_cost, diagnostics_table
+from .base import NONE, Experiment, Finished, MethodReport, Report
+from .cluster_path import draw_cluster_path, path_told
+from .clustered import ARI, groups_found
+from .clusters import clustering_scores, communication_cost, diagnostics_table
 
 
 class FPFCReport(MethodReport):
@@ -20,34 +24,57 @@ class FPFCReport(MethodReport):
 
     fixed: ClassVar[Mapping[str, Any]] = {"report_diagnostics": True}
 
+    def stop_rule(self, experiment: Experiment) -> StopRule | None:
+        """End a run on a path of lambdas when the chosen one's models are at rest (section 4.3)."""
+        strategy = experiment.strategy
+        if not isinstance(strategy.penalty, LambdaPath):
+            return None
+        return lambda server_round, metrics: bool(strategy.state.path.is_settled)
+
     def report(self, run: Finished) -> Report:
         """Report the clusters: how many, which, and whether lambda and nu can be trusted."""
         data, strategy = run.problem.data, run.strategy
         found = strategy.diagnostics()
-        clustering = clustering_scores(found.theta_norms, data.true_clusters)
+        nus = sorted({0.01, 0.1, 0.5, found.nu} if strategy.penalty == "auto" else {0.01, 0.1, 0.5})
+        clustering = clustering_scores(found.theta_norms, data.true_clusters, nus)
         shared = sum(array.size for array in strategy.state.averaged_arrays.values())
-        cost = communication_cost(
-            run.problem.num_clients,
-            sum(array.size for array in strategy.global_model().values()) - shared,
-            [len(replies) for replies in strategy.train_metrics.values()],
-            shared,
-        )
+        dim = sum(array.size for array in strategy.global_model().values()) - shared
+        rows = [(f"ν={row.nu:g}", row) for row in clustering]
+        # Where the penalty is flat: pairs above do not pull on each other.
+        if flat := getattr(strategy.penalty_in_use, "flat_from", 0.0):
+            (row,) = clustering_scores(found.theta_norms, data.true_clusters, (flat,))
+            rows.append((f"ν=aλ={flat:.3g}", row))
+        if found.path is None and strategy.in_rounds:
+            # The search's rounds send several models and are counted by their bytes.
+            searched = 0 if found.search is None else found.search.last_round
+            cost = communication_cost(
+                run.problem.num_clients,
+                dim,
+                [len(own) for number, own in strategy.train_metrics.items() if number > searched],
+                shared,
+            ) + _numbers_sent(strategy, searched)
+        else:  # a path sends models again, AsyncFPFC omega_i with zeta_i
+            cost = _numbers_sent(strategy, max(strategy.traffic))
         _draw(run, found.labels)
+        monitor = getattr(strategy.penalty, "monitor", "")
+        if drawn := found.path is not None and found.path.last_rounds.any():
+            draw_cluster_path(
+                found.path,
+                monitor,
+                data.true_clusters,
+                picture=run.picture("clusterpath.png", "the clusters over λ"),
+            )
         unknown = f" ({NONE}: truth unknown)." if clustering[0].ari is None else "."
-        at_own_nu = clustering_scores(found.theta_norms, data.true_clusters, (strategy.nu,))
+        (at_own_nu,) = clustering_scores(found.theta_norms, data.true_clusters, (found.nu,))
         return Report(
             cells={
                 **{title: {"cost": cost} for title in strategy.kinds.values()},
-                **{
-                    f"clusters at ν={row.nu:g}": {"num": row.num, "ari": row.ari}
-                    for row in clustering
-                },
+                **{f"clusters at {where}": {"num": row.num, "ari": row.ari} for where, row in rows},
             },
             note=f"{cost:,} parameters sent"
             + (f", shared block of {shared:,} included" if shared else ""),
             legend=(
-                "Num: clusters found, two clients together where ‖θ_ij‖ ≤ ν. "
-                f"ARI: 1 = the true clusters, 0 = chance{unknown}",
+                f"Num: clusters found, two clients together where ‖θ_ij‖ ≤ ν. {ARI}{unknown}",
                 "Cost: parameters sent, both ways.",
             ),
             body=(
@@ -55,19 +82,34 @@ class FPFCReport(MethodReport):
                     found.labels,
                     found.theta_norms,
                     found.gradient_norms,
-                    lam=strategy.penalty.lam,
+                    lam=found.lam,
                     stationarity=found.stationarity,
                     consensus=found.primal_residual,
-                    apart=_apart(strategy.penalty, found),
+                    apart=_apart(strategy.penalty_in_use, found),
                     clustering=clustering,
                 ),
-                _summary(run, at_own_nu),
+                *_search_told(run, found, cost),
+                *(
+                    path_told(found.path, monitor, strategy.traffic, data.true_clusters)
+                    if found.path is not None
+                    else ()
+                ),
+                groups_found(run, at_own_nu.num, at_own_nu.ari, ["personal", "global"]),
             ),
             files={
                 "distances.png": "how far apart the client models are",
                 "embedding.png": "the client models in two dimensions",
+                **({"clusterpath.png": "clusters and validation over λ"} if drawn else {}),
             },
-            extra={"clustering": clustering, "cost": cost, "shared_dim": shared},
+            extra={
+                "clustering": clustering,
+                "cost": cost,
+                "shared_dim": shared,
+                "lam": found.lam,
+                "nu": found.nu,
+                "search": found.search,
+                "path": found.path,
+            },
         )
 
 
@@ -75,6 +117,50 @@ def _apart(penalty: Any, found: FPFCDiagnostics) -> bool:
     """Return whether no two clusters pull on each other: the penalty is flat at their distance."""
     between = found.theta_norms[found.labels[:, None] != found.labels[None, :]]
     return not between.size or not penalty.derivative(between.min())
+
+
+def _numbers_sent(strategy: Any, searched: int) -> int:
+    """Return how many numbers the first rounds sent, both ways, beside the initial model."""
+    size: int = max(array.dtype.itemsize for array in strategy.global_model().values())
+    rounds = [strategy.traffic[number] for number in range(1, searched + 1)]
+    return int(sum(traffic.down + traffic.up for traffic in rounds) // size)
+
+
+def _search_told(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Text]:
+    """Say how the groups were found, what that cost, and what became of them."""
+    strategy, search = run.strategy, found.search
+    if strategy.penalty != "auto":
+        return []
+    if search is None:
+        return [
+            Text(
+                "The run ended while the groups were still searched for: all clients count as one "
+                "group. Give it more rounds.",
+                style="yellow",
+            )
+        ]
+    tried = ", ".join(
+        f"{count} ({loss:.3g}{', taken' if k == search.chosen else ''})"
+        for k, (count, loss) in enumerate(zip(search.num_groups, search.losses, strict=True))
+    )
+    rounds, spent = len(strategy.train_metrics), _numbers_sent(strategy, search.last_round)
+    grid = 8 * (cost - spent) * rounds // max(rounds - search.last_round, 1)
+    groups = np.array([search.labels.get(client, -1) for client in strategy.client_ids])
+    here = groups >= 0
+    pairs = np.array([(a, b) for a, b in zip(groups[here], found.labels[here], strict=True)])
+    split = sum(len(np.unique(pairs[pairs[:, 0] == g, 1])) > 1 for g in np.unique(pairs[:, 0]))
+    merged = sum(len(np.unique(pairs[pairs[:, 1] == c, 0])) > 1 for c in np.unique(pairs[:, 1]))
+    outcome = "FPFC has left them as they were."
+    if split or merged:
+        outcome = f"FPFC has split {split} of them, and merged some in {merged} clusters."
+    return [
+        Text(
+            f"Groups tried in rounds 1 to {search.last_round}, with the mean loss on held-out "
+            f"data: {tried}. {outcome} λ={found.lam:.3g} and ν={found.nu:.3g} come from the "
+            f"distance of the two nearest groups. The search sent {spent:,} numbers; "
+            f"runs with 8 values of λ would send some {grid:,}."
+        )
+    ]
 
 
 def _draw(run: Finished, labels: Any) -> None:
@@ -87,29 +173,4 @@ def _draw(run: Finished, labels: Any) -> None:
         labels,
         run.problem.data.true_clusters,
         picture=run.picture("embedding.png", "the client models in two dimensions"),
-    )
-
-
-def _summary(run: Finished, clustering: Sequence[ClusteringRow]) -> Text:
-    """Say in two sentences what came out, for somebody who has not read the paper."""
-    data = run.problem.data
-    (row,) = clustering
-    groups = f"{row.num} group{'' if row.num == 1 else 's'}"
-    truth = ""
-    if row.ari == 1:
-        truth = ", exactly the true ones"
-    elif row.ari is not None:
-        num_true = len(np.unique(data.true_clusters))
-        truth = f"; there are {num_true} true ones (ARI {row.ari:.2f}; 1 is a perfect match)"
-    return Text.assemble(
-        (
-            f"{run.strategy.title} found {groups} among {run.problem.num_clients} clients",
-            "bold green",
-        ),
-        f"{truth}. It was not told how many there are.\n",
-        f"Mean {run.problem.metric.measure}: ",
-        (run.mean("personal"), "bold"),
-        " with the clients' own models, ",
-        (run.mean("global"), "bold"),
-        " with one model for all (their mean).",
     )

@@ -3,7 +3,8 @@
 The heat map and the map of the client models are those of figure 3 of FPFC (Yu et al.,
 arXiv:2211.04218), but the plane of the map is that of classical scaling, whose distances are those
 of the models, where the paper has t-SNE's, whose are not. Everything is drawn through matplotlib's
-``Figure`` objects: no ``pyplot``, so no global state, no window and no display is needed.
+``Figure`` objects: no ``pyplot``, so no global state, no window and no display is needed. It
+and SciPy are imported when something is drawn: commands that draw nothing import this module, too.
 """
 
 from __future__ import annotations
@@ -13,33 +14,27 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial.distance import cdist
 
 from .files import write_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 DPI = 150
 
 # Okabe and Ito's palette, which people with any of the common colour deficiencies tell apart;
 # its black is kept for edges and text, and in the place of its yellow, weak on white, is wine.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
-_LINES = (*_COLOURS, "black")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
+_LINES = (*COLOURS, "black")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES: tuple[Any, ...] = ((0, (5, 4)), (0, (1, 2)), (0, (8, 2, 1, 2)))
-_GREY = "#6B6B6B"
+GREY = "#6B6B6B"
 _OTHER_COLOUR, _OTHER_MARKER = "#BDBDBD", "*"
 
 
@@ -66,6 +61,10 @@ class Picture:
 
     def figure(self, inches: tuple[float, float]) -> Figure:
         """Return a figure with title and setting, and the room below them for axes."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+
         width, height = inches
         engine = ConstrainedLayoutEngine()
         figure = Figure(figsize=inches, dpi=DPI, layout=engine)
@@ -73,7 +72,7 @@ class Picture:
         top = 0.07
         for text, size, wrap, (colour, weight) in (
             (self.title, 13.0, 68, ("black", "bold")),
-            (self.setting, 8.5, 115, (_GREY, "normal")),
+            (self.setting, 8.5, 115, (GREY, "normal")),
         ):
             if lines := textwrap.wrap(text, int(wrap * width / 8)):
                 figure.text(
@@ -91,6 +90,8 @@ class Picture:
 
     def save(self, figure: Figure) -> None:
         """Write the file or the files."""
+        import matplotlib
+
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Without versions and dates in the files: the same run leaves the same bytes.
         write_figure(self.path, figure, {"Software": None})
@@ -101,23 +102,26 @@ class Picture:
 
 
 def metric_over_rounds(
-    series: Mapping[str, Sequence[tuple[int, float]]],
+    series: Mapping[str, Sequence[tuple[float, float]]],
     *,
     ylabel: str,
+    xlabel: str = "communication round",
     picture: Picture,
     compared: Collection[str] = (),
     levels: Mapping[str, float] | None = None,
     log: bool = False,
 ) -> None:
-    """Draw how a metric moved over the rounds, 1200 x 750 pixels.
+    """Draw how a metric moved over the rounds, 1200 x 750 pixels, or higher for a long legend.
 
     Parameters
     ----------
-    series : Mapping[str, Sequence[tuple[int, float]]]
+    series : Mapping[str, Sequence[tuple[float, float]]]
         For every line its name (such as "personal model") and its (round, value) pairs. A value
         that is not finite, or on a logarithmic axis not positive, leaves a gap.
     ylabel : str
         Name and unit of the metric, such as "test accuracy (%)".
+    xlabel : str
+        What the rounds are counted in.
     picture : Picture
         Where to draw it.
     compared : Collection[str]
@@ -132,6 +136,8 @@ def metric_over_rounds(
     ValueError
         If no series holds a value that can be drawn.
     """
+    from matplotlib.ticker import MaxNLocator
+
     lines = {
         name: np.array(sorted(points), dtype=np.float64).reshape(-1, 2)
         for name, points in series.items()
@@ -163,10 +169,10 @@ def metric_over_rounds(
         )
     for k, (name, value) in enumerate((levels or {}).items()):
         dashes = _DASHES[k % len(_DASHES)]
-        axes.axhline(value, label=name, color=_GREY, linestyle=dashes, linewidth=1.2, zorder=1)
+        axes.axhline(value, label=name, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1)
     if log:
         axes.set_yscale("log")
-    axes.set_xlabel("communication round")
+    axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
@@ -177,10 +183,16 @@ def metric_over_rounds(
 
 
 def _legend_below(figure: Figure, axes: Axes) -> None:
-    """Put the legend under the axes, in as many columns as fit the width of the picture."""
+    """Put the legend under the axes, in as many columns as fit the width of the picture.
+
+    The picture grows by what the legend has beyond eight rows, so that the axes stay as they are.
+    """
     handles, names = axes.get_legend_handles_labels()
     names = [textwrap.fill(name, 90) for name in names]
+    width, height = figure.get_size_inches()
     for columns in range(min(4, len(names)), 0, -1):
+        rows = math.ceil(len(names) / columns)
+        figure.set_size_inches(width, height + 0.21 * max(0, rows - 8))
         legend = figure.legend(
             handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
         )
@@ -210,6 +222,9 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, picture: Picture) -
     ValueError
         If the shapes do not fit or a model is not finite.
     """
+    from matplotlib.patches import Rectangle
+    from scipy.spatial.distance import cdist
+
     models, labels = _checked(omega, found, "found")
     m = len(models)
     groups = _by_size(labels)
@@ -241,8 +256,8 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, picture: Picture) -
     )
     edges = np.concatenate(([0], np.cumsum(blocks)))
     if len(blocks) <= 12:
-        axes.hlines(edges[1:-1], 0, m, color=_GREY, linewidth=0.7)
-        axes.vlines(edges[1:-1], 0, m, color=_GREY, linewidth=0.7)
+        axes.hlines(edges[1:-1], 0, m, color=GREY, linewidth=0.7)
+        axes.vlines(edges[1:-1], 0, m, color=GREY, linewidth=0.7)
     for start, size, name in zip(edges[:-1], blocks, names, strict=True):
         if not name.startswith("alone"):
             corner = (float(start), float(start))
@@ -292,6 +307,8 @@ def embedding(
     ValueError
         If the shapes do not fit or a model is not finite.
     """
+    from matplotlib.lines import Line2D
+
     models, found_labels = _checked(omega, found, "found")
     true_labels = None if true is None else _checked(omega, true, "true")[1]
     points, share = _plane(models)
@@ -305,7 +322,7 @@ def embedding(
         "side.",
     )
 
-    colours, colour_key = _classes(found_labels, _COLOURS, _OTHER_COLOUR)
+    colours, colour_key = _classes(found_labels, COLOURS, _OTHER_COLOUR)
     handles = [Line2D([], [], linestyle="none", label="Colour: found cluster")]
     handles += [_key(name, colour, "o") for name, colour in colour_key]
     if true_labels is None:
@@ -317,7 +334,7 @@ def embedding(
     figure.legend(handles=handles, loc="outside right center", frameon=False)
 
     # The other clusters' points first, so that they hide no coloured one.
-    for colour in (_OTHER_COLOUR, *_COLOURS):
+    for colour in (_OTHER_COLOUR, *COLOURS):
         for marker in (_OTHER_MARKER, *_MARKERS):
             here = (colours == colour) & (markers == marker)
             axes.scatter(
@@ -365,6 +382,10 @@ def _side_by_side(points: NDArray[np.float64], marker: float) -> NDArray[np.floa
     marker : float
         Diameter of a marker, as a share of the picture's width.
     """
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+    from scipy.spatial.distance import cdist
+
     size = marker * (float(np.ptp(points, axis=0).max()) or 1.0)
     _, groups = connected_components(csr_matrix(cdist(points, points) < 0.5 * size), directed=False)
     spread = points.copy()
@@ -435,6 +456,8 @@ def _classes(
 
 
 def _key(name: str, colour: str, marker: str) -> Line2D:
+    from matplotlib.lines import Line2D
+
     return Line2D(
         [],
         [],
@@ -451,5 +474,5 @@ def _key(name: str, colour: str, marker: str) -> Line2D:
 def _square(picture: Picture, hint: str) -> tuple[Figure, Axes]:
     figure = picture.figure((8.0, 7.0))
     axes = figure.add_subplot()
-    axes.set_title(hint, fontsize=10, color=_GREY, loc="left")
+    axes.set_title(hint, fontsize=10, color=GREY, loc="left")
     return figure, axes

@@ -8,7 +8,7 @@ constructor itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import reduce
 from inspect import Parameter
@@ -19,7 +19,18 @@ from typing import get_type_hints as hints_of_function
 
 from pydantic import Discriminator, Field, Strict, Tag, create_model, model_validator
 
-from fl_admm_strategies import L1, MCP, L1Norm, SmoothedSCAD, SquaredL2, StepDecay
+from fl_admm_strategies import (
+    L1,
+    MCP,
+    GrowingEpochs,
+    L1Norm,
+    LambdaPath,
+    RandomDelay,
+    RandomEpochs,
+    SmoothedSCAD,
+    SquaredL2,
+    StepDecay,
+)
 from fl_admm_strategies.maths.penalties import Penalty
 from fl_admm_strategies.maths.regularizers import Regularizer
 from fl_admm_strategies.runtime.settings import parameters_of
@@ -29,11 +40,16 @@ from .section import Section
 
 OBJECTS: dict[object, Mapping[str, type]] = {
     Penalty: {"scad": SmoothedSCAD, "l1": L1, "mcp": MCP},
+    LambdaPath: {"path": LambdaPath},
+    Callable[[int, int], int]: {"growing": GrowingEpochs, "random": RandomEpochs},
     Regularizer: {"l2": SquaredL2, "l1": L1Norm},
 }
-"""What a file can give for a parameter of an abstract type, by the table's ``type``."""
-SCHEDULES: dict[object, type] = {Callable[[int], float]: StepDecay}
-"""What it can give for a function of the round."""
+"""What a file can give for a parameter of one of these types, by the table's ``type``."""
+SCHEDULES: dict[object, type] = {
+    Callable[[int], float]: StepDecay,
+    Callable[[int, int], float]: RandomDelay,
+}
+"""What it can give for a function of the round, or of the round and the client."""
 
 
 class Built(Section):
@@ -165,15 +181,18 @@ def _settable(choices: _Choices) -> Any:
         plain = choices.values[0] if len(choices.values) == 1 else Union[*choices.values]
         tagged.append(Annotated[plain, Tag("<value>")])
 
+    words = [w for v in choices.values if get_origin(v) is Literal for w in get_args(v)]
+
     def tag_of(value: Any) -> str:
         if isinstance(value, Built):
             return value.tag
         if isinstance(value, Mapping):
             return f"<{value['type']}>" if "type" in value else Built.tag
-        return "<value>"
+        return "<none>" if isinstance(value, str) and words and value not in words else "<value>"
 
     types = [repr(tag.strip("<>")) for tag in choices.tables if tag != Built.tag]
     wanted = f"a table with type = {' or '.join(types)}" if types else "a table"
+    wanted = " or ".join([wanted, *map(repr, words)])
     return Annotated[
         Union[*tagged],
         Discriminator(tag_of, custom_error_type="choice", custom_error_message=wanted),
@@ -194,6 +213,8 @@ def _choices(annotation: Any) -> _Choices:
         return _Choices([None])
     if get_origin(annotation) is Literal:
         return _Choices([annotation])
+    if annotation == Sequence[float]:
+        return _Choices([tuple[Annotated[float, Strict()], ...]])
     if annotation in OBJECTS:
         tables = {
             f"<{name}>": table_of(kind, tag=f"<{name}>", type=(Literal[name], name))

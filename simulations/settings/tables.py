@@ -10,6 +10,7 @@ from pydantic import Field, SkipValidation
 
 from clients import Attack
 
+from ..scores import Fairness
 from .constructor import Built, table_of
 from .section import Section
 
@@ -40,6 +41,9 @@ class TrainingSettings(Section):
     """Of SGD on the clients. The step size multiplies it, a weight of the loss does not."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Rounds from one checkpoint to the next, which ``--resume`` continues from."""
+    cohort: Literal["auto"] | bool = "auto"
+    """Whether the clients of a node train together in one stack of models, which is faster for
+    small models and equal to rounding. "auto": from 16 clients on, where the model gains by it."""
     collect_models: bool = False
     """After the last round, let clients send the personal models that stay with them."""
     client_state: Literal["context", "folder"] = "context"
@@ -76,10 +80,29 @@ class Baselines(Section):
 class ReportSettings(Section):
     """The table ``[report]``: what is measured and shown. A method may have more."""
 
-    metrics: tuple[Literal["f1", "auc"], ...] = ()
-    """Test metrics of a classification beside the accuracy."""
+    metrics: tuple[Literal["f1", "macro-f1", "auc"], ...] = ()
+    """Test metrics of a classification beside the accuracy: F1 weighted by class, the plain mean of
+    the classes' F1, the area under the ROC curve."""
+    fairness: tuple[Fairness, ...] = ()
+    """How evenly the models serve the clients: the variance of the metric or of the test loss, and
+    three indices of the metric that are 1, or log m, where all clients have the same."""
+    target: float | None = None
+    """A value of the metric as the table shows it, e.g. 85.0 percent: how many rounds, numbers sent
+    and bytes it took to be as good on average, where evaluated."""
     pdf: bool = False
     """Write a PDF file of every picture beside the PNG file."""
+
+
+class NewcomerSettings(Section):
+    """The table ``[newcomers]``: clients that the run does not know, and that join it afterwards.
+
+    As in section 6.4.2 of FPFC's paper; `FPFC.newcomers`.
+    """
+
+    share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the clients, of every true cluster where these are known."""
+    num_rounds: int = Field(default=50, ge=1)
+    """Rounds in which each trains and is sent its anchor."""
 
 
 class PublishedRow(Section):
@@ -126,6 +149,8 @@ class Settings(Section):
     """Malicious clients; by default there are none. All metrics are of the others."""
     report: SkipValidation[ReportSettings] = ReportSettings()
     baselines: SkipValidation[Baselines] = Baselines()
+    newcomers: NewcomerSettings | None = None
+    """Clients to hold out until the run is over; by default none."""
     published: dict[str, PublishedRow] = Field(default_factory=dict)
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Named sets of changes, e.g. a short `quick` run: dotted key = value."""

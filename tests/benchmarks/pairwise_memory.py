@@ -1,67 +1,131 @@
-"""Memory of FPFC's pairwise store from the common start until the clusters have separated.
+"""Memory and time of FPFC's server from the common start until the clusters have separated.
 
-Run with `python tests/benchmarks/pairwise_memory.py` (8.3 GB of memory, half a minute). 1000
-clients in four well-separated clusters, f_i(w) = .5 ||w - c_i||^2, 30 % of the clients per round,
-a few local steps (5) each, so that the clusters drift apart gradually. Dense
-theta and v would take 2 m^2 d = 32 GB in float32. Linux only (it reads /proc).
+    PYTHONPATH=. python tests/benchmarks/pairwise_memory.py RESULTS --models 250 500 1000 2000
+    PYTHONPATH=. python tests/benchmarks/pairwise_memory.py RESULTS --vectors 250 500 1000
+    PYTHONPATH=. python tests/benchmarks/pairwise_memory.py RESULTS --picture FILE
+
+Clients in four well-separated clusters, f_i(w) = .5 ||w - c_i||^2, 30 % of them per round, a few
+local steps (5) each, so that the clusters drift apart gradually; models of 4010 numbers in float32.
+By models, or with a vector for every close pair (1000 clients: 8.3 GB). Each size runs in a process
+of its own and is kept in RESULTS, a JSON file. Linux only (it reads /proc).
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import multiprocessing
 import resource
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fl_admm_strategies.maths.clustering import clusters
 from fl_admm_strategies.maths.pairs import PairwiseStore
 from fl_admm_strategies.maths.penalties import SmoothedSCAD
 
-CLIENTS, WIDTH, ACTIVE, CLUSTERS = 1000, 4010, 300, 4
-RHO, MAX_ROUNDS = 1.0, 60
+WIDTH, ACTIVE, CLUSTERS = 4010, 0.3, 4
+RHO = 1.0
 STEP_SIZE, STEPS = 0.02, 5
+GB = 1e9
 
 
 def main() -> None:
-    """Print one line per round until only pairs within clusters are stored."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--models", type=int, nargs="*", default=[])
+    parser.add_argument("--vectors", type=int, nargs="*", default=[])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--picture", type=Path)
+    given = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    if given.results.exists():
+        found = json.loads(given.results.read_text(encoding="utf-8"))
+    for form, sizes in (("models", given.models), ("vectors", given.vectors)):
+        for clients in sizes:
+            alone = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(1, mp_context=alone) as pool:
+                found.append(pool.submit(run, clients, form, given.rounds).result())
+            given.results.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    if given.picture:
+        draw(found, given.picture)
+
+
+def run(clients: int, form: str, rounds: int) -> dict[str, Any]:
+    """Run so many rounds; print one line for each."""
     rng = np.random.default_rng(0)
-    truth = np.arange(CLIENTS) % CLUSTERS
+    truth = np.arange(clients) % CLUSTERS
     # Centres 7 apart, members within .2 of each other: a lam = 2.22 lies well between.
-    centres = 5 * np.linalg.qr(rng.normal(size=(WIDTH, CLUSTERS)))[0].T
-    optima = centres[truth] + 0.1 / np.sqrt(WIDTH) * rng.normal(size=(CLIENTS, WIDTH))
-    optima = optima.astype(np.float32)
-    store = PairwiseStore(np.zeros_like(optima), SmoothedSCAD(0.6), RHO)
-    within = CLUSTERS * (CLIENTS // CLUSTERS) * (CLIENTS // CLUSTERS - 1) // 2
-    print(f"engine {store.engine}; dense theta and v: {2 * CLIENTS**2 * WIDTH * 4 / 1e9:.1f} GB")
-    print("round  stored pairs  store GB  RSS GB  peak RSS GB  update+zeta s")
-    for number in range(1, MAX_ROUNDS + 1):
-        active = rng.permutation(CLIENTS)[:ACTIVE]
-        start = time.perf_counter()
+    centres = 5 * np.linalg.qr(rng.normal(size=(WIDTH, CLUSTERS)))[0].T.astype(np.float32)
+    noise = rng.standard_normal((clients, WIDTH), np.float32)
+    optima = centres[truth] + np.float32(0.1 / np.sqrt(WIDTH)) * noise
+    del noise
+    most_bytes = {"models": 0, "vectors": 2**62}[form]
+    store = PairwiseStore(np.zeros_like(optima), SmoothedSCAD(0.6), RHO, most_bytes=most_bytes)
+    all_vectors = 2 * clients**2 * WIDTH * 4 / GB
+    print(
+        f"{clients} clients, {form}; engine {store.engine}; all theta and v: {all_vectors:.1f} GB"
+    )
+    print("round  close pairs  clusters  store GB  RSS GB  peak RSS GB  zeta s  update s")
+    processor, saved = 0.0, 0.0
+    for number in range(1, rounds + 1):
+        active = rng.permutation(clients)[: int(ACTIVE * clients)]
+        start = time.process_time()
         zeta = store.zeta(active)
-        seconds = time.perf_counter() - start
+        middle = time.process_time()
         # All steps of (5) at once: they shrink the distance to the minimiser of (9).
         minimiser = (optima[active] + RHO * zeta) / (1 + RHO)
         shrunk = (1 - STEP_SIZE * (1 + RHO)) ** STEPS
         models = minimiser + shrunk * (store.omega[active] - minimiser)
-        start = time.perf_counter()
+        begin = time.process_time()
         store.update(active, models)
-        seconds += time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-        held = store.nbytes / 1e9
+        end = time.process_time()
+        processor += middle - start + end - begin
+        saved = max(saved, sum(array.nbytes for array in store.state_arrays().values()) / GB)
+        labels = store.clusters(0.5)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        now = pages * resource.getpagesize() / 1e9
+        now = pages * resource.getpagesize() / GB
         print(
-            f"{number:5d}  {store.num_stored:12d}  {held:8.2f}  {now:6.2f}  {peak:11.2f}"
-            f"  {seconds:13.2f}",
+            f"{number:5d}  {store.num_stored:11d}  {labels.max() + 1:8d}  "
+            f"{store.nbytes / GB:8.2f}  {now:6.2f}  {peak:11.2f}  "
+            f"{middle - start:6.2f}  {end - begin:8.2f}",
             flush=True,
         )
-        arrays = store.state_arrays()
-        apart = np.array_equal(truth[arrays["pair_i"]], truth[arrays["pair_j"]])
-        if apart and store.num_stored == within:
-            break
-    labels = clusters(store.theta_norms(), nu=0.5)
-    print(f"pairs within the true clusters: {within}; clusters found: {labels.max() + 1}")
+    print(f"clusters are the true ones: {np.array_equal(labels, truth)}")
+    return {
+        "form": form,
+        "clients": clients,
+        "peak GB": peak,
+        "processor s a round": processor / rounds,
+        "checkpoint GB": saved,
+    }
+
+
+def draw(found: list[dict[str, Any]], file: Path) -> None:
+    """Draw memory and time against the number of clients."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    memory, lasted = figure.subplots(1, 2)
+    names = {"models": "by the clients' models", "vectors": "a vector for each close pair"}
+    for form, name in names.items():
+        runs = sorted((r for r in found if r["form"] == form), key=lambda r: int(r["clients"]))
+        clients = [own["clients"] for own in runs]
+        memory.plot(clients, [own["peak GB"] for own in runs], "o-", label=name)
+        lasted.plot(clients, [own["processor s a round"] for own in runs], "o-", label=name)
+    sizes = sorted({own["clients"] for own in found})
+    dense = [2 * m**2 * WIDTH * 4 / GB for m in sizes]
+    memory.plot(sizes, dense, "k:", label="all of theta and v, as printed")
+    for axes, title in ((memory, "peak memory, GB"), (lasted, "processor time, s a round")):
+        axes.set(xscale="log", yscale="log", xlabel="clients", title=title)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    memory.legend()
+    figure.savefig(file, dpi=100)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What malicious clients do to every method, without and with a bound: docs/robustness.md's tables.
+"""What malicious clients do to every method, bounds and robust rules: docs/robustness.md's tables.
 
     PYTHONPATH=. python tests/benchmarks/robustness.py
 
@@ -27,10 +27,17 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "clip": {"max_norm": "auto"},
     "refuse": {"max_norm": "auto", "on_excess": "refuse"},
 }
+RULES: dict[str, dict[str, Any]] = {
+    rule: {"aggregation": rule, "malicious": 0.25}
+    for rule in ("median", "trimmed-mean", "krum", "multi-krum")
+}
+"""Of Ditto, in the place of a bound."""
+FLOWERS = ("fedavg", "fedmedian", "fedtrimmedavg", "krum", "multi-krum")
+"""Flower's own, which know no bound, and have a node for each client."""
 METHODS = {
     "robustness": [
         *("fpfc", "fedadmm", "fedapm", "flame", "lp-proj-admm", "fedgia"),
-        *("ditto", "fedprox", "local"),
+        *("ditto", "fedprox", "local", *FLOWERS),
     ],
     "robustness-ratings": ["fedmc-admm"],
 }
@@ -52,6 +59,8 @@ def cells(bounds: list[str], seeds: list[int]) -> Iterator[Cell]:
     attacks = [("none", 0), *((kind, count) for count in (1, 5) for kind in ATTACKS)]
     for experiment, methods in METHODS.items():
         for method, bound, (kind, count), seed in product(methods, bounds, attacks, seeds):
+            if (bound in RULES and method != "ditto") or (bound != "none" and method in FLOWERS):
+                continue
             yield Cell(experiment, method, bound, kind, count, seed)
 
 
@@ -71,9 +80,9 @@ def score(cell: Cell) -> dict[str, float]:
         cell.method
     ]
     problem = federation.problem
-    strategy = federation.strategy(**BOUNDS[cell.bound])
+    strategy = federation.strategy(**{**BOUNDS, **RULES}[cell.bound])
     num_rounds = problem.settings.training.num_rounds
-    with grid_of(federation, 1) as grid:
+    with grid_of(federation, CLIENTS if cell.method in FLOWERS else 1) as grid:
         try:
             history = run_method(
                 problem,
@@ -94,10 +103,12 @@ def main() -> None:
     """Run everything and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--bounds", nargs="+", default=list(BOUNDS), choices=BOUNDS)
+    parser.add_argument("--bounds", nargs="+", default=[*BOUNDS, *RULES], choices=[*BOUNDS, *RULES])
+    known = [method for methods in METHODS.values() for method in methods]
+    parser.add_argument("--methods", nargs="+", default=known, choices=known)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    wanted = list(cells(options.bounds, options.seeds))
+    wanted = [c for c in cells(options.bounds, options.seeds) if c.method in options.methods]
     found: dict[tuple[Any, ...], list[float]] = {}
     rows: dict[tuple[str, str, str], None] = {}
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:

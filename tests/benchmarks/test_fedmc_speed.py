@@ -16,7 +16,8 @@ from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from clients.methods.fedmc_admm import FedMCADMMClient, Residual, item_steps, user_steps
+from clients.methods.fedmc_admm import FedMCADMMClient, item_steps, user_steps
+from clients.toolkit.completion import Residual
 from clients.toolkit.ratings import Ratings
 from fl_admm_strategies.algorithms.fedmc_admm import FedMCInstruction
 from fl_admm_strategies.maths.regularizers import SquaredL2

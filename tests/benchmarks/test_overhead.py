@@ -33,7 +33,7 @@ from fl_admm_strategies.runtime.messages import Reply
 from tests.support.federation import Mean
 
 NUM_CLIENTS, NUM_IMAGES, BATCH = 10, 600, 10
-FEW = 30  # images are enough to see that it runs
+FEW = 10  # images are enough to see that it runs
 
 
 @cache

@@ -22,7 +22,16 @@ from fl_admm_strategies import (
 )
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.runtime.state import arrays_of
-from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, each_case, grid_of, plain, sampling
+from tests.support.cases import (
+    CASES,
+    CHEAP,
+    NUM_CLIENTS,
+    Case,
+    at_any_pace,
+    grid_of,
+    plain,
+    sampling,
+)
 from tests.support.federation import (
     Adding,
     Mean,
@@ -47,7 +56,7 @@ def bound_of(case: Case, **settings: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", UPLOADING, ids=lambda case: case.name)
 def test_nothing_is_left_of_a_huge_number(case: Case, caplog: pytest.LogCaptureFixture) -> None:
-    strategy = case.strategy(seed=1, **bound_of(case))
+    strategy = case.strategy(seed=1, fraction_evaluate=0, **bound_of(case))
     fn = attacked_client_fn(client_fn_of(case.client_class), HUGE)
     strategy.start(InProcessGrid(client_app(fn), NUM_CLIENTS), case.initial_arrays(), 3)
     state = {name: array for name, array in arrays_of(strategy.state).items() if array.size}
@@ -64,7 +73,7 @@ def test_nothing_is_left_of_a_huge_number(case: Case, caplog: pytest.LogCaptureF
         assert lines == []
 
 
-@each_case
+@at_any_pace
 def test_a_bound_that_nobody_exceeds_changes_no_bit(case: Case) -> None:
     unbounded, _ = plain(case)
     strategy = sampling(case, **bound_of(case, max_norm=1e20))

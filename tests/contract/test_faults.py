@@ -163,11 +163,15 @@ def spare(strategy: StatefulStrategy, faults: Schedule) -> StatefulStrategy:
 
 
 def held(grid: InProcessGrid, strategy: StatefulStrategy) -> dict[str, NDArray[Any]]:
-    """Return what every client holds of the round that the server takes it to be in."""
+    """Return what every client holds of the round that the server takes it to be in.
+
+    What it evaluated last is of no round, and is gone after a training, even one that failed.
+    """
     arrays: dict[str, NDArray[Any]] = {}
     for client, version in strategy.membership.last_accepted.items():
         for key, record in grid.context(node_of(client)).state.array_records.items():
-            if not key.startswith("memory.") or key == f"memory.{version}":
+            ours = key == f"memory.{version}" if key.startswith("memory.") else key != "evaluated"
+            if ours:
                 arrays |= {f"{client}/{key}/{name}": a.numpy() for name, a in record.items()}
     return arrays
 
@@ -208,7 +212,7 @@ def assert_no_trace(
 
 @each_case
 def test_clients_that_fail_are_as_if_not_sampled(case: Case) -> None:
-    assert_no_trace(case, random_faults(8), 8)
+    assert_no_trace(case, random_faults(5), 5)
 
 
 @pytest.mark.long
@@ -226,6 +230,7 @@ def test_a_client_that_vanishes_for_some_rounds_goes_on_where_it_was() -> None:
     assert [r for r, clients in trained(strategy).items() if VICTIM in clients] == [1, 4]
 
 
+@pytest.mark.slow
 def test_a_client_whose_process_dies_is_as_if_not_sampled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -19,6 +19,7 @@ from tests.support.cases import (
     CASES,
     NUM_CLIENTS,
     Case,
+    at_any_pace,
     case_of,
     each_case,
     plain,
@@ -35,7 +36,7 @@ from tests.support.federation import (
 from tests.support.legacy import run_workflow, with_workflow
 
 
-@each_case
+@at_any_pace
 def test_it_does_not_matter_how_many_nodes_host_the_clients(case: Case) -> None:
     def host(num_nodes: int) -> StatefulStrategy:
         app = client_app(client_fn_of(case.client_class), num_clients=NUM_CLIENTS)
@@ -43,8 +44,7 @@ def test_it_does_not_matter_how_many_nodes_host_the_clients(case: Case) -> None:
 
     expected, _ = plain(case)
     assert expected.client_ids == list(range(NUM_CLIENTS))
-    for num_nodes in (2, 4):  # 4: some nodes host one client, some two
-        assert_same_runs(host(num_nodes), expected)
+    assert_same_runs(host(4), expected)  # some nodes host one client, some two
 
 
 @each_case
@@ -78,7 +78,13 @@ def long(*parameters: Any) -> Any:
     return pytest.param(*parameters, marks=pytest.mark.long)
 
 
-@each_case
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (c.name not in ("FPFC", "FedAPM")), id=c.name)
+        for c in CASES
+    ],
+)
 @pytest.mark.parametrize(("workers", "runs"), [(2, 1), long(1, 5), long(2, 5)])
 def test_runs_in_process_have_the_same_bits(case: Case, workers: int, runs: int) -> None:
     app = client_app(client_fn_of(case.client_class))

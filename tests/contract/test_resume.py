@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result
 
 from clients import client_app
 from fl_admm_strategies import StatefulStrategy
-from tests.support.cases import NUM_CLIENTS, Case, State, each_case, grid_of, run, sampling
+from tests.support.cases import NUM_CLIENTS, Case, State, at_any_pace, grid_of, run, sampling
 from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,
@@ -68,7 +68,7 @@ def whole(case: Case) -> Whole:
     return found
 
 
-@each_case
+@at_any_pace
 def test_a_saved_state_is_numbers_that_later_rounds_do_not_change(case: Case) -> None:
     expected = whole(case)
     for key, array in expected.saved[SAVED].items():
@@ -91,7 +91,7 @@ def assert_same_end(case: Case, strategy: StatefulStrategy) -> None:
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
-@each_case
+@at_any_pace
 def test_a_saved_state_continues_to_the_same_bits(case: Case) -> None:
     grid = grid_of(case)
     for node, kept in whole(case).clients.items():
@@ -99,7 +99,7 @@ def test_a_saved_state_continues_to_the_same_bits(case: Case) -> None:
     assert_same_end(case, continued(case, grid))
 
 
-@each_case
+@at_any_pace
 def test_a_saved_state_continues_with_clients_that_lost_theirs(
     case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,10 +120,10 @@ def test_a_saved_state_continues_with_clients_that_lost_theirs(
         for client in refused:
             assert any(re.search(rf"[\[ ]{client}[,\]]", line) for line in named)
         missing |= refused
-    assert missing
+    assert bool(missing) != case.memory_for_tests
 
 
-@each_case
+@at_any_pace
 def test_a_run_resumed_from_a_folder_is_the_whole_run(case: Case, tmp_path: Path) -> None:
     # Round 4 is trained but not saved: its clients have moved on, and go back.
     def start(strategy: StatefulStrategy, **options: Any) -> Result:

@@ -1,4 +1,4 @@
-"""Extreme but well-formed replies, joins and leaves: no exception, and a state that is finite."""
+"""Extreme replies, some in malformed blocks, joins and leaves: no exception, a finite state."""
 
 from __future__ import annotations
 

@@ -97,8 +97,15 @@ def assert_that_only_the_victim_failed(
         assert len(line) < 600
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("api", ["current", "packed", "legacy"])
+@pytest.mark.parametrize(
+    ("api", "workers"),
+    [
+        *(("current", 0), ("packed", 2), ("legacy", 0)),
+        pytest.param("current", 2, marks=pytest.mark.slow),
+        pytest.param("packed", 0, marks=pytest.mark.slow),
+        pytest.param("legacy", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_in_process(api: str, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     num_nodes = 2 if api == "packed" else NUM_CLIENTS
     with InProcessGrid(app_of(api), num_nodes, workers=workers) as grid:
@@ -111,8 +118,15 @@ def test_in_process(api: str, workers: int, caplog: pytest.LogCaptureFixture) ->
     assert len(text) < 200_000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("api", ["current", "packed", "legacy"])
+@pytest.mark.parametrize(
+    "api",
+    [
+        pytest.param("current", marks=pytest.mark.slow),
+        # How they pack an error is seen in process; these need a Ray of their own each.
+        pytest.param("packed", marks=pytest.mark.long),
+        pytest.param("legacy", marks=pytest.mark.long),
+    ],
+)
 def test_on_ray(api: str, caplog: pytest.LogCaptureFixture) -> None:
     server, strategies = ServerApp(), []
 

@@ -20,7 +20,7 @@ from clients import (
 from fl_admm_strategies import FPFC, Ditto, FedGiA, FedProx, LegacyStrategy, SmoothedSCAD, SquaredL2
 from fl_admm_strategies.runtime.reserved import OF_EVERY_MESSAGE
 from fl_admm_strategies.runtime.settings import parameters_of
-from tests.support.cases import Case, case_of, each_case, grid_of, plain
+from tests.support.cases import Case, at_any_pace, case_of, each_case, grid_of, plain
 from tests.support.federation import initial_arrays, make_client
 
 # --- Given twice --------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_a_typo_gets_the_right_name(given: str, meant: str) -> None:
         fpfc(**{given: 1})
 
 
-@each_case
+@at_any_pace
 def test_so_it_does_for_every_strategy_and_client(case: Case) -> None:
     name = type(case.strategy()).__name__
     with pytest.raises(TypeError, match=rf"^sed is not a parameter of {name}; did you mean seed"):

@@ -22,7 +22,7 @@ from fl_admm_strategies import (
     run_in_process,
 )
 from fl_admm_strategies.runtime import maker
-from tests.support.cases import CHEAP, NUM_CLIENTS, Case, case_of, each_case, sampling
+from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, case_of, each_case, sampling
 from tests.support.federation import (
     ClientFn,
     WatchedGrid,
@@ -52,7 +52,8 @@ class Plain(NumPyClient):
     def fit(self, parameters: Any, config: Any) -> Any:
         handshake = config.get("handshake")
         spec = self.strategy.handshake_spec() if handshake else self.strategy.upload_spec()
-        arrays = [np.zeros(shape, dtype) for shape, dtype in spec.values()]
+        # A length of -1 may be any.
+        arrays = [np.zeros(np.maximum(shape, 1), dtype) for shape, dtype in spec.values()]
         return arrays, 10, {"loss": 1.0, "curvature": 1.0, **self.stamp}
 
     def evaluate(self, parameters: Any, config: Any) -> Any:
@@ -76,11 +77,12 @@ def legacy(case: Case, strategy: StatefulStrategy, client_fn: ClientFn, rounds: 
     return run_in_process(app, ClientApp(client_fn=client_fn), NUM_CLIENTS)
 
 
-each_engine = pytest.mark.parametrize(
-    "engine",
-    [current(NUM_CLIENTS), current(2), legacy],
-    ids=["current", "packed", "legacy"],
-)
+ENGINES: dict[str, Engine] = {
+    "current": current(NUM_CLIENTS),
+    "packed": current(2),
+    "legacy": legacy,
+}
+each_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 
 @each_engine
@@ -99,8 +101,18 @@ def test_plain_clients_end_the_run_in_its_first_round(case: Case, engine: Engine
     assert strategy.train_metrics == {}
 
 
-@each_engine
-@each_case
+@pytest.mark.parametrize(
+    ("case", "engine"),
+    [
+        *(pytest.param(case, ENGINES["current"], id=case.name) for case in CASES),
+        # What the engines do is the runtime's: a method that shakes hands, and one that does not.
+        *(
+            pytest.param(case_of(name), ENGINES[engine], id=f"{name}-{engine}")
+            for name in ("FedGiA-gram", "FedProx")
+            for engine in ("packed", "legacy")
+        ),
+    ],
+)
 def test_the_clients_of_another_method_are_refused_by_name(
     case: Case, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:

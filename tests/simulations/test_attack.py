@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from simulations.config import RunConfig
-from simulations.loading import load_settings
+from simulations.loading import load_experiment, load_settings
 from tests.simulations.running import TINY, last_evaluation, result_of, run
 from tests.support.federation import assert_same_bits, differs
 
@@ -19,6 +20,7 @@ def run_with(out: Path, *changes: str) -> Path:
     return run(RunConfig("fedadmm-digits", changes=(*TINY, BASELINES, *changes), out=out), nodes=4)
 
 
+@pytest.mark.slow
 def test_malicious_clients_attack_all_methods_and_are_not_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -40,6 +42,34 @@ def test_malicious_clients_attack_all_methods_and_are_not_measured(
         assert last_evaluation(bad, file) != {c: last_evaluation(plain, file)[c] for c in honest}
     held = run_with(tmp_path / "held", *changes, "algorithm.max-norm=auto")
     assert differs(load_file(held / "state.safetensors"), load_file(bad / "state.safetensors"))
+
+
+FULL_BATCH = ("data.options.clients=4", "training={ num-rounds = 1 }")
+LABELS = ("attack.kind=random-labels", "attack.ratio=0.5", "data.options.validation=true")
+
+
+def test_poisoned_labels_are_what_malicious_clients_learn_from_and_all_that_differs() -> None:
+    poisoned, honest = (
+        load_experiment(RunConfig("ditto-digits", changes=(*FULL_BATCH, *changes), seed=2))
+        for changes in (LABELS, LABELS[2:])
+    )
+    assert len(poisoned.malicious) == 2
+    for client in range(4):
+        bad, good = (problem.client_arguments(client) for problem in (poisoned, honest))
+        for part in ("train_loader", "validation_loader", "test_loader"):
+            (x, y), (true_x, true_y) = next(iter(bad[part])), next(iter(good[part]))
+            assert torch.equal(x, true_x)
+            as_they_were = client not in poisoned.malicious or part == "test_loader"
+            assert torch.equal(y, true_y) is as_they_were, (client, part)
+            assert y.dtype == true_y.dtype
+
+
+@pytest.mark.parametrize("name", ["robustness-ratings", "fedgia-v1"])
+def test_where_there_are_no_classes_no_labels_can_be_poisoned(name: str) -> None:
+    with pytest.raises(ValueError, match=r"'random-labels', but data set '.*' has no classes"):
+        load_experiment(
+            RunConfig(name, changes=("attack={ kind = 'random-labels', ratio = 0.2 }",))
+        )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,10 @@ from typer.testing import CliRunner
 
 from clients import client_app
 from simulations import cli
-from simulations.loading import experiment_names, load_settings
+from simulations.catalogue import experiment_names, read_experiment
+from simulations.host import Host
+from simulations.loading import load_settings
+from simulations.methods import METHODS
 from tests.support.federation import assert_same_bits
 
 ROOT = Path(__file__).parents[2]
@@ -55,15 +58,28 @@ def test_list_shows_every_experiment_on_80_columns() -> None:
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == experiment_names()
     flat = " ".join(output.split())
     for name in experiment_names():
-        settings = load_settings(name)
-        profiles = f" profiles: {', '.join(settings.profiles)}" if settings.profiles else ""
-        assert f"{name} {settings.title}{profiles}" in flat
+        settings = read_experiment(name)
+        profiles = f" profiles: {', '.join(settings['profiles'])}" if "profiles" in settings else ""
+        assert f"{name} {settings['title']}{profiles}" in flat
+
+
+def test_list_methods_names_every_method_with_its_paper() -> None:
+    code, output = invoke("list", "--methods")
+    assert code == 0
+    lines = output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(METHODS)
+    flat = " ".join(output.split())
+    for name, strategy in METHODS.items():
+        # Its own, not that of the method it derives from: one line in the class.
+        assert vars(strategy).get("paper"), f"{name}: add paper = ... to {strategy.__name__}"
+        assert strategy.paper in flat
 
 
 def test_describe_shows_a_setting_and_names_what_it_does_not_know() -> None:
     code, output = invoke("describe", "digits-fpfc")
     assert code == 0
-    assert "algorithm.nu = 0.1" in output
+    assert "algorithm.penalty = auto" in output
     assert "a cluster (Remark 2)" in " ".join(output.split())
     for arguments, message in (
         (("digits-fpcf",), "unknown experiment 'digits-fpcf'. Did you mean 'digits-fpfc'?"),
@@ -73,6 +89,28 @@ def test_describe_shows_a_setting_and_names_what_it_does_not_know() -> None:
         assert code == 1
         assert message in output
         assert "run" not in output
+
+
+@pytest.mark.parametrize(
+    ("engine", "found", "why"),
+    [
+        ("inprocess", 1, "gpus-per-client is 0.5, but only Ray deals out GPUs"),
+        ("ray", 0, "gpus-per-client is 0.5, but PyTorch finds no CUDA device on this machine"),
+    ],
+)
+def test_a_share_of_a_gpu_that_nobody_could_give_is_refused(
+    monkeypatch: pytest.MonkeyPatch, engine: str, found: int, why: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: found)
+    code, output = invoke("run", "digits-fpfc", "--gpus-per-client", "0.5", "--engine", engine)
+    assert code == 1
+    assert why in " ".join(output.split())
+
+
+def test_a_share_of_a_gpu_is_passed_to_ray() -> None:
+    backend = Host(workers=8, gpus_per_client=0.25).ray_config(verbose=True)
+    assert backend["client_resources"] == {"num_cpus": 1, "num_gpus": 0.25}
+    assert Host().ray_config(verbose=True)["client_resources"]["num_gpus"] == 0
 
 
 @pytest.mark.parametrize(
@@ -117,7 +155,7 @@ def test_a_results_folder_that_cannot_be_is_a_sentence(
         (["digits-fpfc", "--set", "data.options.clients=many"], "option clients of data set"),
         (["digits-fpfc", "--set", "model.name=softmx"], "unknown model 'softmx'"),
         (
-            ["digits-fpfc", "--set", "algorithm.penalty.lam=-1"],
+            ["synthetic-s4", "--set", "algorithm.penalty.lam=-1"],
             "algorithm.penalty.lam is -1.0, exp",
         ),
         (["digits-fpfc", "--set", "algorithm.nu=0"], "algorithm.nu is 0.0, expected a"),
@@ -165,13 +203,13 @@ def _broken_client_app(run_config: object) -> ClientApp:
     def client_fn(context: Context) -> Client:
         raise OSError("the disk is full")
 
-    return client_app(client_fn)
+    return client_app(client_fn, num_clients=12)
 
 
 def test_clients_that_always_fail_fail_the_run_with_their_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "make_client_app", _broken_client_app)
+    monkeypatch.setattr("simulations.client_app.make_client_app", _broken_client_app)
     code, output = invoke(
         *("run", "digits-fpfc", "--engine", "inprocess", "--out", str(tmp_path / "out")),
         *("--set", "training.num-rounds=3"),
@@ -219,7 +257,8 @@ def test_verbose_shows_flowers_messages_and_the_traceback(
 def test_a_run_on_ray_shows_no_noise_and_gives_the_bits_of_the_other_engines(
     tmp_path: Path,
 ) -> None:
-    few = ("run", "digits-fpfc", "--set", "training.num-rounds=4")
+    penalty = 'algorithm.penalty={ type = "scad", lam = 0.6 }'  # the search takes more rounds
+    few = ("run", "digits-fpfc", "--set", "training.num-rounds=4", "--set", penalty)
     done = start(*few, cwd=tmp_path)  # the defaults: Ray, a node for each client, runs/
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # no progress bar where there is no terminal

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from simulations.catalogue import experiment_names
 from simulations.describe import described, settings_in
-from simulations.loading import experiment_names, load_settings
+from simulations.loading import load_settings
 from simulations.settings.documented import parameter_docs
 from tests.simulations.screen import shown
 
@@ -30,7 +31,7 @@ def test_what_is_shown_of_a_setting() -> None:
     assert max(map(len, lines)) <= 80
     assert "flame: Federated learning by ADMM with Moreau envelopes (FLAME)." in lines
     # the value of the profile, and the default of the constructor
-    assert "algorithm.lr = 0.03  (default: 0.01)" in lines
+    assert "algorithm.lr = 0.03  (default: 0.1)" in lines
     assert "algorithm.lam = 1.0" in lines
     assert "    lambda, how strongly a personal model is held near the global one." in lines
     assert "training.batch-size = 20  (default: not given)" in lines
@@ -41,7 +42,7 @@ def test_what_is_shown_of_a_setting() -> None:
 
 
 def test_a_table_among_the_settings_is_shown_with_its_own() -> None:
-    found = {one.key: one for one in settings_in(load_settings("digits-fpfc"))}
+    found = {one.key: one for one in settings_in(load_settings("synthetic-s1"))}
     assert found["algorithm.penalty"].value == "scad"
     assert found["algorithm.penalty.lam"].value == 0.6
     assert found["algorithm.penalty.a"].default == 3.7

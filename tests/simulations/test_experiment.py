@@ -36,13 +36,21 @@ def test_the_default_experiment_finds_the_three_groups(tmp_path: Path) -> None:
     # An independent prototype: 3 groups exactly, 0.93 mean accuracy, 0.3 for one global model.
     default_run = run(RunConfig("digits-fpfc", out=tmp_path / "default"))
     result = result_of(default_run)
-    assert [(row["num"], row["ari"]) for row in result["clustering"]] == [(3, 1.0)] * 3
+    assert [(row["num"], row["ari"]) for row in result["clustering"]] == [(3, 1.0)] * 4
     assert result["models"]["personal model"]["mean"] > 0.9
     assert result["models"]["cluster model"]["mean"] > 0.9
     assert result["models"]["one global model"]["mean"] < 0.4
     assert result["rounds"] == 200
-    # 10 x 64 weights and 10 biases: 12 once, then 6 up and 6 down for 200 rounds.
-    assert result["cost"] == 650 * (12 + 2 * 6 * 200)
+    # lambda was found: three groups of the five groupings that were tried.
+    search = result["search"]
+    assert (search["last_round"], search["num_groups"][search["chosen"]]) == (27, 3)
+    assert result["lam"] == pytest.approx(2 * result["nu"] / 3.7)
+    # 10 x 64 weights and 10 biases. All 12 once; in the consensus 6 up and 6 down for 20 rounds,
+    # the model that half of them start from with it where they have not trained yet; 12 both ways
+    # for the probes, K models each for 5 rounds, and down only for the scores; then 6 both ways.
+    candidates = len(search["num_groups"])
+    sent = 12 + 2 * 6 * 20 + 12 + 2 * 12 + candidates * 12 * (2 * 5 + 1) + 2 * 6 * (200 - 27)
+    assert result["cost"] == 650 * sent
     # Within a group the models agree, between groups they do not (heat map and embedding).
     models = load_file(default_run / "state.safetensors")["state/pairs/omega"]
     distances = np.linalg.norm(models[:, None] - models[None, :], axis=2)
@@ -128,6 +136,19 @@ def test_the_written_experiment_gives_the_same_bits_on_other_nodes_and_workers(
     assert not np.array_equal(other["state/consensus/w"], state["state/consensus/w"])
 
 
+def test_the_precision_of_the_wire_and_the_device_are_settings(tmp_path: Path) -> None:
+    changes = (*TINY, "client.device=auto")
+    half = (*changes, "algorithm.wire-dtype=float16")
+    traffic = [
+        result_of(run(RunConfig("fedadmm-digits", changes=own, out=tmp_path / name), nodes=4))
+        for own, name in ((changes, "full"), (half, "half"))
+    ]
+    full_bytes, half_bytes = (sum(own["traffic"].values()) for own in traffic)
+    assert half_bytes < 0.7 * full_bytes  # what clients start from travels in full, once
+    with pytest.raises(ValueError, match=r"wire-dtype is 'bfloat16', expected 'float16'"):
+        load_settings("fedadmm-digits", changes=("algorithm.wire-dtype=bfloat16",))
+
+
 def test_two_runs_at_once_get_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,12 +167,34 @@ def test_the_screen_ends_with_what_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # After two rounds at lambda = 0 nothing is fused: 12 groups, as told at the end.
-    changes = ("training.num-rounds=2", "training.fraction-train=1.0", "algorithm.penalty.lam=0.0")
+    penalty = "algorithm.penalty={type='scad', lam=0.0}"
+    changes = ("training.num-rounds=2", "training.fraction-train=1.0", penalty)
     run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out"))
     output = " ".join(capsys.readouterr().out.split())
     assert "FPFC found 12 groups among 12 clients; there are 3 true ones (ARI 0.00;" in output
     assert "with the clients' own models" in output
     assert output.endswith("state.safetensors the server's state, with all the models")
+
+
+@pytest.mark.slow
+def test_the_report_tells_of_the_search_for_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ("training.num-rounds=10", "algorithm.consensus-rounds=1", "algorithm.lr=0.5")
+    folder = run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out"))
+    search = result_of(folder)["search"]
+    assert search["last_round"] == 8
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Groups tried in rounds 1 to 8, with the mean loss on held-out data: 1 (" in output
+    assert f"{search['losses'][search['chosen']]:.3g}, taken)" in output
+    assert "FPFC has left them as they were." in output
+    # What went both ways in these rounds, and eight runs of ten rounds without a search: all are
+    # sent the model once; half of the clients train. Those of rounds 9 and 10 had no omega_i yet.
+    sent = 6 * (2 + 1) + 12 * 2 + len(search["losses"]) * 12 * (2 * 5 + 1)
+    assert f"The search sent {650 * sent:,} numbers" in output
+    run(RunConfig("digits-fpfc", changes=SHORT, out=tmp_path / "short"))
+    output = " ".join(capsys.readouterr().out.split())
+    assert "The run ended while the groups were still searched for: all clients count" in output
 
 
 def test_a_run_that_nobody_could_evaluate_fails_and_keeps_its_models(

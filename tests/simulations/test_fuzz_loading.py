@@ -11,14 +11,15 @@ import tomli_w
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from simulations.loading import EXPERIMENTS, experiment_names, load_settings
+from simulations.catalogue import EXPERIMENTS, experiment_names
+from simulations.loading import load_settings
 from simulations.methods import METHODS
 from simulations.settings import Settings
 
 FILES = {name: (EXPERIMENTS / f"{name}.toml").read_text("utf-8") for name in experiment_names()}
 
 fuzz = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 leaves = st.one_of(

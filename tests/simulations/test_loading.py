@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fl_admm_strategies import FPFC, L1, SmoothedSCAD, StepDecay
-from simulations.loading import changed_settings, experiment_names, load_settings
+from simulations.catalogue import experiment_names
+from simulations.loading import changed_settings, load_settings
 from simulations.methods import METHODS
 from simulations.settings import Settings, published_rows
 
@@ -80,14 +81,21 @@ def test_the_rate_decays_every_five_rounds_from_the_first() -> None:
 
 def test_the_strategy_is_what_the_table_says() -> None:
     strategy = load_settings("digits-fpfc").algorithm.build(seed=3)
-    expected = FPFC(SmoothedSCAD(0.6), rho=1.0, lr=0.3, local_epochs=10, seed=3)
+    expected = FPFC(rho=1.0, lr=0.3, local_epochs=10, seed=3)
+    assert strategy.settings() == expected.settings()
+    strategy = load_settings("synthetic-s1").algorithm.build(seed=3)
+    expected = FPFC(SmoothedSCAD(0.6), rho=1.0, lr=0.1, local_epochs=10, seed=3)
     assert strategy.settings() == expected.settings()
 
 
-def test_the_l2_term_of_fedapm_is_scaled_as_its_loss_is() -> None:
-    # lambda/2 |.|^2 with lambda = 0.01 in f_i, which stands under alpha_i = 1/m; the paper's code.
-    for name, clients in (("fedapm-cifar10", 20), ("fedapm-har", 30)):
-        assert load_settings(name).training.weight_decay == 0.01 / clients
+def test_the_settings_of_fedapm_stand_beside_the_plain_loss() -> None:
+    # The paper's rho = 0.01 and its code's sigma = 0.01 and 0.1 or 0.5 for lr, beside f_i/m; and
+    # lambda/2 |.|^2 with lambda = 0.01 in f_i.
+    for name, clients, lr in (("fedapm-cifar10", 20, 0.1), ("fedapm-har", 30, 0.5)):
+        own: Any = load_settings(name).algorithm
+        assert (own.rho, own.sigma) == (0.01 * clients, 0.01 * clients)
+        assert own.lr == lr / clients
+        assert load_settings(name).training.weight_decay == 0.01
         assert load_settings(name, profile="quick").training.weight_decay == 0
 
 
@@ -130,7 +138,7 @@ def test_what_a_resumed_run_says_has_changed() -> None:
         (["lam"], "'lam' is not section.key=value, e.g. algorithm.lr=0.1"),
         (["algorithm.lr.x=1"], "'algorithm.lr.x': 'lr' is a value, not a section"),
         (["model={}"], "model.name: is missing"),
-        (["report.metrics=['f2']"], r"report.metrics.0 is 'f2', expected 'f1' or 'auc'"),
+        (["report.metrics=['f2']"], r"report.metrics.0 is 'f2', expected 'f1', 'macro-f1' or 'a"),
     ],
 )
 def test_a_bad_change_is_refused(changes: list[str], message: str) -> None:
@@ -156,7 +164,7 @@ def test_the_settings_of_another_method_are_unknown() -> None:
 
 
 def test_an_unknown_method_is_answered_with_what_was_meant() -> None:
-    with pytest.raises(ValueError, match=r"unknown algorithm 'fpcf'. Did you mean 'fpfc'[?] Known"):
+    with pytest.raises(ValueError, match=r"unknown algorithm 'fpcf'. Did you mean 'fpfc' .*Known"):
         load_settings("digits-fpfc", changes=["algorithm.name=fpcf"])
     with pytest.raises(ValueError, match=r"algorithm.name: is missing. Known: .*ditto.*fpfc"):
         load_settings("digits-fpfc", changes=["algorithm={ lr = 1 }"])
@@ -215,7 +223,9 @@ def test_an_unknown_experiment_is_answered_with_what_was_meant() -> None:
 
 
 def test_an_unknown_profile_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"profile of synthetic-s1 'fast'.*Known: quick"):
+    with pytest.raises(
+        ValueError, match=r"profile of synthetic-s1 'fast'.*Known: .*clustered.*quick"
+    ):
         load_settings("synthetic-s1", profile="fast")
 
 

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from clients import SGDClient
-from simulations.metrics import auc, weighted_f1
+from simulations.metrics import auc, macro_f1, weighted_f1
 
 
 def chosen(classes: list[int], of: int) -> Tensor:
@@ -36,6 +36,14 @@ def test_weighted_f1_of_one_class() -> None:
     assert weighted_f1(chosen([3, 3, 0], 4), targets) == pytest.approx(0.8)
     assert weighted_f1(chosen([0, 1, 2], 4), targets) == 0.0
     assert weighted_f1(chosen([3, 3, 3], 4), targets) == 1.0
+
+
+def test_macro_f1_by_hand() -> None:
+    """As above: F1 4/5 of class 0 and 1/2 of class 1, which count alike; class 2 is nobody's."""
+    value = macro_f1(chosen([0, 0, 1, 1, 2], 4), torch.tensor([0, 0, 0, 1, 1]))
+    assert value == pytest.approx((4 / 5 + 1 / 2) / 2)
+    assert type(value) is float
+    assert macro_f1(chosen([0, 1, 2], 4), torch.tensor([3, 3, 3])) == 0.0
 
 
 def test_auc_by_hand() -> None:

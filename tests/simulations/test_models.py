@@ -1,6 +1,9 @@
 """Models: parameter counts of the spec, shapes, initial weights."""
 
+import copy
 import re
+from collections import OrderedDict
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -231,6 +234,36 @@ def test_every_model_trains_all_its_parameters_with_its_loss(name: str) -> None:
     assert loss.shape == ()
     loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def relu_first(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy with every ReLU moved before the pooling it follows."""
+    new = copy.deepcopy(model)
+    for part in new.modules():
+        if isinstance(part, torch.nn.Sequential):
+            layers = [*part]
+            for place, (one, other) in enumerate(pairwise(layers)):
+                if "MaxPool" in type(one).__name__:
+                    assert isinstance(other, torch.nn.ReLU)
+                    layers[place : place + 2] = [other, one]
+            part._modules = OrderedDict(zip(part._modules, layers, strict=True))
+    return new
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn-cifar", "cnn-medical", "cnn-femnist", "har"])
+def test_pooling_before_the_relu_changes_no_bit(name: str) -> None:
+    ours = initialise(build(name, FITTING[name]), 0)
+    papers = relu_first(ours)
+    for part in (ours, papers):  # the names of the parameters stay those of the layers
+        part.load_state_dict(ours.state_dict())
+    inputs = torch.randn(4, *FITTING[name].input_shape).round(decimals=1)  # equal numbers, too
+    results = []
+    for model in (ours, papers):
+        torch.manual_seed(3)  # dropout
+        loss = loss_of(name)(model(inputs), torch.arange(4))
+        loss.backward()
+        results.append([loss, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_losses() -> None:

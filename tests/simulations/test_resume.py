@@ -196,7 +196,7 @@ def test_more_rounds_and_other_hyperparameters_go_on(
     # The library's own warning knows nothing of batches.
     assert (
         "Resuming with other settings: training.num-rounds 3 (was 2); training.batch-size 50 "
-        "(was 40); algorithm.lr 0.2 (was 1.0)"
+        "(was 40); algorithm.lr 0.2 (was 0.1)"
     ) in capsys.readouterr().out
     assert load_settings(str(folder / "experiment.toml")).training.num_rounds == 3
 

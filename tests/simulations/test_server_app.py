@@ -91,9 +91,14 @@ def _is_up(url: str) -> bool:
         return False
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [["num-supernodes=12 client-resources-num-cpus=1"], []], ids=["README", "default"]
+    "options",
+    [
+        pytest.param(
+            ["num-supernodes=12 client-resources-num-cpus=1"], id="README", marks=pytest.mark.slow
+        ),
+        pytest.param([], id="default", marks=pytest.mark.long),
+    ],
 )
 def test_flwr_run_gives_the_bits_of_the_command_line(
     options: list[str], superlink: dict[str, str], tmp_path: Path

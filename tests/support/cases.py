@@ -9,45 +9,89 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Context
 from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
+from torch import nn
 
 from clients import (
+    CFLClient,
     DittoClient,
     FedADMMClient,
+    FedALAClient,
+    FedAltClient,
     FedAPMClient,
+    FedCPClient,
     FedGiAClient,
     FedGiALinearClient,
+    FedMAvgClient,
+    FedMGSClient,
     FedProxClient,
+    FedRoDClient,
+    FedSimClient,
     FLAMEClient,
     FPFCClient,
+    IFCAClient,
+    LGFedAvgClient,
     LocalClient,
+    LocalSGDClient,
     Logistic,
     LpProjADMMClient,
+    LpProjClient,
+    PACFLClient,
+    PerFedAvgClient,
+    PFedMeClient,
+    PFedMeMatchedClient,
     client_app,
 )
 from fl_admm_strategies import (
+    CFL,
     FLAME,
     FPFC,
+    IFCA,
     L1,
+    PACFL,
+    AsyncFPFC,
     Ditto,
     FedADMM,
+    FedALA,
+    FedAlt,
     FedAPM,
+    FedCP,
     FedGiA,
+    FedMAvg,
     FedMCADMM,
+    FedMGS,
     FedProx,
+    FedRoD,
+    FedSim,
     L1Norm,
+    LambdaPath,
+    LGFedAvg,
     Local,
+    LocalSGD,
+    LpProj,
     LpProjADMM,
+    PerFedAvg,
+    PFedMe,
+    PFedMeMatched,
+    RandomDelay,
     SmoothedSCAD,
     SquaredL2,
     StatefulStrategy,
     initial_item_factors,
 )
 from tests.support import large, views
-from tests.support.federation import Adding, Mean, WatchedGrid, client_fn_of, initial_arrays
+from tests.support.federation import (
+    Adding,
+    Mean,
+    WatchedGrid,
+    client_fn_of,
+    initial_arrays,
+    make_model,
+)
 from tests.support.ratings import NUM_ITEMS, contract_client
 from tests.support.views import View
 
@@ -68,6 +112,8 @@ class Case:
         Whether a client that knows nothing of the library will do.
     stateless_clients : bool
         Whether the server can make up for what a client lost.
+    memory_for_tests : bool
+        Whether clients keep what they evaluate, and do not train from it.
     everybody_trains : bool
         In every round.
     server_learns : bool
@@ -80,10 +126,12 @@ class Case:
         ``enlarged(case, width)``: the same with many numbers.
     small_messages : bool
         Whether its messages are small however large the model.
+    names_parts : bool
+        Whether the method knows parts of the clients' models by their names.
     variant : bool
         Whether its tests are slow ones: it is another setting of a strategy that is among the
         others, or one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj
-        with FLAME, Local with Ditto).
+        with FLAME, Local and pFedMe with Ditto).
     """
 
     name: str
@@ -92,12 +140,14 @@ class Case:
     initial_arrays: Callable[[], ArrayRecord] = initial_arrays
     fedavg_clients: bool = True
     stateless_clients: bool = True
+    memory_for_tests: bool = False
     everybody_trains: bool = False
     server_learns: bool = True
     shakes_hands: bool = False
     view: View = views.NOTHING
     enlarged: Callable[[Case, int], Case] = large.of_a_wide_model
     small_messages: bool = False
+    names_parts: bool = False
     variant: bool = False
 
 
@@ -113,6 +163,27 @@ def fedgia_linear_client(
     inputs, labels = train_loader.dataset.tensors
     loss = Logistic(inputs, labels == 0)
     return FedGiALinearClient(context, loss, loss)
+
+
+def with_heads(client_class: Any) -> Callable[..., NumPyClient]:
+    """Return what builds the clients of a method whose models have two heads, of plain models."""
+
+    def client(context: Context, model: nn.Module, *args: Any, **kwargs: Any) -> NumPyClient:
+        made: NumPyClient = client_class(context, two_headed(client_class, model), *args, **kwargs)
+        return made
+
+    return client
+
+
+def two_headed(client_class: Any, model: nn.Module) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        made: nn.Module = client_class.heads.of(model)
+    return made
+
+
+def initial_arrays_of(client_class: Any) -> ArrayRecord:
+    return ArrayRecord(two_headed(client_class, make_model()).state_dict())
 
 
 CASES = [
@@ -133,6 +204,25 @@ CASES = [
         "FPFC-head",
         partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=1, clustered="^head"),
         FPFCClient,
+        view=views.PAIRS,
+        variant=True,
+    ),
+    Case(
+        "FPFC-auto",
+        partial(FPFC, lr=0.2, local_epochs=1),
+        FPFCClient,
+        fedavg_clients=False,
+        view=views.PAIRS,
+        variant=True,
+    ),
+    Case(
+        "FPFC-path",
+        partial(
+            FPFC, LambdaPath([0.0, 0.2, 0.5], min_rounds=1, max_rounds=2), lr=0.2, local_epochs=1
+        ),
+        FPFCClient,
+        fedavg_clients=False,
+        shakes_hands=True,
         view=views.PAIRS,
         variant=True,
     ),
@@ -220,6 +310,41 @@ CASES = [
         variant=True,
     ),
     Case(
+        "FedMC-ADMM-rated",
+        partial(FedMCADMM, SquaredL2(0.1), inner_steps=2, rows="rated"),
+        contract_client,
+        partial(initial_item_factors, 3, NUM_ITEMS),
+        fedavg_clients=False,
+        stateless_clients=False,
+        shakes_hands=True,
+        view=views.RATED,
+        enlarged=large.of_many_items,
+        variant=True,
+    ),
+    Case(
+        "FedMAvg",
+        partial(FedMAvg, SquaredL2(0.1), user_steps=2, item_steps=2),
+        partial(contract_client, kind=FedMAvgClient),
+        partial(initial_item_factors, 3, NUM_ITEMS),
+        fedavg_clients=False,
+        stateless_clients=False,
+        everybody_trains=True,
+        enlarged=large.of_many_items,
+        variant=True,
+    ),
+    Case(
+        "FedMGS",
+        partial(FedMGS, SquaredL2(0.1), user_steps=2),
+        partial(contract_client, kind=FedMGSClient),
+        partial(initial_item_factors, 3, NUM_ITEMS),
+        fedavg_clients=False,
+        stateless_clients=False,
+        shakes_hands=True,
+        view=views.GRADIENTS,
+        enlarged=large.of_many_items,
+        variant=True,
+    ),
+    Case(
         "FedGiA",
         partial(fedgia, t=0.5, local_steps=3),
         FedGiAClient,
@@ -250,6 +375,58 @@ CASES = [
         view=views.MESSAGES,
         enlarged=large.of_wide_samples,
     ),
+    Case(
+        "FedALA",
+        partial(FedALA, sample=0.5, lr=0.5),
+        FedALAClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        variant=True,
+    ),
+    Case(
+        "FedAlt",
+        partial(FedAlt, "^head", lr=0.5),
+        FedAltClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        variant=True,
+    ),
+    Case(
+        "FedRoD",
+        partial(FedRoD, lr=0.5),
+        with_heads(FedRoDClient),
+        partial(initial_arrays_of, FedRoDClient),
+        fedavg_clients=False,
+        stateless_clients=False,
+        names_parts=True,
+        variant=True,
+    ),
+    Case(
+        "FedCP",
+        partial(FedCP, lam=1.0, lr=0.5),
+        with_heads(FedCPClient),
+        partial(initial_arrays_of, FedCPClient),
+        fedavg_clients=False,
+        stateless_clients=False,
+        names_parts=True,
+        variant=True,
+    ),
+    Case(
+        "FedSim",
+        partial(FedSim, "^head", lr=0.5, weights="uniform"),
+        FedSimClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        variant=True,
+    ),
+    Case(
+        "LG-FedAvg",
+        partial(LGFedAvg, "^body", lr=0.5, score="before_aggregation"),
+        LGFedAvgClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        variant=True,
+    ),
     Case("FedProx", partial(FedProx, mu=0.5, lr=0.5), FedProxClient),
     Case(
         "Ditto",
@@ -258,6 +435,16 @@ CASES = [
         fedavg_clients=False,
         stateless_clients=False,
     ),
+    Case("IFCA", partial(IFCA, 2, lr=0.5), IFCAClient, fedavg_clients=False, variant=True),
+    Case(
+        "PACFL",
+        partial(PACFL, 20.0, lr=0.5, num_vectors=1, per_class=True, measure="entrywise"),
+        PACFLClient,
+        fedavg_clients=False,
+        shakes_hands=True,
+        variant=True,
+    ),
+    Case("CFL", partial(CFL, 9.0, 0.0, lr=0.5, warmup_rounds=1), CFLClient, variant=True),
     Case(
         "Local",
         partial(Local, lr=0.5),
@@ -268,12 +455,80 @@ CASES = [
         small_messages=True,
         variant=True,
     ),
+    Case(
+        "LocalSGD",
+        partial(LocalSGD, lr=0.5, local_steps=3),
+        LocalSGDClient,
+        variant=True,
+    ),
+    Case(
+        "PFedMe",
+        partial(
+            PFedMe,
+            lam=2.0,
+            lr=0.2,
+            outer_lr=0.3,
+            local_rounds=2,
+            inner_steps=2,
+            everyone_trains=False,
+        ),
+        PFedMeClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        memory_for_tests=True,
+        variant=True,
+    ),
+    Case(
+        "PFedMeMatched",
+        partial(PFedMeMatched, lam=1.0, lr=0.3, outer_lr=0.5),
+        PFedMeMatchedClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        view=views.LOCAL_COPIES,
+        variant=True,
+    ),
+    Case(
+        "LpProj",
+        partial(
+            LpProj,
+            lam=1.0,
+            lr=0.3,
+            dimension=3,
+            local_rounds=2,
+            inner_steps=2,
+            everyone_trains=False,
+        ),
+        LpProjClient,
+        fedavg_clients=False,
+        stateless_clients=False,
+        enlarged=large.of_many_projections,
+        small_messages=True,
+        variant=True,
+    ),
+    Case(
+        "PerFedAvg",
+        partial(PerFedAvg, mode="hf", alpha=0.2, lr=0.5, local_steps=2),
+        PerFedAvgClient,
+        variant=True,
+    ),
 ]
+
+
+ASYNC = Case(
+    "AsyncFPFC",
+    partial(AsyncFPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=1, delay=RandomDelay(20.0)),
+    FPFCClient,
+    view=views.PAIRS,
+    variant=True,
+)
+"""Every reply is a round here, so it keeps those promises that speak of no rounds."""
+
+AT_ANY_PACE = [*CASES, ASYNC]
 
 
 def case_of(name: str) -> Case:
     """Return the case of a name."""
-    return next(case for case in CASES if case.name == name)
+    return next(case for case in AT_ANY_PACE if case.name == name)
 
 
 CHEAP = Case(
@@ -287,6 +542,7 @@ CHEAP = Case(
 """For the promises of the runtime and the engines, which no algorithm can keep or break."""
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+at_any_pace = pytest.mark.parametrize("case", AT_ANY_PACE, ids=lambda case: case.name)
 
 NUM_CLIENTS = 6
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import random
 from collections import OrderedDict
@@ -36,25 +35,21 @@ AnyStrategy = TypeVar("AnyStrategy", bound=StatefulStrategy)
 NUM_CLASSES = 3
 
 
-@cache
-def _model() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+def make_model() -> nn.Module:
+    """Return the same small network, with two named blocks, at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
         return nn.Sequential(
             OrderedDict(body=nn.Linear(3, 4), bend=nn.Tanh(), head=nn.Linear(4, NUM_CLASSES))
         )
-
-
-def make_model() -> nn.Module:
-    """Return the same small network, with two named blocks, at every call."""
-    return copy.deepcopy(_model())
 
 
 def run_on_ray(server_app: ServerApp, clients: ClientApp, num_nodes: int, **init_args: Any) -> None:
     """Run a federation in Flower's simulation engine, on two processors and without Ray's noise."""
     from flwr.simulation import run_simulation  # a second to import
 
-    quiet = {"num_cpus": 2, "log_to_driver": False, "logging_level": "ERROR"}
+    # "local": a Ray of its own, whatever another test has started on this machine.
+    quiet = {"address": "local", "num_cpus": 2, "log_to_driver": False, "logging_level": "ERROR"}
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     run_simulation(
         server_app,
@@ -84,7 +79,7 @@ def make_client(client_class: Callable[..., NumPyClient], context: Context) -> N
     return client_class(
         context,
         make_model(),
-        DataLoader(data, batch_size=4, shuffle=True),
+        DataLoader(data, batch_size=8, shuffle=True),
         nn.CrossEntropyLoss(),
         test_loader=DataLoader(data, batch_size=64),
         metrics={"accuracy": accuracy},
@@ -361,7 +356,8 @@ def not_asking(strategy: AnyStrategy, absent: Absent) -> AnyStrategy:
 
     def fewer(server_round: int, client_ids: Sequence[int]) -> Any:
         left_out = absent.get(server_round, ())
-        return instructions(server_round, [c for c in client_ids if c not in left_out])
+        asked = instructions(server_round, [c for c in client_ids if c not in left_out])
+        return {c: own for c, own in asked.items() if c not in left_out}  # some ask more
 
     strategy.train_instructions = fewer  # type: ignore[method-assign]
     return strategy

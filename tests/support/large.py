@@ -18,10 +18,8 @@ from flwr.client import NumPyClient
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients import FedMCADMMClient, Ratings
-from fl_admm_strategies import SquaredL2, initial_item_factors
+from fl_admm_strategies import initial_item_factors
 from tests.support.federation import NUM_CLASSES
-from tests.support.ratings import ratings
 
 if TYPE_CHECKING:
     from tests.support.cases import Case
@@ -53,13 +51,10 @@ def of_many_projections(case: Case, width: int) -> Case:
 
 
 def of_many_items(case: Case, width: int) -> Case:
-    def client(context: Context, *_: Any, **__: Any) -> NumPyClient:
-        few = ratings(int(context.node_config["partition-id"]))
-        many = Ratings(few.users, few.items, few.values, few.num_users, width)
-        return FedMCADMMClient(context, many, SquaredL2(0.1))
-
-    arrays = partial(initial_item_factors, 3, width)
-    return replace(case, client_class=client, initial_arrays=arrays)
+    client = partial(case.client_class, num_items=width)
+    return replace(
+        case, client_class=client, initial_arrays=partial(initial_item_factors, 3, width)
+    )
 
 
 def of_wide_samples(case: Case, width: int) -> Case:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
-from clients.methods.fedmc_admm import FedMCADMMClient
+from clients import FedMCADMMClient
+from clients.toolkit.completion import CompletionClient
 from clients.toolkit.memory import Memory
 from clients.toolkit.ratings import Ratings
-from fl_admm_strategies.algorithms.fedmc_admm import FedMCADMM
+from fl_admm_strategies.algorithms.completion import CompletionStrategy
 from fl_admm_strategies.maths.regularizers import Regularizer, SquaredL2
 from fl_admm_strategies.runtime.messages import ClientInstruction, RawReply
 
@@ -49,40 +50,64 @@ def initial(seed: int = 3) -> dict[str, NDArray[Any]]:
     return {"item-factors": np.random.default_rng(seed).random((RANK, NUM_ITEMS))}
 
 
-def contract_client(context: Context, *_: Any, state_dir: Any = None, **__: Any) -> FedMCADMMClient:
+def contract_client(
+    context: Context,
+    *_: Any,
+    kind: type[CompletionClient[Any]] = FedMCADMMClient,
+    num_items: int = NUM_ITEMS,
+    state_dir: Any = None,
+    **__: Any,
+) -> CompletionClient[Any]:
     """Return the client of the contract test, which offers a model and samples: not for it."""
     client = int(context.node_config.get("partition-id", context.node_id % 6))
-    test = None if client == 1 else ratings(client, seed=1)
-    return FedMCADMMClient(context, ratings(client), SquaredL2(0.1), test=test, state_dir=state_dir)
+    own, test = (replace(ratings(client, seed=seed), num_items=num_items) for seed in (0, 1))
+    return kind(
+        context,
+        own,
+        SquaredL2(0.1),
+        test=None if client == 1 else test,
+        state_dir=state_dir,
+    )
 
 
 @dataclass
 class Federation:
     """Clients with their contexts, which a strategy trains and evaluates directly."""
 
-    strategy: FedMCADMM
+    strategy: CompletionStrategy
     regularizer: Regularizer = field(default_factory=lambda: SquaredL2(0.1))
     first: dict[str, NDArray[Any]] = field(default_factory=initial)
     test: dict[int, Ratings] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    density: float = 0.6
+    kind: type[CompletionClient[Any]] = FedMCADMMClient
+    train: dict[int, Ratings] = field(default_factory=dict)
+    users: dict[int, NDArray[Any]] = field(default_factory=dict)  # U_i^0, drawn by default
 
     def __post_init__(self) -> None:
-        self.contexts = {i: new_context(i) for i in range(NUM_CLIENTS)}
-        self.train = {i: ratings(i) for i in range(NUM_CLIENTS)}
-        self.strategy.run.begin(self.first, range(NUM_CLIENTS))
+        if not self.train:
+            self.train = {i: ratings(i, density=self.density) for i in range(NUM_CLIENTS)}
+        self.contexts = {i: new_context(i) for i in self.train}
+        self.strategy.run.begin(self.first, self.train)
         self.strategy.run.handshake(lambda asked, _: self._fit(asked), {})
 
-    def client(self, i: int) -> FedMCADMMClient:
+    def client(self, i: int) -> CompletionClient[Any]:
         own = {"test": self.test.get(i), **self.options}
-        return FedMCADMMClient(self.contexts[i], self.train[i], self.regularizer, **own)
+        client = self.kind(self.contexts[i], self.train[i], self.regularizer, **own)
+        if i in self.users:
+            setattr(client, "first_users", lambda *_: self.users[i])  # noqa: B010
+        return client
 
     def _fit(self, asked: Mapping[int, ClientInstruction]) -> Iterator[tuple[int, RawReply]]:
         for i, own in asked.items():
             arrays, count, metrics = self.client(i).fit(own.flat(), own.full_config())
-            yield i, RawReply({"item-factors": arrays[0]}, {**metrics, "num-examples": count})
+            named = dict(zip(own.upload_names(), arrays, strict=True))
+            yield i, RawReply(named, {**metrics, "num-examples": count})
 
-    def round(self, server_round: int) -> list[int]:
-        """Train a round; return who took part."""
+    def round(self, server_round: int, sampled: list[int] | None = None) -> list[int]:
+        """Train a round, with these clients drawn if they are given; return who was asked."""
+        if sampled is not None:
+            setattr(self.strategy.run.sampling, "for_training", lambda *_: sampled)  # noqa: B010
         asked = self.strategy.run.configure_train(server_round, {})
         self.strategy.run.aggregate_train(server_round, self._fit(asked))
         return sorted(asked)
@@ -106,3 +131,20 @@ class Federation:
     def held(self, i: int) -> dict[str, NDArray[Any]]:
         """Return what a client keeps after the last round that it took part in."""
         return Memory(self.contexts[i]).latest()
+
+
+def worked_example(strategy: CompletionStrategy, kind: type[CompletionClient[Any]]) -> Federation:
+    """Return two clients with two users each: M_1 = ((5, -, 3), (4, 2, -)), M_2 likewise."""
+    matrices = np.array([[[5.0, 0, 3], [4, 2, 0]], [[0, 1, 4], [1, 5, 0]]])
+    train = {}
+    for i, matrix in enumerate(matrices):
+        users, items = np.nonzero(matrix)
+        train[i] = Ratings(users, items, matrix[users, items], 2, 3)
+    return Federation(
+        strategy,
+        SquaredL2(0.1),
+        {"item-factors": np.array([[1, 0.5, 0.8]])},
+        kind=kind,
+        train=train,
+        users={0: np.array([[1.0], [0.6]]), 1: np.array([[0.4], [0.9]])},
+    )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
-from flwr.app import MessageType
+from flwr.app import Array, ConfigRecord, MessageType, MetricRecord, RecordDict
 
 from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime import messages as wire
+from fl_admm_strategies.runtime import packing
 from fl_admm_strategies.runtime.layout import NAMES, ROLES
 from fl_admm_strategies.runtime.messages import ClientInstruction, ClientReply, RawReply
 from fl_admm_strategies.runtime.state import arrays_of
@@ -23,6 +24,24 @@ NUMBERS = [0, -0.0, 1, 5e-324, 1e-300, 1e300, 1.7e308, -1.7e308, np.inf, -np.inf
 NUMBERS += [2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 10**400, -1, 0.5, "7", True, [1], b"x"]
 
 
+WRONG_IDS: list[Any] = [[], 3, [0.5], [-1, 2], [2**64], ["0"], [1, 1, 1], [0, 1, 2], [99]]
+WRONG_BLOCKS: list[Callable[[Array], Array]] = [
+    lambda array: Array(array.numpy()[:-1]),
+    lambda array: Array(array.numpy().astype(np.float16)),
+    lambda array: Array(np.asarray(array.numpy()[0])),
+    lambda array: with_bytes(array, array.data[:-1]),
+    lambda array: with_bytes(array, array.data[:50]),
+    lambda array: with_bytes(array, b"junk"),
+    lambda array: with_bytes(array, array.data.replace(b"(", b"(9", 1)),
+    lambda array: with_bytes(array, array.data.replace(b"'<f4'", b"'|O8'", 1)),
+    lambda array: with_bytes(array, b"\x93NUMPY\x02\x00\xff\xff\xff\x0f" + b"{" * 100_000),
+]
+
+
+def with_bytes(array: Array, data: bytes) -> Array:
+    return Array(array.dtype, array.shape, array.stype, data)
+
+
 @cache
 def templates(case: Case) -> dict[tuple[str, int], list[RawReply]]:
     """Return what honest clients reply, by kind of message and round."""
@@ -30,13 +49,13 @@ def templates(case: Case) -> dict[tuple[str, int], list[RawReply]]:
     run(case, grid, 2)
     found: dict[tuple[str, int], list[RawReply]] = {}
     for kind, server_round, replies in grid.received:
-        raw = [own for message in replies for _, own in wire.unpack_replies(message.content)]
+        raw = [own for message in replies for _, own in packing.unpack_replies(message.content)]
         found.setdefault((kind, server_round), []).extend(raw)
     return found
 
 
 class Storm:
-    """Rounds of one run, driven without messages.
+    """Rounds of one run, driven without nodes; half of the replies come in blocks.
 
     Parameters
     ----------
@@ -99,11 +118,36 @@ class Storm:
         handshake = any("handshake" in own.config for own in asked.values())
         good = templates(self.case)[(kind, 0 if handshake else 2)]
         good = [reply for reply in good if ROLES not in (reply.arrays or {})]
+        packed: dict[int, RawReply] = {}
         for client in self.rng.permutation(list(asked)).tolist():
             for _ in range(self.rng.choice([0, 1, 2], p=[0.1, 0.85, 0.05])):
                 self.sent += 1
                 who = client if self.rng.random() < 0.98 else int(self.rng.integers(20))
-                yield who, self._reply(good[client % len(good)])
+                reply = self._reply(good[client % len(good)])
+                if self.rng.random() < 0.5 and _can_be_packed(reply):
+                    packed[who] = reply
+                else:
+                    yield who, reply
+        yield from packing.unpack_replies(self._packed(packed))
+
+    def _packed(self, replies: dict[int, RawReply]) -> RecordDict:
+        """Return replies as those of a node, every other time with one thing wrong."""
+        rng, content = self.rng, packing.pack_replies(replies)
+        if rng.random() < 0.5 or not len(content):
+            return content
+        key = list(content)[rng.integers(len(content))]
+        record = content[key]
+        if rng.random() < 0.2:
+            content[key.replace("@0", "@9")] = content.pop(key)
+        elif isinstance(record, ConfigRecord):
+            record["client-ids"] = WRONG_IDS[rng.integers(len(WRONG_IDS))]
+        elif isinstance(record, MetricRecord):
+            record[list(record)[rng.integers(len(record))]] = [1.0, np.nan][: rng.integers(3)]
+        elif len(record):
+            name = list(record)[rng.integers(len(record))]
+            spoil = WRONG_BLOCKS[rng.integers(len(WRONG_BLOCKS))]
+            record[name] = spoil(record[name])
+        return content
 
     def _reply(self, good: RawReply) -> RawReply:
         rng = self.rng
@@ -118,6 +162,11 @@ class Storm:
             if rng.random() < 0.03:
                 metrics[name] = NUMBERS[rng.integers(len(NUMBERS))]
         return RawReply(arrays if good.arrays is not None else None, metrics)
+
+
+def _can_be_packed(reply: RawReply) -> bool:
+    """Return whether a node's app could send a reply at all."""
+    return all(type(v) in (int, float) and abs(v) != 10**400 for v in reply.metrics.values())
 
 
 def extreme(rng: np.random.Generator, array: Any) -> Any:

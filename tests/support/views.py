@@ -47,6 +47,14 @@ def _consensus_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     return np.asarray(own.u + own.pi / consensus.rho)
 
 
+def _rated_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+    consensus = strategy.state.consensus
+    own, sent = consensus[client], consensus._sent
+    z = sum((sum(shares) * sent[k] for k, shares in own.past.items()), np.zeros_like(consensus.v))
+    z[own.items] = own.w + own.dual
+    return np.asarray(z).ravel()
+
+
 def _held_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     parts = [
         held[f"u/{name}"] + held[f"dual/{name}"] / strategy.rho for name in strategy._block.names
@@ -78,6 +86,7 @@ def _held_moreau_message(strategy: Any, client: int, held: Held) -> NDArray[Any]
 
 
 NOTHING = View()
+GRADIENTS = View(rows=column("gradient"))
 PAIRS = View(rows=lambda strategy: strategy.state.pairs.omega)
 CONSENSUS = View(
     rows=lambda strategy: strategy.state.consensus.clients.column("u"),
@@ -86,12 +95,18 @@ CONSENSUS = View(
 )
 CONSENSUS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_message)
 FACTORS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_factors)
+RATED = View(total=lambda strategy: strategy.state.consensus.total.ravel(), message=_rated_message)
 MOREAU = View(
     rows=column("theta"),
     total=lambda strategy: strategy.state.consensus.total,
     message=_moreau_message("theta"),
 )
 MOREAU_ON_CLIENTS = View(total=MOREAU.total, message=_held_moreau_message)
+LOCAL_COPIES = View(
+    rows=column("local_w"),
+    total=MOREAU.total,
+    message=lambda strategy, client, held: strategy.state.clients[client].local_w,
+)
 PROJECTIONS = View(rows=column("image"), total=MOREAU.total, message=_moreau_message("image"))
 MESSAGES = View(
     rows=column("message"),

@@ -9,7 +9,12 @@ from clients import FedADMMClient, FLAMEClient, FPFCClient, accuracy, client_app
 
 from .task import load_data, make_model
 
-CLIENTS = {"fpfc": FPFCClient, "flame": FLAMEClient, "fedadmm": FedADMMClient}
+CLIENTS = {
+    "fpfc": FPFCClient,
+    "async-fpfc": FPFCClient,
+    "flame": FLAMEClient,
+    "fedadmm": FedADMMClient,
+}
 
 
 def client_fn(context: Context):
@@ -23,6 +28,7 @@ def client_fn(context: Context):
         nn.CrossEntropyLoss(),
         test_loader=test,
         metrics={"accuracy": accuracy},
+        device="auto",  # the site's GPU, where it has one
         state_dir=Path(context.node_config["state"]) / context.run_config["name"],
     )
 

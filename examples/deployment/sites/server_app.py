@@ -8,12 +8,13 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from safetensors.numpy import save_file
 
-from fl_admm_strategies import FLAME, FPFC, FedADMM, SmoothedSCAD
+from fl_admm_strategies import FLAME, FPFC, AsyncFPFC, FedADMM, SmoothedSCAD
 
 from .task import make_model
 
 STRATEGIES = {
     "fpfc": partial(FPFC, SmoothedSCAD(lam=0.6), lr=0.2, local_epochs=2),
+    "async-fpfc": partial(AsyncFPFC, SmoothedSCAD(lam=0.6), lr=0.2, local_epochs=2),
     "flame": partial(FLAME, lam=1.0, rho=0.3, lr=0.2, local_epochs=2),
     "fedadmm": partial(FedADMM, rho=0.1, lr=0.2, local_epochs=2),
 }

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from ..checks import check_choice
 from . import kernels_numpy
 
+CHUNK = 8  # models of a client in one array of `history.History`, which the kernels know
+
 Engine = Literal["numba", "numpy"]
 
 FloatArray = NDArray[np.floating]
@@ -68,6 +70,32 @@ class Kernels(Protocol):
 
     def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> Float64Array:
         """Return for each k the sum of the ``omega[j]`` with ``chosen[k, j]``."""
+
+    def renew_weights(
+        self,
+        weights: Float64Array,
+        i: Indices,
+        j: Indices,
+        keep: Float64Array,
+        place: NDArray[np.int64],
+    ) -> None:
+        """Multiply ``weights[i, j]`` and ``weights[j, i]`` by `keep`; add 1 to those at `place`.
+
+        ``place[i]`` is where in ``weights[i, j]``, or -1.
+        """
+
+    def add_pairs(
+        self,
+        models: FloatArray,
+        weights: Float64Array,
+        i: Indices,
+        j: Indices,
+        total: Float64Array,
+    ) -> None:
+        """Add ``weights[i, j] @ models[i] - weights[j, i] @ models[j]`` to `total`."""
+
+    def add_products(self, rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:
+        """Add ``weight @ rows`` to `total`; a sum does not depend on which others there are."""
 
 
 def choose_kernels(engine: Engine | None) -> tuple[Engine, Kernels]:

@@ -24,16 +24,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Lets sums be vectorised. 'nnan' and 'ninf' are left out so that NaN and Inf stay what they are.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
+_MIXED_COLUMNS = 512  # the same where several sums and rows are used at a time
 _COLUMNS = 2048  # columns of a vector at a time, so that sums stay in the cache
 _PIECE_BYTES = 2 * 2**20  # what a thread takes at a time: enough to outweigh handing it over
 
 
-def _jit(function: _Function) -> _Function:
+def _jit(function: _Function, fastmath: set[str] = _FASTMATH) -> _Function:
     try:
-        compiled = numba.njit(nogil=True, fastmath=_FASTMATH, cache=True)(function)
+        compiled = numba.njit(nogil=True, fastmath=fastmath, cache=True)(function)
     except RuntimeError:  # numba found no directory it may write its cache to
-        compiled = numba.njit(nogil=True, fastmath=_FASTMATH)(function)
+        compiled = numba.njit(nogil=True, fastmath=fastmath)(function)
     return cast(_Function, compiled)
+
+
+def _jit_ordered(function: _Function) -> _Function:
+    """Compile without leave to reorder sums, for kernels that vectorise without it."""
+    return _jit(function, {"contract"})
 
 
 def _share(task: Callable[[int, int], None], count: int, step: int, nbytes: int) -> None:
@@ -41,7 +47,7 @@ def _share(task: Callable[[int, int], None], count: int, step: int, nbytes: int)
 
     `nbytes` are read in all; few are not worth starting threads for.
     """
-    if count <= step or nbytes < 2 * _PIECE_BYTES:
+    if count <= step or nbytes < 8 * _PIECE_BYTES:
         task(0, count)
         return
     starts = range(0, count, step)
@@ -286,3 +292,150 @@ def sum_chosen(omega: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[np.flo
         int(chosen.sum()) * omega[0].nbytes,
     )
     return total
+
+
+@_jit_ordered
+def _renew_weights(
+    weights: NDArray[np.float64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    keep: NDArray[np.float64],
+    place: NDArray[np.int64],
+    start: int,
+    stop: int,
+) -> None:
+    for k in range(start, stop):
+        first = weights[i[k], j[k]]
+        second = weights[j[k], i[k]]
+        for p in range(len(first)):
+            first[p] *= keep[k]
+            second[p] *= keep[k]
+        if place[i[k]] >= 0:
+            first[place[i[k]]] += 1
+        if place[j[k]] >= 0:
+            second[place[j[k]]] += 1
+
+
+def renew_weights(
+    weights: NDArray[np.float64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    keep: NDArray[np.float64],
+    place: NDArray[np.int64],
+) -> None:
+    """See `Kernels.renew_weights`."""
+    _share(
+        lambda start, stop: _renew_weights(weights, i, j, keep, place, start, stop),
+        len(i),
+        2**14,
+        256 * len(i),  # a cache line of each weight, read and written
+    )
+
+
+@_jit_ordered
+def _add_pairs(
+    models: NDArray[Any],
+    weights: NDArray[np.float64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    total: NDArray[np.float64],
+    start: int,
+    stop: int,
+) -> None:
+    width = models.shape[2]
+    for k in range(start, stop):
+        a, b = i[k], j[k]
+        u, w = weights[a, b], weights[b, a]
+        for p in range(0, len(u), 4):
+            if not (u[p : p + 4].any() or w[p : p + 4].any()):
+                continue
+            a0, a1, a2, a3 = u[p], u[p + 1], u[p + 2], u[p + 3]
+            b0, b1, b2, b3 = w[p], w[p + 1], w[p + 2], w[p + 3]
+            for low in range(0, width, _MIXED_COLUMNS):
+                high = min(low + _MIXED_COLUMNS, width)
+                target = total[k, low:high]
+                f0, f1 = models[a, p, low:high], models[a, p + 1, low:high]
+                f2, f3 = models[a, p + 2, low:high], models[a, p + 3, low:high]
+                s0, s1 = models[b, p, low:high], models[b, p + 1, low:high]
+                s2, s3 = models[b, p + 2, low:high], models[b, p + 3, low:high]
+                for c in range(len(target)):
+                    x0, x1 = np.float64(f0[c]), np.float64(f1[c])
+                    x2, x3 = np.float64(f2[c]), np.float64(f3[c])
+                    y0, y1 = np.float64(s0[c]), np.float64(s1[c])
+                    y2, y3 = np.float64(s2[c]), np.float64(s3[c])
+                    first = a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+                    target[c] += first - (b0 * y0 + b1 * y1 + b2 * y2 + b3 * y3)
+
+
+def add_pairs(
+    models: NDArray[Any],
+    weights: NDArray[np.float64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    total: NDArray[np.float64],
+) -> None:
+    """See `Kernels.add_pairs`."""
+    _share(
+        lambda start, stop: _add_pairs(models, weights, i, j, total, start, stop),
+        len(i),
+        32,
+        2 * len(i) * models[0].nbytes if len(models) else 0,
+    )
+
+
+@_jit_ordered
+def _add_products(
+    rows: NDArray[Any],
+    weight: NDArray[np.float64],
+    total: NDArray[np.float64],
+    first: int,
+    last: int,
+) -> None:
+    spare = np.zeros(rows.shape[1])
+    for k in range(first, last, 4):
+        # Four sums at a time share what is read; the last ones may share it with a spare one.
+        k1, k2, k3 = min(k + 1, last - 1), min(k + 2, last - 1), min(k + 3, last - 1)
+        for low in range(0, rows.shape[1], _MIXED_COLUMNS):
+            high = min(low + _MIXED_COLUMNS, rows.shape[1])
+            t0 = total[k, low:high]
+            t1 = total[k1, low:high] if k + 1 < last else spare[low:high]
+            t2 = total[k2, low:high] if k + 2 < last else spare[low:high]
+            t3 = total[k3, low:high] if k + 3 < last else spare[low:high]
+            for r in range(0, len(rows), 4):
+                u0, u1, u2, u3 = (
+                    weight[k, r : r + 4],
+                    weight[k1, r : r + 4],
+                    weight[k2, r : r + 4],
+                    weight[k3, r : r + 4],
+                )
+                if not (u0.any() or u1.any() or u2.any() or u3.any()):
+                    continue
+                a0, a1, a2, a3 = u0[0], u0[1], u0[2], u0[3]
+                b0, b1, b2, b3 = u1[0], u1[1], u1[2], u1[3]
+                c0, c1, c2, c3 = u2[0], u2[1], u2[2], u2[3]
+                d0, d1, d2, d3 = u3[0], u3[1], u3[2], u3[3]
+                h0, h1, h2, h3 = (
+                    rows[r, low:high],
+                    rows[r + 1, low:high],
+                    rows[r + 2, low:high],
+                    rows[r + 3, low:high],
+                )
+                for c in range(len(t0)):
+                    x0, x1 = np.float64(h0[c]), np.float64(h1[c])
+                    x2, x3 = np.float64(h2[c]), np.float64(h3[c])
+                    t0[c] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+                    t1[c] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+                    t2[c] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+                    t3[c] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+
+
+def add_products(
+    rows: NDArray[Any], weight: NDArray[np.float64], total: NDArray[np.float64]
+) -> None:
+    """See `Kernels.add_products`."""
+    _share(
+        lambda first, last: _add_products(rows, weight, total, first, last),
+        len(total),
+        16,
+        len(total) * rows.nbytes,
+    )

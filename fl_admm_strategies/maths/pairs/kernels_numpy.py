@@ -85,6 +85,41 @@ def sum_chosen(omega: FloatArray, chosen: NDArray[np.bool_]) -> NDArray[np.float
     return total
 
 
+def renew_weights(
+    weights: NDArray[np.float64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    keep: NDArray[np.float64],
+    place: NDArray[np.int64],
+) -> None:
+    """See `Kernels.renew_weights`."""
+    for own, other in ((i, j), (j, i)):
+        renewed = keep[:, None] * weights[own, other]
+        here = np.flatnonzero(place[own] >= 0)
+        renewed[here, place[own[here]]] += 1
+        weights[own, other] = renewed
+
+
+def add_pairs(
+    models: FloatArray,
+    weights: NDArray[np.float64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    total: NDArray[np.float64],
+) -> None:
+    """See `Kernels.add_pairs`."""
+    for target, first, second in zip(total, i, j, strict=True):
+        target += weights[first, second] @ models[first] - weights[second, first] @ models[second]
+
+
+def add_products(rows: FloatArray, weight: NDArray[np.float64], total: NDArray[np.float64]) -> None:
+    """See `Kernels.add_products`."""
+    for target, own in zip(total, weight, strict=True):
+        chosen = np.flatnonzero(own)
+        for block in _blocks(len(chosen), rows):
+            target += own[chosen[block]] @ rows[chosen[block]]
+
+
 def _blocks(count: int, array: FloatArray) -> Iterator[slice]:
     """Yield slices over `count` rows of the width of `array`, each about `_BLOCK_BYTES`."""
     step = max(1, _BLOCK_BYTES // (array.shape[1] * array.itemsize))

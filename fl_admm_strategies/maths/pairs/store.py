@@ -2,7 +2,9 @@
 
 A pair's theta_ij and v_ij are multiples of one vector delta_ij, by factors of one number s, and a
 plain pair (theta_ij = omega_i - omega_j, v_ij = 0: all pairs at the start, later those far apart)
-needs neither; see `algebra`. This is exact, not an approximation.
+needs neither; see `algebra`. Where vectors for all pairs would not fit into memory, close pairs
+are kept by the models of their clients (`history`) until vectors take less. All this is exact, not
+an approximation.
 """
 
 from __future__ import annotations
@@ -13,14 +15,20 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..blocks import prefixed, under
 from ..checks import listing
 from ..penalties import Penalty
 from . import algebra
+from .history import History
 from .kernels import Engine, choose_kernels
 from .slabs import Slabs, fitting_rows
 
 FloatArray = NDArray[np.floating]
+Float64Array = NDArray[np.float64]
 Clients = Sequence[int] | NDArray[np.integer]
+
+_MOST_BYTES = 2 * 2**30
+_PIVOTS = 32  # clients whose distances from all others spare `clusters` most others
 
 
 class PairwiseStore:
@@ -37,6 +45,10 @@ class PairwiseStore:
         rho, the ADMM penalty parameter.
     engine : {"numba", "numpy"}, optional
         The kernels; by default numba's, where numba can be imported.
+    most_bytes : int (default: 2 GiB)
+        Up to this size of all pairs' vectors together every close pair has one. Where they could
+        take more, close pairs are kept by their clients' models until vectors for those that are
+        close take no more than this, or than twice the models.
 
     Attributes
     ----------
@@ -57,7 +69,13 @@ class PairwiseStore:
     self_checked: ClassVar[bool] = True
 
     def __init__(
-        self, omega: FloatArray, penalty: Penalty, rho: float, *, engine: Engine | None = None
+        self,
+        omega: FloatArray,
+        penalty: Penalty,
+        rho: float,
+        *,
+        engine: Engine | None = None,
+        most_bytes: int | None = None,
     ) -> None:
         omega = np.asarray(omega)
         if omega.ndim != 2 or omega.dtype not in (np.float32, np.float64) or not omega.size:
@@ -70,6 +88,7 @@ class PairwiseStore:
         self.rho = rho
         self.penalty = penalty
         self.engine, self._kernels = choose_kernels(engine)
+        self.most_bytes = _MOST_BYTES if most_bytes is None else most_bytes
         self._omega = omega.copy()
         self._clear()
 
@@ -83,6 +102,8 @@ class PairwiseStore:
         self._scale = np.empty(0)
         self._slabs = Slabs(self._omega.shape[1], self._omega.dtype, self._fitting_rows())
         self._slot_of = np.full(self._num_pairs, -1, dtype=np.int32)
+        m, d = self._omega.shape
+        self._history = History(m, d, self._omega.dtype, self._kernels)
 
     @property
     def _num_pairs(self) -> int:
@@ -115,14 +136,19 @@ class PairwiseStore:
 
     @property
     def num_stored(self) -> int:
-        """Number of unordered pairs that hold a vector."""
+        """Number of unordered pairs that are not plain."""
+        return self._num_slots + self._history.num_pairs
+
+    @property
+    def _num_slots(self) -> int:
         return len(self._pair_i)
 
     @property
     def nbytes(self) -> int:
         """Bytes held, the slabs' unused rows included."""
         index = (self._pair_i, self._pair_j, self._norm, self._scale, self._slot_of)
-        return sum(array.nbytes for array in (self._omega, *index)) + self._slabs.nbytes
+        arrays = sum(array.nbytes for array in (self._omega, *index))
+        return arrays + self._slabs.nbytes + self._history.nbytes
 
     # ------------------------------------------------------------------------------------------
     # Algorithm 2
@@ -149,12 +175,23 @@ class PairwiseStore:
         """
         clients = self._checked_clients("active", active)
         self._omega[clients] = self._checked_models("new_omega", new_omega, len(clients))
-        # Sorted, since slots are given in this order and that of `active` must not enter.
-        i, j = _pairs_with(np.sort(clients), len(self._omega))
-        slots = self._slot_of[self._condensed(i, j)]
-        plain = slots < 0
-        self._update_stored(np.sort(slots[~plain]))
-        self._update_plain(i[plain], j[plain])
+        m = len(self._omega)
+        takes_part = np.zeros(m, dtype=np.bool_)
+        takes_part[clients] = True
+        slots = np.flatnonzero(takes_part[self._pair_i] | takes_part[self._pair_j])
+        touched = self._num_pairs - (m - len(clients)) * (m - len(clients) - 1) // 2
+        if len(slots) < touched:
+            # Sorted, since slots are given in this order and that of `active` must not enter.
+            i, j = _pairs_with(np.sort(clients), m)
+            others = self._slot_of[self._condensed(i, j)] < 0
+            i, j = i[others], j[others]
+        self._update_stored(slots)
+        if len(slots) < touched:
+            by_models = ~np.isnan(self._history.scale(i, j))
+            self._history.begin(clients)
+            self._history.update(i[by_models], j[by_models], self._omega, self._penalty, self.rho)
+            self._update_plain(i[~by_models], j[~by_models])
+            self._give_vectors()
 
     def _update_stored(self, slots: NDArray[np.intp]) -> None:
         """Update the pairs in these slots, ascending; those that turn plain lose their slots."""
@@ -162,7 +199,8 @@ class PairwiseStore:
         norm = self._renew_deltas(slots, algebra.carried(before))
         scale = algebra.prox_scale(norm, self._penalty, self.rho)  # (6), and with it (A.3)
         self._norm[slots], self._scale[slots] = norm, scale
-        self._close(slots[algebra.turns_plain(before, scale)])
+        if (plain := algebra.turns_plain(before, scale)).any():
+            self._close(slots[plain])
 
     def _update_plain(self, i: NDArray[np.int32], j: NDArray[np.int32]) -> None:
         """Update these plain pairs; those that do not stay plain get slots."""
@@ -170,10 +208,32 @@ class PairwiseStore:
         scale = algebra.prox_scale(norm, self._penalty, self.rho)
         near = ~algebra.stays_plain(norm, scale)
         i, j = i[near], j[near]
+        if self._num_pairs * self._omega[0].nbytes > self.most_bytes:
+            self._history.open(i, j, norm[near], scale[near], self._omega)
+            return
         slots = self._open(i, j)
         # The norm is that of the vector as it is stored, so it is taken once more.
         self._norm[slots] = self._renew_deltas(slots, np.zeros(len(i)))
         self._scale[slots] = algebra.prox_scale(self._norm[slots], self._penalty, self.rho)
+
+    def _give_vectors(self) -> None:
+        """Give the pairs that are kept by models vectors, once those take little memory.
+
+        Or no more than twice the models', which grow: both are in memory for a moment.
+        """
+        history = self._history
+        needed = history.num_pairs * self._omega[0].nbytes
+        if not 0 < needed <= max(self.most_bytes - self._slabs.nbytes, 2 * history.nbytes):
+            return
+        i, j = history.pairs()
+        slots = self._open(i, j)
+        self._scale[slots] = history.scale(i, j)
+        for part, vectors in history.vectors(i, j):
+            for slot, vector in zip(slots[part], vectors, strict=True):
+                self._slabs.row(slot)[:] = vector
+            # To rounding the norm that s belongs to.
+            self._norm[slots[part]] = np.sqrt(np.einsum("kc,kc->k", vectors, vectors))
+        history.close(i, j)
 
     def _renew_deltas(
         self, slots: NDArray[np.intp], keep: NDArray[np.float64]
@@ -203,12 +263,19 @@ class PairwiseStore:
         slots = self._slots_of(clients)
         total = self._sum_deltas(clients, slots, algebra.zeta_weight(self._scale))
         near = slots >= 0
+        if self._history.num_pairs:
+            by_models = self._scales_by_models(clients)
+            self._history.add_sums(clients, algebra.zeta_weight(by_models), total)
+            near |= ~np.isnan(by_models)
         near[np.arange(len(clients)), clients] = True  # i itself
         # Clients of one cluster have the same set, whose sum is needed only once.
-        _, first, same = np.unique(
-            np.packbits(near, axis=1), axis=0, return_index=True, return_inverse=True
-        )
-        total += self._kernels.sum_chosen(self._omega, near[first])[same.ravel()]
+        if (near == near[:1]).all():
+            total += self._kernels.sum_chosen(self._omega, near[:1])
+        else:
+            _, first, same = np.unique(
+                np.packbits(near, axis=1), axis=0, return_index=True, return_inverse=True
+            )
+            total += self._kernels.sum_chosen(self._omega, near[first])[same.ravel()]
         own, count = self._omega[clients], near.sum(axis=1)
         return self._narrow(algebra.zeta(total, own, count, len(self._omega)))
 
@@ -218,7 +285,14 @@ class PairwiseStore:
         clients = self._checked_clients("indices", everybody if indices is None else indices)
         weight = algebra.dual_weight(self._scale, self.rho)
         total = self._sum_deltas(clients, self._slots_of(clients), weight)
+        if self._history.num_pairs:
+            by_models = self._scales_by_models(clients)
+            self._history.add_sums(clients, algebra.dual_weight(by_models, self.rho), total)
         return self._narrow(algebra.mean_dual(total, len(self._omega)))
+
+    def _scales_by_models(self, clients: NDArray[np.intp]) -> Float64Array:
+        """Return s_ij of each client's pair with each other; NaN where not by models."""
+        return self._history.scale(clients[:, None], np.arange(len(self._omega))[None, :])
 
     def _slots_of(self, clients: NDArray[np.intp]) -> NDArray[np.int32]:
         """Return the slot of each client's pair with each other, or -1; shape (len(clients), m)."""
@@ -237,20 +311,22 @@ class PairwiseStore:
     ) -> NDArray[np.float64]:
         """Return sum_j weight_ij delta_ij over the stored pairs of each client, in float64."""
         total = np.zeros((len(clients), self._omega.shape[1]))
+        slots = np.sort(slots, axis=1)
         place, _ = np.nonzero(slots >= 0)
-        slab_rows = self._slabs.rows
-        slab, row = np.divmod(slots[slots >= 0].astype(np.int64), slab_rows)
-        # One sort by slab, then client, then row.
-        key = np.sort((slab * len(clients) + place) * slab_rows + row)
-        group, row = np.divmod(key, slab_rows)
-        slab, place = np.divmod(group, max(1, len(clients)))
-        slot = slab * slab_rows + row
+        slot = slots[slots >= 0].astype(np.int64)
+        # By slab, then client, then row.
+        slab = slot // self._slabs.rows
+        if len(self._slabs) > 1:
+            order = np.argsort(slab, kind="stable")
+            slot, place, slab = slot[order], place[order], slab[order]
+        row = slot - slab * self._slabs.rows
         sign = np.where(self._pair_i[slot] == clients[place], 1.0, -1.0)  # delta_ji = -delta_ij
         signed = sign * weight[slot]
+        group = slab * len(clients) + place
         starts = np.searchsorted(group, np.arange(len(self._slabs) * len(clients) + 1))
         for number, vectors in enumerate(self._slabs):
-            part = starts[number * len(clients) : (number + 1) * len(clients) + 1]
-            self._kernels.add_rows(vectors, row, part, signed, total)
+            bounds = starts[number * len(clients) : (number + 1) * len(clients) + 1]
+            self._kernels.add_rows(vectors, row, bounds, signed, total)
         return total
 
     # ------------------------------------------------------------------------------------------
@@ -259,27 +335,31 @@ class PairwiseStore:
 
     def theta(self, i: int, j: int) -> FloatArray:
         """Return theta_ij, shape (d,). theta_ji = -theta_ij and theta_ii = 0."""
-        slot, sign = self._find(i, j)
-        if slot < 0:
+        found = self._find(i, j)
+        if found is None:
             difference: FloatArray = self._omega[i] - self._omega[j]
             return difference
-        return self._narrow(sign * algebra.theta(self._scale[slot], self._slabs.row(slot)))
+        return self._narrow(algebra.theta(*found))
 
     def v(self, i: int, j: int) -> FloatArray:
         """Return v_ij, shape (d,). v_ji = -v_ij and v_ii = 0."""
-        slot, sign = self._find(i, j)
-        if slot < 0:
+        found = self._find(i, j)
+        if found is None:
             return np.zeros_like(self._omega[i])
-        return self._narrow(sign * algebra.dual(self._scale[slot], self._slabs.row(slot), self.rho))
+        return self._narrow(algebra.dual(*found, self.rho))
 
-    def _find(self, i: int, j: int) -> tuple[int, int]:
-        """Return the slot of a pair, or -1, and the sign of its vector as seen from i."""
+    def _find(self, i: int, j: int) -> tuple[Float64Array, FloatArray] | None:
+        """Return s and delta_ij of a pair, or None if it is plain."""
         self._checked_clients("i", [i])
         self._checked_clients("j", [j])
-        if i == j:
-            return -1, 0
-        low, high = np.array([min(i, j)]), np.array([max(i, j)])
-        return int(self._slot_of[self._condensed(low, high)][0]), 1 if i < j else -1
+        low, high = np.array([[min(i, j)], [max(i, j)]], dtype=np.int32)
+        sign = 1 if i < j else -1
+        if not np.isnan(scale := self._history.scale(low, high)):
+            ((_, vectors),) = self._history.vectors(low, high)
+            return scale, sign * vectors[0]
+        if i == j or (slot := self._slot_of[self._condensed(low, high)][0]) < 0:
+            return None
+        return self._scale[slot], sign * self._slabs.row(slot)
 
     def theta_norms(self) -> NDArray[np.float64]:
         """Return ||theta_ij|| of all pairs, shape (m, m), symmetric with zero diagonal."""
@@ -287,18 +367,91 @@ class PairwiseStore:
         norms = np.zeros((m, m))
         norms[self._pair_i, self._pair_j] = algebra.theta(self._scale, self._norm)
         i, j = (index.astype(np.int32) for index in np.triu_indices(m, k=1))
-        plain = self._slot_of < 0  # triu_indices runs in condensed order
-        i, j = i[plain], j[plain]
-        norms[i, j] = self._kernels.difference_norms(self._omega, i, j)
+        # triu_indices runs in condensed order
+        scale = self._history.scale(i, j)
+        plain = (self._slot_of < 0) & np.isnan(scale)
+        norms[i[plain], j[plain]] = self._kernels.difference_norms(self._omega, i[plain], j[plain])
+        near = ~np.isnan(scale)
+        norms[i[near], j[near]] = algebra.theta(scale[near], self._history.norms(i[near], j[near]))
         return norms + norms.T
+
+    def clusters(self, nu: float) -> NDArray[np.intp]:
+        """Return the connected components of ||theta_ij|| <= nu (Remark 2).
+
+        As `maths.clustering.clusters` of `theta_norms`, and without that matrix: a client is
+        compared only with those that have no cluster yet, and not with those whose distance from
+        the first client of some cluster differs by more than nu.
+
+        Parameters
+        ----------
+        nu : float
+            nu >= 0.
+
+        Returns
+        -------
+        ndarray of int, shape (m,)
+            The cluster of each client, numbered from 0 in the order of their first members.
+        """
+        if not nu >= 0:
+            raise ValueError(f"nu is {nu!r}, expected a number >= 0.")
+        m = len(self._omega)
+        everybody = np.arange(m, dtype=np.int32)
+        labels = np.full(m, -1, dtype=np.intp)
+        pivots: list[Float64Array] = []
+        for first in range(m):
+            if labels[first] >= 0:
+                continue
+            labels[first] = labels.max() + 1
+            if len(pivots) < _PIVOTS:
+                pivot = np.full(m, first, dtype=np.int32)
+                pivots.append(self._kernels.difference_norms(self._omega, pivot, everybody))
+            frontier = [first]
+            while frontier:
+                client = frontier.pop()
+                others = np.flatnonzero(labels < 0).astype(np.int32)
+                linked = others[self._are_linked(client, others, nu, pivots)]
+                labels[linked] = labels[first]
+                frontier.extend(linked)
+        return labels
+
+    def _are_linked(
+        self, client: int, others: NDArray[np.int32], nu: float, pivots: Sequence[Float64Array]
+    ) -> NDArray[np.bool_]:
+        """Return whether ||theta_ij|| <= nu for a client and each of the others."""
+        i = np.minimum(others, np.int32(client))
+        j = np.maximum(others, np.int32(client))
+        linked = np.zeros(len(others), dtype=np.bool_)
+        slots, scale = self._slot_of[self._condensed(i, j)], self._history.scale(i, j)
+        stored, by_models = slots >= 0, np.flatnonzero(~np.isnan(scale))
+        own = slots[stored]
+        linked[stored] = algebra.theta(self._scale[own], self._norm[own]) <= nu
+        if len(by_models):
+            i_near, j_near, s = i[by_models], j[by_models], scale[by_models]
+            near = algebra.theta(s, self._history.bounds(i_near, j_near)) <= nu
+            norms = self._history.norms(i_near[~near], j_near[~near])
+            near[~near] = algebra.theta(s[~near], norms) <= nu
+            linked[by_models] = near
+        maybe = ~stored & np.isnan(scale)
+        for distance in pivots:
+            # The triangle inequality, with room for the rounding of distances.
+            room = nu + 1e-6 * (distance[client] + distance[others])
+            maybe &= np.abs(distance[client] - distance[others]) <= room
+        i, j = i[maybe], j[maybe]
+        linked[maybe] = self._kernels.difference_norms(self._omega, i, j) <= nu
+        return linked
 
     def primal_residual(self) -> float:
         """Return max_ij ||omega_i - omega_j - theta_ij||, the third condition of (11)."""
         largest = 0.0
-        for slab, rows, part in self._slabs.pieces(np.arange(self.num_stored)):
+        for slab, rows, part in self._slabs.pieces(np.arange(self._num_slots)):
             i, j, scale = self._pair_i[part], self._pair_j[part], self._scale[part]
             norms = self._kernels.residual_norms(slab, rows, i, j, self._omega, scale)
             largest = max(largest, float(norms.max()))
+        i, j = self._history.pairs()
+        for some, vectors in self._history.vectors(i, j):
+            scale = self._history.scale(i[some], j[some])[:, None]
+            rest = self._omega[i[some]] - self._omega[j[some]] - algebra.theta(scale, vectors)
+            largest = max(largest, float(np.linalg.norm(rest, axis=1).max()))
         return largest
 
     # ------------------------------------------------------------------------------------------
@@ -323,10 +476,11 @@ class PairwiseStore:
         models = self._checked_models("omega", omega, len(places))
         is_old = np.insert(np.ones(len(self._omega), dtype=np.bool_), places, False)
         self._omega = np.insert(self._omega, places, models, axis=0)
+        self._history.insert(places)
         self._renumber(np.flatnonzero(is_old))
         # Slabs were made for the pairs of fewer clients; many small ones would be slow.
         if (rows := self._fitting_rows()) > self._slabs.rows:
-            self._slabs.widen(rows, self.num_stored)
+            self._slabs.widen(rows, self._num_slots)
 
     def remove(self, indices: Sequence[int]) -> None:
         """Let clients go, with their models and pairs.
@@ -348,6 +502,7 @@ class PairwiseStore:
         gone[clients] = True
         self._close(np.flatnonzero(gone[self._pair_i] | gone[self._pair_j]))
         self._omega = self._omega[~gone]
+        self._history.remove(~gone)
         self._renumber(np.cumsum(~gone) - 1)
 
     def _renumber(self, new: NDArray[np.integer]) -> None:
@@ -355,7 +510,7 @@ class PairwiseStore:
         self._pair_i = new[self._pair_i].astype(np.int32)
         self._pair_j = new[self._pair_j].astype(np.int32)
         self._slot_of = np.full(self._num_pairs, -1, dtype=np.int32)
-        self._slot_of[self._condensed(self._pair_i, self._pair_j)] = np.arange(self.num_stored)
+        self._slot_of[self._condensed(self._pair_i, self._pair_j)] = np.arange(self._num_slots)
 
     # ------------------------------------------------------------------------------------------
     # Slots
@@ -363,13 +518,13 @@ class PairwiseStore:
 
     def _open(self, i: NDArray[np.int32], j: NDArray[np.int32]) -> NDArray[np.intp]:
         """Return new slots for these pairs; vector, norm and scale are still to be written."""
-        slots = np.arange(self.num_stored, self.num_stored + len(i))
+        slots = np.arange(self._num_slots, self._num_slots + len(i))
         self._pair_i = np.concatenate([self._pair_i, i])
         self._pair_j = np.concatenate([self._pair_j, j])
         self._norm = np.concatenate([self._norm, np.empty(len(i))])
         self._scale = np.concatenate([self._scale, np.empty(len(i))])
         self._slot_of[self._condensed(i, j)] = slots
-        self._slabs.resize(self.num_stored)
+        self._slabs.resize(self._num_slots)
         return slots
 
     def _close(self, slots: NDArray[np.intp]) -> None:
@@ -377,7 +532,7 @@ class PairwiseStore:
         if not len(slots):
             return
         self._slot_of[self._condensed(self._pair_i[slots], self._pair_j[slots])] = -1
-        left = self.num_stored - len(slots)
+        left = self._num_slots - len(slots)
         holes = slots[slots < left]
         stays = np.ones(len(slots), dtype=np.bool_)
         stays[slots[slots >= left] - left] = False
@@ -406,7 +561,7 @@ class PairwiseStore:
         The vectors are views of the store (``delta.0``, ``delta.1``, ...), so that a large one is
         not held twice: write or copy them before the next update.
         """
-        vectors = enumerate(self._slabs.used(self.num_stored))
+        vectors = enumerate(self._slabs.used(self._num_slots))
         return {
             "rho": np.array(self.rho, dtype=np.float64),
             "omega": self.omega,
@@ -415,6 +570,7 @@ class PairwiseStore:
             "norm": self._norm,
             "scale": self._scale,
             **{f"delta.{number}": rows for number, rows in vectors},
+            **prefixed("history.", self._history.state_arrays()),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -447,6 +603,8 @@ class PairwiseStore:
         if not np.isfinite(omega).all():
             raise ValueError("The saved omega holds NaN or Inf, expected finite numbers.")
         m, d = omega.shape
+        history = History(m, d, omega.dtype, self._kernels)
+        history.load_state_arrays(m, under("history.", arrays))
         i, j, norm, scale = (arrays[name] for name in ("pair_i", "pair_j", "norm", "scale"))
         parts = [arrays[name] for name in _delta_names(arrays)]
         if (
@@ -455,6 +613,7 @@ class PairwiseStore:
             or not i.dtype.kind == j.dtype.kind == "i"
             or np.any((i < 0) | (i >= j) | (j >= m))
             or len(np.unique(self._condensed(i, j))) != len(i)
+            or not np.isnan(history.scale(i, j)).all()
         ):
             raise ValueError(
                 "The saved pairs do not agree, expected pair_i < pair_j < m, each pair once, and "
@@ -463,6 +622,7 @@ class PairwiseStore:
             )
         self._omega = omega
         self._clear()
+        self._history = history
         slots = self._open(i.astype(np.int32), j.astype(np.int32))
         self._norm[slots], self._scale[slots] = norm, scale
         start = 0

@@ -54,6 +54,7 @@ def test_the_global_step_is_uploaded_and_the_personal_one_kept() -> None:
     assert_allclose(numbers(client.personal_arrays()), [2.8, 0.84, 2], rtol=1e-14)
     assert num_examples == 1
     assert metrics == {
+        "initial-loss": 0.125,  # that of the global step
         "loss": pytest.approx(0.125, rel=1e-12),
         "personal-loss": pytest.approx(0.32, rel=1e-12),
         **made_by("Ditto"),

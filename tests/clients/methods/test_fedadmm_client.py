@@ -31,7 +31,7 @@ def message(*, version: int = 0, server_round: int = 1, **changes: Any) -> Recei
         "anchor": ANCHOR,
         "start": START,
         "rho": 2.0,
-        "lr": 0.1,
+        "lr": 0.05,  # .1 for half the loss
         "local_epochs": 1,
         "loss_weight": 0.5,
         "duals": "strategy",
@@ -49,13 +49,15 @@ def test_steps_from_u_i_towards_the_anchor() -> None:
     arrays, num_examples, metrics = client().fit(*message(local_epochs=2))
     assert_allclose(np.ravel(arrays), [1.95, 0.41, 7], rtol=1e-14)
     assert num_examples == 1
+    assert metrics.pop("initial-loss") == 4.5
     assert metrics == {"loss": pytest.approx(2.42, rel=1e-14), **made_by("FedADMM")}
 
 
 def test_it_goes_on_from_its_own_u_i() -> None:
     context = new_context()
     client(context).fit(*message())
-    assert_allclose(np.ravel(list(client(context).personal_arrays().values())), [1.55, 0.25, 7])
+    own = np.ravel(list(client(context).personal_arrays().values()))
+    assert_allclose(own, [1.55, 0.25, 7], rtol=1e-14)
     arrays, _, _ = client(context).fit(*message(start=None, version=1, server_round=4))
     assert_allclose(np.ravel(arrays), [1.95, 0.41, 7], rtol=1e-14)
 

@@ -75,7 +75,7 @@ def message(
         "anchor": scalars(u=anchor),
         "start": None if u is None else scalars(u=u),
         "rho": 2.0,
-        "lr": 0.1,
+        "lr": 0.05,  # .1 for half the loss
         "local_epochs": 1,
         "loss_weight": 0.5,
         "duals": "strategy",
@@ -112,6 +112,7 @@ def test_v_moves_at_the_old_u_and_u_at_the_new_v() -> None:
     arrays, num_examples, metrics = client(context).fit(*message())
     assert_allclose(np.ravel(arrays), [2.245375], rtol=1e-14)
     assert num_examples == 1
+    assert metrics.pop("initial-loss") == 0.5  # before the v-step
     assert metrics == {"loss": pytest.approx(0.9075**2 / 2, rel=1e-13), **made_by("FedAPM")}
     assert own(context) == pytest.approx({"v": 1.0925, "u": 2.245375}, rel=1e-14)
 

@@ -200,6 +200,7 @@ def test_the_gradient_group_by_hand() -> None:
     np.testing.assert_allclose(reply[0], 1 - np.array([1.5, 1.0]) / NUM_CLIENTS / SIGMA)  # (18)
     np.testing.assert_allclose(reply[1], -np.array([1.5, 1.0]) / NUM_CLIENTS)  # (17)
     assert num_examples == 2
+    assert metrics.pop("initial-loss") == metrics["loss"]
     assert metrics == {"loss": pytest.approx(1.25), **made_by("FedGiA")}
 
 

@@ -5,6 +5,7 @@ T1 to T4 and P5 are items of docs/methods/fedmc-admm.md.
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from itertools import pairwise
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from clients.methods.fedmc_admm import FedMCADMMClient, Residual, item_steps, user_steps
+from clients.methods import fedmc_admm as module
+from clients.methods.fedmc_admm import FedMCADMMClient, item_steps, user_steps
+from clients.toolkit.completion import Residual
 from clients.toolkit.ratings import Ratings
-from fl_admm_strategies.algorithms.fedmc_admm import FedMCFactors, FedMCInstruction
+from fl_admm_strategies import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 from fl_admm_strategies.runtime.maker import made_by
 from tests.clients.methods.messages import Received, received
@@ -117,19 +120,19 @@ def test_an_exact_completion_is_a_fixed_point() -> None:
     own = Ratings(own.users, own.items, stars, own.num_users, own.num_items)
     residual, items = Residual(own, np.dtype(float)), problem.W.T.copy()
     U = user_steps(residual, problem.U, items, SquaredL2(0), 10)
-    W, loss = item_steps(residual, U, items, items, P * BETA, 10)
+    W, errors = item_steps(residual, U, items, items, P * BETA, 10)
     np.testing.assert_allclose(U, problem.U, rtol=0, atol=1e-12)
     np.testing.assert_allclose(W, items, rtol=0, atol=1e-12)
-    assert loss == pytest.approx(0, abs=1e-24)
+    assert errors @ errors == pytest.approx(0, abs=1e-24)
 
 
-def test_the_loss_is_that_before_the_last_step() -> None:
+def test_the_errors_are_those_before_the_last_step() -> None:
     problem = Problem()
     args = problem.U, problem.W.T.copy(), problem.V.T.copy(), P * BETA
-    _, loss = item_steps(problem.residual, *args, 3)
+    _, errors = item_steps(problem.residual, *args, 3)
     before, _ = item_steps(problem.residual, *args, 2)
-    expected = 0.5 * (problem.error(problem.U, before.T) ** 2).sum()
-    assert loss == pytest.approx(expected, rel=1e-12)
+    expected = (problem.error(problem.U, before.T) ** 2).sum()
+    assert errors @ errors == pytest.approx(expected, rel=1e-12)
 
 
 def test_factors_that_vanished_stay_at_zero() -> None:
@@ -279,7 +282,96 @@ def test_no_test_ratings_is_no_error() -> None:
     loss, num_examples, metrics = make().evaluate(*evaluation(first()))
     assert loss > 0
     assert num_examples == len(ratings(2))
-    assert metrics == {"test-ratings": 0, "squared-error": 0.0, **made_by("FedMCADMM")}
+    entries = ratings(2).num_users * RANK
+    assert metrics == {
+        "test-ratings": 0,
+        "squared-error": 0.0,
+        "user-entries": entries,
+        "user-nonzeros": entries,
+        **made_by("FedMCADMM"),
+    }
+
+
+# --- Clients of one node ------------------------------------------------------------------------
+
+
+def asked_of(i: int, seed: int = 0, **settings: Any) -> tuple[FedMCADMMClient, Any, Any]:
+    """Return a client of its own ratings, and what it is asked to do."""
+    V, W = np.random.default_rng([seed, i]).random((2, RANK, NUM_ITEMS))
+    options = {"regularizer": SquaredL2(LAM)} | settings
+    client = FedMCADMMClient(new_context(i), ratings(i), **options)
+    return client, *message(V, W, **({"duals": "client"} if i == 3 else {}))
+
+
+@pytest.mark.parametrize("choice", [True, "auto"])
+@pytest.mark.parametrize("regularizer", [SquaredL2(LAM), L1Norm(LAM)])
+def test_clients_in_a_stack_have_the_bits_that_they_have_alone(
+    regularizer: Regularizer, choice: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks: list[int] = []
+    together = module.solve_together
+    monkeypatch.setattr(module, "solve_together", lambda p: (stacks.append(len(p)), together(p))[1])
+    monkeypatch.setattr(module, "STACK", 200)
+    jobs = [asked_of(i, regularizer=regularizer) for i in range(6)]
+    found = module.fit_together(jobs, choice)
+    assert len(stacks) == 2
+    assert sum(stacks) == 6
+    for i, result in enumerate(found):
+        assert not isinstance(result, BaseException)
+        client, *asked = asked_of(i, regularizer=regularizer)
+        arrays, count, metrics = client.fit(*asked)
+        np.testing.assert_array_equal(result[0][0], arrays[0])
+        assert result[1:] == (count, metrics)
+        held = [one.memory.latest() for one in (jobs[i][0], client)]
+        assert held[0].keys() == held[1].keys()
+        for name in held[0]:
+            np.testing.assert_array_equal(held[0][name], held[1][name])
+
+
+def test_who_fails_in_a_stack_fails_alone() -> None:
+    jobs = [asked_of(i) for i in range(4)]
+    jobs[1] = (
+        make(),
+        *message(np.full((RANK, NUM_ITEMS), 1e200), np.full((RANK, NUM_ITEMS), 1e200)),
+    )
+    jobs[2] = (make(), *message(first(), version=4))
+    with np.errstate(all="ignore"):
+        found = module.fit_together(jobs, True)
+    assert re.search("diverged.*Try a larger beta", str(found[1]))
+    assert "its state was lost" in str(found[2])
+    for i in (0, 3):
+        result, (client, *asked) = found[i], asked_of(i)
+        assert not isinstance(result, BaseException)
+        np.testing.assert_array_equal(result[0][0], client.fit(*asked)[0][0])
+
+
+def test_a_regularizer_of_ones_own_and_large_clients_are_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NonNegative(SquaredL2):
+        def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
+            assert isinstance(step, float)
+            return np.maximum(x, 0)
+
+    monkeypatch.setattr(module, "solve_together", lambda parts: pytest.fail("in a stack"))
+    for result in module.fit_together(
+        [asked_of(i, regularizer=NonNegative(1)) for i in (0, 1)], True
+    ):
+        assert not isinstance(result, BaseException)
+    monkeypatch.setattr(module, "LARGEST", 10)
+    for result in module.fit_together([asked_of(i) for i in (0, 1)], "auto"):
+        assert not isinstance(result, BaseException)
+
+
+def test_a_stack_that_fails_is_done_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(parts: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(module, "solve_together", no_memory)
+    for i, result in enumerate(module.fit_together([asked_of(i) for i in (0, 1)], True)):
+        client, *asked = asked_of(i)
+        assert not isinstance(result, BaseException)
+        np.testing.assert_array_equal(result[0][0], client.fit(*asked)[0][0])
 
 
 # --- Recommending -------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ def test_it_is_pulled_back_to_where_it_started() -> None:
     arrays, num_examples, metrics = line_client(FedProxClient).fit(*message())
     assert_allclose(np.ravel(arrays), [3.08, 0.58, 7], rtol=1e-14)
     assert num_examples == 1
+    assert metrics.pop("initial-loss") >= metrics["loss"]
     assert metrics == {"loss": pytest.approx(0.08, rel=1e-12), **made_by("FedProx")}
 
 

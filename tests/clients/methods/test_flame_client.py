@@ -136,7 +136,7 @@ def test_it_starts_from_its_own_model_and_is_pulled_to_the_servers() -> None:
     assert num_examples == 2
     # f(1) = (log(1 + e^-2) + log(1 + e^2)) / 2 = 1 + log(1 + e^-2)
     loss = pytest.approx(1 + np.log(1 + np.exp(-2)), rel=1e-6)
-    assert metrics == {"loss": loss, **made_by("FLAME")}
+    assert metrics == {"initial-loss": loss, "loss": loss, **made_by("FLAME")}
     assert client.personal_arrays() == {"u": theta}
     # In the next round it needs no start: it holds its theta. f'(theta) = tanh(theta).
     (second,), _, _ = client.fit(*message(0, version=1, server_round=2))

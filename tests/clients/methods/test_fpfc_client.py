@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from torch import nn
 
 from clients import FPFCClient
-from fl_admm_strategies.algorithms.fpfc import FPFCEvaluation, FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc_types import FPFCEvaluation, FPFCInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.maker import made_by
 from tests.clients.methods.messages import Received, received, scalars
@@ -83,6 +83,7 @@ def test_the_clustered_block_starts_at_omega_and_is_pulled_to_zeta() -> None:
     arrays, num_examples, metrics = line_client().fit(*message(start=1, local_epochs=2))
     assert_allclose(np.concatenate(arrays), [2.08, 0.91], rtol=1e-14)
     assert num_examples == 1
+    assert metrics.pop("initial-loss") >= metrics["loss"]
     assert metrics == {"loss": pytest.approx(1.28, rel=1e-14), **made_by("FPFC")}
 
 

@@ -31,7 +31,8 @@ def test_it_descends_on_its_own_loss_and_uploads_nothing() -> None:
     # loss before the last step is .4^2 / 2.
     context = new_context()
     client = line_client(LocalClient, context)
-    metrics = {"loss": pytest.approx(0.08, rel=1e-12), **made_by("Local")}
+    losses = {"initial-loss": 0.125, "loss": pytest.approx(0.08, rel=1e-12)}
+    metrics = losses | made_by("Local")
     assert client.fit(*message(START)) == ([], 1, metrics)
     assert_allclose(numbers(client.personal_arrays()), [3.09, 0.59, 7], rtol=1e-14)
     # The next round goes on from there: -.32 and .032, then -.256 and .0256.

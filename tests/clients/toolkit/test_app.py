@@ -12,11 +12,8 @@ from flwr.clientapp import ClientApp
 
 from clients import answer, client_app
 from fl_admm_strategies import InProcessGrid
-from fl_admm_strategies.runtime.messages import (
-    ClientInstruction,
-    pack_instructions,
-    unpack_replies,
-)
+from fl_admm_strategies.runtime.messages import ClientInstruction
+from fl_admm_strategies.runtime.packing import pack_instructions, unpack_replies
 
 
 class Counting(NumPyClient):
@@ -56,7 +53,7 @@ def ask(**config: Any) -> ClientInstruction:
     return ClientInstruction({"model": {"w": np.zeros(2)}}, config)
 
 
-def replies(message: Message) -> dict[str | None, Any]:
+def replies(message: Message) -> dict[int | None, Any]:
     return dict(unpack_replies(message.content))
 
 
@@ -112,25 +109,25 @@ def test_hosted_clients_have_a_partition_and_a_state_of_their_own() -> None:
     send(grid, 3, {3: ask(), 5: ask()})
     send(grid, 3, {5: ask()}, hosted=True)
     last = replies(send(grid, 3, {3: ask(), 4: ask(), 5: ask()}))
-    assert {k: reply.metrics["calls"] for k, reply in last.items()} == {"3": 2, "4": 1, "5": 3}
+    assert {k: reply.metrics["calls"] for k, reply in last.items()} == {3: 2, 4: 1, 5: 3}
     assert {k: reply.metrics["num-examples"] for k, reply in last.items()} == {
-        "3": 13,
-        "4": 14,
-        "5": 15,
+        3: 13,
+        4: 14,
+        5: 15,
     }
     assert {reply.metrics["total"] for reply in last.values()} == {6}
-    assert {k: reply.arrays["w"][0] for k, reply in last.items()} == {"3": 2, "4": 1, "5": 3}
+    assert {k: reply.arrays["w"][0] for k, reply in last.items()} == {3: 2, 4: 1, 5: 3}
 
 
 def test_a_hosted_client_that_raises_fails_alone_and_keeps_its_state() -> None:
     grid = InProcessGrid(client_app(Counting, num_clients=6), 2)
     send(grid, 3, {3: ask(), 4: ask()})
     last = replies(send(grid, 3, {3: ask(do="raise"), 4: ask()}))
-    assert last["3"].error == "KeyError: 'no such column'"
-    assert last["4"].metrics["calls"] == 2
+    assert last[3].error == "KeyError: 'no such column'"
+    assert last[4].metrics["calls"] == 2
     again = replies(send(grid, 3, {3: ask(), 4: ask()}))
-    assert again["3"].metrics["calls"] == 2  # the call that raised left no trace
-    assert again["4"].metrics["calls"] == 3
+    assert again[3].metrics["calls"] == 2  # the call that raised left no trace
+    assert again[4].metrics["calls"] == 3
 
 
 def test_a_state_record_that_a_hosted_client_deletes_is_gone() -> None:
@@ -145,7 +142,34 @@ def test_a_state_record_that_a_hosted_client_deletes_is_gone() -> None:
     send(grid, 2, {0: ask(), 1: ask()})
     send(grid, 2, {0: ask(forget=True), 1: ask()})
     last = replies(send(grid, 2, {0: ask(), 1: ask()}))
-    assert (last["0"].metrics["calls"], last["1"].metrics["calls"]) == (1, 3)
+    assert (last[0].metrics["calls"], last[1].metrics["calls"]) == (1, 3)
+
+
+@pytest.mark.parametrize("num_clients", [None, 2])
+def test_what_a_client_gets_is_its_own_to_change(num_clients: int | None) -> None:
+    class Changing(Counting):
+        def fit(self, parameters, config):
+            parameters[0] += 1 + self.client
+            return parameters, 1, {}
+
+    grid = InProcessGrid(client_app(Changing, num_clients=num_clients), 1 if num_clients else 2)
+    if num_clients is None:
+        assert replies(send(grid, 3, {1: ask()}))[None].arrays["w"].tolist() == [2, 2]
+        return
+    found = replies(send(grid, 2, {0: ask(), 1: ask()}))  # both get the same array
+    assert [found[client].arrays["w"][0] for client in (0, 1)] == [1, 2]
+
+
+@pytest.mark.parametrize("upload", [np.array([None]), np.array(["x"]), np.array([1j])], ids=str)
+def test_an_upload_that_is_no_array_of_numbers_fails_alone(upload: np.ndarray) -> None:
+    class Strange(Counting):
+        def fit(self, parameters, config):
+            return ([upload] if self.client == 0 else parameters), 1, {}
+
+    grid = InProcessGrid(client_app(Strange, num_clients=2), 1)
+    found = replies(send(grid, 2, {0: ask(), 1: ask()}))
+    assert f"Strange.fit returned an array 'w' of dtype {upload.dtype}" in found[0].error
+    assert found[1].error is None
 
 
 @pytest.mark.parametrize("num_clients", [None, 2])

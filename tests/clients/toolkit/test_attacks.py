@@ -26,6 +26,7 @@ from clients import (
     attacked_client_fn,
     client_app,
 )
+from clients.toolkit.attacks import random_labels
 from fl_admm_strategies import (
     FLAME,
     FPFC,
@@ -77,6 +78,33 @@ def test_one_value_is_in_all_arrays_and_types_are_kept(dtype: Any) -> None:
     assert len({*sent["w"].ravel().tolist(), float(sent["b"])}) == 1
 
 
+def test_labels_are_drawn_once_from_seed_and_client() -> None:
+    labels = np.arange(8, dtype=np.int32)
+    drawn = random_labels(labels, 10, np.random.default_rng(7))
+    assert drawn.tolist() == [9, 6, 6, 8, 5, 7, 8, 2]
+    assert drawn.dtype == np.int32
+    attack = Attack("random-labels", 0.5, seed=3)
+    own = attack.poisoned(labels, 10, 4)
+    assert_array_equal(attack.poisoned(labels, 10, 4), own)
+    assert differs({"y": attack.poisoned(labels, 10, 5)}, {"y": own})
+    assert differs({"y": Attack("random-labels", 0.5).poisoned(labels, 10, 4)}, {"y": own})
+    # Of two classes the other: drawn at random half of them would be true.
+    assert attack.poisoned(np.array([0, 1, 1]), 2, 4).tolist() == [1, 0, 0]
+    many = attack.poisoned(np.zeros(9000, int), 3, 0)
+    assert Counter(many.tolist()).keys() == {0, 1, 2}
+    assert min(Counter(many.tolist()).values()) > 2850
+
+
+def test_an_attack_on_labels_is_none_on_messages() -> None:
+    attack = Attack("random-labels", 0.5)
+    honest = {"w": np.ones(2)}
+    assert_array_equal(attack.draw(honest, np.random.default_rng(7))["w"], [1, 1])
+    fn = client_fn_of(Adding)
+    for wrapped, inner in ((attacked_client_fn, fn), (attacked_app, client_app(fn))):
+        with pytest.raises(ValueError, match=r"an attack on the data.*attack.poisoned\("):
+            wrapped(inner, attack)  # type: ignore[operator]
+
+
 def test_who_is_malicious_follows_from_the_seed() -> None:
     assert Attack("gaussian", 0.29).malicious(100) == Attack("one-huge", 0.29).malicious(100)
     assert len(Attack("gaussian", 0.29).malicious(100)) == 29
@@ -101,7 +129,10 @@ def test_every_upload_is_drawn_anew() -> None:
         ({"kind": "zero", "ratio": 0.1}, "kind is 'zero', expected 'same-value' or 'sign-flip'"),
         ({"kind": "gaussian", "ratio": 1.0}, r"ratio is 1.0, expected a number in \[0, 1\)"),
         ({"kind": "gaussian", "ratio": 0.1, "sigma": 0}, "sigma is 0, expected a finite number"),
-        ({"kind": "one-huge", "ratio": 0.1, "sigma": 2.0}, "'one-huge' draws nothing: leave it"),
+        (
+            {"kind": "one-huge", "ratio": 0.1, "sigma": 2.0},
+            "'one-huge' draws no such number",
+        ),
     ],
 )
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:

@@ -187,3 +187,19 @@ def test_clipping_and_a_schedule_by_hand() -> None:
         )
         (w, b, _), _, _ = own.fit(*message)
         assert np.concatenate([w, b]) == pytest.approx([0.9, 1.2], rel=1e-5)
+
+
+class Picky(nn.Module):
+    """Takes x, and fails by an error of its own where that has one feature."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if len(x) > 1 else len(3)  # type: ignore[arg-type]
+
+
+def test_a_model_that_does_not_take_a_batch_is_said_to() -> None:
+    batch = {"img": INPUTS, "label": LABELS}
+    with pytest.raises(TypeError, match=r"does not take a batch's img, label .* give the client a"):
+        answer_of(Picky(), batch)
+    with pytest.raises(TypeError, match="has no len"):  # its own error stays
+        answer_of(Picky(), {"x": INPUTS[:1]})
+    assert answer_of(Picky(), {"x": INPUTS}) is INPUTS

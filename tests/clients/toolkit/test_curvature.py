@@ -5,6 +5,8 @@ See docs/methods/fedgia.md, P8, P10 and P16.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients.toolkit import curvature as module
+from clients.toolkit import hessian
 from clients.toolkit.batches import split_batch
 from clients.toolkit.curvature import (
     DataLoss,
     FactorCache,
     LeastSquares,
     Logistic,
+    decompose,
 )
-from clients.toolkit.power_iteration import power_iteration
+from clients.toolkit.hessian import largest_curvature
 from clients.toolkit.solvers import LocalProblem
 
 RNG = np.random.default_rng(5)
@@ -42,6 +46,19 @@ ridge = Logistic(matrix(4, 7), labels(4), mu=0.5)
 
 
 # --- Losses -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [LeastSquares, Logistic])
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_the_zeros_of_mostly_empty_data_are_left_out(kind: Any, share: float) -> None:
+    data = matrix(30, 40) * (np.random.default_rng(0).random((30, 40)) < share)
+    loss = kind(data, labels(30))
+    assert (loss._sparse is None) == (share == 0.5)
+    x = RNG.normal(size=40)
+    value, gradient = loss.value_and_gradient(x)
+    expected, slopes = loss.value_and_slopes(data @ x)
+    assert value == pytest.approx(expected + loss.reg * float(x @ x) / 2, rel=1e-13)
+    np.testing.assert_allclose(gradient, data.T @ slopes / 30 + loss.reg * x, atol=1e-15)
 
 
 def test_least_squares_by_hand() -> None:
@@ -85,6 +102,26 @@ def test_the_gradient_is_lipschitz_with_the_reported_curvature(loss: DataLoss) -
         assert np.linalg.norm(g_x - g_z) <= loss.largest_curvature() * distance + 1e-12
 
 
+@pytest.mark.parametrize("shape", [(9, 5), (5, 9), (6, 6)])
+@pytest.mark.parametrize("rank", [None, 3])
+def test_a_decomposition_is_that_of_the_gram_matrix(shape: tuple[int, int], rank: Any) -> None:
+    data = matrix(*shape) * 10.0 ** -np.arange(shape[1])  # singular values down to 1e-8
+    if rank is not None:
+        data = matrix(shape[0], rank) @ matrix(rank, shape[1])
+    values, transposed = decompose(data)
+    gram = data.T @ data
+    near = {"rtol": 0, "atol": 1e-14 * np.linalg.norm(gram)}
+    np.testing.assert_allclose(transposed.T @ (values[:, None] * transposed), gram, **near)
+    loss = LeastSquares(data, np.zeros(len(data)))
+    norm = np.linalg.norm(data, 2) ** 2 / len(data)
+    assert loss.largest_curvature() == pytest.approx(norm, rel=1e-14)
+    # 1/(h + 1) - 1, which a step of the method is made of
+    vector, floor = RNG.normal(size=shape[1]), loss.largest_curvature()
+    (image,) = loss.gram.apply(vector, [lambda h: 1 / (h + floor)])
+    inverse = np.linalg.inv(gram / len(data) + floor * np.eye(shape[1]))
+    np.testing.assert_allclose(image, inverse @ vector, rtol=1e-10)
+
+
 # --- The cache ----------------------------------------------------------------------------------
 
 
@@ -93,8 +130,8 @@ def test_a_factor_is_found_again_by_content_and_never_stale(
 ) -> None:
     cache, decompositions = FactorCache(10**6), []
     monkeypatch.setattr(module, "FACTOR_CACHE", cache)
-    svd = np.linalg.svd
-    monkeypatch.setattr(np.linalg, "svd", lambda *a, **k: decompositions.append(1) or svd(*a, **k))
+    eigh = np.linalg.eigh
+    monkeypatch.setattr(np.linalg, "eigh", lambda a: decompositions.append(1) or eigh(a))
     data = matrix(9, 5)
 
     def image(rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -191,29 +228,72 @@ class Linear(nn.Linear):
         return super().forward(x)[:, 0]
 
 
-def test_power_iteration_finds_the_largest_curvature() -> None:
+def test_the_largest_curvature_is_found() -> None:
     # At x = 0 every sample of the logistic loss has l'' = 1/4, its maximum
     loss = Logistic(matrix(30, 5), labels(30), mu=0.0)
     problem = torch_problem(loss, Linear(5), nn.BCEWithLogitsLoss())
-    estimate = power_iteration(problem, seed=3, tolerance=1e-9, most=1000)
-    assert estimate == pytest.approx(loss.largest_curvature(), rel=1e-6)
-    assert estimate == power_iteration(problem, seed=3, tolerance=1e-9, most=1000)
+    estimate = largest_curvature(problem, seed=3, tolerance=1e-9)
+    assert estimate == pytest.approx(loss.largest_curvature(), rel=1e-8)
+    assert estimate == largest_curvature(problem, seed=3, tolerance=1e-9)
+    for seed in range(20):  # from above, by at most the tolerance
+        ratio = largest_curvature(problem, seed) / loss.largest_curvature()
+        assert 1 - 1e-9 <= ratio <= 1.001
 
 
-def test_power_iteration_counts_a_negative_curvature() -> None:
-    # f = 1/2 (x_1^2 - 3 x_2^2): the gradient is Lipschitz with 3
-    model = nn.Linear(2, 1, bias=False)
-    problem = LocalProblem(
+def spectrum(values: Sequence[float]) -> LocalProblem:
+    """f = 1/2 sum_k values_k x_k^2 as a loss of a linear model."""
+    weights = torch.tensor(values)
+    model = nn.Linear(len(values), 1, bias=False)
+    return LocalProblem(
         model,
-        [(torch.eye(2), torch.zeros(2))],
-        lambda out, _: 0.5 * (out[0, 0] ** 2 - 3 * out[1, 0] ** 2),
+        [(torch.eye(len(values)), torch.zeros(len(values)))],
+        lambda outputs, _: 0.5 * (weights * outputs[:, 0] ** 2).sum(),
         split_batch,
         torch.device("cpu"),
     )
-    assert power_iteration(problem, seed=0) == pytest.approx(3.0, rel=1e-3)
 
 
-def test_a_loss_without_curvature_is_refused() -> None:
-    problem = torch_problem(tall, Linear(5), lambda outputs, targets: (outputs - targets).mean())
-    with pytest.raises(ValueError, match=r"curvature 0.*curvature=\.\.\."):
-        power_iteration(problem, seed=0)
+def test_a_negative_curvature_counts() -> None:
+    # f = 1/2 (x_1^2 - 3 x_2^2): the gradient is Lipschitz with 3
+    assert largest_curvature(spectrum([1.0, -3.0]), seed=0) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_two_curvatures_of_opposite_sign_and_like_size_are_told_apart() -> None:
+    """Power iteration rests between them: 200 products find 1 where it is 1.03."""
+    rest = np.linspace(-0.5, 0.5, 200)
+    for values in ([-1.0, 1.03], [1.0, -1.03]):
+        for seed in range(5):
+            found = largest_curvature(spectrum([*values, *rest]), seed)
+            assert 1.03 - 1e-6 <= found <= 1.03 * 1.001
+
+
+def test_few_products_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    product = hessian.hessian_product
+    monkeypatch.setattr(hessian, "hessian_product", lambda *a: calls.append(1) or product(*a))
+    tail = 0.8 / np.arange(1, 2000)
+    assert largest_curvature(spectrum([1.0, *tail]), 0) == pytest.approx(1.0, rel=1e-3)
+    assert len(calls) <= 20
+
+
+def test_of_many_samples_some_batches_are_looked_at_that_are_spread_over_them() -> None:
+    """The samples' curvatures are 0, 1, ..., 99; batches of 5, of which every fifth is taken."""
+    x = torch.arange(100, dtype=torch.float64).sqrt()[:, None]
+    problem = replace(
+        torch_problem(tall, Linear(1), lambda outputs, _: 0.5 * (outputs**2).mean()),
+        loader=DataLoader(TensorDataset(x, x[:, 0]), 5),
+    )
+    assert largest_curvature(problem, 0) == pytest.approx(np.arange(100).mean())
+    taken = np.arange(100).reshape(20, 5)[::5]
+    assert largest_curvature(problem, 0, samples=20) == pytest.approx(taken.mean())
+
+
+@pytest.mark.parametrize("wrong", ["linear", "infinite"])
+def test_a_loss_without_curvature_is_refused(wrong: str) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        difference = (outputs - targets).mean()
+        return difference if wrong == "linear" else (difference * 1e200) ** 2
+
+    problem = torch_problem(tall, Linear(5), loss)
+    with pytest.raises(ValueError, match=r"curvature (0|inf|nan).*curvature=\.\.\."):
+        largest_curvature(problem, seed=0)

@@ -22,7 +22,7 @@ from clients import (
     client_app,
 )
 from clients.toolkit.objective import LocalObjective, ProjectedTerm, ProximalTerm, Term
-from fl_admm_strategies.algorithms.fpfc import FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc_types import FPFCInstruction
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received, scalars
 from tests.support.cases import NUM_CLIENTS, Case, case_of, plain, run, sampling
@@ -97,7 +97,7 @@ class OwnLoop(TorchClient[Any]):
     """The loop of any project: SGD on its loss, and one line."""
 
     def minimise(self, objective: LocalObjective, *, lr: float, epochs: int) -> dict[str, float]:
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=lr * objective.loss_weight)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
         self.model.train()
         for _ in range(epochs):
             total = 0.0
@@ -123,6 +123,7 @@ def numbers(value: Any) -> list[Any]:
 
 
 EXACT = ["FPFC", "FPFC-head", "FLAME", "LpProjADMM", "FedProx", "Ditto", "Local"]
+EXACT += ["PFedMe", "PFedMeMatched", "LpProj"]
 # alpha (g + c/alpha d) is alpha g + c d but for rounding.
 ROUNDED = ["FedADMM", "FedADMM-client-duals", "FedAPM"]
 
@@ -232,5 +233,5 @@ def test_two_objectives_a_round(client_class: Any) -> None:
     clients = client_app(client_fn_of(type("Own", (Watching, client_class), {})))
     run(case, WatchedGrid(clients, NUM_CLIENTS), num_rounds=1)
     weights = [[term.weight for term in objective.terms] for objective in seen]
-    assert weights[:2] == ([[], [0.5]] if client_class is DittoClient else [[0.01], [0.1]])
+    assert weights[:2] == ([[], [0.5]] if client_class is DittoClient else [[0.1], [0.1]])
     assert len(seen) == 2 * NUM_CLIENTS

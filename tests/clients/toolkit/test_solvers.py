@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -41,6 +42,23 @@ def column(*values: float) -> torch.Tensor:
 
 def term(weight: float, **anchor: float) -> ProximalTerm:
     return ProximalTerm(weight, {name: column(value) for name, value in anchor.items()})
+
+
+@pytest.mark.parametrize("full_batch", [False, True])
+def test_the_plain_step_has_the_bits_of_torchs(full_batch: bool) -> None:
+    results = []
+    for optimizer_fn in (torch.optim.SGD, partial(torch.optim.SGD)):  # the latter is torch's own
+        model = make_model()
+        gradient_descent(
+            problem_of(model, DataLoader(dataset(0), 8), nn.CrossEntropyLoss()),
+            LocalObjective([ProximalTerm(0.3, {n: p + 1 for n, p in model.named_parameters()})]),
+            lr=0.07,
+            epochs=3,
+            full_batch=full_batch,
+            optimizer_fn=optimizer_fn,
+        )
+        results.append([*model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("batch_size", [3, 2, 1])
@@ -204,20 +222,20 @@ def test_samples_of_a_data_set_without_length_are_counted() -> None:
 
 
 @pytest.mark.parametrize("full_batch", [True, False])
-def test_the_weight_scales_the_loss_and_not_the_pull(full_batch: bool) -> None:
-    # One sample x = 1, y = 3: f'(u) = u - 3. With alpha = 1/4 and (2/2)(u - 5)^2 the step is
-    # u - 0.1 [(u - 3)/4 + 2 (u - 5)] = .775 u + 1.075: from 0 to 1.075, then to 1.908125. The loss
-    # is reported as it is: (1.075 - 3)^2 / 2.
+def test_the_weight_divides_the_pull_and_not_the_step_on_the_loss(full_batch: bool) -> None:
+    # One sample x = 1, y = 3: f'(u) = u - 3. With alpha = 1/4 and (.5/2)(u - 5)^2 the step is
+    # u - 0.1 [(u - 3) + 2 (u - 5)] = .7 u + 1.3: from 0 to 1.3, then to 2.21. The loss is f alone:
+    # (1.3 - 3)^2 / 2.
     model = Scalar(0.0)
     value = gradient_descent(
         problem_of(model, [(column(1), column(3))]),
-        LocalObjective([term(2.0, u=5.0)], loss_weight=0.25),
+        LocalObjective([term(0.5, u=5.0)], loss_weight=0.25),
         lr=0.1,
         epochs=2,
         full_batch=full_batch,
     )
-    assert model.u.item() == pytest.approx(1.908125, abs=1e-14)
-    assert value == pytest.approx(1.925**2 / 2, abs=1e-14)
+    assert model.u.item() == pytest.approx(2.21, abs=1e-14)
+    assert value == pytest.approx(1.7**2 / 2, abs=1e-14)
 
 
 class Sum(nn.Module):
@@ -266,27 +284,27 @@ def test_a_frozen_parameter_stays_frozen_and_the_others_are_released_after_an_er
 
 
 def test_descend_until_the_gradient_of_the_whole_objective_is_small() -> None:
-    # alpha f' + 2 (u - 5) = (u - 3)/4 + 2u - 10 = 2.25 u - 10.75, a step of .2 leaves .55 of it:
-    # squares 115.5625 * .3025^k = 115.6, 34.96, 10.57, 3.199, .968 from u = 0. At most 1 after 4.
+    # Over alpha = 1/4: f' + 8 (u - 5) = 9 u - 43, a step of .05 leaves .55 of it; the squares
+    # over 16 are 115.5625 * .3025^k = 115.6, 34.96, 10.57, 3.199, .968 from u = 0: 1 after 4.
     model = Scalar(0.0)
     descent = descend_until(
         problem_of(model, [(column(1), column(3))]),
         LocalObjective([term(2.0, u=5.0)], loss_weight=0.25),
-        tolerance=1.0,
-        lr=0.2,
+        tolerance=16.0,
+        lr=0.05,
         max_steps=50,
     )
     u = 10.75 / 2.25 * (1 - 0.55**4)
     assert descent.steps == 4
     assert model.u.item() == pytest.approx(u, rel=1e-14)
-    assert descent.residual == pytest.approx(115.5625 * 0.3025**4, rel=1e-12)
+    assert descent.residual == pytest.approx(16 * 115.5625 * 0.3025**4, rel=1e-12)
     assert descent.loss == pytest.approx((u - 3) ** 2 / 2, rel=1e-12)  # where it ended
     # What is good enough already is left as it is.
     again = descend_until(
         problem_of(model, [(column(1), column(3))]),
         LocalObjective([term(2.0, u=5.0)], loss_weight=0.25),
-        tolerance=1.0,
-        lr=0.2,
+        tolerance=16.0,
+        lr=0.05,
         max_steps=50,
     )
     assert again.steps == 0

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedProxClient, accuracy, rmse
+from clients.toolkit.torch_client import find_device
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages import ClientInstruction
@@ -99,6 +100,12 @@ def test_an_evaluation_leaves_torchs_state_and_does_not_depend_on_it() -> None:
         reports.append(client(test_loader=shuffled).evaluate(*evaluation(*models)))
         assert torch.equal(torch.random.get_rng_state(), before)
     assert reports[0] == reports[1]
+
+
+def test_a_client_on_the_cpu_seeds_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch writes down the stack for each that is not there, and would seed those that are."""
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail(f"seeded: {seed}"))
+    client().fit(*message(START))
 
 
 # --- Evaluation ---------------------------------------------------------------------------------
@@ -215,3 +222,44 @@ def test_batches_of_another_form_need_split_batch() -> None:
     assert own.fit(*message(START))[1] == len(labels)
     with pytest.raises(TypeError, match=r"expected pairs"):
         client(train_loader=[(inputs, labels, labels)]).fit(*message(START))
+
+
+# --- The device ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "expected"),
+    [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_auto_takes_the_best_device_there_is(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert find_device("auto") == torch.device(expected)
+
+
+def test_a_client_on_auto_trains_where_it_can() -> None:
+    auto, plain = client(device="auto"), client()
+    assert auto.device == find_device("auto")
+    if auto.device.type == "cpu":
+        asked = message(arrays_of(make_model()), seed=5)
+        for a, b in zip(auto.fit(*asked)[0], plain.fit(*asked)[0], strict=True):
+            assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("gpu", "device is 'gpu', expected 'auto', 'cpu', 'cuda'"),
+        ("cuda", "device is 'cuda', which PyTorch does not find in this process"),
+        ("mps", "device is 'mps', which PyTorch does not find in this process"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, device: str, said: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=said):
+        client(device=device)

@@ -122,7 +122,7 @@ def follow(
     """
     seen: list[Any] = []
     script = iter(rounds)
-    strategy.run.sampling.for_training = lambda pool: list(next(script))  # type: ignore[method-assign]
+    strategy.run.sampling.for_training = lambda *_: list(next(script))  # type: ignore[method-assign]
 
     def on_round(server_round: int, metrics: Mapping[str, float]) -> None:
         seen.append(read())

@@ -61,35 +61,38 @@ def start(strategy: FedADMM, rounds: int, grid: WatchedGrid | None = None) -> Fe
 
 @pytest.mark.parametrize("duals", ["strategy", "client"])
 def test_two_rounds_by_hand(duals: Any) -> None:
-    # f = (u - 1)^2 / 2 and (2u - 6)^2 / 2, alpha = 1/2, rho = 1, eta = .2, one step from zeros:
+    # f = (u - 1)^2 / 2 and (2u - 6)^2 / 2, alpha = 1/2, rho = 1, eta = .2, beside f/2, so that
+    # rho = 2, lr = .1 and twice the duals beside f; one step from zeros:
     # u_0 = .2 * .5 = .1, u_1 = .2 * .5 * 12 = 1.2; pi = u - 0; z = 2u; w = (.2 + 2.4)/2 = 1.3.
     # Round 2: u_0 = .1 - .2 [.5 (-.9) + .1 + (.1 - 1.3)] = .41, pi_0 = .1 + .41 - 1.3 = -.79;
     # u_1 = 1.2 - .2 [.5 (2.4 - 6) 2 + 1.2 + (1.2 - 1.3)] = 1.70, pi_1 = 1.2 + 1.7 - 1.3 = 1.6;
     # w = (.41 - .79 + 1.7 + 1.6)/2 = 1.46.
-    strategy = start(FedADMM(rho=1.0, lr=0.2, local_epochs=1, duals=duals), 2)
+    strategy = start(FedADMM(rho=2.0, lr=0.1, local_epochs=1, duals=duals), 2)
     assert_allclose(strategy.global_arrays["u"].numpy(), [1.46], rtol=1e-14)
     if duals == "strategy":
         own = strategy.state.consensus.clients
         assert_allclose(own.column("u"), [[0.41], [1.7]], rtol=1e-14)
-        assert_allclose(own.column("pi"), [[-0.79], [1.6]], rtol=1e-14)
+        assert_allclose(own.column("pi"), [[-1.58], [3.2]], rtol=1e-14)
         assert_allclose(own[1].u, [1.7], rtol=1e-14)
 
 
 def test_it_converges_to_the_minimiser_by_the_clients_weights() -> None:
     # sum_i alpha_i f_i, alpha = 1/2: (u - 1) + 2 (2u - 6) = 0 at u = 13/5; plain averaging of the
     # clients' own minimisers 1 and 3 would give 2.
-    strategy = start(FedADMM(rho=1.0, lr=0.3, fraction_train=0.5, seed=1), 150)
-    assert_allclose(strategy.global_arrays["u"].numpy(), [2.6], atol=1e-9)
+    strategy = start(FedADMM(rho=2.0, lr=0.15, fraction_train=0.5, seed=1), 60)
+    assert_allclose(strategy.global_arrays["u"].numpy(), [2.6], atol=1e-3)
 
 
-def test_scaling_loss_step_and_penalty_by_m_changes_nothing_but_the_duals() -> None:
-    # P3: (eta, rho) beside alpha_i f_i = f_i/2 is (eta/2, 2 rho) beside f_i.
-    scaled = start(FedADMM(rho=0.4, lr=0.2), 10)
-    plain = start(FedADMM(rho=0.8, lr=0.1), 10, scalar_grid(scale=2.0))
-    there, here = plain.state.consensus, scaled.state.consensus
-    assert_allclose(there.clients.column("u"), here.clients.column("u"), atol=1e-10)
+def test_settings_mean_the_same_whatever_the_number_of_clients() -> None:
+    # P3: rho and lr stand beside the plain loss, so that every client twice is the same run.
+    few = start(FedADMM(rho=0.8, lr=0.1), 10)
+    many = start(
+        FedADMM(rho=0.8, lr=0.1), 10, scalar_grid((1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 6.0, 6.0))
+    )
+    there, here = many.state.consensus, few.state.consensus
+    assert_allclose(there.clients.column("u")[::2], here.clients.column("u"), atol=1e-10)
+    assert_allclose(there.clients.column("pi")[::2], here.clients.column("pi"), atol=1e-10)
     assert_allclose(there.w, here.w, atol=1e-10)
-    assert_allclose(there.clients.column("pi"), 2 * here.clients.column("pi"), atol=1e-10)
     assert here.w[0] > 1
 
 
@@ -180,9 +183,8 @@ def test_a_model_without_floating_point_arrays_is_refused() -> None:
 
 
 def test_the_worked_example() -> None:
-    # docs/methods/fedadmm.md, E1: alpha_i = 1/3, rho = 1/3 and lr = .3 are, by P3, a penalty of 1
-    # and a step of .1 beside the plain loss: u <- u - .1 [a_i (u - b_i) + (u - anchor)].
-    strategy = FedADMM(rho=1 / 3, lr=0.3, local_epochs=2)
+    # docs/methods/fedadmm.md, E1: u <- u - .1 [a_i (u - b_i) + (u - anchor)].
+    strategy = FedADMM(rho=1.0, lr=0.1, local_epochs=2)
 
     def read() -> list[np.ndarray]:
         own = strategy.state.consensus
@@ -191,10 +193,10 @@ def test_the_worked_example() -> None:
     grid = Grid(FedADMMClient)
     (u_1, pi_1, w_1), (u_2, pi_2, w_2) = follow(strategy, grid, ALL, ALL, read=read)
     assert_allclose(u_1, [0.18, -0.34, 1.8], atol=1e-10)
-    assert_allclose(pi_1, [0.06, -0.1133333333, 0.6], atol=1e-10)
+    assert_allclose(pi_1, [0.18, -0.34, 1.8], atol=1e-10)
     assert_allclose(w_1, [1.0933333333], atol=1e-10)
     assert_allclose(u_2, [0.4596, -0.2629333333, 2.144], atol=1e-10)
-    assert_allclose(pi_2, [-0.1512444444, -0.5654222222, 0.9502222222], atol=1e-10)
+    assert_allclose(pi_2, [-0.4537333333, -1.6962666667, 2.8506666667], atol=1e-10)
     assert_allclose(w_2, [1.0137777778], atol=1e-10)
 
 
@@ -203,6 +205,6 @@ def test_the_worked_example() -> None:
 def test_the_weights_are_those_of_the_objective(weights: Any, limit: float) -> None:
     # P2: the minimisers of sum_i a_i/2 (w - b_i)^2, (1 - 2 + 12)/(1 + 2 + 4), and of the same sum
     # weighted by n_i, (10 - 40 + 360)/(10 + 40 + 120).
-    strategy = FedADMM(rho=0.5, lr=0.3, local_epochs=5, weights=weights, fraction_evaluate=0.0)
+    strategy = FedADMM(rho=1.5, lr=0.1, local_epochs=5, weights=weights, fraction_evaluate=0.0)
     follow(strategy, Grid(FedADMMClient), *[ALL] * 80)
     assert_allclose(strategy.state.consensus.w, [limit], atol=1e-9)

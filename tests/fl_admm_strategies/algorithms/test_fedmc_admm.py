@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from clients import client_app
 from clients.methods.fedmc_admm import FedMCADMMClient
 from clients.toolkit.ratings import Ratings
-from fl_admm_strategies import made_by
-from fl_admm_strategies.algorithms.fedmc_admm import FedMCADMM, initial_item_factors
+from fl_admm_strategies import FedMCADMM, initial_item_factors, made_by
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 from fl_admm_strategies.runtime.messages import RawReply
 from fl_admm_strategies.runtime.record import Traffic
@@ -207,7 +206,7 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
     # U_i^0 = V^0 = 1. U_1 = (1 - (1 - 4))/1.1 = 3.6364; L_U = U_1^2, E = U_1 - 4 = -.3636, so
     # W_1 = (L_U/2 + 1 + 3.6364 * .3636/2)/(L_U/2 + 1) = 1.0869, Y_1 = W_1 - 1.
     one = np.ones((1, 1))
-    monkeypatch.setattr(FedMCADMMClient, "_first_users", lambda *_: one)
+    monkeypatch.setattr(FedMCADMMClient, "first_users", lambda *_: one)
     zero = np.zeros(1, np.int64)
 
     def new_client(context: Any) -> FedMCADMMClient:
@@ -318,7 +317,7 @@ def test_the_users_factors_are_in_no_message(duals: Any, y0: Any) -> None:
                 assert arrays == {}
             numbers = {k for r in reply.content.metric_records.values() for k in r}
             allowed = {"loss", "num-examples", "test-ratings", "squared-error", "rmse", *STAMP}
-            assert numbers <= allowed
+            assert numbers <= allowed | {"user-entries", "user-nonzeros"}
 
 
 @each_place
@@ -354,7 +353,8 @@ def test_rmse_weighs_every_test_rating_alike_and_phi_is_the_objective() -> None:
     assert metrics["loss"] == pytest.approx(phi, rel=1e-12)  # (17)
     assert metrics["scaled-rmse"] == pytest.approx(np.sqrt(squares / count), rel=1e-12)
     assert metrics["rmse"] == pytest.approx(1.5 * np.sqrt(squares / count), rel=1e-12)
-    assert set(metrics) == {"loss", "rmse", "scaled-rmse", "num-examples"}
+    nonzeros = {"nnz-users", "nnz-items"}
+    assert set(metrics) == {"loss", "rmse", "scaled-rmse", "num-examples", *nonzeros}
     own = run.strategy.evaluate_metrics[2]
     assert own[2]["test-ratings"] == 0
     assert "rmse" not in own[2]
@@ -363,10 +363,24 @@ def test_rmse_weighs_every_test_rating_alike_and_phi_is_the_objective() -> None:
     assert abs(mean - metrics["rmse"]) > 1e-3
 
 
+def test_nonzeros_are_counted_over_all_users_and_items() -> None:
+    """Figure 4's nnz: clients with many users count by their entries."""
+    run = federation("l1")
+    run.regularizer = L1Norm(2.0)
+    run.round(1)
+    metrics = run.evaluate(1)
+    taken = run.strategy.membership.last_accepted
+    factors = [run.held(i)["U"] if taken[i] else run.first_users(i) for i in range(P)]
+    entries = np.concatenate([U.ravel() for U in factors])
+    assert 0 < np.count_nonzero(entries) < len(entries)
+    assert metrics["nnz-users"] == np.count_nonzero(entries) / len(entries)
+    assert metrics["nnz-items"] == np.count_nonzero(items(run)) / items(run).size
+
+
 def test_without_any_test_rating_there_is_an_objective_but_no_rmse() -> None:
     run = federation()
     run.round(1)
-    assert set(run.evaluate(1)) == {"loss", "num-examples"}
+    assert set(run.evaluate(1)) == {"loss", "num-examples", "nnz-users", "nnz-items"}
     grid = WatchedGrid(client_app(client_fn), P)
     strategy = start(FedMCADMM(SquaredL2(ITEMS), seed=1), grid, 1)
     assert set(strategy.evaluate_metrics[1][0]) >= {"loss", "rmse"}

@@ -341,7 +341,7 @@ def test_the_limit_is_the_minimiser(anchor: str, weights: str, fraction: float) 
 def test_the_minimiser_of_the_golden_federation() -> None:
     close(optimum(B, C, np.full(3, 1 / 3), 1.0)[0], (0.55555556, 0.44444444), ROUND)
     close(optimum(B, C, np.array([0.5, 0.3, 0.2]), 1.0)[0], (0.48387097, 0.90322581), ROUND)
-    close(Quadratics().run(flame(rho=0.2), 80)[-1].w, (5 / 9, 4 / 9), 1e-10)
+    close(Quadratics().run(flame(rho=0.2), 40)[-1].w, (5 / 9, 4 / 9), 1e-4)
 
 
 def test_one_round_shrinks_the_least_squares_solutions_by_q() -> None:
@@ -433,14 +433,15 @@ def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
             strategy.start(
                 grid,
                 ArrayRecord(Point(4).state_dict()),
-                10,
+                5,
+                evaluate_every=5,
                 on_round=lambda r, metrics, s=strategy, t=trajectory: t.append(s.state.consensus.w),
             )
         trajectories.append(trajectory)
     close(trajectories[1], trajectories[0], 1e-13)
-    assert there.traffic[10] == here.traffic[10]
-    for client, metrics in there.evaluate_metrics[10].items():
-        assert metrics == pytest.approx(here.evaluate_metrics[10][client], rel=1e-10)
+    assert there.traffic[5] == here.traffic[5]
+    for client, metrics in there.evaluate_metrics[5].items():
+        assert metrics == pytest.approx(here.evaluate_metrics[5][client], rel=1e-10)
         # The personal model is the client's alone.
         with pytest.raises(RuntimeError, match=r"FLAMEClient.*personal_arrays"):
             there.personal_arrays(client)
@@ -481,7 +482,7 @@ def test_buffers_are_averaged_over_the_participants(duals: str) -> None:
 
     torch.manual_seed(0)
     start = ArrayRecord(Normed().state_dict())
-    strategy = FLAME(lr=0.1, duals=duals, seed=1)
+    strategy = FLAME(lr=0.1, local_epochs=1, duals=duals, seed=1)
     strategy.start(InProcessGrid(client_app(client_fn), 3), start, 1)
     inputs = [dataset(client).tensors[0].numpy() for client in range(3)]
     sizes = [len(x) for x in inputs]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch import nn
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD, made_by
+from fl_admm_strategies.maths.pairs import store
+from fl_admm_strategies.maths.pairs.history import History
 from fl_admm_strategies.runtime.messages import RawReply, from_array_record, parse_groups
 from tests.support.federation import (
     WatchedGrid,
@@ -78,7 +81,7 @@ def sampling(strategy: FPFC, rounds: Mapping[int, Sequence[int]]) -> FPFC:
 
 
 def trace_strategy(**settings: Any) -> FPFC:
-    return FPFC(SCAD, rho=1.0, lr=0.1, local_epochs=1, **settings)
+    return FPFC(SCAD, rho=1.0, lr=0.1, local_epochs=1, report_diagnostics=True, **settings)
 
 
 # A = {1, 3}, {2, 3}, {1, 2, 3} of rounds 0, 1, 2, counted from 1 and from 0 here.
@@ -183,7 +186,8 @@ def grid_of(num_nodes: int = 4, **kwargs: Any) -> WatchedGrid:
 
 
 def fpfc(**settings: Any) -> FPFC:
-    return FPFC(**({"penalty": SmoothedSCAD(0.5), "lr": 0.2, "local_epochs": 1} | settings))
+    usual = {"penalty": SmoothedSCAD(0.5), "lr": 0.2, "local_epochs": 1, "report_diagnostics": True}
+    return FPFC(**(usual | settings))
 
 
 def groups_of(message: Message) -> dict[str, int]:
@@ -258,6 +262,28 @@ def test_a_client_that_lost_its_state_sits_out_once_and_is_sent_omega(
     expected = sampling(fpfc(seed=1), {3: [0, 2, 3]})
     expected.start(grid_of(), initial_arrays(), 4)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
+
+
+def test_pairs_kept_by_models_give_the_same_run_and_resume_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(rounds: int, **checkpoints: Any) -> FPFC:
+        strategy = fpfc(seed=1, fraction_train=0.5, penalty=SmoothedSCAD(2.0))
+        strategy.start(grid_of(), initial_arrays(), rounds, **checkpoints)
+        return strategy
+
+    by_vectors = run(6)
+    monkeypatch.setattr(store, "_MOST_BYTES", 0)
+    monkeypatch.setattr(History, "nbytes", 0)  # a few pairs would take less as vectors
+    whole = run(6)
+    assert whole.state.pairs._history.num_pairs == by_vectors.state.pairs.num_stored > 0
+    for client in range(4):
+        for name, array in by_vectors.personal_arrays(client).items():
+            assert_allclose(whole.personal_arrays(client)[name].numpy(), array.numpy(), atol=1e-5)
+    run(3, checkpoint_dir=tmp_path)
+    resumed = run(6, checkpoint_dir=tmp_path, resume=True)
+    assert_same_bits(resumed.state_dict(), whole.state_dict())
+    assert_array_equal(resumed.clusters(), by_vectors.clusters())
 
 
 def test_a_client_on_which_nothing_depends_keeps_its_omega() -> None:
@@ -413,7 +439,7 @@ def test_evaluation_sends_the_three_kinds_and_the_dual() -> None:
         sent = [array.numpy().ravel() for array in content["arrays.mean-dual"].values()]
         assert_allclose(np.concatenate(sent), dual[client], rtol=1e-6, atol=1e-8)
     grid = grid_of()
-    fpfc(report_diagnostics=False).start(grid, initial_arrays(), 1)
+    FPFC(SmoothedSCAD(0.5)).start(grid, initial_arrays(), 1)  # nobody asked
     message = grid.phase(MessageType.EVALUATE, 1)[0]
     assert groups_of(message) == {"personal": 4, "cluster": 4, "global": 4}
 
@@ -469,7 +495,12 @@ def test_the_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         ({"rho": float("nan")}, ValueError, "rho is nan"),
         ({"rho": "1"}, TypeError, "rho is '1', expected a number > 0"),
         ({"nu": -0.1}, ValueError, "nu is -0.1"),
-        ({"nu": None}, TypeError, "nu is None"),
+        ({"nu": "wide"}, TypeError, "nu is 'wide'"),
+        ({"consensus_rounds": 0}, ValueError, "consensus_rounds is 0, expected an integer >= 1"),
+        ({"validation_share": 0}, ValueError, "validation_share is 0"),
+        ({"validation_share": 1.0}, ValueError, "Nothing is left to train on"),
+        ({"penalty": "auto", "rho": 0.37}, ValueError, r"expected \(a - 1\) \* rho > 1"),
+        ({"penalty": "Auto"}, TypeError, r"MCP\(lam\) or 'auto'"),
         ({"lr": 0.0}, ValueError, "lr is 0.0, expected a finite number > 0"),
         ({"lr": "fast"}, TypeError, "lr is 'fast'"),
         ({"local_epochs": 0}, ValueError, "local_epochs is 0, expected an integer >= 1"),

@@ -95,7 +95,7 @@ def when_all_have_come_and_gone(name: str) -> StatefulStrategy:
     return strategy
 
 
-SLOW = ("FedADMM", "FLAME-client", "FedGiA-client")
+SLOW = ("FedADMM", "FedADMM-size-client", "FLAME-size", "FLAME-client", "FedGiA-client")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_the_weight_of_a_joining_client_by_size() -> None:
     assert_allclose(
         strategy.state.clients.column("alpha"), np.array([10, 11, 12, 14]) / 35, rtol=1e-15
     )
-    assert grid.sent[3, 5].config_records["config"]["loss-weight"] == 12 / 35
+    assert grid.sent[3, 5].config_records["config"]["loss-weight"] == 12 / 35 * 3  # m alpha_i
     assert strategy.traffic[3].down > strategy.traffic[2].down
 
 

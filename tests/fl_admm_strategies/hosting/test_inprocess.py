@@ -418,6 +418,7 @@ def test_a_worker_that_dies_between_two_rounds_costs_nothing() -> None:
         assert not exists(pid)
 
 
+@pytest.mark.slow  # for its modules are imported again, twice
 def test_workers_outlive_the_process_that_forks_them_which_is_replaced() -> None:
     with InProcessGrid(pid_app, 1, workers=1) as grid:
         pid = pid_of_a_worker(grid)
@@ -439,6 +440,7 @@ def test_a_client_that_leaves_a_process_behind_does_not_hide_its_workers_death()
         assert "it ended with exit code 3" in reply.error.reason
 
 
+@pytest.mark.slow
 def test_a_late_client_is_killed_has_no_reply_and_leaves_no_trace() -> None:
     with InProcessGrid(counting_app(), 5, workers=2) as grid:
         workers = [worker.pid for worker in grid._idle]
@@ -513,7 +515,7 @@ def test_push_and_pull(workers: int) -> None:
         assert counts(grid) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_thousand_nodes(workers: int) -> None:
     with InProcessGrid(counting_app(), 1000, workers=workers) as grid:
         replies = grid.send_and_receive(map(train_message, grid.get_node_ids()))
@@ -567,7 +569,7 @@ def test_workers_need_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     InProcessGrid(counting_app(), 1)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_closed_grid_keeps_its_contexts_and_refuses_messages(workers: int) -> None:
     with InProcessGrid(counting_app(), 1, workers=workers) as grid:
         grid.send_and_receive([train_message(2)])
@@ -596,3 +598,24 @@ def test_create_message_is_the_message_constructor() -> None:
     assert message.metadata.ttl == 5.0
     (reply,) = grid.send_and_receive([message])
     assert reply.metadata.reply_to_message_id == message.metadata.message_id
+
+
+def test_large_arrays_are_shared_and_all_else_is_copied() -> None:
+    seen: list[Array] = []
+
+    def app(message: Message, context: Context) -> Message:
+        array = message.content.array_records["arrays"].pop("w")
+        seen.append(array)
+        seen.append(Array(array.numpy() + 1))
+        return Message(RecordDict({"arrays": ArrayRecord({"w": seen[1]})}), reply_to=message)
+
+    sent = Array(np.zeros(100_000, np.float32))
+    message = train_message(2)
+    message.content["arrays"] = ArrayRecord({"w": sent})
+    (reply,) = InProcessGrid(app, 1).send_and_receive([message])
+    received = reply.content.array_records["arrays"]["w"]
+    assert seen[0].data is sent.data  # bytes, which nobody can change
+    assert received.data is seen[1].data
+    assert seen[0] is not sent
+    assert received is not seen[1]
+    assert list(message.content.array_records["arrays"]) == ["w"]  # though the client took it out

@@ -163,8 +163,6 @@ class Spoiling(Raising):
     ("how", "reason"),
     [
         ("NaN", "holds NaN"),
-        ("shape", "has shape (1,), expected (4,)"),
-        ("dtype", "has dtype float64, expected float32"),
         ("count", "it sent 2 arrays, expected 4"),
         ("examples", "'num-examples' is 0"),
         ("raises", "it failed: "),

@@ -131,7 +131,10 @@ def check(
 
 PRETENDED = [
     pytest.param(
-        loop, where, marks=[pytest.mark.slow] * (loop is with_server_fn and where != "training 2")
+        loop,
+        where,
+        marks=[pytest.mark.slow]
+        * ((loop, where) not in ((with_server_fn, "training 2"), (with_workflow, "evaluation 2"))),
     )
     for loop in (with_server_fn, with_workflow)
     for where in DEATHS

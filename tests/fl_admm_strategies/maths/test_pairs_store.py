@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from fl_admm_strategies.maths.clustering import clusters
 from fl_admm_strategies.maths.pairs import PairwiseStore, kernels, slabs
+from fl_admm_strategies.maths.pairs.history import History
 from fl_admm_strategies.maths.penalties import L1, MCP, Penalty, SmoothedSCAD
 
 try:
@@ -130,7 +132,7 @@ def test_the_three_device_trace(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     m=st.integers(1, 7),
@@ -157,37 +159,130 @@ def test_equal_to_the_printed_algorithm_with_all_invariants(
     for active, models in rounds(rng, start, 12):
         store.update(active, models)
         dense.update(active, models)
-        # Round-off relative to the largest model; a regime border may amplify it (slope of the
-        # bent piece of (6): 1/(1 - 1/((a - 1) rho)) < 4 here).
-        scale = 1 + np.abs(dense.omega).max()
-        close = {"rtol": 0, "atol": 300 * np.finfo(dtype).eps * scale}
-        theta, v, zeta = all_pairs(store, "theta"), all_pairs(store, "v"), store.zeta(range(m))
-        assert theta.dtype == v.dtype == zeta.dtype == dtype
-        assert_array_equal(store.omega, dense.omega.astype(dtype))
-        assert_allclose(theta, dense.theta, **close)
-        assert_allclose(v, dense.v, **close)
-        assert_allclose(zeta, dense.zeta(), **close)
-        assert_array_equal(store.zeta(active), zeta[active])
-        assert_allclose(store.mean_dual(), dense.v.mean(axis=1), **close)
-        assert_array_equal(store.mean_dual(active), store.mean_dual()[active])
-        norms = store.theta_norms()
-        assert_allclose(norms, np.linalg.norm(dense.theta, axis=2), **close)
-        assert_array_equal(norms, norms.T)
-        residual = np.linalg.norm(dense.omega[:, None] - dense.omega - dense.theta, axis=2).max()
-        assert_allclose(store.primal_residual(), residual, **close)
-        # What holds after every update: theta_ji = -theta_ij, v_ji = -v_ij,
-        assert_array_equal(theta, -theta.transpose(1, 0, 2))
-        assert_array_equal(v, -v.transpose(1, 0, 2))
-        lengths = np.linalg.norm(v, axis=2)
-        assert lengths.max() <= penalty.lam + close["atol"]  # ||v_ij|| <= lambda,
-        # v_ij = g'(||theta_ij||) theta_ij/||theta_ij||, by its length and its direction,
-        assert_allclose(lengths, slopes(penalty, norms, lengths), **close)
-        assert_allclose(
-            np.sum(v * theta, axis=2), lengths * norms, rtol=0, atol=close["atol"] * scale
-        )
-        # and the mean of the zeta_i is that of the omega_i.
-        assert_allclose(zeta.mean(axis=0), store.omega.mean(axis=0), **close)
+        check_equal(store, dense, active)
         check_slots(store)
+
+
+def check_equal(store: PairwiseStore, dense: Dense, active: np.ndarray) -> None:
+    """All of the store's variables are the printed algorithm's, and its invariants hold."""
+    penalty, dtype, m = store.penalty, store.omega.dtype, len(store.omega)
+    # Round-off relative to the largest model; a regime border may amplify it (slope of the
+    # bent piece of (6): 1/(1 - 1/((a - 1) rho)) < 4 here).
+    scale = 1 + np.abs(dense.omega).max()
+    close = {"rtol": 0, "atol": 300 * np.finfo(dtype).eps * scale}
+    theta, v, zeta = all_pairs(store, "theta"), all_pairs(store, "v"), store.zeta(range(m))
+    assert theta.dtype == v.dtype == zeta.dtype == dtype
+    assert_array_equal(store.omega, dense.omega.astype(dtype))
+    assert_allclose(theta, dense.theta, **close)
+    assert_allclose(v, dense.v, **close)
+    assert_allclose(zeta, dense.zeta(), **close)
+    assert_array_equal(store.zeta(active), zeta[active])
+    assert_allclose(store.mean_dual(), dense.v.mean(axis=1), **close)
+    assert_array_equal(store.mean_dual(active), store.mean_dual()[active])
+    norms = store.theta_norms()
+    assert_allclose(norms, np.linalg.norm(dense.theta, axis=2), **close)
+    assert_array_equal(norms, norms.T)
+    residual = np.linalg.norm(dense.omega[:, None] - dense.omega - dense.theta, axis=2).max()
+    assert_allclose(store.primal_residual(), residual, **close)
+    # What holds after every update: theta_ji = -theta_ij, v_ji = -v_ij,
+    assert_array_equal(theta, -theta.transpose(1, 0, 2))
+    assert_array_equal(v, -v.transpose(1, 0, 2))
+    lengths = np.linalg.norm(v, axis=2)
+    assert lengths.max() <= penalty.lam + close["atol"]  # ||v_ij|| <= lambda,
+    # v_ij = g'(||theta_ij||) theta_ij/||theta_ij||, by its length and its direction,
+    assert_allclose(lengths, slopes(penalty, norms, lengths), **close)
+    assert_allclose(np.sum(v * theta, axis=2), lengths * norms, rtol=0, atol=close["atol"] * scale)
+    # and the mean of the zeta_i is that of the omega_i.
+    assert_allclose(zeta.mean(axis=0), store.omega.mean(axis=0), **close)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "dtype", "vectors_after"),
+    [
+        (SCAD, np.float64, 100),
+        (SCAD, np.float32, 4),
+        (SmoothedSCAD(0.6, 2.5, 0.2), np.float64, 4),
+        (L1(0.4), np.float64, 100),
+    ],
+)
+def test_pairs_kept_by_models_are_equal_to_the_printed_algorithm(
+    engine: Any,
+    penalty: Penalty,
+    dtype: type,
+    vectors_after: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # All of them are given vectors in every so manyth round, which goes on from there.
+    rng = np.random.default_rng(3)
+    start = np.tile(rng.normal(size=9), (6, 1)).astype(dtype)
+    stores = [PairwiseStore(start, penalty, 1.0, engine=engine, most_bytes=0) for _ in range(2)]
+    dense = Dense(start, penalty, 1.0)
+    by_models = 0
+    for number, (active, models) in enumerate(rounds(rng, start, 20), start=1):
+        taken = 10**9 if number % vectors_after == 0 else 0
+        monkeypatch.setattr(History, "nbytes", property(lambda self, taken=taken: taken))
+        for store in stores:
+            store.update(active, models)
+        store = stores[0]
+        dense.update(active, models)
+        by_models = max(by_models, store._history.num_pairs)
+        assert not (taken and store._history.num_pairs)
+        check_equal(store, dense, active)
+        for nu in (1e-4, 0.3, 3.0):
+            assert_array_equal(store.clusters(nu), clusters(store.theta_norms(), nu))
+        # The other goes on from what was saved, with the same bits.
+        saved = {name: array.copy() for name, array in store.state_arrays().items()}
+        for name, array in stores[1].state_arrays().items():
+            assert_array_equal(array, saved[name])
+        if number % 5 == 0:
+            stores[1].load_state_arrays(saved)
+    assert by_models > 10
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda a: a.pop("history.count"),
+        lambda a: a.pop("history.weights.0"),
+        lambda a: a.update({"history.scale": a["history.scale"][1:]}),
+        lambda a: a.update({"history.models.0": a["history.models.0"].astype(np.float64)}),
+        lambda a: a.update({"history.count": a["history.count"] + 8}),
+    ],
+)
+def test_a_spoilt_history_is_refused(spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(History, "nbytes", 0)
+    store = PairwiseStore(np.zeros((3, 2), np.float32), SCAD, 1.0, engine="numpy", most_bytes=0)
+    store.update([0, 1, 2], [[0, 0.1], [0, 0.2], [0, 0.3]])
+    arrays = {name: array.copy() for name, array in store.state_arrays().items()}
+    spoil(arrays)
+    with pytest.raises(ValueError, match="saved models of the clients do not agree"):
+        store.load_state_arrays(arrays)
+    assert store._history.num_pairs == 3
+
+
+def test_pairs_are_kept_by_models_only_where_vectors_take_more() -> None:
+    rng = np.random.default_rng(0)
+    m, d = 60, 3000
+    start = np.zeros((m, d), np.float32)
+    vectors = PairwiseStore(start, SCAD, 1.0, most_bytes=m**2 * d * 2)
+    models = PairwiseStore(start, SCAD, 1.0, most_bytes=0)
+    # All are close at first; then four groups of 15 are far apart.
+    noise = 0.2 / np.sqrt(d) * rng.normal(size=(m, d)).astype(np.float32)
+    apart = np.zeros_like(noise)
+    apart[:, 0] = 9 * (np.arange(m) % 4)
+    for number in range(4):
+        for store in (vectors, models):
+            store.update(range(m), noise + apart * (number > 0))
+        if number == 0:
+            assert vectors.nbytes > m * (m - 1) // 2 * d * 4
+            assert models.nbytes < vectors.nbytes / 3
+        assert models.num_stored == vectors.num_stored
+        assert_allclose(models.zeta(range(m)), vectors.zeta(range(m)), rtol=0, atol=1e-5)
+    assert vectors.num_stored == 4 * 15 * 14 // 2
+    # Few pairs are left, so these are vectors now.
+    assert models._history.num_pairs == 0
+    for store in (vectors, models):
+        assert_array_equal(store.clusters(0.5), np.arange(m) % 4)
 
 
 def slopes(penalty: Penalty, norms: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -453,10 +548,14 @@ def test_penalty_and_rho_are_checked_and_models_cannot_be_changed_from_outside()
         PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine="cuda")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("most_bytes", [2**31, 0])
 @pytest.mark.skipif(numba is None, reason="numba is missing")
-def test_bits_do_not_depend_on_how_the_work_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_do_not_depend_on_how_the_work_is_shared(
+    most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fl_admm_strategies.maths.pairs import kernels_numba
 
+    monkeypatch.setattr(History, "nbytes", 0)  # what is kept by models stays so
     width = 2 * 2048 + 17  # several blocks of columns
     pieces: list[int] = []
 
@@ -474,7 +573,7 @@ def test_bits_do_not_depend_on_how_the_work_is_shared(monkeypatch: pytest.Monkey
         monkeypatch.setattr(kernels_numba, "_share", in_pieces(step, threads))
         rng = np.random.default_rng(1)
         start = np.zeros((7, width), np.float32)
-        store = PairwiseStore(start, SCAD, 1.0, engine="numba")
+        store = PairwiseStore(start, SCAD, 1.0, engine="numba", most_bytes=most_bytes)
         for active, models in rounds(rng, start, 6):
             store.update(active, models)
         state = store.state_arrays() | {
@@ -538,16 +637,18 @@ def test_without_numba_one_line_says_so(
     assert len(lines) == 1
 
 
-@pytest.mark.parametrize("slab_rows", [3, None])
+@pytest.mark.parametrize(("slab_rows", "most_bytes"), [(3, 2**31), (None, 2**31), (3, 0)])
 def test_clients_that_come_and_go(
-    engine: Any, slab_rows: int | None, monkeypatch: pytest.MonkeyPatch
+    engine: Any, slab_rows: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(5)
     d = 4
+    monkeypatch.setattr(History, "nbytes", 0)  # what is kept by models stays so
     if slab_rows:  # several slabs, and holes that the last of them fill
         monkeypatch.setattr(slabs, "_SLAB_BYTES", slab_rows * d * 8)
     first = np.tile(rng.normal(size=d), (2, 1))  # one pair: its slab is too small for what comes
-    store, dense = PairwiseStore(first, SCAD, 1.0, engine=engine), Dense(first, SCAD, 1.0)
+    store = PairwiseStore(first, SCAD, 1.0, engine=engine, most_bytes=most_bytes)
+    dense = Dense(first, SCAD, 1.0)
     most = 0
     for step in range(40):
         m, before = len(store.omega), store.num_stored

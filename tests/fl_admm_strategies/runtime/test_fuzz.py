@@ -45,6 +45,7 @@ from clients import client_app
 from clients.toolkit.memory import Memory
 from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
 from fl_admm_strategies.runtime import messages as wire
+from fl_admm_strategies.runtime import packing
 from fl_admm_strategies.runtime.connections import ClientDirectory
 from fl_admm_strategies.runtime.files import read_arrays, write_arrays
 from fl_admm_strategies.runtime.layout import NAMES, ROLES
@@ -58,10 +59,10 @@ VICTIM = 3
 
 # A case has few examples of its own: what they test is the runtime's, which all cases share.
 few = settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-some = settings(max_examples=20, deadline=None)
-many = settings(max_examples=40, deadline=None)
+some = settings(max_examples=10, deadline=None)
+many = settings(max_examples=20, deadline=None)
 
 
 # --- Content of any kind ------------------------------------------------------------------------
@@ -164,7 +165,7 @@ records = st.one_of(
 record_names = st.one_of(
     texts,
     st.sampled_from(["arrays", "metrics", "config", "error", "arrays@", "error@", "arrays.anchor"]),
-    st.sampled_from(["metrics@3", "error@3", "config@3", "arrays@3@3", "config@x", "config@99"]),
+    st.sampled_from(["metrics@0", "clients@0", "config@0", "arrays@0@0", "clients@x", "shapes@"]),
 )
 contents = st.builds(RecordDict, st.dictionaries(record_names, records, max_size=4))
 
@@ -315,9 +316,10 @@ def test_a_packed_reply_of_any_content_concerns_its_own_clients_alone(data: st.D
     strategy = run(CHEAP, Replay(grid, phase, sent, node), 2)
     took_part = list(strategy.train_metrics[2])
     assert took_part[:3] == [0, 1, 2]
-    believed = [str(client) for client in took_part[3:]]
-    only = RecordDict({k: r for k, r in sent.items() if k.partition("@")[2] in believed})
     # As if the others of the node had said nothing.
+    only = packing.pack_replies(
+        {c: own for c, own in packing.unpack_replies(sent) if c in took_part[3:]}
+    )
     expected = run(CHEAP, Replay(grid, phase, only, node), 2)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
@@ -354,8 +356,8 @@ def test_a_handshake_of_any_content_is_good_or_ends_the_run(
 @many
 @given(content=contents)
 def test_replies_are_unpacked_whatever_they_hold(content: RecordDict) -> None:
-    for client, reply in wire.unpack_replies(content):
-        assert client is None or isinstance(client, str)
+    for client, reply in packing.unpack_replies(content):
+        assert client is None or isinstance(client, int)
         assert isinstance(reply, RawReply)
         assert all(type(array) is np.ndarray for array in (reply.arrays or {}).values())
 
@@ -364,7 +366,7 @@ def test_replies_are_unpacked_whatever_they_hold(content: RecordDict) -> None:
 def test_only_a_plain_array_is_an_array(data: bytes) -> None:
     array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
     content = RecordDict({"arrays": ArrayRecord({"a": array}), "metrics": MetricRecord({})})
-    ((_, reply),) = wire.unpack_replies(content)
+    ((_, reply),) = packing.unpack_replies(content)
     readable = reply.arrays is not None
     assert readable == (reply.error is None)
     if readable:
@@ -373,10 +375,19 @@ def test_only_a_plain_array_is_an_array(data: bytes) -> None:
 
 @pytest.mark.parametrize("hosted", [False, True], ids=["its own node", "a node of several"])
 @given(reason=st.one_of(values, st.just("x" * 10_000)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_an_error_of_any_text_is_one_short_line(hosted: bool, reason: Any) -> None:
-    key = f"error@{VICTIM}" if hosted else "error"
-    ((_, reply),) = wire.unpack_replies(RecordDict({key: ConfigRecord({"reason": reason})}))
+    if hosted:
+        reasons = reason if isinstance(reason, list) else [reason]
+        ids = list(range(len(reasons)))
+        content = RecordDict({"clients@0": ConfigRecord({"client-ids": ids, "error": reasons})})
+    else:
+        content = RecordDict({"error": ConfigRecord({"reason": reason})})
+    for _, reply in packing.unpack_replies(content):
+        assert_short(reply)
+
+
+def assert_short(reply: RawReply) -> None:
     assert reply.error is not None
     assert len(reply.error) < 1000
     assert len(reply.error.splitlines()) <= 1
@@ -442,7 +453,7 @@ identities = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(content=identities)
 def test_a_node_may_say_anything_of_itself(content: RecordDict) -> None:
     try:
@@ -511,7 +522,7 @@ def assert_an_answer(case: Case, data: st.DataObject, *, hosted: bool) -> None:
         assert reply.error.code == 2
         assert not state
         return
-    for label, own in wire.unpack_replies(reply.content):
+    for label, own in packing.unpack_replies(reply.content):
         if own.error is None:
             continue
         suffix = "" if label is None else f"@{label}"
@@ -522,20 +533,16 @@ def assert_an_answer(case: Case, data: st.DataObject, *, hosted: bool) -> None:
 @given(content=contents)
 def test_instructions_are_unpacked_or_refused(content: RecordDict) -> None:
     try:
-        for _, instruction in wire.unpack_instructions(content):
+        for _, instruction in packing.unpack_instructions(content):
             wire.split_groups(instruction.flat(), instruction.config)
     except ValueError:
         pass
 
 
 def test_a_node_refuses_the_instruction_of_a_client_that_it_does_not_host() -> None:
-    content = RecordDict(
-        {
-            key.replace("@0", "@7"): record
-            for key, record in good_instruction(CHEAP, True).items()
-            if key.endswith("@0")
-        }
-    )
+    content = RecordDict(dict(good_instruction(CHEAP, True)))
+    others = {**content["clients@0"], "client-ids": [7, 8, 9]}
+    content["clients@0"] = ConfigRecord(others)
     app = client_app(client_fn_of(CHEAP.client_class), num_clients=3)
     grid = InProcessGrid(app, 1)
     message = Message(content, node_of(0), MessageType.TRAIN, group_id="2")
@@ -703,7 +710,7 @@ def changed_json(draw: st.DrawFn, value: Any) -> Any:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_a_checkpoint_of_any_content_is_resumed_or_refused(
@@ -740,7 +747,7 @@ def test_a_checkpoint_of_any_content_is_resumed_or_refused(
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     found=st.one_of(st.builds(MetricRecord, metrics.filter(bool)), st.none(), values),

@@ -15,6 +15,7 @@ from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM, LegacyStrategy, run_in_process
 from fl_admm_strategies.runtime.layout import NAMES
 from fl_admm_strategies.runtime.messages import ClientInstruction, Reply
+from fl_admm_strategies.runtime.packing import unpack_instructions
 from fl_admm_strategies.runtime.record import Traffic
 from tests.support.federation import (
     ClientFn,
@@ -51,8 +52,8 @@ def shaken(grid: WatchedGrid) -> list[int]:
         for kind, server_round, messages in grid.sent
         if kind == MessageType.TRAIN
         for message in messages
-        for record in message.content.config_records.values()
-        if record.get("handshake") and NAMES not in record
+        for _, asked in unpack_instructions(message.content)
+        if asked.config.get("handshake") and NAMES not in asked.config
     ]
 
 
@@ -69,11 +70,11 @@ def test_every_client_is_asked_once_before_round_1(num_nodes: int) -> None:
     trained = {client for clients in strategy.train_metrics.values() for client in clients}
     assert {client for client, r in strategy.membership.last_accepted.items() if r} == trained
     weights = [
-        record["loss-weight"]
+        asked.config["loss-weight"]
         for message in grid.phase(MessageType.TRAIN, 1)
-        for record in message.content.config_records.values()
+        for _, asked in unpack_instructions(message.content)
     ]
-    assert set(weights) <= set(alpha_of(strategy))
+    assert set(weights) <= {6 * alpha for alpha in alpha_of(strategy)}  # m alpha_i
 
 
 def test_without_a_question_nobody_is_asked() -> None:

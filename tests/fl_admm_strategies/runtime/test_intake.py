@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fl_admm_strategies.runtime.intake import Accepted, Intake, check_reply, weighted_means
+from fl_admm_strategies.runtime.maker import made_by
 from fl_admm_strategies.runtime.membership import Membership
 from fl_admm_strategies.runtime.messages import ClientInstruction, ClientReply, RawReply, Reply
 from tests.support.federation import warnings_in
@@ -39,6 +41,17 @@ def test_a_good_reply_has_its_arrays_in_the_order_of_the_model() -> None:
     assert list(reply.arrays) == ["w", "n"]
     assert reply.num_examples == 5.0
     assert reply.metrics == {"num-examples": 5, "loss": 0.5}  # numbers only
+
+
+def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
+    spec = {"w": ((-1, 2), np.dtype(np.float32))}
+    for count in (0, 1, 7):
+        reply = RawReply({"w": np.zeros((count, 2), np.float32)}, {"num-examples": 5})
+        assert check_reply(reply, spec, "num-examples").arrays["w"].shape == (count, 2)
+    for shape in ((2,), (3, 1), (1, 3, 2)):
+        reply = RawReply({"w": np.zeros(shape, np.float32)}, {"num-examples": 5})
+        with pytest.raises(ValueError, match=r"has shape .* expected \(-1, 2\)"):
+            check_reply(reply, spec, "num-examples")
 
 
 @pytest.mark.parametrize(
@@ -158,6 +171,22 @@ def test_a_client_that_lost_its_state_is_told_apart(caplog: pytest.LogCaptureFix
     assert lost == [1]
     (line,) = warnings_in(caplog.records)
     assert line.startswith("round 4: client 2 refused: it failed: ValueError: [state-lost 1]")
+
+
+def test_whose_replies_are_wanted_is_said_until_one_was_usable() -> None:
+    members = Membership()
+    members.begin([1], 0)
+    own = Intake("num-examples", members, "FPFC")
+    failed = RawReply(error="OSError: disk full")
+    right = raw()
+    right = replace(right, metrics={**right.metrics, **made_by("FPFC")})
+    said = []
+    for one in (failed, right, failed):
+        own.asked = {1: ClientInstruction({})}
+        accept(own, (1, one))
+        said.append(own.explain())
+    assert said[0] == "client 1: it failed: OSError: disk full (FPFC needs FPFCClient.)"
+    assert said[2] == "client 1: it failed: OSError: disk full"
 
 
 # --- Means --------------------------------------------------------------------------------------

@@ -164,6 +164,7 @@ def test_the_constructor_refuses(value: Any, error: type[Exception]) -> None:
         FPFC(SmoothedSCAD(0.5), max_missed_rounds=value)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_without_clients_that_may_leave(tmp_path: Path) -> None:
     def start(online: Online, num_rounds: int) -> FPFC:
         strategy = FPFC(

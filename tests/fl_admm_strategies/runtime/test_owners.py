@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients import client_app
 from fl_admm_strategies import LegacyStrategy
+from fl_admm_strategies.runtime.messages import RawReply
 from fl_admm_strategies.runtime.owners import Owners, fingerprint, read_owners
+from fl_admm_strategies.runtime.packing import pack_replies, unpack_instructions
 from tests.support.federation import (
     Adding,
     KeyedGrid,
@@ -146,11 +148,11 @@ def test_a_node_that_hosts_many_must_own_each_of_their_ids(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        content = RecordDict()
-        for key in [key for key in message.content if key.startswith("arrays")]:
-            content[key] = message.content[key]
-            content[key.replace("arrays", "metrics")] = MetricRecord({"num-examples": 1})
-        return Message(content, reply_to=message)
+        replies = {
+            client: RawReply(next(iter(asked.groups.values())), {"num-examples": 1})
+            for client, asked in unpack_instructions(message.content)
+        }
+        return Message(pack_replies(replies), reply_to=message)
 
     strategy = run(Packed({0: [2, 3, 4], 2: [3, 4, 5], 3: [3, 4, 5, 6]}), 4)
     assert trained(strategy)[1] == [0, 1, 2, 10, 11]

@@ -24,7 +24,7 @@ def two_rounds() -> Record:
     record.count_down(0, {7: instruction(0)})
     for server_round in (1, 2):
         record.count_down(server_round, {2: instruction(3), 7: instruction(1)})
-        record.count_up(server_round, {7: Reply({"w": np.zeros(3, np.float32)}, 1.0, {})})
+        record.count_up(server_round, {7: Reply({}, 1.0, {}, nbytes=12)})
         record.train_metrics.add(server_round, {2: {"loss": 0.5}, 7: {"loss": float("nan")}})
         record.trained(server_round, {"loss": 0.25 * server_round})
     record.evaluate_metrics.add(1, {2: {"loss": 2.0}})

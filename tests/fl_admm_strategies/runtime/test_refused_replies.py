@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Error, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from clients import client_app
@@ -22,6 +22,7 @@ from tests.support.cases import CHEAP, NUM_CLIENTS, grid_of, run
 from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,
+    client_fn_of,
     node_of,
     not_asking,
     raising_client_fn,
@@ -201,13 +202,12 @@ def test_the_reply_of_an_unknown_node_is_ignored(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("how", ["raises", "is spoilt", "speaks for another"])
 def test_a_hosted_client_fails_alone(how: str, caplog: pytest.LogCaptureFixture) -> None:
     def spoil(replies: list[Message]) -> list[Message]:
-        for reply in replies:
-            if f"metrics@{VICTIM}" in reply.content:
-                if how == "is spoilt":
-                    reply.content[f"metrics@{VICTIM}"]["num-examples"] = -1
-                else:  # the node of clients 3, 4 and 5 uses an id that is another node's
-                    for record in ("arrays", "metrics"):
-                        reply.content[f"{record}@0"] = reply.content.pop(f"{record}@{VICTIM}")
+        (reply,) = (own for own in replies if VICTIM in own.content["clients@0"]["client-ids"])
+        place = reply.content["clients@0"]["client-ids"].index(VICTIM)
+        if how == "is spoilt":
+            reply.content["metrics@0"]["num-examples"][place] = -1
+        else:  # the node of clients 3, 4 and 5 uses an id that is another node's
+            reply.content["clients@0"]["client-ids"][place] = 0
         return replies
 
     when = {VICTIM: [2]} if how == "raises" else {}
@@ -219,3 +219,80 @@ def test_a_hosted_client_fails_alone(how: str, caplog: pytest.LogCaptureFixture)
     assert "round 2" in lines[0]
     assert_same_bits(strategy.state_dict(), run_without_victim().state_dict())
     assert sorted(strategy.train_metrics[2]) == [0, 1, 2, 4, 5]
+
+
+def put_nan(content: RecordDict) -> None:
+    (name, array), *_ = content["arrays@0"].items()
+    numbers = array.numpy()
+    numbers[0] = np.nan
+    content["arrays@0"][name] = Array(numbers)
+
+
+def put_rows(content: RecordDict) -> None:
+    (name, array), *_ = content["arrays@0"].items()
+    content["arrays@0"][name] = Array(array.numpy()[:2])
+
+
+def put_halves(content: RecordDict) -> None:
+    (name, array), *_ = content["arrays@0"].items()
+    content["arrays@0"][name] = Array(array.numpy().astype(np.float16))
+
+
+# What is done to the reply of the node of clients 3, 4 and 5, whom it concerns, and a word that the
+# log must hold of each.
+SPOILT_BLOCKS: dict[str, tuple[Callable[[RecordDict], object], list[int], str]] = {
+    "NaN": (put_nan, [3], "' holds NaN"),
+    "rows": (put_rows, [3, 4, 5], "for 3 clients"),
+    "dtype": (put_halves, [3, 4, 5], "dtype float16, expected"),
+    "no arrays": (lambda content: content.pop("arrays@0"), [3, 4, 5], "arrays lack ["),
+    "no metrics": (lambda content: content.pop("metrics@0"), [3, 4, 5], "without metrics"),
+    "no clients": (lambda content: content.pop("clients@0"), [3, 4, 5], "clients of a block are"),
+    "nothing": (lambda content: content.clear(), [3, 4, 5], "0 MetricRecords"),
+    "twice": (
+        lambda content: content.update(
+            {key.replace("@0", "@1"): record for key, record in content.items()}
+        ),
+        [3, 4, 5],
+        "more than once",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT_BLOCKS)
+def test_a_spoilt_block_is_as_if_its_clients_were_not_sampled(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil, clients, reason = SPOILT_BLOCKS[how]
+
+    def spoil_last(replies: list[Message]) -> list[Message]:
+        spoil(replies[-1].content)
+        return replies
+
+    app = client_app(client_fn_of(CHEAP.client_class), num_clients=NUM_CLIENTS)
+    strategy = run(CHEAP, WatchedGrid(app, 2, spoil={2: spoil_last}), 2, strategy=new())
+    lines = warnings_in(caplog.records)
+    assert len(lines) == len(clients)
+    for client, line in zip(clients, lines, strict=True):
+        assert f"round 2: client {client} refused: " in line
+        assert reason in line
+    expected = run(CHEAP, grid_of(CHEAP), 2, strategy=new(clients))
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+    assert strategy.train_metrics == expected.train_metrics
+
+
+def test_ids_that_a_node_does_not_host_are_named_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def speak_for_many(replies: list[Message]) -> list[Message]:
+        content = replies[-1].content
+        content["clients@1"] = ConfigRecord(
+            {"client-ids": list(range(1000)), "error": ["x"] * 1000}
+        )
+        return replies
+
+    app = client_app(client_fn_of(CHEAP.client_class), num_clients=NUM_CLIENTS)
+    run(CHEAP, WatchedGrid(app, 2, spoil={2: speak_for_many}), 2, strategy=new())
+    lines = warnings_in(caplog.records)
+    assert len(lines) == 4  # its own three have replied twice
+    assert "for ['client 0', 'client 1', 'client 2', 'client 6'" in lines[0]
+    assert "(997), which this run does not know there" in lines[0]

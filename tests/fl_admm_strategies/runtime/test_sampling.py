@@ -55,6 +55,15 @@ def test_sampling_is_uniform_and_without_replacement() -> None:
     assert np.abs(counts - 400).max() < 90
 
 
+def test_beside_those_that_train_so_many_are_drawn_that_there_are_as_many_as_ever() -> None:
+    own = sampling(fraction_train=0.5)
+    for busy in ({1}, {0, 1, 2, 3}, {2, 9}):
+        drawn = own.for_training(range(10), busy)
+        assert len(drawn) == 5 - len(busy)
+        assert not busy & set(drawn)
+    assert own.for_training(range(10), {1, 2, 3, 4, 5, 6}) == []
+
+
 def test_evaluation_that_is_off_draws_nobody() -> None:
     assert sampling(fraction_evaluate=0.0, min_evaluate=2).for_evaluation(range(5)) == []
 
@@ -75,9 +84,8 @@ def test_every_client_and_round_has_a_seed_of_its_own() -> None:
     def seeds(seed: int) -> list[int]:
         clients = (0, 1, 2**64 - 1)  # a node id may have 64 bits
         own = sampling(seed=seed)
-        return [
-            own.client_seed(client, server_round) for server_round in (1, 2) for client in clients
-        ]
+        both = [own.client_seeds(clients, server_round) for server_round in (1, 2)]
+        return [found[client] for found in both for client in clients]
 
     assert len({*seeds(0), *seeds(1)}) == 12
     assert seeds(0) == seeds(0)

@@ -20,10 +20,9 @@ from fl_admm_strategies import InProcessGrid, LegacyStrategy, run_in_process
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages import (
     ClientInstruction,
-    pack_instructions,
     to_array_record,
-    unpack_instructions,
 )
+from fl_admm_strategies.runtime.packing import pack_instructions, unpack_instructions
 from fl_admm_strategies.runtime.schema import Instruction
 from tests.support.federation import Mean
 from tests.support.legacy import with_workflow

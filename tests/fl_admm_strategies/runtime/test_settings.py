@@ -30,6 +30,8 @@ BASE = [
     "on_excess",
     "max_examples",
     "weighted_by_key",
+    "wire_dtype",
+    "state_on_disk",
     "seed",
 ]
 SAMPLED = ["fraction_train", "min_train_nodes", *BASE]
@@ -110,6 +112,9 @@ def strategies() -> list[type]:
 
 # What their constructors cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {
+    "eps1": {"eps1": 0.1, "eps2": 0.2},
+    "num_clusters": {"num_clusters": 2},
+    "threshold": {"threshold": 10.0},
     "penalty": {"penalty": SmoothedSCAD(0.5)},
     "personal": {"personal": None},
     "regularizer": {"regularizer": fl_admm_strategies.SquaredL2(0.1)},

@@ -14,11 +14,12 @@ import torch
 from PIL import Image
 
 from simulations.data import ClientData, FederatedData, class_counts, load, sources
-from simulations.data.partitioned import Scheme
+from simulations.data.partitioned import Scheme, partitioned
 from simulations.data.registry import _load
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
-SCHEMES = [scheme for scheme in get_args(Scheme) if scheme != "writer"]
+FLAMES = ["label-count", "dirichlet-label", "noise", "dirichlet-quantity", "hybrid"]
+SCHEMES = [scheme for scheme in get_args(Scheme) if scheme not in ("writer", "rotation")]
 
 
 def parts(client: ClientData) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -33,7 +34,7 @@ def size(client: ClientData) -> int:
     return sum(len(y) for _, y in parts(client))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", FLAMES)
 def test_what_every_scheme_gives(scheme: str) -> None:
     data = load("digits", 1, partition=scheme)
     assert (data.name, data.num_classes, data.input_shape) == ("digits", 10, (64,))
@@ -135,6 +136,7 @@ def test_samples_takes_a_subset_with_the_class_shares_of_the_whole() -> None:
         ({"sigma": -0.1}, r"sigma is -0.1, expected a finite variance"),
         ({"sigma": float("nan")}, r"sigma is nan, expected a finite variance"),
         ({"partition": "dirichlet-label", "beta": 0}, r"beta is 0, expected a finite number > 0"),
+        ({"partition": "noise", "overlap": True}, r"overlap is true, but partition is 'noise'"),
         ({"partition": "writer"}, r"digits does not know who wrote .* 'mnist-writers'"),
         (
             {"partition": "iid"},
@@ -456,3 +458,34 @@ def test_real_medical_mnist() -> None:
     assert np.bincount(pool.labels).tolist() == [2000] * 6
     data = load("medical-mnist", 0, root, samples=600, partition="noise", clients=4)
     assert inputs(data).shape == (600, 3, 64, 64)
+
+
+def test_the_groups_of_label_groups_are_the_true_clusters() -> None:
+    data = load("digits", 0, partition="label-group", clients=6, groups=2)
+    assert data.true_clusters is not None
+    assert data.true_clusters.tolist() == [0, 0, 0, 1, 1, 1]
+    classes = [set(np.flatnonzero(row)) for row in class_counts(data)]
+    assert classes[0] == classes[2]
+    assert not classes[0] & classes[3]
+
+
+def test_rotation_turns_the_pictures_of_a_group() -> None:
+    pictures = torch.arange(40 * 9.0).reshape(40, 1, 3, 3)  # of which no two are alike
+    labels = np.arange(40) % 10
+    pool = sources.Pool(labels, 10, lambda index: pictures[torch.from_numpy(index)])
+    data = partitioned(lambda seed, root: pool, "x", 0, ROOT, partition="rotation", clients=4)
+    assert data.true_clusters is not None
+    assert data.true_clusters.tolist() == [0, 1, 2, 3]
+    for turns, client in enumerate(data.clients):
+        seen = []
+        for x, y in parts(client):
+            back = torch.rot90(x, -turns, (-2, -1))
+            which = (back[:, 0, 0, 0] / 9).long()
+            assert torch.equal(back, pictures[which])
+            assert y.tolist() == labels[which].tolist()
+            seen += which.tolist()
+        assert sorted(seen) == list(range(40))
+    with pytest.raises(ValueError, match="groups is 3, expected 1, 2 or 4 with 'rotation'"):
+        load("digits", 0, partition="rotation", groups=3)
+    with pytest.raises(ValueError, match=r"Inputs of digits have shape \(64,\), expected sq"):
+        load("digits", 0, partition="rotation")

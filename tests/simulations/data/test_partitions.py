@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from simulations.data import partitions
 from simulations.data.partitions import (
@@ -9,8 +10,12 @@ from simulations.data.partitions import (
     dirichlet_label,
     dirichlet_quantity,
     evenly,
+    groups_of,
     hybrid,
+    in_groups,
     label_count,
+    label_group,
+    label_subset,
     noise_std,
     stratified,
 )
@@ -23,6 +28,7 @@ SCHEMES = {
     "evenly": lambda rng: evenly(len(LABELS), 7, rng),
     "dirichlet_quantity": lambda rng: dirichlet_quantity(len(LABELS), 10, 0.5, rng),
     "hybrid": lambda rng: hybrid(LABELS, 10, 2, 0.5, rng),
+    "label_group": lambda rng: label_group(LABELS, 10, 4, rng),
 }
 
 
@@ -226,6 +232,13 @@ def test_hybrid_has_few_labels_in_the_first_half_and_unequal_sizes_in_the_other(
     assert sum(sizes[:few]) == (1500 if clients == 10 else pytest.approx(1200, abs=100))
 
 
+def test_where_hybrid_overlaps_both_groups_deal_all_samples() -> None:
+    dealt = hybrid(LABELS, 10, 2, 0.5, generator(1), overlap=True)
+    for group in (dealt[:5], dealt[5:]):
+        assert_array_equal(np.sort(np.concatenate(group)), np.arange(len(LABELS)))
+    assert max(len(set(LABELS[own])) for own in dealt[:5]) <= 2
+
+
 def test_hybrid_needs_two_clients() -> None:
     with pytest.raises(ValueError, match=r"clients is 1, .* hybrid skew has two groups"):
         hybrid(LABELS, 1, 2, 0.5, generator(0))
@@ -239,3 +252,52 @@ def test_a_stratified_subset_keeps_the_class_shares() -> None:
         counts = np.bincount(labels[index], minlength=3)
         assert np.abs(counts - samples * np.array([0.6, 0.3, 0.1])).max() < 1
     assert max(stratified(labels, 10, generator(1))) > 500  # not the first ones
+
+
+def test_a_client_has_some_labels_and_a_class_is_shared_by_who_drew_it() -> None:
+    dealt = label_subset(LABELS, 20, 2, generator(0))
+    counts = np.array([np.bincount(LABELS[own], minlength=10) for own in dealt])
+    assert (np.count_nonzero(counts, axis=1) == 2).all()
+    for label in range(10):
+        own = counts[counts[:, label] > 0, label]
+        assert own.size == 0 or (own.sum() == 300 and own.max() - own.min() <= 1)
+    assert len(np.unique(np.concatenate(dealt))) == sum(map(len, dealt))
+    assert len({tuple(np.flatnonzero(row)) for row in counts}) > 10
+
+
+def test_a_class_that_nobody_drew_stays_unused() -> None:
+    dealt = label_subset(LABELS, 1, 3, generator(0))
+    assert len(np.unique(LABELS[dealt[0]])) == 3
+    assert len(dealt[0]) == 900
+
+
+def test_groups_have_classes_of_their_own() -> None:
+    dealt = label_group(LABELS, 10, 4, generator(1))
+    labels = [frozenset(LABELS[own]) for own in dealt]
+    group = groups_of(10, 4)
+    assert group.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+    assert [len(own) for own in dealt] == [300, 300, 300, 450, 450, 200, 200, 200, 300, 300]
+    assert [len(set(np.array(labels)[group == k])) for k in range(4)] == [1] * 4
+    assert frozenset.union(*labels) == frozenset(range(10))
+    assert sum(map(len, set(labels))) == 10
+
+
+def test_every_group_sees_all_samples() -> None:
+    dealt = in_groups(12, 5, 2, generator(0))
+    assert [len(own) for own in dealt] == [4, 4, 4, 6, 6]
+    for first, last in ((0, 3), (3, 5)):
+        assert sorted(np.concatenate(dealt[first:last])) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("deal", "text"),
+    [
+        (lambda rng: label_subset(LABELS, 5, 11, rng), "labels_per_client is 11, expected 1 to 10"),
+        (lambda rng: label_group(LABELS, 20, 11, rng), "groups is 11, expected at most 10, the nu"),
+        (lambda rng: label_group(LABELS, 3, 4, rng), "groups is 4, expected 1 to 3, the number of"),
+        (lambda rng: in_groups(12, 5, 0, rng), "groups is 0, expected 1 to 5, the number of cli"),
+    ],
+)
+def test_what_the_grouped_schemes_refuse(deal, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        deal(generator(0))

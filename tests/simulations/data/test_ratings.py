@@ -1,13 +1,17 @@
 """Ratings: dealt by users, split by client, standardised by training statistics, files checked."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from simulations.data import RatingsData, load
-from simulations.data.ratings import MOVIELENS, MovieLens, deal
+from simulations.data import ratings as module
+from simulations.data.ratings import MOVIELENS, deal
 from simulations.data.registry import _load
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
@@ -29,9 +33,10 @@ def made_up(users: int = 23, items: int = 17, k: int = 200) -> list[Rating]:
     return [(7 * (c // items) + 3, 100 - c % items, float(s)) for c, s in pairs]
 
 
-def columns(ratings: list[Rating]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def blocks(ratings: list[Rating], size: int = 37) -> list[module.Block]:
     users, items, stars = (np.array(column) for column in zip(*ratings, strict=True))
-    return users, items, stars
+    places = (slice(start, start + size) for start in range(0, len(ratings), size))
+    return [(users[place], items[place], stars[place]) for place in places]
 
 
 def dealt(data: RatingsData, part: str) -> list[Rating]:
@@ -52,18 +57,25 @@ def dealt(data: RatingsData, part: str) -> list[Rating]:
 @pytest.mark.parametrize("transform", ["none", "zscore"])
 def test_every_rating_is_with_one_client_once_and_in_its_place(transform: str) -> None:
     ratings = made_up()
-    data = deal("made-up", 1, columns(ratings), 5, 0.2, transform)
+    data = deal("made-up", 1, blocks(ratings), 5, 0.2, transform)
     assert sorted(dealt(data, "train") + dealt(data, "test")) == sorted(ratings)
     assert (data.num_users, data.num_items) == (23, 17)
     assert data.item_ids.tolist() == list(range(84, 101))
 
 
+def test_the_blocks_of_a_file_make_no_difference() -> None:
+    for size in (1, 200):
+        one, other = (deal("made-up", 1, blocks(made_up(), k), 5, 0.2, "none") for k in (37, size))
+        for part in ("train", "test"):
+            assert dealt(one, part) == dealt(other, part)
+
+
 def test_users_are_dealt_evenly_and_at_random_each_to_one_client() -> None:
-    table = columns(made_up())
+    table = blocks(made_up())
     data, other = (deal("made-up", seed, table, 5, 0.2, "none") for seed in (1, 2))
     ids = [client.user_ids for client in data.clients]
     assert sorted(map(len, ids)) == [4, 4, 5, 5, 5]  # 23 = 5 * 4 + 3
-    assert sorted(np.concatenate(ids).tolist()) == sorted(set(table[0].tolist()))
+    assert sorted(np.concatenate(ids).tolist()) == sorted({user for user, _, _ in made_up()})
     assert ids[0].tolist() != sorted(ids[0].tolist())
     assert set(ids[0].tolist()) != set(other.clients[0].user_ids.tolist())
     for client in data.clients:
@@ -72,19 +84,19 @@ def test_users_are_dealt_evenly_and_at_random_each_to_one_client() -> None:
 
 
 def test_each_client_holds_a_fifth_of_its_own_ratings_out() -> None:
-    for client in deal("made-up", 1, columns(made_up()), 5, 0.2, "none").clients:
+    for client in deal("made-up", 1, blocks(made_up()), 5, 0.2, "none").clients:
         k = len(client.train) + len(client.test)
         assert len(client.test) == round(k / 5)
 
 
 def test_zscore_uses_the_training_ratings_of_all_clients_only() -> None:
-    table = columns(made_up())
+    table = blocks(made_up())
     raw = deal("made-up", 1, table, 5, 0.2, "none")
     z = deal("made-up", 1, table, 5, 0.2, "zscore")
     assert (raw.mean, raw.std, raw.transform, z.transform) == (0, 1, "none", "zscore")
     stars = np.concatenate([c.train.values for c in raw.clients])
     assert z.mean == pytest.approx(stars.mean(), rel=1e-12)
-    assert z.std == pytest.approx(stars.std(), rel=1e-12)
+    assert z.std == stars.std()
     values = np.concatenate([c.train.values for c in z.clients])
     assert values.mean() == pytest.approx(0, abs=1e-12)
     assert values.std() == pytest.approx(1, rel=1e-12)
@@ -92,13 +104,13 @@ def test_zscore_uses_the_training_ratings_of_all_clients_only() -> None:
 
 
 def test_what_cannot_be_dealt_is_refused() -> None:
-    table = columns(made_up())
+    table = blocks(made_up())
     for clients in (0, 24):
         with pytest.raises(ValueError, match=rf"clients is {clients}, expected 1 to 23"):
             deal("made-up", 0, table, clients, 0.2, "none")
     with pytest.raises(ValueError, match="made-up, client 0 of 5: test_fraction is 1"):
         deal("made-up", 0, table, 5, 1.0, "none")
-    lonely = columns([(1, 1, 3.0), (2, 1, 3.0), (2, 2, 3.0)])
+    lonely = blocks([(1, 1, 3.0), (2, 1, 3.0), (2, 2, 3.0)])
     with pytest.raises(ValueError, match=r"client . of 2: One rating cannot be split"):
         deal("made-up", 0, lonely, 2, 0.5, "none")
     with pytest.raises(
@@ -107,16 +119,17 @@ def test_what_cannot_be_dealt_is_refused() -> None:
         deal("made-up", 0, lonely, 1, 0.5, "zscore")
 
 
-@pytest.fixture(params=["ml-100k", "ml-1m"])
+@pytest.fixture(params=["ml-100k", "ml-1m", "ml-10m"])
 def movielens(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, Path, list[str]]:
     """Name, file and lines of a made-up set of 200 ratings in the published form."""
     name = request.param
     kind = MOVIELENS[name]
-    monkeypatch.setitem(MOVIELENS, name, MovieLens(kind.file, kind.separator, 200))
+    monkeypatch.setitem(MOVIELENS, name, kind._replace(ratings=200))
+    monkeypatch.setattr(module, "TEXT_BLOCK", 1000)  # some 70 lines
     lines = [kind.separator.join(map(str, (u, i, int(s), 9))) for u, i, s in made_up()]
-    path = tmp_path / name / kind.file
+    path = tmp_path / kind.file
     path.parent.mkdir()
     path.write_text("\n".join(lines) + "\n")
     return name, path, lines
@@ -151,11 +164,13 @@ def test_a_damaged_line_is_named(
 ) -> None:
     name, path, lines = movielens
     separator = MOVIELENS[name].separator
+    if bad == "1|2|3.5|4" and name == "ml-10m":
+        bad = "1|2|5.5|4"
     if bad != "1|2|3|4":  # with | it is damaged, too
         bad = bad.replace("|", separator)
     lines[line - 1] = bad
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="rating from 1 to 5") as error:
+    with pytest.raises(ValueError, match=r"rating from (1|0\.5) to 5") as error:
         loaded(name, path)
     for word in (f"{path}, line {line}:", f"user{separator}item{separator}", "https://grouplens"):
         assert word in str(error.value)
@@ -201,6 +216,112 @@ def test_options_reach_the_loader(movielens: tuple[str, Path, list[str]]) -> Non
         load(name, 0, path.parents[1], rating_transform="z")
 
 
+def test_half_stars_are_read_where_the_set_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ml-10m.zip has them: 5 and 3.5."""
+    stars = ["0.5", "1", "1.5", "2", "2.5", "3", "3.5", "4", "4.5", "5", "5.0"]
+    monkeypatch.setitem(MOVIELENS, "ml-10m", MOVIELENS["ml-10m"]._replace(ratings=len(stars)))
+    path = tmp_path / MOVIELENS["ml-10m"].file
+    path.parent.mkdir()
+    path.write_text("".join(f"{i % 2}::{i}::{s}::838985046\n" for i, s in enumerate(stars)))
+    _load.cache_clear()
+    data = load("ml-10m", 0, tmp_path, clients=2)
+    assert isinstance(data, RatingsData)
+    assert data.scale == (0.5, 5)
+    found = sorted(dealt(data, "train") + dealt(data, "test"), key=lambda rating: rating[1])
+    assert found == [(i % 2, i, float(s)) for i, s in enumerate(stars)]
+
+
+# --- Netflix ------------------------------------------------------------------------------------
+
+
+def netflix_text(movies: list[int]) -> str:
+    """Return movies of the made-up ratings as they are published."""
+    text = ""
+    for movie in movies:
+        own = [(u, int(s)) for u, i, s in made_up() if i == movie]
+        text += f"{movie}:\n" + "".join(f"{u},{s},2005-09-06\n" for u, s in own)
+    return text
+
+
+@pytest.fixture(params=["combined", "training_set"])
+def netflix(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Return the folder of a made-up set: four files of all movies, or one for each."""
+    monkeypatch.setattr(module, "NETFLIX_RATINGS", 200)
+    monkeypatch.setattr(module, "TEXT_BLOCK", 300)  # some 15 lines
+    monkeypatch.setattr(module, "RATINGS_BLOCK", 50)
+    folder = tmp_path / "netflix"
+    folder.mkdir()
+    movies = sorted({item for _, item, _ in made_up()})
+    if request.param == "combined":
+        for i, own in enumerate(np.array_split(movies, 4)):
+            (folder / f"combined_data_{i + 1}.txt").write_text(netflix_text(own.tolist()))
+    else:
+        (folder / "training_set").mkdir()
+        for movie in movies:
+            path = folder / "training_set" / f"mv_{movie:07}.txt"
+            path.write_text(netflix_text([movie]))
+    _load.cache_clear()
+    return folder
+
+
+def last_file(folder: Path) -> Path:
+    return sorted(folder.rglob("*.txt"))[-1]
+
+
+def test_netflix_is_read_in_both_its_forms(netflix: Path) -> None:
+    data = load("netflix", 0, netflix.parent, clients=5)
+    assert isinstance(data, RatingsData)
+    assert sorted(dealt(data, "train") + dealt(data, "test")) == sorted(made_up())
+    assert (data.num_users, data.num_items, data.scale) == (23, 17, (1, 5))
+    path = last_file(netflix)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    _load.cache_clear()
+    again = load("netflix", 0, netflix.parent, clients=5)
+    assert dealt(again, "test") == dealt(data, "test")
+
+
+@pytest.mark.parametrize(
+    "bad", ["7,6,2005-09-06", "7,3", "7,3.5,2005-09-06", "x:", "", "7,3,2005-09-06,1", "7::3"]
+)
+def test_a_damaged_line_of_netflix_is_named(netflix: Path, bad: str) -> None:
+    path = last_file(netflix)
+    lines = path.read_text().splitlines()
+    lines[4] = bad
+    path.write_text("\n".join(lines))
+    with pytest.raises(
+        ValueError, match=r"expected 'movie:' or 'user,rating,date', found"
+    ) as error:
+        load("netflix", 0, netflix.parent, clients=5)
+    assert f"{path}, line 5:" in str(error.value)
+    assert "kaggle" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.split("\n", 1)[1], r"line 1: expected 'movie:' before the first rating"),
+        (lambda text: text + text.splitlines()[-1], r"two ratings of movie \d+ are by user \d+;"),
+        (lambda text: text + text, r"movie \d+ is there twice|two ratings of movie"),
+        (lambda text: text.rsplit("\n", 2)[0], r"expected 200 ratings in \d+ files, found 199"),
+    ],
+)
+def test_what_else_can_be_wrong_with_netflix(netflix: Path, change: Any, message: str) -> None:
+    path = last_file(netflix)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=message):
+        load("netflix", 0, netflix.parent, clients=5)
+
+
+def test_netflix_says_where_to_get_it(tmp_path: Path) -> None:
+    _load.cache_clear()
+    with pytest.raises(FileNotFoundError, match=r"'combined_data_1.txt' not found .*kaggle"):
+        load("netflix", 0, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ratings", "users", "items", "sizes"),
@@ -242,7 +363,7 @@ def test_synthetic_ratings_are_as_dense_and_noisy_as_asked() -> None:
     assert len(ratings) == pytest.approx(20_000, abs=4 * 122)
     # Of rank 1, one kind of people: all ratings of an item differ by the noise only. Items away
     # from the ends of the scale, where nothing is cut; relative deviation of a variance sqrt(2/n).
-    _, items, stars = columns(ratings)
+    ((_, items, stars),) = blocks(ratings, len(ratings))
     mean = np.bincount(items, stars) / np.bincount(items)
     inner = (mean[items] > 2) & (mean[items] < 4)
     n = inner.sum() - len(np.unique(items[inner]))

@@ -1,12 +1,14 @@
 """Examples V.1 and V.2 of FedGiA: distributions, sizes, normalisation, files checked."""
 
 import os
+import warnings
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 from scipy.sparse import csc_matrix
 
 from simulations.data import TabularData, load, tabular
@@ -174,6 +176,19 @@ def test_qsar_files_may_be_dense(toxicity: Path) -> None:
         np.testing.assert_array_equal(x, y)
 
 
+def test_a_warning_of_scipy_is_no_damage(toxicity: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 1.18 on it warns of the kind of sparse matrix that 1.20 will return."""
+    expected = pooled(loaded("qsar", 0, toxicity, clients=5))
+
+    def warning(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn("the default of spmatrix is changing", DeprecationWarning, stacklevel=2)
+        return loadmat(*args, **kwargs)
+
+    monkeypatch.setattr("scipy.io.loadmat", warning)
+    for x, y in zip(expected, pooled(loaded("qsar", 0, toxicity, clients=5)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_qsar_follows_the_seed(toxicity: Path) -> None:
     one, again, other = (pooled(loaded("qsar", s, toxicity, clients=5))[0] for s in (0, 0, 1))
     np.testing.assert_array_equal(one, again)
@@ -248,3 +263,57 @@ def test_real_files() -> None:
     assert np.count_nonzero(b == 0) == 8251
     np.testing.assert_allclose(np.linalg.norm(a, axis=0), 1, rtol=1e-12)
     _load.cache_clear()  # large
+
+
+# --- Santander ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A made-up table in the form of train.csv, 60 customers of 8 numbers; var_0 is the row."""
+    monkeypatch.setattr(tabular, "SANTANDER_SHAPE", SHAPE)
+    draw = np.random.default_rng(0)
+    lines = ["ID_code,target," + ",".join(f"var_{j}" for j in range(8))]
+    for row in range(60):
+        numbers = [row + 1, *draw.normal(5, 2, 7).round(4)]
+        lines.append(f"train_{row},{int(row % 9 == 0)}," + ",".join(map(str, numbers)))
+    (tmp_path / "santander").mkdir()
+    (tmp_path / "santander" / "train.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_santander_deals_every_customer_once_with_its_target(transactions: Path) -> None:
+    data = loaded("santander", 0, transactions, clients=5)
+    assert (data.name, data.loss, data.num_features) == ("santander", "logistic", 8)
+    assert len(sizes(data)) == 5
+    a, b = pooled(data)
+    np.testing.assert_allclose(np.linalg.norm(a, axis=0), 1, rtol=1e-12)
+    rows = np.rint(a[:, 0] * np.linalg.norm(np.arange(1, 61))).astype(int) - 1
+    assert sorted(rows) == list(range(60))
+    assert rows.tolist() != sorted(rows)
+    np.testing.assert_array_equal(b, rows % 9 == 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("ID_code,target,var_0", "ID_code,var_0,var_1", "begin with 'ID_code,var_0,var_1'"),
+        ("train_2,0,", "train_2,2,", r"train.csv, line 4: the target is 2, expected 0 or 1"),
+        ("train_2,0,", "train_2,x,", "damaged table"),
+        ("train_2,0,3", "train_2,0,nan", "1 of them not finite"),
+        ("train_59,0,60", "", "damaged table|expected 60 rows"),
+    ],
+)
+def test_a_damaged_file_of_santander(transactions: Path, old: str, new: str, message: str) -> None:
+    path = transactions / "santander" / "train.csv"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ValueError, match=message) as error:
+        loaded("santander", 0, transactions, clients=5)
+    assert "kaggle" in str(error.value)
+
+
+def test_santander_says_where_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"'train.csv' not found .*kaggle"):
+        loaded("santander", 0, tmp_path)

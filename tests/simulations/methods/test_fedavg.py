@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from clients import SGDClient
 from fl_admm_strategies.runtime.record import Traffic
 from simulations.config import RunConfig
+from simulations.experiment import prepare
 from simulations.loading import load_experiment
 from simulations.methods import FedAvg, Federation, grid_of
 from simulations.methods.federation import Method
@@ -156,6 +158,54 @@ def test_a_client_that_fails_is_left_out(
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FedAvg(**settings)
+
+
+# --- Robust rules in the place of the mean --------------------------------------------------------
+
+ATTACKED = ("training.fraction-train=1.0", "attack.kind=gaussian", "attack.ratio=0.17")  # one of 6
+
+
+def robust(name: str, *changes: str, **settings: float) -> FedAvg:
+    table = ", ".join(
+        [f"name = '{name}'", "lr = 0.3", *(f"{k} = {v}" for k, v in settings.items())]
+    )
+    return trained(federation_of(f"algorithm={{ {table} }}", *changes), rounds=1)
+
+
+def largest(strategy: FedAvg) -> float:
+    return max(float(np.abs(array).max()) for array in strategy.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["krum", "multi-krum", "fedmedian", "fedtrimmedavg"])
+def test_a_robust_rule_endures_what_the_mean_does_not(name: str) -> None:
+    assert largest(robust("fedavg", *ATTACKED)) > 10
+    strategy = robust(name, *ATTACKED)
+    assert largest(strategy) < 1
+    assert len(strategy.train_metrics[1]) == 6  # it is said of everybody what happened
+    assert len(strategy.evaluate_metrics[1]) == 5  # but measured of the honest ones only
+    assert strategy.models().method == strategy.title
+
+
+def test_without_liars_multi_krum_and_the_trimmed_mean_are_the_mean() -> None:
+    # FedAvg weights by examples, which a liar could make up; these clients have 239 or 240.
+    mean = robust("fedavg", ATTACKED[0]).state_dict()
+    for name in ("multi-krum", "fedtrimmedavg"):
+        state = robust(name, ATTACKED[0], malicious=0.0).state_dict()
+        for key, array in mean.items():
+            np.testing.assert_allclose(state[key], array, atol=3e-4)
+
+
+def test_a_rule_with_too_few_clients_is_refused_before_anything_runs() -> None:
+    config = RunConfig("digits-fpfc")
+    with pytest.raises(ValueError, match="A round has 3 uploads for aggregation='krum'"):
+        prepare(replace(config, changes=(*TOO_FEW, "algorithm={ name = 'krum', malicious = 0.4 }")))
+    # Not after the experiment, for which it is to be compared.
+    for baseline in ("krum.malicious=0.4", "ditto={ aggregation = 'krum', malicious = 0.4 }"):
+        with pytest.raises(ValueError, match="A round has 3 uploads for aggregation='krum'"):
+            prepare(replace(config, changes=(*TOO_FEW, f"baselines.{baseline}")))
+
+
+TOO_FEW = ("data.options.clients=6", "training.fraction-train=0.5")
 
 
 # --- The client -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ DIGITS = (
     "training.fraction-train=0.5",
     "training.evaluate-every=2",
     "training.batch-size=20",
+    "baselines={ fedavg = {}, local = {}, fedalt = { personal = '^fc3' } }",
 )
 MLP = (*DIGITS, "model.name=mlp", "algorithm.personal=^fc3", "algorithm.lr=0.5")
 
@@ -30,7 +31,8 @@ def test_fedapm_reports_both_kinds_of_model_beside_the_baselines(
     assert len(clients) == 4
     titles = {"personal model": "personal", "own part with the shared one": "global"}
     assert list(result["models"]) == list(titles)
-    assert list(result["baselines"]) == ["FedAvg", "Local"]
+    assert list(result["baselines"]) == ["FedAvg", "Local", "FedAlt"]
+    assert list(result["baselines"]["FedAlt"]["models"]) == ["personal model"]
     for title, kind in titles.items():
         for metric in ("accuracy", "f1", "auc"):
             assert all(0 <= own[f"{kind}-{metric}"] <= 1 for own in clients)
@@ -51,7 +53,7 @@ def test_the_experiments_are_the_papers() -> None:
     for name, clients in (("fedapm-cifar10", 20), ("fedapm-har", None)):
         settings = load_settings(name, profile="paper")
         assert settings.training.fraction_train == 0.3
-        assert settings.algorithm.rho == 0.01  # type: ignore[attr-defined]
+        assert settings.algorithm.rho == 0.01 * (clients or 30)  # type: ignore[attr-defined]
         assert settings.algorithm.local_epochs == 3  # type: ignore[attr-defined]
         assert settings.data.options.get("clients") == clients
         assert "FedAPM" in settings.published

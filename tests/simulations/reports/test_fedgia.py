@@ -23,6 +23,7 @@ from tests.support.federation import assert_same_bits
 SMALL = ("data.options.clients=4", "report.sweep=[1, 3]")
 
 
+@pytest.mark.slow
 def test_a_run_reports_table_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(RunConfig("fedgia-v1", changes=SMALL, out=tmp_path / "run"))
     result, text = result_of(out), capsys.readouterr().out

@@ -83,6 +83,7 @@ def test_a_row_for_every_kind_of_model_and_a_sentence(
     assert (folder / "metric.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_lp_proj_sends_a_few_numbers(tmp_path: Path) -> None:
     changes = (*DIGITS, "algorithm.lr=0.05", "algorithm.dimension=3", "baselines={}")
     result = result_of(run(RunConfig("lp-proj-mnist", changes=changes, out=tmp_path / "run")))

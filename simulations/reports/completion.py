@@ -1,58 +1,69 @@
-"""FedMC-ADMM's report: its factors beside two methods that see all ratings."""
+"""The report of matrix completion: factors beside methods that see all ratings."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, ClassVar
 
+import numpy as np
 from pydantic import Field
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..data.federated import generator
 from ..problems import FactorProblem, Problem
 from ..settings import ReportSettings
-from .als import alternating_least_squares, rmse_of_factors, rmse_of_mean
 from .base import Finished, MethodReport, Report
+from .yardsticks import alternating_least_squares, item_means, rmse_of_factors, rmse_of_items
 
 
-class FedMCADMMReportSettings(ReportSettings):
-    """The table ``[report]``: the centralised alternating least squares to compare with."""
+class CompletionReportSettings(ReportSettings):
+    """The table ``[report]``: what to compare with that sees all ratings."""
 
     als_lam: Annotated[float, Field(gt=0)] = 5.0
     """Ridge of the alternating least squares to compare with."""
     als_sweeps: Annotated[int, Field(ge=1)] = 20
     """How often these solve for both blocks of factors."""
+    popularity_prior: Annotated[float, Field(ge=0)] = 10.0
+    """Ratings of the mean that an item is given beside its own where popularity predicts."""
 
 
-class FedMCADMMReport(MethodReport):
+class CompletionReport(MethodReport):
     """How much of what one gains who sees all ratings the federation gains."""
 
     problems: ClassVar[type[Problem] | None] = FactorProblem
-    settings: ClassVar[type[ReportSettings]] = FedMCADMMReportSettings
+    settings: ClassVar[type[ReportSettings]] = CompletionReportSettings
 
     def report(self, run: Finished) -> Report:
         """Say how far the factors are from those of one who sees all ratings."""
         data, strategy, settings = run.problem.data, run.strategy, run.settings
-        assert isinstance(settings.report, FedMCADMMReportSettings)
+        assert isinstance(settings.report, CompletionReportSettings)
         rank = settings.model.rank
         train, test = ([getattr(own, part) for own in data.clients] for part in ("train", "test"))
         users, items = alternating_least_squares(
             train,
-            rank=rank,
+            generator(settings.seed, "als").random((data.num_items, rank)),
             lam=settings.report.als_lam,
             sweeps=settings.report.als_sweeps,
-            seed=settings.seed,
         )
+        popular, mean = item_means(train, settings.report.popularity_prior)
         (score,) = run.scores.models.values()
         federated = score.mean
         central = data.std * rmse_of_factors(test, users, items)
-        constant = data.std * rmse_of_mean(train, test)
+        popularity = data.std * rmse_of_items(test, popular)
+        constant = data.std * rmse_of_items(test, np.full_like(popular, mean))
         (factors,) = strategy.global_model().values()
         losses = [own["loss"] for own in run.clients.values()]
         objective = math.fsum(losses) / len(losses) + strategy.regularizer.value(factors)
+        nonzeros, entries = (
+            math.fsum(own[name] for own in run.clients.values())
+            for name in ("user-nonzeros", "user-entries")
+        )
+        nnz_users, nnz_items = nonzeros / entries, np.count_nonzero(factors) / factors.size
         levels = {
             "alternating least squares with all ratings in one place, same rank": central,
+            "popularity: the item's mean rating, drawn to that of all": popularity,
             "the mean training rating, always": constant,
         }
         table = Table(box=box.SIMPLE, title="Test RMSE, in stars")
@@ -72,14 +83,18 @@ class FedMCADMMReport(MethodReport):
             "with all ratings in one place.",
         )
         return Report(
-            note=f"objective Φ {objective:.6g}",
+            note=f"objective Φ {objective:.6g}; not zero: {nnz_users:.0%} of U, "
+            f"{nnz_items:.0%} of V",
             body=(table, verdict),
             levels=levels,
             extra={
                 "objective": objective,
                 "als_rmse": central,
+                "popularity_rmse": popularity,
                 "mean_rmse": constant,
                 "scaled_rmse": federated / data.std,
+                "nnz_users": nnz_users,
+                "nnz_items": nnz_items,
                 "num_users": data.num_users,
                 "num_items": data.num_items,
                 "train_ratings": sum(map(len, train)),

@@ -1,26 +1,27 @@
-"""Matrix completion by alternating least squares, all ratings in one place.
+"""What ratings are predicted by with all of them in one place: least squares, popularity, the mean.
 
-What a federated method gives up by leaving the ratings where they are is measured against it.
+What a federated method gives up by leaving the ratings where they are is measured against them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix, vstack
 
 from clients.toolkit.ratings import Ratings
 
-from ..data.federated import generator
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 Matrix = NDArray[np.float64]
 
 
 def alternating_least_squares(
-    train: Sequence[Ratings], *, rank: int, lam: float, sweeps: int, seed: int
+    train: Sequence[Ratings], items: Matrix, *, lam: float, sweeps: int
 ) -> tuple[Matrix, Matrix]:
     """Minimise sum (M - U V)^2 / 2 over the ratings, plus lam/2 (|U|_F^2 + |V|_F^2).
 
@@ -28,14 +29,12 @@ def alternating_least_squares(
     ----------
     train : sequence of Ratings
         Of all clients, of the same n items.
-    rank : int
-        r.
+    items : ndarray of shape (n, r)
+        What V^T starts from.
     lam : float
         lam > 0, so that who rated nothing has a factor too: 0.
     sweeps : int
         How often both blocks are solved for, exactly.
-    seed : int
-        V starts uniform on [0, 1].
 
     Returns
     -------
@@ -44,10 +43,11 @@ def alternating_least_squares(
     items : ndarray of shape (n, r)
         V, transposed.
     """
+    from scipy.sparse import vstack
+
     by_user = vstack([own.to_csr() for own in train], format="csr")
     by_item = by_user.T.tocsr()
-    items = generator(seed, "als").random((by_user.shape[1], rank))
-    users = np.zeros((by_user.shape[0], rank))
+    users = np.zeros((by_user.shape[0], items.shape[1]))
     for _ in range(sweeps):
         users = _solve(by_user, items, lam)
         items = _solve(by_item, users, lam)
@@ -76,7 +76,27 @@ def rmse_of_factors(test: Sequence[Ratings], users: Matrix, items: Matrix) -> fl
     return math.sqrt(total / count)
 
 
-def rmse_of_mean(train: Sequence[Ratings], test: Sequence[Ratings]) -> float:
-    """Return the test error of predicting the mean training rating always."""
-    mean = np.concatenate([own.values for own in train]).mean()
-    return float(np.sqrt(((np.concatenate([own.values for own in test]) - mean) ** 2).mean()))
+def item_means(train: Sequence[Ratings], prior: float) -> tuple[Matrix, float]:
+    """Return every item's mean rating, shape (n,), and that of all, m.
+
+    Parameters
+    ----------
+    train : sequence of Ratings
+        Of all clients, of the same n items.
+    prior : float
+        How many ratings of m every item is given beside its own: (sum + prior m)/(count + prior).
+        With 0 it is the plain mean, and m where there is none.
+    """
+    sums, counts = np.zeros((2, train[0].num_items))
+    for own in train:
+        sums += np.bincount(own.items, own.values, minlength=own.num_items)
+        counts += np.bincount(own.items, minlength=own.num_items)
+    mean = float(sums.sum() / counts.sum())
+    weights = np.maximum(counts + prior, np.finfo(float).tiny)
+    return np.where(counts + prior > 0, (sums + prior * mean) / weights, mean), mean
+
+
+def rmse_of_items(test: Sequence[Ratings], predicted: Matrix) -> float:
+    """Return the test error of predictions of shape (n,), the same for all users."""
+    total = math.fsum(float(((predicted[own.items] - own.values) ** 2).sum()) for own in test)
+    return math.sqrt(total / sum(map(len, test)))

@@ -1,0 +1,152 @@
+"""The clients of CFL, PACFL and IFCA; the strategies and papers are in `fl_admm_strategies`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_admm_strategies import CFL, IFCA, PACFL
+from fl_admm_strategies.algorithms.clustered import ClusteredStrategy, ClusterInstruction
+from fl_admm_strategies.algorithms.ifca import LOSS, TOOK, IFCAEvaluation, IFCAInstruction
+from fl_admm_strategies.algorithms.pacfl import PACFLQuestion
+from fl_admm_strategies.maths.blocks import Arrays, under
+
+from ..toolkit.base import Scalars
+from ..toolkit.model_arrays import to_array
+from ..toolkit.objective import LocalObjective
+from ..toolkit.steps import Minimisation, Steps
+from ..toolkit.torch_client import TorchClient, to_numpy
+
+
+class CFLClient(TorchClient[ClusterInstruction]):
+    """Client of `CFL`: some epochs from its cluster's model. It keeps nothing.
+
+    Parameters are those of `TorchClient`.
+    """
+
+    strategy: ClassVar[type[ClusteredStrategy]] = CFL
+    instruction = ClusterInstruction
+
+    def steps(self, asked: ClusterInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+        """Descend on f_i from the model received; upload the result."""
+        self.load(asked.model)
+        metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
+        return self.arrays(), metrics
+
+
+class PACFLClient(CFLClient):
+    """Client of `PACFL`: tells once where its data lie; then as `CFLClient`. It keeps nothing.
+
+    Parameters are those of `TorchClient`. A batch's inputs must be one tensor.
+    """
+
+    strategy = PACFL
+
+    def answer_handshake(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Return the first left singular vectors of the training data, of each class or of all."""
+        asked = PACFLQuestion.decode(parameters, config)
+        num_examples = self.train_size()
+        with self.seeded(config):
+            batches = list(self.train_problem.batches())
+        if not all(isinstance(batch.inputs, Tensor) for batch in batches):
+            raise ValueError(
+                f"The batches' inputs are {type(batches[0].inputs).__name__}, expected one tensor, "
+                "whose directions PACFL compares. Give split_batch."
+            )
+        rows = torch.cat([batch.inputs.flatten(1) for batch in batches]).cpu().double()
+        if not asked.per_class:
+            return [to_array(basis_of(rows, asked.num_vectors))], num_examples, {}
+        targets = torch.cat([torch.as_tensor(batch.targets) for batch in batches]).cpu()
+        if targets.ndim != 1 or targets.is_floating_point():
+            raise ValueError(
+                f"The targets are {targets.dtype} of shape {tuple(targets.shape)}, expected a "
+                "class for each sample. Give PACFL per_class=False."
+            )
+        parts = [basis_of(rows[targets == c], asked.num_vectors) for c in torch.unique(targets)]
+        return [to_array(torch.cat(parts, dim=1))], num_examples, {}
+
+
+class IFCAClient(TorchClient[IFCAInstruction]):
+    """Client of `IFCA`: takes the model that suits its training data best. It keeps nothing.
+
+    Parameters are those of `TorchClient`.
+    """
+
+    strategy = IFCA
+    instruction = IFCAInstruction
+
+    def steps(self, asked: IFCAInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+        """Take argmin_j f_i(theta_j); upload j and the change to it, or grad f_i there."""
+        model, metrics = self._taken(asked)
+        upload: Arrays = {}
+        if asked.local_epochs == 0:
+            return upload, metrics
+        if asked.averaging == "gradient":
+            self.refuse_own_steps("IFCA's server takes the step", "give IFCA averaging='model'")
+            self.model.train()
+            metrics["loss"] = self.train_problem.set_gradient()
+            upload = to_numpy(self.model_arrays.gradients(self.trained_names()))
+            self.model.zero_grad()
+        else:
+            metrics |= yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
+        after = {name: array for name, array in self.arrays().items() if name not in upload}
+        floating = {name for name, array in after.items() if array.dtype.kind == "f"}
+        return upload | {n: a - model[n] if n in floating else a for n, a in after.items()}, metrics
+
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+        """Evaluate the model of the least training loss: ``cluster-loss``, ``cluster-METRIC``."""
+        with self.seeded(config):
+            model, taken = self._taken(IFCAEvaluation.decode(parameters, config))
+            loss, num_examples, metrics = self.evaluate_models({"cluster": model})
+        return loss, num_examples, metrics | taken
+
+    def _taken(self, asked: IFCAInstruction | IFCAEvaluation) -> tuple[Arrays, Scalars]:
+        """Load the model of the least training loss; return its arrays, and what to say of it.
+
+        Of several it is the first; a loss that is no number is the largest.
+        """
+        more = asked.more or {}
+        models = [asked.model | under(f"{k}/", more) for k in range(asked.num_clusters)]
+        losses = []
+        for model in models:
+            self.load(model)
+            losses.append(self.measure(self.train_problem)["loss"])
+        cluster = int(np.nan_to_num(losses, nan=np.inf).argmin())
+        self.load(models[cluster])  # buffers too
+        took = {f"{TOOK}{k}": int(k == cluster) for k in range(len(models))}
+        return models[cluster], {**took, LOSS: losses[cluster]}
+
+
+def basis_of(rows: Tensor, num_vectors: int) -> Tensor:
+    """Return the first left singular vectors of data whose samples are columns, fewer if there are.
+
+    Of each vector's two signs that is taken by which its largest entry is positive.
+
+    Parameters
+    ----------
+    rows : Tensor of float64, shape (samples, features)
+    num_vectors : int
+
+    Returns
+    -------
+    Tensor of shape (features, vectors)
+
+    Raises
+    ------
+    ValueError
+        If all samples are 0.
+    """
+    vectors, singular, _ = torch.linalg.svd(rows.T, full_matrices=False)
+    count = min(num_vectors, int((singular > 1e-10 * singular.max()).sum()))
+    if not count:
+        raise ValueError("All inputs are 0, which have no direction: leave this client out.")
+    vectors = vectors[:, :count]
+    largest = vectors.abs().argmax(dim=0)
+    signed: Tensor = vectors * vectors.gather(0, largest[None]).sign()
+    return signed

@@ -1,0 +1,143 @@
+"""The client of FedALA; the strategy and the paper are in `fl_admm_strategies.FedALA`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_admm_strategies import FedALA
+from fl_admm_strategies.algorithms.fedala import FedALAEvaluation, FedALAInstruction
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
+
+from ..toolkit.base import Scalars
+from ..toolkit.objective import LocalObjective
+from ..toolkit.own_model import OwnModelClient
+from ..toolkit.personalization import last_parameters
+from ..toolkit.solvers import LocalProblem
+from ..toolkit.steps import Minimisation, Steps
+from ..toolkit.torch_client import to_numpy, to_tensors
+
+W = "W/"
+"""How W_i is called in the client's memory, beside theta_i, before the names of its parameters."""
+SETTLED, WINDOW = 0.1, 10
+"""W_i is learned where the last losses, so many, have a smaller standard deviation."""
+MOST_PASSES = 100
+"""Passes of a client's first time, should its losses never settle."""
+
+Block = dict[str, Tensor]
+
+
+class FedALAClient(OwnModelClient[FedALAInstruction]):
+    """Client of `FedALA`: trains from a mix of the global model and its own, which it learns.
+
+    Parameters are those of `TorchClient`.
+    """
+
+    strategy = FedALA
+    instruction = FedALAInstruction
+
+    def steps(self, asked: FedALAInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+        """Start between w and theta_i, descend on f_i; upload the result, which is theta_i."""
+        weights, metrics = self.load_mixed(asked, config)
+        metrics |= yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
+        trained = self.arrays()
+        self.memory.keep(config, trained | prefixed(W, to_numpy(weights)))
+        return trained, metrics
+
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+        """Evaluate the model that the client would start a round from now, and w.
+
+        Learning W_i for that leaves nothing behind.
+        """
+        asked = FedALAEvaluation.decode(parameters, config)
+        with self.seeded(config):
+            self.load_mixed(asked, config)
+            return self.evaluate_models({"personal": self.arrays(), "global": asked.model})
+
+    def load_mixed(self, asked: FedALAEvaluation, config: Scalars) -> tuple[Block, Scalars]:
+        """Load theta_i + (w - theta_i) * W_i, in the top layers, and w below them.
+
+        Returns
+        -------
+        weights : dict of str to Tensor
+            W_i; empty before it was needed for the first time.
+        metrics : dict
+            ``weight-passes``, the passes that it took to learn W_i.
+        """
+        names = last_parameters(self.model, asked.layers)
+        own = self.memory.recall(config)
+        if own is None and int(config["version"]) > 0:
+            raise self.memory.lost(config)
+        self.load(asked.model)
+        if own is None or not names:
+            return {}, {"weight-passes": 0}
+        w = self.block(names)
+        theta = to_tensors({name: own[name] for name in names}, self.device)
+        change = {name: w[name] - theta[name] for name in names}
+        kept = to_tensors(under(W, own), self.device)
+        if not any(bool(part.any()) for part in change.values()):
+            return kept, {"weight-passes": 0}
+        weights = kept or {name: torch.ones_like(part) for name, part in w.items()}
+        sample = self._sample(asked.sample)
+        losses: list[float] = []
+        while not losses or not (kept or settled(losses)):
+            losses.append(self._pass(sample, asked.weight_lr, theta, change, weights))
+        self.load(asked.model)  # the statistics of a batch norm, which moved
+        self.load_block(mixed(theta, change, weights))
+        return weights, {"weight-passes": len(losses)}
+
+    def _sample(self, share: float) -> LocalProblem:
+        """Return the client's problem on a share of its batches, one at least, drawn at random."""
+        batches = [(batch.inputs, batch.targets) for batch in self.train_problem.batches()]
+        count = max(1, round(share * len(batches)))
+        drawn = [batches[int(k)] for k in torch.randperm(len(batches))[:count]]
+        return replace(self.train_problem, loader=drawn, split_batch=lambda pair: pair)
+
+    def _pass(
+        self, problem: LocalProblem, lr: float, theta: Block, change: Block, weights: Block
+    ) -> float:
+        """Take a step on W_i for every batch; return the loss of the last, before its step.
+
+        W <- clip(W - eta_w grad f * (w - theta_i), 0, 1), the gradient at the mix.
+        """
+        problem.model.train()
+        loss = float("nan")
+        with LocalObjective(moving=weights).others_fixed(problem.model) as moving:
+
+            def step() -> None:
+                with torch.no_grad():
+                    for name, own in weights.items():
+                        gradient = moving[name].grad
+                        if gradient is not None:
+                            own.sub_(lr * gradient * change[name]).clamp_(0, 1)
+                for parameter in moving.values():
+                    parameter.grad = None
+
+            if self.full_batch:
+                self.load_block(mixed(theta, change, weights))
+                loss = problem.set_gradient()
+                step()
+                return loss
+            for batch in problem.batches():
+                self.load_block(mixed(theta, change, weights))
+                value = problem.loss(batch)
+                value.backward()  # type: ignore[no-untyped-call]
+                loss = value.item()
+                step()
+        return loss
+
+
+def mixed(theta: Block, change: Block, weights: Block) -> Block:
+    """Return theta_i + (w - theta_i) * W_i."""
+    return {name: theta[name] + part * weights[name] for name, part in change.items()}
+
+
+def settled(losses: list[float]) -> bool:
+    """Return whether W_i is learned, by the last loss of every pass (or there were very many)."""
+    quiet = len(losses) > WINDOW and float(np.std(losses[-WINDOW:])) < SETTLED
+    return quiet or len(losses) >= MOST_PASSES

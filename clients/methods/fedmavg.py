@@ -1,0 +1,121 @@
+"""The client of FedMAvg; the strategy and the paper are in `fl_admm_strategies.FedMAvg`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_admm_strategies import FedMAvg, FedMAvgInstruction
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.maths.regularizers import Regularizer, squared_l2_weight
+
+from ..toolkit.base import Scalars
+from ..toolkit.completion import (
+    LEAST_LIPSCHITZ,
+    CompletionClient,
+    Residual,
+    descend_items,
+    descend_users,
+    half_square,
+)
+
+_SHORTER = 5  # d_i = 5 lambda_max(U_i^T U_i), of which 1 would do
+
+
+class FedMAvgClient(CompletionClient[FedMAvgInstruction]):
+    """Client of `FedMAvg`: the ratings of its users, and their factors, which stay here.
+
+    Parameters
+    ----------
+    context, train, test, mean, std, state_dir
+        As those of `FedMCADMMClient`.
+    regularizer : SquaredL2
+        R_i = lambda/2 |U_i|^2, on the users' factors.
+
+    Examples
+    --------
+    >>> def client_fn(context: Context):
+    ...     train, test = load_ratings(context.node_config["partition-id"])
+    ...     return FedMAvgClient(context, train, SquaredL2(1e-6), test=test).to_client()
+    """
+
+    strategy = FedMAvg
+    smooth = True
+    instruction = FedMAvgInstruction
+
+    def train(self, asked: FedMAvgInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Move U_i at the received V; where it is wanted, V at the new U_i as well.
+
+        Uploads W_i, of shape (r, n), or nothing. Metrics: ``loss``, f_i at the new U_i and the
+        received V, for each training rating.
+        """
+        factors = self.checked(asked.factors)
+        users, items = self.own_users(factors, asked, config), np.ascontiguousarray(factors.T)
+        residual = Residual(self.train_ratings, factors.dtype)
+        users = gradient_steps(residual, users, items, self.regularizer, asked.user_steps)
+        errors = residual.at(users, items)
+        metrics = {"loss": half_square(errors.data) / self.train_size()}
+        self.keep(config, {"U": users})
+        if asked.upload is not None:
+            return {}, metrics
+        length = 1 / (_SHORTER * largest_eigenvalue(users))
+
+        def step(items: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
+            moved: NDArray[Any] = asked.data_weight * gradient + asked.gamma * items
+            return items - length * moved
+
+        items, _ = descend_items(residual, users, items, asked.item_steps, step)
+        return dict.fromkeys(asked.factors, np.ascontiguousarray(items.T)), metrics
+
+
+def gradient_steps(
+    residual: Residual,
+    users: NDArray[Any],
+    items: NDArray[Any],
+    regularizer: Regularizer,
+    steps: int,
+) -> NDArray[Any]:
+    """Return U_i after Q_1 steps U <- U - [E V^T + lambda U]/c with c = lambda_max(V V^T).
+
+    Parameters
+    ----------
+    residual : Residual
+    users : ndarray of shape (m_i, r)
+    items : ndarray of shape (n, r)
+        V, transposed.
+    regularizer : Regularizer
+        R_i.
+    steps : int
+        Q_1.
+
+    Raises
+    ------
+    TypeError
+        If the regulariser is not `SquaredL2`.
+    """
+    lam, length = squared_l2_weight("regularizer", regularizer), 1 / largest_eigenvalue(items)
+
+    def step(users: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
+        moved: NDArray[Any] = users - length * (gradient + lam * users)
+        return moved
+
+    return descend_users(residual, users, items, steps, step)
+
+
+def largest_eigenvalue(factors: NDArray[Any]) -> float:
+    """Return lambda_max(F^T F), which bounds the curvature of f_i in the other block.
+
+    Raises
+    ------
+    ValueError
+        If the factors are too large for it.
+    """
+    gram = factors.T @ factors
+    if not np.isfinite(gram).all():
+        raise ValueError(
+            "The factors diverged: the products of their entries are not finite. Try a smaller "
+            "init_scale, or standardise the ratings."
+        )
+    return max(float(np.linalg.eigvalsh(gram)[-1]), LEAST_LIPSCHITZ)

@@ -1,0 +1,44 @@
+"""The client of LG-FedAvg; the strategy and the paper are in `fl_admm_strategies.LGFedAvg`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fl_admm_strategies import LGFedAvg
+from fl_admm_strategies.algorithms.lg_fedavg import BEFORE, LGFedAvgInstruction
+from fl_admm_strategies.algorithms.split import SplitEvaluation
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
+
+from ..toolkit.base import Scalars
+from .fedsim import FedSimClient
+
+U = "u/"
+
+
+class LGFedAvgClient(FedSimClient):
+    """Client of `LGFedAvg`: `FedSimClient`, whose personal layers are the lower ones."""
+
+    strategy = LGFedAvg
+    instruction = LGFedAvgInstruction
+
+    def kept(self, asked: LGFedAvgInstruction) -> Arrays:
+        """Return v_i, and u_i where the client is evaluated with its own."""
+        if asked.score != BEFORE:
+            return super().kept(asked)
+        own = {name: array for name, array in self.arrays().items() if name in asked.shared}
+        return super().kept(asked) | prefixed(U, own)
+
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+        """Evaluate (u, v_i), or (u_i, v_i) where the client keeps u_i."""
+        asked = SplitEvaluation.decode(parameters, config)
+        self.load_split(asked.global_, asked.personal, config)
+        own = under(U, self.memory.recall(config) or {})
+        with self.seeded(config):
+            return self.evaluate_models({"personal": self.arrays() | own})
+
+    def personal_arrays(self) -> Arrays:
+        """Return v_i after the last training, with u_i where the client keeps it."""
+        own = under(U, self.memory.latest())
+        return super().personal_arrays() | {self.model_arrays.prefix + n: a for n, a in own.items()}

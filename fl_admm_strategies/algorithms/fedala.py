@@ -1,0 +1,142 @@
+"""FedALA: FedAvg whose clients start each round between the global model and their own.
+
+    theta <- theta_i + (w - theta_i) * W_i   in the top layers,   theta <- w   below
+
+W_i, a weight in [0, 1] for every parameter of these layers, is learned on the client's loss and
+never leaves it, nor does theta_i, the client's model after its last training.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for Personalized
+Federated Learning", AAAI 2023, arXiv:2212.01197: Algorithm 1; see docs/methods/fedala.md. The
+client is `clients.FedALAClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+from ..maths.blocks import Arrays, weighted_average
+from ..maths.checks import check_count, check_fraction, check_not_negative, check_positive
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Reply
+from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.schema import Instruction
+
+
+@dataclass
+class FedALAState:
+    """w, the global model."""
+
+    model: Arrays
+
+
+@dataclass(frozen=True)
+class FedALAEvaluation(Instruction):
+    """What a client needs to evaluate w and the model that it would start a round from."""
+
+    model: Arrays
+    layers: int
+    sample: float
+    weight_lr: float
+
+
+@dataclass(frozen=True)
+class FedALAInstruction(FedALAEvaluation):
+    """What a client gets: w, how to learn W_i, and how to train from there."""
+
+    lr: float
+    local_epochs: int
+
+
+class FedALA(SampledStrategy):
+    """Federated learning with adaptive local aggregation (FedALA).
+
+    Parameters
+    ----------
+    layers : int (default: 1)
+        p, the layers, counted from the output, in which clients mix the global model with their
+        own; they take the others as they come. A normalisation belongs to the layer before it.
+        0: none, which is FedAvg.
+    sample : float (default: 0.8)
+        s, the share of its training batches on which a client learns W_i.
+    weight_lr : float (default: 1.0)
+        eta_w, the step size of W_i.
+    lr : float (default: 0.1)
+        eta, the step size of the training.
+    local_epochs : int (default: 1)
+        Local epochs.
+    **base
+        The parameters of `SampledStrategy`.
+
+    Notes
+    -----
+    w is the mean of the participants' models, weighted by their examples. A client that has not
+    trained yet, or has lost theta_i, starts from w.
+
+    Examples
+    --------
+    >>> strategy = FedALA(layers=1, lr=0.1)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    method: ClassVar = "FedALA"
+    paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, arXiv:2212.01197"
+    kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
+
+    def __init__(
+        self,
+        *,
+        layers: int = 1,
+        sample: float = 0.8,
+        weight_lr: float = 1.0,
+        lr: float = 0.1,
+        local_epochs: int = 1,
+        **base: Unpack[SampledSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_count("layers", layers, least=0)
+        check_fraction("sample", sample, zero=False)
+        check_not_negative("weight_lr", weight_lr)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        self.layers = layers
+        self.sample = sample
+        self.weight_lr = weight_lr
+        self.lr = lr
+        self.local_epochs = local_epochs
+
+    def init_state(self, arrays: Arrays) -> FedALAState:
+        """Start with w^0, the initial model."""
+        return FedALAState(arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedALAInstruction]:
+        """Send w to everybody."""
+        instruction = FedALAInstruction(
+            model=self.state.model,
+            layers=self.layers,
+            sample=self.sample,
+            weight_lr=self.weight_lr,
+            lr=self.lr,
+            local_epochs=self.local_epochs,
+        )
+        return dict.fromkeys(client_ids, instruction)
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set w to the mean of the participants' models, weighted by n_i."""
+        self.state.model = weighted_average(self.state.model, replies)
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedALAEvaluation]:
+        """Send w to everybody."""
+        evaluation = FedALAEvaluation(self.state.model, self.layers, self.sample, self.weight_lr)
+        return dict.fromkeys(client_ids, evaluation)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return w; theta_i and W_i stay with their client."""
+        if kind == "personal":
+            return OnClient("Read FedALAClient(...).personal_arrays() there.")
+        return {name: array.copy() for name, array in self.state.model.items()}

@@ -1,0 +1,106 @@
+"""FedAlt: a model of which a part is personal; clients train their part first, then the shared one.
+
+    minimise  sum_i alpha_i f_i(u, v_i)
+
+`FedSim` trains both at once. The personal parts v_i never leave their clients.
+
+Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, "Federated Learning with Partial Model
+Personalization", ICML 2022, arXiv:2204.03809: Algorithms 1 and 2; see docs/methods/fedalt.md. The
+client is `clients.FedAltClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+from ..maths.blocks import Arrays, compile_pattern
+from ..maths.checks import check_count, check_positive
+from ..runtime.schema import Instruction
+from .split import SplitSettings, SplitStrategy
+
+
+@dataclass(frozen=True)
+class FedAltInstruction(Instruction):
+    """What a client gets: u, and how to train v_i, then u_i."""
+
+    shared: Arrays
+    personal: str | None
+    lr: float
+    local_epochs: int
+    personal_lr: float
+    personal_epochs: int
+
+
+class FedAlt(SplitStrategy):
+    """Federated learning with a personal part of the model, trained in turn (FedAlt).
+
+    Parameters
+    ----------
+    personal : str or None
+        Regular expression searched in the names of the arrays: v_i, which stays with the clients
+        and may have other shapes on each of them. `clients.input_layers`, `output_layers` and
+        `split_input` write it. None: nothing is personal, which is FedAvg.
+    lr : float (default: 0.1)
+        eta_u, the step size of the shared part.
+    local_epochs : int (default: 1)
+        tau_u, its local epochs.
+    personal_lr : float, optional
+        eta_v, the step size of the personal part. By default `lr`.
+    personal_epochs : int, optional
+        tau_v, its local epochs. By default `local_epochs`.
+    **base
+        The parameters of `SplitStrategy`.
+
+    Notes
+    -----
+    As with `FedAPM`, v_i^0 is what the client's own model holds when it is built, and the global
+    model has the shared arrays only.
+
+    Examples
+    --------
+    >>> strategy = FedAlt(output_layers(model, 1), lr=0.1, fraction_train=0.3)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=300)
+    """
+
+    method: ClassVar = "FedAlt"
+    paper: ClassVar = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, ICML 2022, arXiv:2204.03809"
+
+    def __init__(
+        self,
+        personal: str | None,
+        *,
+        lr: float = 0.1,
+        local_epochs: int = 1,
+        personal_lr: float | None = None,
+        personal_epochs: int | None = None,
+        **base: Unpack[SplitSettings],
+    ) -> None:
+        super().__init__(**base)
+        compile_pattern("personal", personal)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        if personal_lr is not None:
+            check_positive("personal_lr", personal_lr)
+        if personal_epochs is not None:
+            check_count("personal_epochs", personal_epochs, least=1)
+        self.personal = personal
+        self.lr = lr
+        self.local_epochs = local_epochs
+        self.personal_lr = personal_lr
+        self.personal_epochs = personal_epochs
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedAltInstruction]:
+        """Send u to everybody."""
+        instruction = FedAltInstruction(
+            shared=self.state.shared,
+            personal=self.personal,
+            lr=self.lr,
+            local_epochs=self.local_epochs,
+            personal_lr=self.personal_lr or self.lr,
+            personal_epochs=self.personal_epochs or self.local_epochs,
+        )
+        return dict.fromkeys(client_ids, instruction)

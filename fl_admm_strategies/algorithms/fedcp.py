@@ -1,0 +1,106 @@
+"""FedCP: every sample's features are divided between a global head and the client's own.
+
+A small network, the conditional policy, says of each feature of each sample how much of it is for
+the personal head; the rest goes to the global one. Features, policy and the mean of both heads are
+averaged over the clients.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedCP: Separating Feature Information for Personalized
+Federated Learning via Conditional Policy", KDD 2023, arXiv:2307.01217: Algorithm 1; see
+docs/methods/fedcp.md. The client is `clients.FedCPClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+from ..maths.blocks import Arrays
+from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
+from ..runtime.schema import Instruction
+from .split import PERSONAL_HEAD, SplitSettings, SplitState, SplitStrategy, check_two_headed
+
+
+@dataclass(frozen=True)
+class FedCPInstruction(Instruction):
+    """What a client gets: the arrays of features, policy and global head."""
+
+    shared: Arrays
+    personal: str
+    lam: float
+    gumbel: bool
+    lr: float
+    local_epochs: int
+
+
+class FedCP(SplitStrategy):
+    """Federated learning by separating feature information (FedCP).
+
+    Parameters
+    ----------
+    lam : float (default: 5.0)
+        lambda, how strongly a client's features are held near those that it received: the weight of
+        their maximum mean discrepancy.
+    gumbel : bool (default: True)
+        Whether the policy's division is random in training, by Gumbel noise.
+    lr : float (default: 0.1)
+        eta, the step size.
+    local_epochs : int (default: 1)
+        Local epochs.
+    **base
+        The parameters of `SplitStrategy`.
+
+    Notes
+    -----
+    The clients' model is a `clients.RoutedHeads`, and so are the initial arrays. Its personal head
+    is what the client's model holds when it is built, a copy of the other. The global model has the
+    arrays that are shared.
+
+    Examples
+    --------
+    >>> strategy = FedCP(lam=5.0, lr=0.1)
+    >>> first = ArrayRecord(RoutedHeads.of(model).state_dict())
+    >>> result = strategy.start(grid, first, num_rounds=100)
+    """
+
+    method: ClassVar = "FedCP"
+    paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, KDD 2023, arXiv:2307.01217"
+
+    def __init__(
+        self,
+        *,
+        lam: float = 5.0,
+        gumbel: bool = True,
+        lr: float = 0.1,
+        local_epochs: int = 1,
+        **base: Unpack[SplitSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_not_negative("lam", lam)
+        check_choice("gumbel", gumbel, (True, False))
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        self.personal = PERSONAL_HEAD
+        self.lam = lam
+        self.gumbel = gumbel
+        self.lr = lr
+        self.local_epochs = local_epochs
+
+    def init_state(self, arrays: Arrays) -> SplitState:
+        """Start with the initial features, policy and global head."""
+        check_two_headed(arrays, "RoutedHeads")
+        return super().init_state(arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedCPInstruction]:
+        """Send features, policy and global head to everybody."""
+        instruction = FedCPInstruction(
+            shared=self.state.shared,
+            personal=PERSONAL_HEAD,
+            lam=self.lam,
+            gumbel=self.gumbel,
+            lr=self.lr,
+            local_epochs=self.local_epochs,
+        )
+        return dict.fromkeys(client_ids, instruction)

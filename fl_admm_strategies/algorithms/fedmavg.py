@@ -1,0 +1,152 @@
+"""FedMAvg: matrix completion by averaging the items' factors.
+
+Every client moves its users' factors U_i by gradient steps at the V that it received; of some
+clients V is moved as well, and the server takes the mean of what they made of it.
+
+Wang, Chang, "Federated Matrix Factorization: Algorithm Design and Application to Data Clustering",
+IEEE Transactions on Signal Processing 70, 2022, arXiv:2002.04930, in the form for incomplete
+matrices that section 5.2 of arXiv:2503.12733 compares FedMC-ADMM with; see docs/methods/fedmavg.md.
+The steps are the client's, `clients.FedMAvgClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Spec
+from ..maths.checks import check_choice, check_count
+from ..maths.regularizers import Regularizer, squared_l2_weight
+from ..runtime.messages import Reply
+from ..runtime.schema import Instruction
+from .completion import CompletionSettings, CompletionStrategy
+
+
+@dataclass
+class FedMAvgState:
+    """V, the items' factors, shape (r, n)."""
+
+    items: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class FedMAvgInstruction(Instruction):
+    """What a client gets: V, and what weighs its data's gradient in V: 1/p or 1.
+
+    Where `upload` is there it is empty: the client moves its users' factors only.
+    """
+
+    factors: Arrays
+    factor_seed: int
+    factor_scale: float
+    num_clients: int
+    gamma: float
+    data_weight: float
+    user_steps: int
+    item_steps: int
+    upload: list[str] | None
+
+
+class FedMAvg(CompletionStrategy):
+    """Federated matrix completion by model averaging (FedMAvg).
+
+    The initial arrays are V^0 alone, of shape (r, n): see `initial_item_factors`.
+
+    Parameters
+    ----------
+    regularizer : SquaredL2
+        R = gamma/2 |V|^2, on the items' factors; the method takes gradient steps.
+    step : {"unscaled", "paper"} (default: "unscaled")
+        What weighs the data's gradient in the steps on V, whose length is 1/(5 lambda_max(U_i^T
+        U_i)) in both: 1, or 1/p as the formula in FedMC-ADMM's paper has it, with which V moves
+        p times less far (docs/methods/fedmavg.md, P2).
+    user_steps : int (default: 10)
+        Q_1, gradient steps on U_i in a round.
+    item_steps : int (default: 10)
+        Q_2, those on V.
+    everyone_trains : bool (default: True)
+        Whether all clients move their U_i in every round, as in the paper, or only those whose V is
+        averaged. `fraction_train` is the share of the latter.
+    **base
+        The parameters of `CompletionStrategy`.
+
+    Notes
+    -----
+    V is the plain mean over those who sent theirs. Evaluation is that of `CompletionStrategy`. A
+    client that lost its U_i draws U_i^0 again; one that connects later starts there; one that
+    leaves has no part in V any more. p stays what it was at the start.
+
+    Examples
+    --------
+    >>> strategy = FedMAvg(SquaredL2(1e-6), fraction_train=0.1, seed=0)
+    >>> result = strategy.start(grid, initial_item_factors(5, 3706, seed=0), num_rounds=20)
+    >>> rmse = result.evaluate_metrics_clientapp[20]["rmse"]
+    """
+
+    method: ClassVar = "FedMAvg"
+    paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
+
+    def __init__(
+        self,
+        regularizer: Regularizer,
+        *,
+        step: Literal["unscaled", "paper"] = "unscaled",
+        user_steps: int = 10,
+        item_steps: int = 10,
+        everyone_trains: bool = True,
+        **base: Unpack[CompletionSettings],
+    ) -> None:
+        super().__init__(regularizer, **base)
+        self._gamma = squared_l2_weight("regularizer", regularizer)
+        check_choice("step", step, ("unscaled", "paper"))
+        check_count("user_steps", user_steps, least=1)
+        check_count("item_steps", item_steps, least=1)
+        self.step = step
+        self.user_steps = user_steps
+        self.item_steps = item_steps
+        self.everyone_trains = everyone_trains
+
+    def init_state(self, arrays: Arrays) -> FedMAvgState:
+        """Start with V^0."""
+        return FedMAvgState(self.first_factors(arrays))
+
+    @property
+    def item_factors(self) -> NDArray[Any]:
+        """V, shape (r, n)."""
+        items: NDArray[Any] = self.state.items
+        return items
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedMAvgInstruction]:
+        """Send V to everybody; those that were not drawn upload nothing."""
+        self._drawn = set(client_ids)
+        others = self.membership.ids if self.everyone_trains else []
+        factors = self.global_model()
+        return {
+            client: FedMAvgInstruction(
+                factors=factors,
+                **self.first_users(client),
+                gamma=self._gamma,
+                data_weight=1 / self.membership.num_initial if self.step == "paper" else 1.0,
+                user_steps=self.user_steps,
+                item_steps=self.item_steps,
+                upload=None if client in self._drawn else [],
+            )
+            for client in sorted({*client_ids, *others})
+        }
+
+    def upload_spec_of(self, client_id: int) -> Spec:
+        """Return the shape of V, for the clients that were drawn."""
+        return self.upload_spec() if client_id in self._drawn else {}
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set V to the mean of the W_i that came up."""
+        uploads = [items for reply in replies.values() for items in reply.arrays.values()]
+        if uploads:
+            mean = np.mean(uploads, axis=0, dtype=np.float64)
+            self.state.items = mean.astype(self.state.items.dtype)

@@ -1,0 +1,169 @@
+"""FedMGS: matrix completion by sharing gradients in the items' factors.
+
+Some clients move their users' factors U_i at the V that they received, and upload the gradient of
+their loss in V; the server keeps the last one of every client and takes a gradient step on V. GS is
+for gradient sharing, M for matrix: nothing is masked, encrypted or compressed. Ratings can be
+inferred from such gradients, for which FedMC-ADMM's paper leaves the method out of its comparison.
+
+Wang, Chang, "Federated Matrix Factorization: Algorithm Design and Application to Data Clustering",
+IEEE Transactions on Signal Processing 70, 2022, arXiv:2002.04930, whose statistics U_i^T U_i and
+U_i^T M_i become gradients over the observed entries; see docs/methods/fedmgs.md. The client is
+`clients.FedMGSClient`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Spec
+from ..maths.checks import check_count, largest_allowed
+from ..maths.clienttable import ClientTable, Row
+from ..maths.regularizers import Regularizer, squared_l2_weight
+from ..runtime.messages import ClientInstruction, Metrics, Reply
+from ..runtime.schema import Instruction
+from .completion import CURVATURE, CompletionSettings, CompletionStrategy, FedMCFactors
+
+_LEAST_CURVATURE = 1e-12  # where all users' factors are 0, and gamma is
+
+
+@dataclass
+class FedMGSState:
+    """V, shape (r, n), and rows ``gradient``, G_i of that shape, and ``curvature``, lambda_i."""
+
+    items: NDArray[Any]
+    clients: ClientTable
+
+
+@dataclass(frozen=True)
+class FedMGSInstruction(Instruction):
+    """What a client gets: V, and what it needs to draw its U_i^0."""
+
+    factors: Arrays
+    factor_seed: int
+    factor_scale: float
+    num_clients: int
+    user_steps: int
+
+
+class FedMGS(CompletionStrategy):
+    """Federated matrix completion by gradient sharing (FedMGS).
+
+    The initial arrays are V^0 alone, of shape (r, n): see `initial_item_factors`.
+
+    Parameters
+    ----------
+    regularizer : SquaredL2
+        R = gamma/2 |V|^2, on the items' factors; the method takes gradient steps.
+    user_steps : int (default: 10)
+        Q_1, gradient steps on U_i in a round.
+    **base
+        The parameters of `CompletionStrategy`.
+
+    Notes
+    -----
+    Before round 1 every client sends its gradient and its lambda_max(U_i^T U_i) at (U_i^0, V^0), as
+    does one that connects later. The gradient of one that has left leaves the mean, that of one
+    that sits out stays. The strategy's memory is O(p r n). A client that lost its U_i draws U_i^0
+    again. Evaluation is that of `CompletionStrategy`.
+
+    The server sees gradients of the ratings. No promise of privacy comes with it.
+
+    Examples
+    --------
+    >>> strategy = FedMGS(SquaredL2(1e-6), fraction_train=0.1, seed=0)
+    >>> result = strategy.start(grid, initial_item_factors(5, 3706, seed=0), num_rounds=20)
+    >>> rmse = result.evaluate_metrics_clientapp[20]["rmse"]
+    """
+
+    method: ClassVar = "FedMGS"
+    paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
+
+    def __init__(
+        self,
+        regularizer: Regularizer,
+        *,
+        user_steps: int = 10,
+        **base: Unpack[CompletionSettings],
+    ) -> None:
+        super().__init__(regularizer, **base)
+        self._gamma = squared_l2_weight("regularizer", regularizer)
+        check_count("user_steps", user_steps, least=1)
+        self.user_steps = user_steps
+
+    def init_state(self, arrays: Arrays) -> FedMGSState:
+        """Start with V^0."""
+        first = self.first_factors(arrays)
+        return FedMGSState(first, ClientTable(gradient=np.zeros_like(first), curvature=0.0))
+
+    @property
+    def item_factors(self) -> NDArray[Any]:
+        """V, shape (r, n)."""
+        items: NDArray[Any] = self.state.items
+        return items
+
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedMCFactors]:
+        """Ask for G_i and lambda_i at (U_i^0, V)."""
+        factors = self.global_model()
+        return {client: FedMCFactors(factors, **self.first_users(client)) for client in client_ids}
+
+    def handshake_spec(self) -> Spec:
+        """Return the shape of a gradient."""
+        return self.upload_spec()
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Start with G_i and lambda_i as they were reported."""
+        if reply is None:
+            return {}
+        (gradient,) = reply.arrays.values()
+        if (curvature := _curvature(reply)) is None:
+            raise ValueError(
+                f"Client {client_id} reported the {CURVATURE} {reply.metrics.get(CURVATURE)}, "
+                "expected a finite number >= 0. Do its ratings and init_scale fit in size?"
+            )
+        return {"gradient": gradient, "curvature": curvature}
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedMGSInstruction]:
+        """Send V."""
+        factors = self.global_model()
+        return {
+            client: FedMGSInstruction(
+                factors, **self.first_users(client), user_steps=self.user_steps
+            )
+            for client in client_ids
+        }
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure a gradient from 0."""
+        return {}
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Take in the G_i, then V <- V - [mean G_i + gamma V]/c_V over all clients."""
+        state = self.state
+        for client, reply in replies.items():
+            if (curvature := _curvature(reply)) is not None:  # else it is as if it had sat out
+                own = state.clients[client]
+                (own.gradient,), own.curvature = reply.arrays.values(), curvature
+        curvature = float(state.clients.column("curvature").mean()) + self._gamma
+        gradient = state.clients.column("gradient").mean(axis=0, dtype=np.float64)
+        gradient += self._gamma * state.items
+        moved = state.items - gradient / max(curvature, _LEAST_CURVATURE)
+        self._curvature, state.items = curvature, moved.astype(state.items.dtype)
+
+    def round_metrics(self) -> Metrics:
+        """Return ``item-curvature``, c_V, whose inverse is the length of the step."""
+        return {"item-curvature": self._curvature}
+
+
+def _curvature(reply: Reply) -> float | None:
+    """Return lambda_i of a reply; None where there is none, of a client that is not ours."""
+    curvature = reply.metrics.get(CURVATURE, math.nan)
+    usable = 0 <= curvature <= largest_allowed(np.dtype(np.float64))
+    return float(curvature) if usable else None

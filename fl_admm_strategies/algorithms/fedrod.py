@@ -1,0 +1,95 @@
+"""FedRoD: one network, two heads: a generic one that is everybody's and a personal one beside it.
+
+The generic head and the features under it are trained on balanced softmax, as if all clients had
+all classes alike, and averaged; the personal head is trained on the client's own loss on top of
+both, and stays.
+
+Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR
+2022, arXiv:2107.00778: section 4; see docs/methods/fedrod.md. The client is `clients.FedRoDClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+from ..maths.blocks import Arrays
+from ..maths.checks import check_count, check_not_negative, check_positive
+from ..runtime.schema import Instruction
+from .split import PERSONAL_HEAD, SplitSettings, SplitState, SplitStrategy, check_two_headed
+
+
+@dataclass(frozen=True)
+class FedRoDInstruction(Instruction):
+    """What a client gets: the features' arrays and those of the generic head."""
+
+    shared: Arrays
+    personal: str
+    gamma: float
+    lr: float
+    local_epochs: int
+
+
+class FedRoD(SplitStrategy):
+    """Federated learning with a generic and a personal head (FedRoD).
+
+    Parameters
+    ----------
+    gamma : float (default: 1.0)
+        gamma, how much the generic head's loss makes up for the client's numbers of examples by
+        class: their logarithms times it are added to the logits. 0: not at all.
+    lr : float (default: 0.1)
+        eta, the step size.
+    local_epochs : int (default: 1)
+        Local epochs.
+    **base
+        The parameters of `SplitStrategy`.
+
+    Notes
+    -----
+    The clients' model is a `clients.TwoHeaded`, and so are the initial arrays. Its personal head is
+    what the client's model holds when it is built, a copy of the other. The global model has the
+    features and the generic head.
+
+    Examples
+    --------
+    >>> strategy = FedRoD(gamma=1.0, lr=0.1)
+    >>> first = ArrayRecord(TwoHeaded.of(model).state_dict())
+    >>> result = strategy.start(grid, first, num_rounds=100)
+    """
+
+    method: ClassVar = "FedRoD"
+    paper: ClassVar = "Chen, Chao, ICLR 2022, arXiv:2107.00778"
+    kinds: ClassVar = {"personal": "personal head", "global": "generic head"}
+
+    def __init__(
+        self,
+        *,
+        gamma: float = 1.0,
+        lr: float = 0.1,
+        local_epochs: int = 1,
+        **base: Unpack[SplitSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_not_negative("gamma", gamma)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        self.personal = PERSONAL_HEAD
+        self.gamma = gamma
+        self.lr = lr
+        self.local_epochs = local_epochs
+
+    def init_state(self, arrays: Arrays) -> SplitState:
+        """Start with the initial features and generic head."""
+        check_two_headed(arrays, "TwoHeaded")
+        return super().init_state(arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedRoDInstruction]:
+        """Send features and generic head to everybody."""
+        instruction = FedRoDInstruction(
+            self.state.shared, PERSONAL_HEAD, self.gamma, self.lr, self.local_epochs
+        )
+        return dict.fromkeys(client_ids, instruction)

@@ -1,0 +1,361 @@
+"""IFCA: L models, of which every client takes the one with the least loss and trains it.
+
+    j_i = argmin_j f_i(theta_j),    theta_j <- mean of what its clients made of it
+
+k-means for models: clients are assigned anew in every round, to one of a known number of clusters.
+
+Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS
+2020, arXiv:2006.04088: Algorithm 1, with both of its options, and weight sharing; see
+docs/methods/ifca.md. The client is `clients.IFCAClient`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO
+from typing import ClassVar, Literal, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.common import log
+
+from ..maths.blocks import Arrays, Spec, compile_pattern, matching, prefixed, under
+from ..maths.checks import check_choice, check_count, check_positive
+from ..runtime.messages import ClientInstruction, Metrics, Reply, from_array_record
+from ..runtime.schema import Instruction
+from .base import Weights, participants_mean
+from .clustered import (
+    ClusteredSettings,
+    ClusteredState,
+    ClusteredStrategy,
+    Clusters,
+)
+
+TOOK, LOSS = "took-", "assigned-loss"
+"""Metrics of a client: ``took-K``, 1 for the model that it took and 0 for all others (the paper's
+one-hot s_i, whose means are shares of the clients), and f_i there."""
+
+Averaging = Literal["model", "gradient"]
+
+
+@dataclass
+class IFCAState(ClusteredState):
+    """The server's variables.
+
+    Attributes
+    ----------
+    initial : Arrays
+        The model that others are drawn like. Empty without restarts, as `best` is.
+    best : Arrays
+        The models of the best start so far, ``K/NAME``; those of the first at first.
+    best_loss : float
+        Their clients' mean training loss; 0 before the first was measured.
+    trial : int
+        The start that is tried, from 0; `restarts` when all were.
+    rounds : int
+        Its rounds so far.
+    """
+
+    initial: Arrays
+    best: Arrays
+    best_loss: float
+    trial: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class IFCAInstruction(Instruction):
+    """What a client gets: the first model, and of the others what is not the same, ``K/NAME``.
+
+    With no epochs it is to say which it takes, and nothing else.
+    """
+
+    model: Arrays
+    more: Arrays | None
+    num_clusters: int
+    lr: float
+    local_epochs: int
+    averaging: str
+
+
+@dataclass(frozen=True)
+class IFCAEvaluation(Instruction):
+    """All models, of which the client evaluates the one that it takes."""
+
+    model: Arrays
+    more: Arrays | None
+    num_clusters: int
+
+
+class IFCA(ClusteredStrategy):
+    """Iterative federated clustering with a known number of clusters (IFCA).
+
+    Parameters
+    ----------
+    num_clusters : int
+        L (k in the paper).
+    averaging : {"model", "gradient"} (default: "model")
+        "model": clients train the model that they take for `local_epochs`, and it moves to the mean
+        of theirs. "gradient": they send one full gradient, by which the server takes a step.
+    divisor : {"m", "participants", "cluster"} (default: "m")
+        By what the sum of a cluster's gradients is divided: all clients of the start, as in the
+        paper; those of the round; or those of them in the cluster.
+    weights : {"uniform", "size"} (default: "uniform")
+        Whether the mean of models is the plain one or weighted by examples.
+    clustered : str, optional
+        Regular expression searched in the names of the arrays: what differs by cluster. The other
+        arrays are everybody's, moved by all participants (the paper's weight sharing). By default
+        everything is clustered.
+    initial_models : callable, optional
+        ``initial_models(k)`` returns the k-th model to start from, as an `ArrayRecord`, k = 0, ...,
+        L - 1, and on for restarts. By default the first is the run's initial model and the others
+        are drawn: every array with the mean and the deviation that it has there.
+    init_scale : float, optional
+        Draw from N(0, init_scale^2) instead.
+    restarts : int (default: 1)
+        Starts that are tried, one after another, each with other models. The one whose models have
+        the least mean training loss goes on.
+    restart_rounds : int (default: 20)
+        Rounds of training of each; one more measures the loss on all clients.
+    **base
+        The parameters of `ClusteredStrategy`.
+
+    Notes
+    -----
+    Means are over the participants that took a model; one that nobody took stays as it is. In
+    `clusters()` a client is where it was last assigned, when it trained or when it was evaluated;
+    one that never was is in the first cluster. A client that joins takes the model of least loss,
+    as all do.
+    """
+
+    method: ClassVar = "IFCA"
+    paper: ClassVar = "Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020, arXiv:2006.04088"
+
+    def __init__(
+        self,
+        num_clusters: int,
+        *,
+        averaging: Averaging = "model",
+        divisor: Literal["m", "participants", "cluster"] = "m",
+        weights: Weights = "uniform",
+        clustered: str | None = None,
+        initial_models: Callable[[int], ArrayRecord] | None = None,
+        init_scale: float | None = None,
+        restarts: int = 1,
+        restart_rounds: int = 20,
+        **base: Unpack[ClusteredSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_count("num_clusters", num_clusters, least=1)
+        check_choice("averaging", averaging, ("model", "gradient"))
+        check_choice("divisor", divisor, ("m", "participants", "cluster"))
+        check_choice("weights", weights, ("uniform", "size"))
+        if init_scale is not None:
+            check_positive("init_scale", init_scale)
+        check_count("restarts", restarts, least=1)
+        check_count("restart_rounds", restart_rounds, least=1)
+        if averaging == "gradient" and (self.local_epochs, weights) != (1, "uniform"):
+            raise ValueError(
+                f"local_epochs is {self.local_epochs} and weights {weights!r} with averaging="
+                "'gradient', expected 1 and 'uniform': a round is one step by the sum of the "
+                "gradients. Leave both out, or give averaging='model'."
+            )
+        self.num_clusters = num_clusters
+        self.averaging: Averaging = averaging
+        self.divisor = divisor
+        self.weights = weights
+        self.clustered = clustered
+        self._clustered = compile_pattern("clustered", clustered)
+        self.initial_models = initial_models
+        self.init_scale = init_scale
+        self.restarts = restarts
+        self.restart_rounds = restart_rounds
+
+    # ------------------------------------------------------------------------------------------
+    # The models at the start
+    # ------------------------------------------------------------------------------------------
+
+    def init_state(self, arrays: Arrays) -> IFCAState:
+        """Start with L models."""
+        if self._clustered is not None:
+            matching("clustered", self._clustered, self.trained)
+        models = self._start(arrays, 0)
+        initial, best = (arrays, _stacked(models)) if self.restarts > 1 else ({}, {})
+        return IFCAState(Clusters(models), initial, best, 0.0, 0, 0)
+
+    def _start(self, initial: Arrays, trial: int) -> list[Arrays]:
+        first = trial * self.num_clusters
+        numbers = range(first, first + self.num_clusters)
+        return [initial | self._part(self._drawn(initial, number)) for number in numbers]
+
+    def _drawn(self, initial: Arrays, number: int) -> Arrays:
+        """Return the model of a number, 0, ..., L - 1 for the first start, L, ... for the next."""
+        if self.initial_models is not None:
+            given = from_array_record(self.initial_models(number))
+            for name, array in initial.items():
+                if name not in given or given[name].shape != array.shape:
+                    raise ValueError(
+                        f"initial_models({number}) has no '{name}' of shape {array.shape}. Return "
+                        "a model with the arrays of the run's initial one."
+                    )
+            return {name: given[name].astype(array.dtype) for name, array in initial.items()}
+        if number == 0:
+            return initial
+        trained = self._part({name: initial[name] for name in self.trained})
+        if self.init_scale is None and not any(own.std() for own in trained.values()):
+            raise ValueError(
+                "Every array of the initial model is constant, so that all models would be the "
+                "same and all clients take the first. Give IFCA init_scale or initial_models, or "
+                "start from a random model."
+            )
+        rng = np.random.default_rng([self.seed, number, *b"ifca"])
+        drawn: Arrays = {}
+        for name, own in trained.items():
+            scale = self.init_scale or own.std()
+            center = own.mean() if self.init_scale is None else 0.0
+            drawn[name] = (center + scale * rng.standard_normal(own.shape)).astype(own.dtype)
+        return initial | drawn
+
+    def _part(self, arrays: Arrays) -> Arrays:
+        """Return what differs by cluster."""
+        pattern = self._clustered
+        return {n: own for n, own in arrays.items() if pattern is None or pattern.search(n)}
+
+    # ------------------------------------------------------------------------------------------
+    # One round
+    # ------------------------------------------------------------------------------------------
+
+    @property
+    def _measures(self) -> bool:
+        """Whether clients are to say in this round how good a start was, and nothing else."""
+        if self.restarts == 1 or self.state.trial == self.restarts:
+            return False
+        return bool(self.state.rounds >= self.restart_rounds)
+
+    def _models(self) -> tuple[Arrays, Arrays | None]:
+        first, *others = self.state.clusters.models
+        more: Arrays = {}
+        for k, model in enumerate(others, start=1):
+            more |= prefixed(f"{k}/", self._part(model))
+        return first, more or None
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, IFCAInstruction]:
+        """Send all models; to everybody that is there where a start is to be measured."""
+        members, measures = self.membership, self._measures
+        model, more = self._models()
+        instruction = IFCAInstruction(
+            model,
+            more,
+            self.num_clusters,
+            self.rate(server_round),
+            0 if measures else self.local_epochs,
+            self.averaging,
+        )
+        here = [c for c in members.ids if members.last_seen[c] >= server_round]
+        return dict.fromkeys(here if measures else client_ids, instruction)
+
+    def upload_spec(self) -> Spec:
+        """Return what is uploaded: a change or a gradient; nothing where a start is measured."""
+        return {} if self._measures else self.model_spec
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure a change and a gradient from 0."""
+        model = super().upload_reference(sent)
+        return {name: array for name, array in model.items() if array.dtype.kind != "f"}
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Move every model by those who took it, and what is everybody's by all."""
+        state = self.state
+        taken: dict[int, dict[int, Reply]] = {}
+        for client, reply in replies.items():
+            cluster = self._taken(reply.metrics)
+            if cluster is not None:
+                state.clusters.of[client] = cluster
+                taken.setdefault(cluster, {})[client] = reply
+            else:
+                reason = f"it does not say which one of the {self.num_clusters} models it took"
+                self.run.intake.refuse(server_round, client, reason)
+        everybody = {c: own for c, own in replies.items() if self._taken(own.metrics) is not None}
+        if not everybody:
+            return
+        if self._measures:
+            self._compare(everybody)
+            return
+        lr, models = self.rate(server_round), state.clusters.models
+        common = {n: own for n, own in models[0].items() if n not in self._part(models[0])}
+        shared = self._moved(common, everybody, lr, len(everybody))
+        for cluster, model in enumerate(models):
+            own = self._part(model)
+            if cluster in taken:
+                own = self._moved(own, taken[cluster], lr, len(everybody))
+            models[cluster] = {name: (shared | own)[name] for name in model}
+        state.rounds += 1
+
+    def _taken(self, metrics: Metrics) -> int | None:
+        """Return the model that a client says it took; None if that is none, or not one."""
+        said = [k for k in range(self.num_clusters) if metrics.get(f"{TOOK}{k}") == 1]
+        return said[0] if len(said) == 1 else None
+
+    def _moved(
+        self, arrays: Arrays, replies: Mapping[int, Reply], lr: float, participants: int
+    ) -> Arrays:
+        """Return arrays moved by the mean change of some clients, or their gradients' sum."""
+        count = {"m": self.membership.num_initial, "participants": participants}
+        step = -lr * len(replies) / count.get(self.divisor, len(replies))
+        mean = participants_mean(arrays, replies, self.weights)
+        moved: Arrays = {}
+        for name, array in arrays.items():
+            if array.dtype.kind != "f":
+                moved[name] = mean[name]
+            elif self.averaging == "gradient" and name in self.trained:
+                moved[name] = (array + step * mean[name]).astype(array.dtype)
+            else:
+                moved[name] = array + mean[name]
+        return moved
+
+    def _compare(self, replies: Mapping[int, Reply]) -> None:
+        """Keep the better start, and go on with the next, or with the best of all."""
+        state, trial = self.state, self.state.trial
+        losses = [reply.metrics.get(LOSS, math.nan) for reply in replies.values()]
+        loss = float(np.nan_to_num(np.mean(losses), nan=math.inf))
+        log(INFO, "IFCA's start %s of %s: mean training loss %.6g", trial + 1, self.restarts, loss)
+        if loss < state.best_loss or trial == 0:
+            state.best, state.best_loss = _stacked(state.clusters.models), loss
+        state.trial, state.rounds = trial + 1, 0
+        state.clusters.models = (
+            self._start(state.initial, trial + 1)
+            if trial + 1 < self.restarts
+            else [under(f"{k}/", state.best) for k in range(self.num_clusters)]
+        )
+        state.clusters.of = dict.fromkeys(state.clusters.of, 0)  # of models that are gone
+
+    # ------------------------------------------------------------------------------------------
+    # Models and clusters
+    # ------------------------------------------------------------------------------------------
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, IFCAEvaluation]:
+        """Send all models: clients take one anew."""
+        return dict.fromkeys(client_ids, IFCAEvaluation(*self._models(), self.num_clusters))
+
+    def _cluster_of(self) -> dict[int, int]:
+        of, evaluated = super()._cluster_of(), self.evaluate_metrics
+        latest = max(evaluated, default=0)
+        for client, metrics in (evaluated[latest] if latest else {}).items():
+            cluster = self._taken(metrics)
+            is_fresh = client in of and latest >= self.membership.last_accepted[client]
+            if is_fresh and cluster is not None:
+                of[client] = cluster
+        return of
+
+
+def _stacked(models: Sequence[Arrays]) -> Arrays:
+    stacked: Arrays = {}
+    for k, model in enumerate(models):
+        stacked |= prefixed(f"{k}/", model)
+    return stacked

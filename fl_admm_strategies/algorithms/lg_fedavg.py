@@ -1,0 +1,85 @@
+"""LG-FedAvg: every client learns its own features, and all share the layers above them.
+
+It is FedSim with the lower layers personal. Liang, Liu, Ziyin, Salakhutdinov, Morency, "Think
+Locally, Act Globally: Federated Learning with Local and Global Representations", NeurIPS 2019
+workshop, arXiv:2001.01523: Algorithm 1; see docs/methods/lg-fedavg.md. The client is
+`clients.LGFedAvgClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Unpack
+
+from ..maths.checks import check_choice
+from .fedsim import FedSim, FedSimInstruction
+from .split import SplitSettings
+
+BEFORE = "before_aggregation"
+
+Score = Literal["after_aggregation", "before_aggregation"]
+
+
+class FedSimSettings(SplitSettings, total=False):
+    """The parameters of `FedSim`, but for the pattern."""
+
+    lr: float
+    local_epochs: int
+
+
+@dataclass(frozen=True)
+class LGFedAvgInstruction(FedSimInstruction):
+    """What a client gets: u, and with which upper layers it will be evaluated."""
+
+    score: str
+
+
+class LGFedAvg(FedSim):
+    """Federated learning with local features and a global head (LG-FedAvg).
+
+    Parameters
+    ----------
+    personal : str or None
+        Regular expression searched in the names of the arrays: the lower layers, which stay with
+        the clients. `clients.input_layers(model, n)` writes it. None: nothing is personal, which
+        is FedAvg.
+    score : {"after_aggregation", "before_aggregation"} (default: "after_aggregation")
+        With which upper layers a client is evaluated: the global ones, or its own as its last
+        training left them, as released code of others does (docs/methods/lg-fedavg.md, S1).
+    **base
+        The parameters of `FedSim`.
+
+    Examples
+    --------
+    >>> strategy = LGFedAvg(input_layers(model, 1), lr=0.1)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    method: ClassVar = "LGFedAvg"
+    paper: ClassVar = (
+        "Liang, Liu, Ziyin, Salakhutdinov, Morency, NeurIPS 2019 workshop, arXiv:2001.01523"
+    )
+
+    def __init__(
+        self,
+        personal: str | None,
+        *,
+        score: Score = "after_aggregation",
+        **base: Unpack[FedSimSettings],
+    ) -> None:
+        super().__init__(personal, **base)
+        check_choice("score", score, ("after_aggregation", BEFORE))
+        self.score = score
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper writes it."""
+        return "LG-FedAvg"
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, LGFedAvgInstruction]:
+        """Send u to everybody."""
+        common = self.state.shared, self.personal, self.lr, self.local_epochs
+        return dict.fromkeys(client_ids, LGFedAvgInstruction(*common, self.score))

@@ -1,0 +1,92 @@
+"""LocalSGD: one global model, and a step size that falls with every local step.
+
+Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv:1805.09767; Lin, Stich,
+Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, arXiv:1808.07217; with the
+step sizes of FedGiA's comparison (arXiv:2205.01438, section V); see docs/methods/localsgd.md. The
+client is `clients.LocalSGDClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+import numpy as np
+
+from ..maths.blocks import Arrays, average
+from ..maths.checks import check_count, check_positive
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Reply
+from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.schema import Instruction
+
+
+@dataclass
+class LocalSGDState:
+    """x, the global model."""
+
+    model: Arrays
+
+
+@dataclass(frozen=True)
+class LocalSGDInstruction(Instruction):
+    """What a client gets: x, and k, the number of the round's first step."""
+
+    model: Arrays
+    lr: float
+    first_step: int
+    local_steps: int
+
+
+class LocalSGD(SampledStrategy):
+    """Local gradient steps of size a/log2(k + 1), and the plain mean of the participants' models.
+
+    Parameters
+    ----------
+    lr : float (default: 0.1)
+        a. The k-th local step of the run, k = 1, 2, ..., is of size a/log2(k + 1).
+    local_steps : int (default: 5)
+        k0, steps of a round. With a client's ``full_batch=True`` they are full-gradient steps,
+        which FedGiA's paper calls FedAvg; else each is on the next mini-batch.
+    **base
+        The parameters of `SampledStrategy`.
+
+    Examples
+    --------
+    >>> strategy = LocalSGD(lr=0.1, local_steps=5)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    method: ClassVar = "LocalSGD"
+    paper: ClassVar = "Stich, ICLR 2019, arXiv:1805.09767"
+    kinds: ClassVar = {"global": "one global model"}
+
+    def __init__(
+        self, *, lr: float = 0.1, local_steps: int = 5, **base: Unpack[SampledSettings]
+    ) -> None:
+        super().__init__(**base)
+        check_positive("lr", lr)
+        check_count("local_steps", local_steps, least=1)
+        self.lr = lr
+        self.local_steps = local_steps
+
+    def init_state(self, arrays: Arrays) -> LocalSGDState:
+        """Start with x^0, the initial model."""
+        return LocalSGDState(arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, LocalSGDInstruction]:
+        """Send x to everybody."""
+        first = (server_round - 1) * self.local_steps + 1
+        instruction = LocalSGDInstruction(self.state.model, self.lr, first, self.local_steps)
+        return dict.fromkeys(client_ids, instruction)
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set x to the mean of the participants' x_i."""
+        self.state.model = average(self.state.model, replies, np.ones(len(replies)))
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return x."""
+        return {name: array.copy() for name, array in self.state.model.items()}

@@ -1,0 +1,202 @@
+"""Lp-Proj: personal models that agree in a few random projections, by gradient steps.
+
+    minimise  sum_i min_theta ( f_i(theta) + lambda/2 ||P theta - w||^2 )     (p = 2), or with
+                                lambda ||P theta - w||_1                      (p = 1)
+
+pFedMe with P theta_i in the place of theta_i: a message has as many numbers as P has rows.
+
+Lin, Han, Li, Zhang, "Personalized Federated Learning towards Communication Efficiency, Robustness
+and Fairness", NeurIPS 2022; see docs/methods/lp-proj.md. The client is `clients.LpProjClient`.
+`LpProjADMM` solves the problem with p = 2 by ADMM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Spec, average, compile_pattern
+from ..maths.checks import check_choice, check_count
+from ..maths.projection import projected_block, projection
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import ClientInstruction, Reply
+from ..runtime.schema import Instruction
+from .base import OwnModelEvaluation, evaluate_own_models
+from .envelope import EnvelopeSettings, EnvelopeStrategy, averaged
+
+W = "w"
+"""The name of the one array that travels."""
+
+
+@dataclass
+class LpProjState:
+    """The server's variables.
+
+    Attributes
+    ----------
+    w : ndarray of shape (dimension,)
+    initial : Arrays
+        The initial model, which clients start from.
+    projection_seed : int
+        Draws P.
+    """
+
+    w: NDArray[Any]
+    initial: Arrays
+    projection_seed: int
+
+
+@dataclass(frozen=True)
+class LpProjSGDInstruction(Instruction):
+    """What a client gets: w, and before its first accepted reply the initial model."""
+
+    anchor: Arrays
+    start: Arrays | None
+    lam: float
+    lr: float
+    outer_lr: float
+    local_rounds: int
+    inner_steps: int
+    p: int
+    projection_seed: int
+    projected: list[str]
+    upload: list[str] | None
+
+
+class LpProj(EnvelopeStrategy):
+    """Federated learning with low-dimensional projections (Lp-Proj-1 and Lp-Proj-2).
+
+    Parameters
+    ----------
+    p : {2, 1} (default: 2)
+        The coupling: lambda/2 ||P theta - w||^2, or lambda ||P theta - w||_1, which is robust to
+        outliers and chatters with an amplitude of about ``lr * lam``.
+    dimension : int (default: 10)
+        d_sub, the rows of P: what travels is so many numbers, both ways, after a client's first
+        round (in that, it receives the initial model).
+    lr : float (default: 0.1)
+        eta_p, the step size of theta_i.
+    outer_lr : float (default: 0.1)
+        eta_l, the step size of w_i.
+    local_rounds : int (default: 5)
+        R, steps of w_i in a round.
+    inner_steps : int (default: 20)
+        K, steps of theta_i before each of these, each on a mini-batch of its own.
+    unprojected : str, optional
+        Regular expression searched in the arrays' names: arrays that P leaves out, as it does all
+        buffers. They stay with the client and are trained on its loss alone.
+    **base
+        The parameters of `EnvelopeStrategy`. P follows from `seed`, so that it never travels.
+
+    Notes
+    -----
+    There are personal models only, on their clients. What is global is w, `dimension` numbers that
+    are no model: ``strategy.state.w``.
+
+    Examples
+    --------
+    >>> strategy = LpProj(p=2, lam=1.0, lr=0.1, dimension=10)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    method: ClassVar = "LpProj"
+    paper: ClassVar = "Lin, Han, Li, Zhang, NeurIPS 2022"
+    kinds: ClassVar = {"personal": "personal model"}
+    remedy: ClassVar = "a smaller lr or outer_lr"
+
+    def __init__(
+        self,
+        *,
+        p: Literal[2, 1] = 2,
+        dimension: int = 10,
+        lr: float = 0.1,
+        outer_lr: float = 0.1,
+        local_rounds: int = 5,
+        inner_steps: int = 20,
+        unprojected: str | None = None,
+        **base: Unpack[EnvelopeSettings],
+    ) -> None:
+        super().__init__(
+            lr=lr, outer_lr=outer_lr, local_rounds=local_rounds, inner_steps=inner_steps, **base
+        )
+        check_choice("p", p, (2, 1))
+        check_count("dimension", dimension, least=1)
+        self.p = p
+        self.dimension = dimension
+        self.unprojected = unprojected
+        self._unprojected = compile_pattern("unprojected", unprojected)
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper writes it."""
+        return f"Lp-Proj-{self.p}"
+
+    def init_state(self, arrays: Arrays) -> LpProjState:
+        """Start with theta_i^0 the initial model and w^0 = 0."""
+        self._block = projected_block(arrays, self.trained, self._unprojected, self.dimension)
+        self._check_step()
+        return LpProjState(np.zeros(self.dimension, self._block.dtype), arrays, self.seed)
+
+    def _check_step(self) -> None:
+        """Refuse steps of theta that diverge on any loss that is convex: P is known now."""
+        block = self._block
+        matrix = projection(self.seed, self.dimension, block.size, block.dtype.name)
+        step = self.lr * self.lam * float(np.linalg.norm(matrix, 2)) ** 2
+        if self.p == 2 and step >= 2:
+            raise ValueError(
+                f"lr * lam * ||P||^2 is {step:.3g} for a model of {block.size} projected numbers, "
+                f"expected less than 2: P theta would overshoot. Give an lr below "
+                f"{self.lr * 2 / step:.2g}, or a smaller lam or dimension."
+            )
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, LpProjSGDInstruction]:
+        """Send w to all who train, and before its first accepted reply the initial model."""
+        state, is_new = self.state, self.membership.is_new
+        return {
+            client: LpProjSGDInstruction(
+                anchor={W: state.w},
+                start=state.initial if is_new(client) else None,
+                lam=self.lam,
+                lr=self.lr,
+                outer_lr=self.outer_lr,
+                local_rounds=self.local_rounds,
+                inner_steps=self.inner_steps,
+                p=self.p,
+                projection_seed=state.projection_seed,
+                projected=self._block.names,
+                upload=self.wanted_of(client),
+            )
+            for client in self.in_training(client_ids)
+        }
+
+    def upload_spec(self) -> Spec:
+        """Return the shape of w_i."""
+        return {W: ((self.dimension,), self._block.dtype)}
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure w_i from w."""
+        return sent.groups["anchor"]
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set w to (1 - beta) w + beta (the mean of the sampled clients' w_i)."""
+        if not (uploads := averaged(replies)):
+            return
+        before = self.state.w
+        mean = average({W: before}, uploads, np.ones(len(uploads)))[W]
+        self.state.w = self.mixed(before, mean)
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, OwnModelEvaluation]:
+        """Ask for the clients' own models: there are no others."""
+        return evaluate_own_models(self.membership, client_ids, self.state.initial)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """All models stay with their clients."""
+        return OnClient("Read LpProjClient(...).personal_arrays() there.")

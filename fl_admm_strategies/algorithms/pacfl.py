@@ -1,0 +1,246 @@
+"""PACFL: clusters by the angles between the clients' data, found once before training.
+
+    A_ij = the smallest principal angle between span U_i and span U_j
+
+U_i are the first p left singular vectors of client i's data. Hierarchical clustering of A puts
+clients together that are nearer than a threshold; FedAvg runs inside every cluster.
+
+Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, "Efficient Distribution Similarity
+Identification in Clustered Federated Learning via Principal Angles Between Client Data Subspaces",
+AAAI 2023, arXiv:2209.10526; see docs/methods/pacfl.md. The client is `clients.PACFLClient`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Spec
+from ..maths.checks import check_choice, check_count, check_positive
+from ..maths.clienttable import Row
+from ..maths.grouping import Labels, Linkage, cut, tree
+from ..maths.subspaces import Basis, Measure, proximity
+from ..runtime.messages import Reply
+from ..runtime.schema import Instruction
+from .clustered import ClusteredSettings, ClusteredState, ClusteredStrategy, Clusters
+
+BASIS = "basis"
+"""The array of a client's directions, in its reply to the handshake and in its row."""
+
+
+@dataclass(frozen=True)
+class PACFLQuestion(Instruction):
+    """The handshake: it asks for the first directions of a client's data, of each class or all."""
+
+    nothing: Arrays
+    num_vectors: int
+    per_class: bool
+
+
+class DataClusters(Clusters):
+    """Clusters of clients whose data lie alike.
+
+    Parameters
+    ----------
+    first : Arrays
+        The model that every cluster starts from; it stays that of cluster 0, which is nobody's.
+    group : callable
+        Returns the groups of clients, by their bases.
+
+    Attributes
+    ----------
+    bases : dict of int to ndarray of shape (features, vectors)
+        U_i of every client.
+    """
+
+    def __init__(self, first: Arrays, group: Callable[[Sequence[Basis]], Labels]) -> None:
+        super().__init__([first])
+        self._group = group
+        self.bases: dict[int, Basis] = {}
+
+    def insert(self, rows: Mapping[int, Row]) -> None:
+        """Form the clusters of the initial clients, or find those of new ones one by one.
+
+        Who is there stays where it is.
+        """
+        given: dict[int, Basis] = {c: np.asarray(own[BASIS]) for c, own in rows.items() if own}
+        if not self.of:
+            super().insert(rows)  # as it is where a saved run is put back
+            features = Counter(map(len, given.values())).most_common(1)
+            for client, basis in given.items():
+                check_basis(client, basis, features[0][0])
+            self.bases = dict(given)
+            labels = self._group(list(given.values())) if given else ()
+            self.of |= {client: 1 + label for client, label in zip(given, labels, strict=True)}
+            self.models += self.models[:1] * len(set(labels))
+            return
+        for client, basis in sorted(given.items()):
+            cluster = self.nearest(basis)
+            if cluster == 0:
+                cluster = len(self.models)
+                self.models.append(self.models[0])
+            self.of[client], self.bases[client] = cluster, basis
+
+    def invite(self, rows: Mapping[int, Row]) -> None:
+        """Find the clusters of clients that are joining."""
+        self.guests = {c: self.nearest(np.asarray(row[BASIS])) for c, row in rows.items()}
+
+    def nearest(self, basis: Basis) -> int:
+        """Return the cluster of most clients that are in a new client's group; 0 if none are."""
+        known = list(self.bases)
+        *labels, own = self._group([*self.bases.values(), basis])
+        mates = sorted(self.of[c] for c, label in zip(known, labels, strict=True) if label == own)
+        return Counter(mates).most_common(1)[0][0] if mates else 0
+
+    def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
+        """Let clients go."""
+        super().remove(clients)
+        self.bases = {client: basis for client, basis in self.bases.items() if client in self.of}
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all variables; the bases side by side, in the order of the clients."""
+        own = [self.bases[client] for client in self.ids if client in self.bases]
+        return {
+            **super().state_arrays(),
+            "bases": np.concatenate(own, axis=1) if own else np.zeros((0, 0)),
+            "widths": np.array([basis.shape[1] for basis in own], dtype=np.int64),
+        }
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned."""
+        super().load_state_arrays(arrays)
+        widths, ids = arrays["widths"], self.ids
+        if widths.shape != (len(ids),) or arrays["bases"].shape[1] != widths.sum():
+            raise ValueError(
+                "The saved directions of the clients' data do not fit the clients: the state is "
+                "damaged. Continue from another checkpoint."
+            )
+        own = np.split(arrays["bases"], np.cumsum(widths)[:-1], axis=1)
+        self.bases = dict(zip(ids, map(np.array, own), strict=True))
+
+
+def check_basis(client: int, basis: Basis, features: int) -> None:
+    """Raise ValueError unless these are directions in the space of the clients' inputs."""
+    lengths = np.linalg.norm(basis, axis=0)
+    if len(basis) != features or not lengths.size or np.any(np.abs(lengths - 1) > 1e-6):
+        raise ValueError(
+            f"The directions of client {client}'s data have shape {basis.shape}, expected "
+            f"({features}, vectors), each of length 1. All clients must have inputs of one shape."
+        )
+
+
+class PACFL(ClusteredStrategy):
+    """Federated learning in clusters of clients whose data lie alike (PACFL).
+
+    Parameters
+    ----------
+    threshold : float
+        beta, in degrees: the two nearest groups are merged while they are no further apart.
+    num_vectors : int (default: 3)
+        p, directions of a client's data, or of each of its classes.
+    measure : {"smallest", "sum", "entrywise", "entrywise-signed"} (default: "smallest")
+        The distance of two clients: the smallest principal angle of their data; the sum of the
+        angles between their k-th directions; or the smallest angle between any two directions,
+        without or with regard to their signs. The last is the authors' code.
+    per_class : bool (default: False)
+        Whether directions are those of each class that a client has, as in the authors' code, or of
+        all its data. Targets must be classes then.
+    linkage : {"average", "weighted", "single", "complete"} (default: "average")
+        The distance of two groups. "weighted" is what the authors' code has for "average".
+    **base
+        The parameters of `ClusteredStrategy`.
+
+    Notes
+    -----
+    What leaves a client beside its model: p directions in the space of its inputs, which are
+    weighted sums of its samples. See docs/methods/pacfl.md.
+
+    A cluster's model is the mean over its participants, weighted by their examples. Clusters are
+    fixed. A client that joins in mid-run is grouped with all others anew and comes into the cluster
+    of most of its group, or into one of its own, which starts from the initial model.
+    """
+
+    method: ClassVar = "PACFL"
+    paper: ClassVar = "Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, AAAI 2023"
+
+    def __init__(
+        self,
+        threshold: float,
+        *,
+        num_vectors: int = 3,
+        measure: Measure = "smallest",
+        per_class: bool = False,
+        linkage: Linkage = "average",
+        **base: Unpack[ClusteredSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_positive("threshold", threshold)
+        check_count("num_vectors", num_vectors, least=1)
+        check_choice("measure", measure, ("smallest", "sum", "entrywise", "entrywise-signed"))
+        check_choice("linkage", linkage, ("average", "weighted", "single", "complete"))
+        self.threshold = threshold
+        self.num_vectors = num_vectors
+        self.measure: Measure = measure
+        self.per_class = per_class
+        self.linkage: Linkage = linkage
+
+    def init_state(self, arrays: Arrays) -> ClusteredState:
+        """Start with the initial model; the clusters come with the clients' directions."""
+        return ClusteredState(DataClusters(arrays, self._groups))
+
+    def _groups(self, bases: Sequence[Basis]) -> Labels:
+        if len(bases) == 1:
+            return (0,)
+        merges, heights = tree(proximity(bases, self.measure), self.linkage)
+        return cut(merges, len(bases) - int((heights <= self.threshold).sum()))
+
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, PACFLQuestion]:
+        """Ask every client for the directions of its data."""
+        question = PACFLQuestion({}, self.num_vectors, self.per_class)
+        return dict.fromkeys(client_ids, question)
+
+    def handshake_spec(self) -> Spec:
+        """Return that a basis is a matrix of any shape; `new_client` looks closer."""
+        return {BASIS: ((-1, -1), np.dtype(np.float64))}
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Start with the client's basis; raise ValueError if one that joins has other inputs."""
+        if reply is None:
+            return {}
+        basis, known = reply.arrays[BASIS], self.state.clusters.bases
+        if known:
+            check_basis(client_id, basis, len(next(iter(known.values()))))
+        return {BASIS: basis}
+
+    def handshake(self, replies: Mapping[int, Reply]) -> None:
+        """Say how many clusters there are."""
+        log(
+            INFO,
+            "%s clusters of clients whose data are within %g degrees",
+            len(self.state.clusters.models) - 1,
+            self.threshold,
+        )
+
+    def angles(self) -> NDArray[np.float64]:
+        """Return A_ij in degrees, in the order of `client_ids`: what `threshold` is chosen by.
+
+        Returns
+        -------
+        ndarray of shape (m, m)
+        """
+        self._need_state()
+        bases = self.state.clusters.bases
+        return proximity([bases[client] for client in self.client_ids], self.measure)
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set every cluster's model to the mean of its participants', weighted by n_i."""
+        clusters: DataClusters = self.state.clusters
+        for cluster, clients in clusters.members(replies).items():
+            clusters.average(cluster, {c: replies[c] for c in clients}, "size")

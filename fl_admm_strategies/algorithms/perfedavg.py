@@ -1,0 +1,176 @@
+"""Per-FedAvg: a global model that fits each client after one gradient step on its data.
+
+    minimise  (1/m) sum_i f_i(w - alpha grad f_i(w))
+
+Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach", NeurIPS 2020, arXiv:2002.07948: Algorithm 1 and its
+approximations; see docs/methods/perfedavg.md. The client is `clients.PerFedAvgClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Unpack
+
+import numpy as np
+
+from ..maths.blocks import Arrays, average
+from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Reply
+from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.schema import Instruction
+from .base import Weights
+
+MODES = ("fo", "hf", "exact", "finetune")
+
+
+@dataclass
+class PerFedAvgState:
+    """w, the global model."""
+
+    model: Arrays
+
+
+@dataclass(frozen=True)
+class PerFedAvgInstruction(Instruction):
+    """What a client gets: w."""
+
+    model: Arrays
+    mode: str
+    alpha: float
+    lr: float
+    local_steps: int
+    local_epochs: int
+    delta: float | None
+
+
+@dataclass(frozen=True)
+class PerFedAvgEvaluation(Instruction):
+    """The model to evaluate, as it is and after one step of alpha."""
+
+    global_: Arrays
+    alpha: float
+    adapt: str
+
+
+class PerFedAvg(SampledStrategy):
+    """Federated learning of an initialisation (Per-FedAvg).
+
+    Parameters
+    ----------
+    mode : {"hf", "fo", "exact", "finetune"} (default: "hf")
+        How the gradient of f_i(w - alpha grad f_i(w)) is computed: its Hessian-vector product by
+        the difference of two gradients (Per-FedAvg (HF)), without that product (FO), or with the
+        product itself ("exact"). "finetune" is FedAvg, adapted only to be evaluated; the code of
+        some papers calls this Per-FedAvg.
+    alpha : float (default: 0.01)
+        alpha, the step size of the adaptation.
+    lr : float (default: 0.1)
+        beta, the step size of w; the paper has 0.001.
+    local_steps : int (default: 10)
+        tau, steps of w in a round, each with mini-batches of its own: two for "fo", else three.
+    local_epochs : int (default: 1)
+        Of "finetune" in their place: passes over the data.
+    delta : float, optional
+        Half the distance of the two gradients of "hf", in lengths of g, the gradient after the
+        adaptation: they are taken at w + delta g and w - delta g. By default 0.001/max(1, ||g||).
+    adapt : {"step", "epoch"} (default: "step")
+        To be evaluated, w is adapted by one full-gradient step on the client's training data, or by
+        one epoch of its own steps, both of size alpha.
+    weights : {"uniform", "size"} (default: "uniform")
+        Whether w is the plain mean of the participants' models or weighted by their examples.
+    **base
+        The parameters of `SampledStrategy`.
+
+    Notes
+    -----
+    Clients keep nothing. The adapted models are evaluated and not kept: ``clients.personalise``
+    makes one of the global model, with ``lr=alpha, epochs=1, full_batch=True``.
+
+    Examples
+    --------
+    >>> strategy = PerFedAvg(mode="hf", alpha=0.05, lr=0.1, fraction_train=0.2)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    method: ClassVar = "PerFedAvg"
+    paper: ClassVar = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948"
+    kinds: ClassVar = {"adapted": "adapted by one step", "global": "one global model"}
+    remedy: ClassVar = "a smaller lr or alpha"
+
+    def __init__(
+        self,
+        *,
+        mode: Literal["hf", "fo", "exact", "finetune"] = "hf",
+        alpha: float = 0.01,
+        lr: float = 0.1,
+        local_steps: int = 10,
+        local_epochs: int = 1,
+        delta: float | None = None,
+        adapt: Literal["step", "epoch"] = "step",
+        weights: Weights = "uniform",
+        **base: Unpack[SampledSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_choice("mode", mode, MODES)
+        check_not_negative("alpha", alpha)
+        check_positive("lr", lr)
+        check_count("local_steps", local_steps, least=1)
+        check_count("local_epochs", local_epochs, least=1)
+        if delta is not None:
+            check_positive("delta", delta)
+        check_choice("adapt", adapt, ("step", "epoch"))
+        check_choice("weights", weights, ("uniform", "size"))
+        self.mode = mode
+        self.alpha = alpha
+        self.lr = lr
+        self.local_steps = local_steps
+        self.local_epochs = local_epochs
+        self.delta = delta
+        self.adapt = adapt
+        self.weights = weights
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper writes it."""
+        return "FedAvg, fine-tuned" if self.mode == "finetune" else f"Per-FedAvg ({self.mode})"
+
+    def init_state(self, arrays: Arrays) -> PerFedAvgState:
+        """Start with w^0, the initial model."""
+        return PerFedAvgState(arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, PerFedAvgInstruction]:
+        """Send w to everybody."""
+        instruction = PerFedAvgInstruction(
+            model=self.state.model,
+            mode=self.mode,
+            alpha=self.alpha,
+            lr=self.lr,
+            local_steps=self.local_steps,
+            local_epochs=self.local_epochs,
+            delta=self.delta,
+        )
+        return dict.fromkeys(client_ids, instruction)
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set w to the mean of the participants' w_i."""
+        sizes = np.array([reply.num_examples for reply in replies.values()])
+        weights = sizes if self.weights == "size" else np.ones_like(sizes)
+        self.state.model = average(self.state.model, replies, weights)
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, PerFedAvgEvaluation]:
+        """Send w, to be evaluated as it is and adapted."""
+        evaluation = PerFedAvgEvaluation(self.state.model, self.alpha, self.adapt)
+        return dict.fromkeys(client_ids, evaluation)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return w; adapted models are made where the data are."""
+        if kind == "adapted":
+            return OnClient("Adapt the global model there: clients.personalise(...).")
+        return {name: array.copy() for name, array in self.state.model.items()}

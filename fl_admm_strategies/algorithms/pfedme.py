@@ -1,0 +1,309 @@
+"""pFedMe: a global model of which every client's Moreau envelope is low, and personal models.
+
+    minimise  (1/m) sum_i F_i(w),    F_i(w) = min_theta f_i(theta) + lambda/2 ||theta - w||^2
+
+T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020,
+arXiv:2006.08848: Algorithm 1; see docs/methods/pfedme.md. `PFedMeMatched` is what FLAME's paper
+(arXiv:2407.16397) compares with under that name. The clients are `clients.PFedMeClient` and
+`clients.PFedMeMatchedClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Block, average, weighted_average
+from ..maths.checks import check_choice, check_count, check_positive
+from ..maths.clienttable import ClientTable, Row
+from ..maths.consensus import REBUILD_EVERY, Consensus
+from ..runtime.algorithm import OnClient
+from ..runtime.messages import Reply
+from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.schema import Instruction
+from .base import OwnModelEvaluation, evaluate_own_models
+from .envelope import EnvelopeSettings, EnvelopeStrategy, averaged, check_outer_step
+
+KINDS = {"personal": "personal model", "global": "one global model"}
+
+
+@dataclass
+class PFedMeState:
+    """w, the global model, and w^0, which clients evaluate before they have trained."""
+
+    model: Arrays
+    initial: Arrays
+
+
+@dataclass(frozen=True)
+class PFedMeInstruction(Instruction):
+    """What a client gets: w. `upload` is empty for one that is not averaged."""
+
+    model: Arrays
+    lam: float
+    lr: float
+    outer_lr: float
+    local_rounds: int
+    inner_steps: int
+    theta_start: str
+    upload: list[str] | None
+
+
+class PFedMe(EnvelopeStrategy):
+    """Federated learning with Moreau envelopes (pFedMe).
+
+    Parameters
+    ----------
+    lr : float (default: 0.05)
+        eta_in, the step size of theta_i. ``lr * lam`` well below 2, as the loss is curved too.
+    outer_lr : float (default: 0.05)
+        eta, the step size of w_i. ``outer_lr * lam`` below 2, or w_i diverges.
+    local_rounds : int (default: 20)
+        R, steps of w_i in a round; each has a mini-batch of its own.
+    inner_steps : int (default: 5)
+        K, steps of theta_i on that same mini-batch.
+    theta_start : {"warm", "reset"} (default: "warm")
+        Where the K steps begin: where the last ended, in the first step of a round at w (the
+        authors' code), or each time at w_i.
+    **base
+        The parameters of `EnvelopeStrategy`.
+
+    Notes
+    -----
+    lambda, R and K are those of the authors' code on MNIST, in 800 rounds with batches of 20; its
+    step sizes are 0.1 (0.09 for a network) and 0.005. A client with ``full_batch=True`` has all its
+    samples for its mini-batch.
+
+    Examples
+    --------
+    >>> strategy = PFedMe(lam=15.0, lr=0.05, outer_lr=0.05, fraction_train=0.25)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
+    """
+
+    method: ClassVar = "PFedMe"
+    paper: ClassVar = "T. Dinh, Tran, Nguyen, NeurIPS 2020, arXiv:2006.08848"
+    kinds: ClassVar = KINDS
+    remedy: ClassVar = "a smaller lr or outer_lr"
+
+    def __init__(
+        self,
+        *,
+        lr: float = 0.05,
+        outer_lr: float = 0.05,
+        local_rounds: int = 20,
+        inner_steps: int = 5,
+        theta_start: Literal["warm", "reset"] = "warm",
+        **base: Unpack[EnvelopeSettings],
+    ) -> None:
+        super().__init__(
+            lr=lr, outer_lr=outer_lr, local_rounds=local_rounds, inner_steps=inner_steps, **base
+        )
+        check_choice("theta_start", theta_start, ("warm", "reset"))
+        self.theta_start = theta_start
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper writes it."""
+        return "pFedMe"
+
+    def init_state(self, arrays: Arrays) -> PFedMeState:
+        """Start with w^0, the initial model."""
+        return PFedMeState(arrays, arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, PFedMeInstruction]:
+        """Send w to all who train."""
+        return {
+            client: PFedMeInstruction(
+                model=self.state.model,
+                lam=self.lam,
+                lr=self.lr,
+                outer_lr=self.outer_lr,
+                local_rounds=self.local_rounds,
+                inner_steps=self.inner_steps,
+                theta_start=self.theta_start,
+                upload=self.wanted_of(client),
+            )
+            for client in self.in_training(client_ids)
+        }
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set w to (1 - beta) w + beta (the mean of the sampled clients' w_i)."""
+        if not (uploads := averaged(replies)):
+            return
+        before = self.state.model
+        mean = average(before, uploads, np.ones(len(uploads)))
+        self.state.model = mean | {n: self.mixed(before[n], mean[n]) for n in self.trained}
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, OwnModelEvaluation]:
+        """Ask for theta_i, which the clients have, and w."""
+        initial, model = self.state.initial, self.state.model
+        return evaluate_own_models(self.membership, client_ids, initial, model)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return w; theta_i stays with its client."""
+        if kind == "personal":
+            return OnClient("Read PFedMeClient(...).personal_arrays() there.")
+        return {name: array.copy() for name, array in self.state.model.items()}
+
+
+@dataclass
+class PFedMeMatchedState:
+    """The server's variables.
+
+    Attributes
+    ----------
+    consensus : Consensus
+        w and the sum of all clients' w_i.
+    averaged_arrays : Arrays
+        The buffers of the global model.
+    initial : Arrays
+        The initial model, which theta_i starts from.
+    clients : ClientTable
+        Rows ``local_w`` (w_i), shape (d,).
+    """
+
+    consensus: Consensus
+    averaged_arrays: Arrays
+    initial: Arrays
+    clients: ClientTable
+
+
+@dataclass(frozen=True)
+class PFedMeMatchedInstruction(Instruction):
+    """What a client gets: w, and theta_i^0 before its first accepted upload."""
+
+    model: Arrays
+    start: Arrays | None
+    lam: float
+    lr: float
+    outer_lr: float
+    local_epochs: int
+
+
+class PFedMeMatched(SampledStrategy):
+    """pFedMe with the local work of FLAME, as FLAME's paper compares with it.
+
+    theta_i stays with its client from round to round and takes H epochs near w; then w_i takes one
+    step; w is the mean of w_i over all clients, with the last one of those that sat out.
+
+    Parameters
+    ----------
+    lam : float (default: 1.0)
+        lambda, how strongly theta_i is held near w.
+    lr : float (default: 0.1)
+        eta, the step size of theta_i.
+    outer_lr : float (default: 0.5)
+        eta_g, the step size of w_i: w_i = w - eta_g lambda (w - theta_i). FLAME's paper takes the
+        best of 0.01, 0.05, 0.1, 0.2 and 0.5; 1/lambda averages the theta_i.
+    local_epochs : int (default: 1)
+        H, passes over the data in a round.
+    **base
+        The parameters of `SampledStrategy`.
+    """
+
+    method: ClassVar = "PFedMeMatched"
+    paper: ClassVar = "pFedMe as in Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
+    kinds: ClassVar = KINDS
+    remedy: ClassVar = "a smaller lr or outer_lr"
+
+    def __init__(
+        self,
+        *,
+        lam: float = 1.0,
+        lr: float = 0.1,
+        outer_lr: float = 0.5,
+        local_epochs: int = 1,
+        **base: Unpack[SampledSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_positive("lam", lam)
+        check_positive("lr", lr)
+        check_positive("outer_lr", outer_lr)
+        check_outer_step(lam, outer_lr)
+        check_count("local_epochs", local_epochs, least=1)
+        self.lam = lam
+        self.lr = lr
+        self.outer_lr = outer_lr
+        self.local_epochs = local_epochs
+
+    @property
+    def title(self) -> str:
+        """The method's name, and whose form of it this is."""
+        return "pFedMe (FLAME's form)"
+
+    def init_state(self, arrays: Arrays) -> PFedMeMatchedState:
+        """Start with theta_i^0 = w_i^0 = w^0, the initial model."""
+        self._block = Block.optimised(arrays, self.trained)
+        first = self._block.vector(arrays)
+        return PFedMeMatchedState(
+            Consensus(first, first.astype(np.float64) * self.membership.num_initial, first),
+            self._block.rest(arrays),
+            arrays,
+            ClientTable(local_w=first),
+        )
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Start with w_i = w, which leaves the mean as it is."""
+        return {"local_w": self.state.consensus.w}
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, PFedMeMatchedInstruction]:
+        """Send w to everybody, and theta_i^0 to clients without a model of their own."""
+        model, initial = self.model("global", 0), self.state.initial
+        assert not isinstance(model, OnClient)
+        return {
+            client: PFedMeMatchedInstruction(
+                model=model,
+                start=initial if self.membership.is_new(client) else None,
+                lam=self.lam,
+                lr=self.lr,
+                outer_lr=self.outer_lr,
+                local_epochs=self.local_epochs,
+            )
+            for client in client_ids
+        }
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Take in the participants' w_i; w is the mean over all clients."""
+        consensus = self.state.consensus
+        for client, reply in replies.items():
+            own, new = self.state.clients[client], self._block.vector(reply.arrays)
+            consensus.add_change(new.astype(np.float64) - own.local_w)
+            own.local_w = new
+        if server_round % REBUILD_EVERY == 0:
+            consensus.rebuild(self._local_ws(self.client_ids))
+        consensus.aggregate(len(self.membership))
+        self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
+
+    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
+        """Take new clients into the mean, with w_i = w."""
+        self.state.consensus.join(len(client_ids))
+
+    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Take w_i out of the mean."""
+        self.state.consensus.rebuild(self._local_ws(self.client_ids))
+
+    def _local_ws(self, client_ids: Iterable[int]) -> Iterator[NDArray[Any]]:
+        return (self.state.clients[client].local_w for client in client_ids)
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, OwnModelEvaluation]:
+        """Ask for theta_i, which the clients have, and w."""
+        model = self.global_model()
+        return evaluate_own_models(self.membership, client_ids, self.state.initial, model)
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return w; theta_i stays with its client."""
+        if kind == "personal":
+            return OnClient("Read PFedMeMatchedClient(...).personal_arrays() there.")
+        return self._block.model(self.state.consensus.w, self.state.averaged_arrays)

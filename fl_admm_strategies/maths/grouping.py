@@ -1,0 +1,224 @@
+"""Groups of clients: hierarchical clustering, and what FPFC without a lambda makes of it.
+
+The latter is not in FPFC's paper: docs/methods/fpfc.md, "Without a lambda", has the rule and its
+evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Labels = tuple[int, ...]
+"""The group of every client, numbered from 0 in the order of the groups' first clients."""
+
+Linkage = Literal["single", "complete", "average", "weighted"]
+"""What the distance of two groups is; see `tree`."""
+
+_Distances = NDArray[np.float64]
+_Rule = Callable[[_Distances, _Distances, float, float, float, _Distances], Any]
+"""Returns a merged group's distances: of those of its parts, theirs, and the sizes of all."""
+
+
+def numbered(labels: ArrayLike) -> Labels:
+    """Return labels with the groups numbered in the order of their first clients."""
+    rank: dict[int, int] = {}
+    return tuple(rank.setdefault(int(label), len(rank)) for label in np.asarray(labels))
+
+
+def ward_tree(points: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return Ward's tree of points, as `scipy.cluster.hierarchy.linkage` does.
+
+    The distance of two groups is ``sqrt(2 |A| |B| / (|A| + |B|)) ||mean A - mean B||``: half its
+    square is what their merging adds to the sum of squared distances from the groups' means. The
+    two nearest are merged, again and again.
+
+    Parameters
+    ----------
+    points : ndarray of shape (m, d)
+
+    Returns
+    -------
+    merges, heights
+        As of `tree`.
+    """
+    own = points.astype(np.float64)
+    gram = own @ own.T
+    norms = np.diag(gram)
+    square = np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
+    merges, heights = _merged(square, _ward)
+    return merges, np.maximum.accumulate(np.sqrt(heights))
+
+
+def tree(
+    distances: NDArray[np.float64], linkage: Linkage
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Return the hierarchical clustering of clients with these distances, as scipy's `linkage`.
+
+    Parameters
+    ----------
+    distances : ndarray of shape (m, m)
+        Symmetric; the diagonal is not read.
+    linkage : {"single", "complete", "average", "weighted"}
+        The distance of two groups: the smallest of their pairs, the largest, their mean (UPGMA), or
+        the mean of the distances of the two parts that a group was merged of (WPGMA).
+
+    Returns
+    -------
+    merges : ndarray of int, shape (m - 1, 2)
+        The two groups of every merge. 0..m-1 are the clients, m + t what merge t made.
+    heights : ndarray of shape (m - 1,)
+        Their distances, ascending.
+    """
+    return _merged(distances.astype(np.float64), _LINKAGES[linkage])
+
+
+def _ward(a: _Distances, b: _Distances, a_b: float, n_a: float, n_b: float, n: _Distances) -> Any:
+    new = (n_a + n) * a + (n_b + n) * b - n * a_b
+    return new / (n_a + n_b + n)
+
+
+_LINKAGES: dict[str, _Rule] = {
+    "single": lambda a, b, a_b, n_a, n_b, n: np.minimum(a, b),
+    "complete": lambda a, b, a_b, n_a, n_b, n: np.maximum(a, b),
+    "average": lambda a, b, a_b, n_a, n_b, n: (n_a * a + n_b * b) / (n_a + n_b),
+    "weighted": lambda a, b, a_b, n_a, n_b, n: (a + b) / 2,
+}
+
+
+def _merged(
+    distances: NDArray[np.float64], rule: _Rule
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Merge the two nearest, again and again, by Lance and Williams' update; overwrites."""
+    m = len(distances)
+    # A group lives in the row of one of its members.
+    np.fill_diagonal(distances, np.inf)
+    size, name = np.ones(m), np.arange(m)
+    merges, heights = np.empty((m - 1, 2), dtype=np.intp), np.empty(m - 1)
+    for step in range(m - 1):
+        a, b = sorted(divmod(int(distances.argmin()), m))
+        merges[step] = sorted((name[a], name[b]))
+        heights[step] = distances[a, b]
+        new = rule(distances[a], distances[b], distances[a, b], size[a], size[b], size)
+        distances[a] = distances[:, a] = new
+        distances[b] = distances[:, b] = np.inf
+        distances[a, a] = np.inf
+        size[a] += size[b]
+        name[a] = m + step
+    return merges, heights
+
+
+def cut(merges: NDArray[np.intp], num_groups: int) -> Labels:
+    """Return the groups that a tree's merges leave when the last ``num_groups - 1`` are undone."""
+    m = len(merges) + 1
+    members = {point: [point] for point in range(m)}
+    for step, (a, b) in enumerate(merges[: m - num_groups].tolist()):
+        members[m + step] = members.pop(a) + members.pop(b)
+    labels = np.empty(m, dtype=np.intp)
+    for label, group in enumerate(members.values()):
+        labels[group] = label
+    return numbered(labels)
+
+
+def candidate_groups(updates: NDArray[np.floating], cuts: int) -> list[Labels]:
+    """Return groupings that are worth a trial, the coarsest first, each once.
+
+    "One group" and "everybody alone", and the cuts of Ward's tree of the updates' directions
+    ``u_i/||u_i||`` at the largest relative jumps of its merges' heights: where the groups that are
+    merged next are much further apart than the last ones were. Of these only cuts into m/2 groups
+    or fewer: where hardly anybody is together, "alone" says the same, and the few pairs would
+    decide the comparison of the losses.
+
+    Parameters
+    ----------
+    updates : ndarray of shape (m, d)
+        How far every client went from a common model on its own.
+    cuts : int
+        The number of jumps.
+    """
+    m = len(updates)
+    lengths = np.linalg.norm(updates.astype(np.float64), axis=1)
+    merges, heights = ward_tree(updates / np.maximum(lengths, np.finfo(float).tiny)[:, None])
+    floor = max(1e-12 * heights.max(initial=0.0), np.finfo(float).tiny)
+    jumps = heights[1:] / np.maximum(heights[:-1], floor)
+    counts = np.arange(m - 1, 1, -1)  # of the groups below every jump
+    largest = [t for t in np.argsort(-jumps, kind="stable") if counts[t] <= m / 2][:cuts]
+    found = {cut(merges, int(counts[t])) for t in largest} | {(0,) * m, tuple(range(m))}
+    return sorted(found, key=lambda labels: (max(labels), labels))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groupings compared by the losses of their models on held-out data.
+
+    Attributes
+    ----------
+    chosen : int
+        The grouping with the fewest groups among those not clearly worse than the best.
+    means : ndarray of shape (K,)
+        Mean loss of each over the clients; NaN where one is not finite.
+    differences, errors : ndarray of shape (K,)
+        Mean difference to the best and its standard error, over the clients, paired.
+    """
+
+    chosen: int
+    means: NDArray[np.float64]
+    differences: NDArray[np.float64]
+    errors: NDArray[np.float64]
+
+
+def compare(
+    losses: NDArray[np.float64], num_groups: ArrayLike, standard_errors: float
+) -> Comparison:
+    """Choose the fewest groups whose mean loss is within some standard errors of the best.
+
+    The one-standard-error rule of CART, with the errors of paired differences: clients differ more
+    from each other than a client's losses under two groupings do.
+
+    Parameters
+    ----------
+    losses : ndarray of shape (clients, K)
+        Of every client at its group's model, under every grouping.
+    num_groups : array_like of int, shape (K,)
+    standard_errors : float
+    """
+    means = losses.mean(axis=0) if len(losses) else np.full(losses.shape[1], np.nan)
+    if not np.isfinite(means).any():
+        none = np.full(len(means), np.nan)
+        return Comparison(int(np.argmin(num_groups)), means, none, none)
+    best = int(np.nanargmin(means))
+    paired = losses - losses[:, [best]]
+    differences = paired.mean(axis=0)
+    spread = paired.std(axis=0, ddof=1) if len(losses) > 1 else np.zeros(len(means))
+    errors = spread / np.sqrt(len(losses))
+    near = np.flatnonzero(differences <= standard_errors * errors)  # never one that is NaN
+    groups = np.asarray(num_groups)
+    chosen = min(near, key=lambda k: (groups[k], means[k], k))
+    return Comparison(int(chosen), means, differences, errors)
+
+
+def smallest_distance(models: NDArray[np.floating]) -> float:
+    """Return b = min ||alpha_l - alpha_l'|| over pairs of models, shape (L, d); NaN for one."""
+    if len(models) < 2:
+        return float("nan")
+    wide = models.astype(np.float64)
+    # Row by row: L may be the number of clients, and d large.
+    return min(
+        float(np.linalg.norm(wide[k + 1 :] - wide[k], axis=1).min()) for k in range(len(wide) - 1)
+    )
+
+
+def holding_lambda(labels: Labels, gradient_norms: NDArray[np.float64]) -> float:
+    """Return the least lambda that can hold every group together: `fusion_bound`, turned round.
+
+    That is max_i m ||grad f_i(alpha_l)||/(|G_l| - 1), over the clients i that are not alone; 0
+    where all are, and where no gradient norm is known (NaN).
+    """
+    sizes = np.bincount(labels)[list(labels)]
+    known = (sizes > 1) & np.isfinite(gradient_norms)
+    needed = len(labels) * gradient_norms[known] / (sizes[known] - 1)
+    return float(needed.max(initial=0.0))

@@ -1,0 +1,241 @@
+"""How a run reaches its clients where it takes in every reply as it comes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message, MessageType, Metadata
+from flwr.serverapp import Grid
+
+from .connections import NOT_CONNECTED
+from .link import GridLink
+from .messages import ClientInstruction, ClientReply
+from .run import Run
+from .underway import Sent
+
+Delay = Callable[[int, int], float]
+"""``delay(server_round, client)``: simulated seconds from an instruction to its reply."""
+
+_SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks for replies
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The message of an instruction to its client's node; None where it could not be sent."""
+
+    of: Sent
+    metadata: Metadata | None
+    sent_at: float
+
+
+class ArrivalLink(GridLink):
+    """A link whose rounds end with the first usable reply, while other clients go on.
+
+    In each round the clients that are free are asked, and the run takes in the next reply. One that
+    cannot be used does not end the round: its client is asked again in the next. With a simulated
+    clock the order of the replies is that of the clock, whenever they really come, so that a run
+    has the same bits on every engine.
+
+    Parameters
+    ----------
+    run : Run
+        Whose `underway` it keeps.
+    delay : callable, optional
+        The simulated clock; without it replies are taken in as they really come.
+    max_staleness : int, optional
+        No reply is taken in after more than so many others since its client was asked: the run
+        waits for it. It takes one less than there are clients at a time, or more.
+    together : callable
+        Whether the coming round waits for all of its replies.
+    *link
+        The parameters of `GridLink`.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        delay: Delay | None,
+        max_staleness: int | None,
+        together: Callable[[], bool],
+        *link: Any,
+    ) -> None:
+        super().__init__(*link)
+        self._run = run
+        self._delay = delay
+        self._max_staleness = max_staleness
+        self._together = together
+        self._questions: dict[int, _Question] = {}
+        self._replies: dict[int, list[ClientReply]] = {}  # those not taken in yet, as they came
+        self._began = 0.0
+
+    def connect(self, grid: Grid, wanted: Collection[int], *, allow_missing: bool) -> None:
+        """Wait for the clients that the run needs; nothing is on its way to them yet."""
+        self._questions, self._replies, self._began = {}, {}, math.nan
+        super().connect(grid, wanted, allow_missing=allow_missing)
+
+    def train(
+        self,
+        grid: Grid,
+        timeout: float,
+        server_round: int,
+        asked: dict[int, ClientInstruction],
+    ) -> Iterable[ClientReply]:
+        """Send instructions to their clients; return the replies up to the next usable one."""
+        underway, intake = self._run.underway, self._run.intake
+        if math.isnan(self._began):
+            self._began = time.monotonic() - underway.clock
+        if self._together():
+            replies = list(super().train(grid, timeout, server_round, asked))
+            delays = [self._seconds(server_round, client) for client in asked]
+            self._advance(underway.clock + max(delays, default=0.0))
+            underway.staleness = 0
+            return replies
+        for client, instruction in asked.items():
+            arrival = underway.clock + self._seconds(server_round, client)
+            underway.add(client, instruction, server_round, arrival)
+        self._check_bound(server_round)
+        self._send(grid)
+        replies, intake.asked = [], {}
+        while underway.sent:
+            client = self._next(grid, timeout, server_round)
+            sent, own = underway.sent.pop(client), self._replies.pop(client)
+            intake.asked[client] = sent.instruction
+            replies += own
+            if intake.is_usable(client, own, self._run.algorithm.upload_spec_of):
+                underway.staleness = server_round - sent.server_round
+                break
+        return replies
+
+    def pause(self, grid: Grid, timeout: float, *, last: bool) -> None:
+        """Before an evaluation, wait for replies where only the simulated clock is to tell times.
+
+        Otherwise clients that are still training are not disturbed, until the last round is over.
+        """
+        underway = self._run.underway
+        if self._delay is not None:
+            self._await(grid, timeout, underway.sent.keys(), every=True)
+        self._collect(grid)
+        underway.training = set() if last else underway.sent.keys() - self._replies.keys()
+
+    # ------------------------------------------------------------------------------------------
+    # The clock
+    # ------------------------------------------------------------------------------------------
+
+    def _seconds(self, server_round: int, client: int) -> float:
+        if self._delay is None:
+            return math.nan
+        seconds = float(self._delay(server_round, client))
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(
+                f"delay({server_round}, {client}) is {seconds}, expected a finite number of "
+                "seconds, 0 or more."
+            )
+        return seconds
+
+    def _advance(self, arrival: float) -> None:
+        """Set the clock to an arrival, or to the real time where none is simulated."""
+        underway = self._run.underway
+        now = time.monotonic() - self._began if self._delay is None else arrival
+        underway.clock = max(underway.clock, now)
+
+    def _check_bound(self, server_round: int) -> None:
+        """Refuse a bound that cannot be kept from the start on."""
+        count, bound = len(self._run.underway.sent), self._max_staleness
+        if bound is not None and server_round == 1 and bound < count - 1:
+            raise ValueError(
+                f"max_staleness is {bound}, but {count} clients train at a time, so that the reply "
+                f"of one of them comes after {count - 1} others. Give max_staleness={count - 1} or "
+                "more, or a smaller fraction_train."
+            )
+
+    def _eligible(self, server_round: int) -> list[int]:
+        """Return the clients of which one is to come next: all, unless the bound says who.
+
+        With the k + 1 oldest all due within k rounds from this one, it must be one of these.
+        """
+        sent = self._run.underway.sent
+        oldest = sorted(sent, key=lambda client: (sent[client].server_round, client))
+        if self._max_staleness is not None:
+            for k, client in enumerate(oldest):
+                if sent[client].server_round + self._max_staleness <= server_round + k:
+                    return oldest[: k + 1]
+        return oldest
+
+    def _next(self, grid: Grid, timeout: float, server_round: int) -> int:
+        """Wait for the next reply, or until there will be none; return whose it is."""
+        underway, eligible = self._run.underway, self._eligible(server_round)
+        sent = underway.sent
+        if self._delay is None:
+            client = self._await(grid, timeout, eligible)
+        else:
+            due = {client: sent[client].arrival for client in eligible}
+            # What a run in real time had under way, which goes on with a simulated clock.
+            due |= {c: underway.clock for c, arrival in due.items() if math.isnan(arrival)}
+            client = min(due, key=lambda client: (due[client], client))
+            self._await(grid, timeout, [client])
+            self._advance(due[client])
+            return client
+        self._advance(math.nan)
+        return client
+
+    # ------------------------------------------------------------------------------------------
+    # Messages
+    # ------------------------------------------------------------------------------------------
+
+    def _send(self, grid: Grid) -> None:
+        """Send what is under way and was not sent yet, each client a message of its own."""
+        sent = self._run.underway.sent
+        for client, question in list(self._questions.items()):
+            if sent.get(client) is not question.of:
+                del self._questions[client]
+                self._replies.pop(client, None)
+        for client in sorted(sent.keys() - self._questions.keys()):
+            own = sent[client].instruction
+            told = {**own.config, **self._run.outgoing.of_run(client)}
+            complete = {client: ClientInstruction(own.groups, told)}
+            messages = self.directory.messages(complete, MessageType.TRAIN)
+            pushed = bool(messages) and any(grid.push_messages(messages))
+            metadata = messages[0].metadata if pushed else None
+            self._questions[client] = _Question(sent[client], metadata, time.monotonic())
+            if metadata is None:
+                self._replies[client] = [(client, NOT_CONNECTED)]
+
+    def _await(
+        self, grid: Grid, timeout: float, clients: Collection[int], *, every: bool = False
+    ) -> int:
+        """Wait until one of some clients, or every one, has replied; return who came first.
+
+        Who does not reply within the timeout has an empty list of replies.
+        """
+        clients, pause = list(clients), _SHORTEST
+        while True:
+            self._collect(grid)
+            late = time.monotonic() - timeout
+            for client in clients:
+                if self._questions[client].sent_at <= late:
+                    self._replies.setdefault(client, [])
+            found = [client for client in self._replies if client in clients]
+            if len(found) == len(clients) or (found and not every):
+                return found[0] if found else -1
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+
+    def _collect(self, grid: Grid) -> None:
+        """Take the replies that have come, those of one look in the order of the clients."""
+        waiting = {
+            question.metadata.message_id: client
+            for client, question in self._questions.items()
+            if question.metadata is not None and client not in self._replies
+        }
+        found: dict[int, Message] = {}
+        for message in grid.pull_messages(list(waiting)) if waiting else []:
+            if (client := waiting.get(message.metadata.reply_to_message_id)) is not None:
+                found[client] = message
+        for client, message in sorted(found.items()):
+            question = self._questions[client].metadata
+            assert question is not None
+            self._replies[client] = self.directory.read([message], [client], [question])

@@ -1,0 +1,115 @@
+"""Completing instructions: what every client is told, whatever the algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..maths.blocks import Spec
+from .algorithm import Algorithm
+from .intake import Intake
+from .maker import made_by
+from .membership import Membership
+from .messages import UPLOAD, ClientInstruction, Scalar, names_setting, to_json
+from .resume import Resume
+from .sampling import Sampling
+from .schema import Instruction
+from .wire import OutOfRangeError, Reduction
+
+OF_RUN = frozenset({"run", "durable"})
+
+
+class Outgoing:
+    """Makes complete messages of an algorithm's instructions.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Whose they are.
+    membership, sampling, resume, intake
+        The run's collaborators; `intake` is told who was asked what.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        membership: Membership,
+        sampling: Sampling,
+        resume: Resume,
+        intake: Intake,
+    ) -> None:
+        self._algorithm = algorithm
+        self._membership = membership
+        self._sampling = sampling
+        self._resume = resume
+        self._intake = intake
+
+    def complete(
+        self,
+        server_round: int,
+        config: Mapping[str, Any],
+        instructions: Mapping[int, Instruction | ClientInstruction],
+        spec: Spec | None,
+    ) -> dict[int, ClientInstruction]:
+        """Add to the instructions what every client is told.
+
+        The user's settings, the round, the client's own seed, the run, which of its states the
+        server takes it to be in and could go back to, and the names of the arrays to upload where
+        they are not those it received.
+
+        Raises
+        ------
+        ValueError
+            If no client can be sent its arrays as `wire_dtype` has them. One alone that cannot is
+            left out of the phase, by name.
+        """
+        asked: dict[int, ClientInstruction] = {}
+        reduce, beyond = self._reduction(server_round), None
+        seeds = self._sampling.client_seeds(instructions, server_round)
+        wanted = [] if spec is None else list(spec)
+        of_all: dict[str, Scalar] = {
+            **config,
+            "server-round": server_round,
+            "seed": 0,
+            "version": 0,
+        }
+        if (method := self._algorithm.method) is not None:
+            of_all |= made_by(method)
+        for client, typed in sorted(instructions.items()):
+            own = typed.encode() if isinstance(typed, Instruction) else typed
+            version = self._membership.last_accepted.get(client, 0)
+            common = {**of_all, "seed": seeds[client], "version": version, **self.of_run(client)}
+            if spec is not None and wanted != list(next(iter(own.groups.values()))):
+                common[UPLOAD] = names_setting(wanted)
+            groups = own.groups
+            if reduce is not None:
+                try:
+                    groups, said = reduce(own.groups)
+                except OutOfRangeError as error:
+                    self._intake.refuse(server_round, client, f"it is not asked: {error}")
+                    beyond = error
+                    continue
+                common |= said
+            asked[client] = ClientInstruction(groups, common | own.config)
+        if beyond is not None and not asked:
+            raise beyond
+        self._intake.asked = asked
+        return asked
+
+    def of_run(self, client: int) -> dict[str, Scalar]:
+        """Return what differs between runs of the same bits: its name, and what it can go back to.
+
+        The names of these settings are `OF_RUN`.
+        """
+        told: dict[str, Scalar] = {"run": self._resume.run_id}
+        if (durable := self._resume.durable_rounds(client)) is not None:
+            told["durable"] = to_json(durable)
+        return told
+
+    def _reduction(self, server_round: int) -> Reduction | None:
+        """Return what reduces the messages of a phase; handshakes travel as they are."""
+        algorithm = self._algorithm
+        if algorithm.wire_dtype is None or server_round == 0:
+            return None
+        buffers = algorithm.model_spec.keys() - set(algorithm.trained)
+        return Reduction(algorithm.wire_dtype, buffers)

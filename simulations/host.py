@@ -1,0 +1,124 @@
+"""What runs the clients of an experiment, and whether that can be."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+_OF_A_CLUSTER = 128  # nodes, whatever its machines are
+
+_PATIENCE = 3.0  # seconds for a cluster to answer; Ray itself would try for two minutes
+
+
+class Engine(StrEnum):
+    """What runs the clients."""
+
+    RAY = "ray"
+    INPROCESS = "inprocess"
+
+
+def _num_gpus() -> int:
+    import torch  # here: takes seconds, and all commands import this module
+
+    return torch.cuda.device_count()
+
+
+@dataclass(frozen=True)
+class Host:
+    """The engine of a run: the options of `simulations run` of these names."""
+
+    engine: Engine = Engine.RAY
+    workers: int | None = None
+    nodes: int | None = None
+    ray_address: str | None = None
+    gpus_per_client: float = 0.0
+
+    def check(self) -> None:
+        """Raise ValueError for options that exclude each other, or for what is not there."""
+        if self.engine is not Engine.RAY:
+            self._check_without_ray()
+        elif self.ray_address is not None:
+            self._check_cluster(self.ray_address)
+        elif self.gpus_per_client and not _num_gpus():  # Ray would wait for it
+            raise ValueError(
+                f"gpus-per-client is {self.gpus_per_client}, but PyTorch finds no CUDA device on "
+                "this machine. Leave it out."
+            )
+
+    def _check_without_ray(self) -> None:
+        if self.ray_address is not None:
+            raise ValueError(
+                f"--ray-address is {self.ray_address}, but --engine is {self.engine.value}, which "
+                "does not use Ray. Leave one of them out."
+            )
+        if self.gpus_per_client:
+            raise ValueError(
+                f"gpus-per-client is {self.gpus_per_client}, but only Ray deals out GPUs. Leave it "
+                "out: in-process clients use what client.device says."
+            )
+
+    def _check_cluster(self, address: str) -> None:
+        if self.workers:
+            raise ValueError(
+                f"--workers is {self.workers}, but the cluster at --ray-address {address} has as "
+                "many workers as its nodes have CPUs. Leave --workers out, or give `ray start "
+                "--num-cpus` on each of them."
+            )
+        host, colon, port = address.rpartition(":")
+        if not (host and colon and port.isdecimal() and "/" not in host):
+            raise ValueError(
+                f"--ray-address is {address!r}, expected HOST:PORT, which `ray start --head` shows."
+            )
+        try:
+            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+        except (OSError, OverflowError) as error:
+            raise ValueError(
+                f"Nobody answers at --ray-address {address} ({error}). Start a cluster with `ray "
+                "start --head` on one machine and `ray start --address=HOST:PORT` on the others."
+            ) from None
+
+    def num_nodes(self, num_clients: int, *, one_each: bool) -> int:
+        """Return how many nodes host so many clients; the results do not depend on it.
+
+        A message to a node costs milliseconds, whatever it holds, and Flower's engine more with
+        every node. Two nodes a worker, so that none waits long for another.
+
+        Parameters
+        ----------
+        num_clients : int
+        one_each : bool
+            Whether the strategy needs a node for each client.
+        """
+        if self.nodes is not None:
+            return min(self.nodes, num_clients)
+        if one_each:
+            return num_clients
+        workers = self.workers or os.cpu_count() or 1
+        return min(num_clients, 2 * workers if self.ray_address is None else _OF_A_CLUSTER)
+
+    def options(self) -> dict[str, object]:
+        """Return what was given, as options of `run`; None for what was not."""
+        return {
+            "engine": None if self.engine is Engine.RAY else self.engine.value,
+            "workers": self.workers,
+            "gpus-per-client": self.gpus_per_client or None,
+            "nodes": self.nodes,
+            "ray-address": self.ray_address,
+        }
+
+    def ray_config(self, verbose: bool) -> dict[str, Any]:
+        """Return the backend_config of Flower's engine."""
+        init_args: dict[str, Any] = {"include_dashboard": False}
+        if self.ray_address is not None:
+            init_args = {"address": self.ray_address}
+        elif not os.environ.get("RAY_ADDRESS"):
+            init_args["address"] = "local"  # not a cluster that somebody else started here
+        if not verbose:
+            init_args |= {"log_to_driver": False, "logging_level": "ERROR"}
+        if self.workers:
+            init_args["num_cpus"] = self.workers
+        resources = {"num_cpus": 1, "num_gpus": self.gpus_per_client}
+        return {"client_resources": resources, "init_args": init_args}

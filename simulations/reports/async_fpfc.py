@@ -1,0 +1,168 @@
+"""AsyncFPFC's report: FPFC's, and the metric over the time of the clock, beside FPFC's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fl_admm_strategies import FPFC
+
+from ..methods import grid_of, run_method
+from ..scores import ModelScores
+from ..settings import ReportSettings
+from . import plots
+from .base import Finished, Report
+from .fpfc import FPFCReport
+
+_SHARES = (0.25, 0.5, 1.0)  # of the run's time, in the table
+
+
+class AsyncFPFCReportSettings(ReportSettings):
+    """The table ``[report]``: what to run beside it."""
+
+    active: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Clients in a round of FPFC, a run for each number on the same clock, for a picture like the
+    paper's Figure 8."""
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What a run's models scored, by the clock.
+
+    Attributes
+    ----------
+    title : str
+    scores : list of (float, ModelScores)
+        Seconds since the start, and the scores.
+    rounds : int
+    """
+
+    title: str
+    scores: list[tuple[float, ModelScores]]
+    rounds: int
+
+
+class AsyncFPFCReport(FPFCReport):
+    """FPFC's report, a table and a picture of the metric over time, staleness by client."""
+
+    settings: ClassVar[type[ReportSettings]] = AsyncFPFCReportSettings
+
+    def report(self, run: Finished) -> Report:
+        """Report what FPFC's does, how stale replies were, and what waiting for them costs."""
+        own = super().report(run)
+        runs = [_own(run)]
+        clock, active = runs[0].scores[-1][0], _active(run)
+        if run.strategy.delay is not None:
+            runs += [_beside(run, count, clock) for count in active]
+        if len(runs) > 1:
+            _draw(run, runs)
+        files = {"time.png": "the metric over the time of the clock"} if len(runs) > 1 else {}
+        staleness = run.strategy.staleness
+        age = Text(
+            f"Staleness: {sum(staleness.values()) / len(staleness):.1f} replies on average, "
+            f"{max(staleness.values())} at most. {clock:,.1f} seconds "
+            + ("of the simulated clock." if run.strategy.delay is not None else "of training.")
+        )
+        *body, summary = own.body
+        return replace(
+            own,
+            body=(*body, *([_table(run, runs)] if files else []), age, summary),
+            files={**own.files, **files},
+            extra={
+                **own.extra,
+                "seconds_of_the_clock": clock,
+                "staleness": staleness,
+                "by_the_clock": {
+                    one.title: [[time, _headline(run, scores)] for time, scores in one.scores]
+                    for one in runs
+                },
+            },
+        )
+
+
+def _active(run: Finished) -> tuple[int, ...]:
+    own: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
+    return own.active
+
+
+def _headline(run: Finished, scores: ModelScores) -> float:
+    title = next(iter(run.strategy.kinds.values()))
+    return run.problem.metric.scale * scores.models[title].mean
+
+
+def _own(run: Finished) -> _Timed:
+    strategy = run.strategy
+    scored = [
+        (strategy.clock[number], run.problem.scores(strategy.kinds, clients))
+        for number, clients in strategy.evaluate_metrics.items()
+    ]
+    return _Timed(strategy.title, scored, strategy.last_round)
+
+
+def _beside(run: Finished, active: int, clock: float) -> _Timed:
+    """Run FPFC with so many clients a round for as long as the run took by the clock.
+
+    A round takes as long as its slowest participant, by the same delays.
+    """
+    problem, strategy = run.problem, run.strategy
+    settings = strategy.settings()
+    delay, _ = settings.pop("delay"), settings.pop("max_staleness")
+    settings |= {"fraction_train": active / problem.num_clients, "min_train_nodes": active}
+    fpfc, now = FPFC(**settings), {0: 0.0}
+
+    def is_over(server_round: int, metrics: Mapping[str, float]) -> bool:
+        taken = fpfc.train_metrics.get(server_round, {})
+        seconds = [delay(server_round, c) if callable(delay) else delay for c in taken]
+        now[server_round] = now[server_round - 1] + max(seconds, default=0.0)
+        return now[server_round] >= clock
+
+    num_rounds, every = strategy.last_round, run.settings.training.evaluate_every
+    with grid_of(run.experiment.federation, min(2, problem.num_clients)) as grid:
+        history = run_method(
+            problem,
+            fpfc,
+            grid,
+            run.experiment.arrays,
+            num_rounds=num_rounds,
+            evaluate_every=max(1, every // problem.num_clients),
+            stop=is_over,
+        )
+    scored = [(now[number], scores) for number, scores in history.rounds.items()]
+    return _Timed(f"{history.title}, {active} a round", scored, len(now) - 1)
+
+
+def _draw(run: Finished, runs: list[_Timed]) -> None:
+    plots.metric_over_rounds(
+        {
+            one.title: [(time, _headline(run, scores)) for time, scores in one.scores]
+            for one in runs
+        },
+        ylabel=run.problem.metric.axis,
+        xlabel="seconds of the simulated clock",
+        picture=run.picture("time.png", "with and without waiting"),
+        compared=[one.title for one in runs[1:]],
+    )
+
+
+def _table(run: Finished, runs: list[_Timed]) -> Table:
+    """Return what every run had reached after shares of the time."""
+    clock, metric = runs[0].scores[-1][0], run.problem.metric
+    kind = next(iter(run.strategy.kinds.values()))
+    table = Table(box=box.SIMPLE, title=f"{metric.axis} of the {kind}s by the simulated clock")
+    table.add_column("method")
+    table.add_column("rounds", justify="right")
+    for share in _SHARES:
+        table.add_column(f"after {share * clock:,.0f} s", justify="right")
+    for one in runs:
+        cells = [one.title, f"{one.rounds:,}"]
+        for share in _SHARES:
+            known = [scores for time, scores in one.scores if time <= share * clock * (1 + 1e-9)]
+            cells.append(f"{_headline(run, known[-1]):.2f}" if known else "–")
+        table.add_row(*cells)
+    return table

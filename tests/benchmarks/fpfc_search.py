@@ -1,0 +1,250 @@
+"""How often FPFC without a lambda finds the true groups: its search, over many seeds.
+
+    python -m tests.benchmarks.fpfc_search digits 201-230 --participation 0.5
+    python -m tests.benchmarks.fpfc_search s1 201-225 --participation 0.3 --rounds 80
+
+The mathematics is the library's (`candidate_groups`, `compare`, `PairwiseStore`), the data its
+loaders'; the clients are not: all of them train at once, as stacked matrices, which takes seconds
+where a federation takes minutes. Softmax and linear regression by full gradients, with the step
+sizes, epochs and initial models of the experiments. In the synthetic scenarios, whose largest
+clients hold tens of thousands of samples, a client keeps at most 320 to train and 80 to validate.
+With `--rounds` FPFC's own rounds follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+
+from fl_admm_strategies.algorithms.fpfc_search import (
+    CUTS,
+    NO_FUSION,
+    PROBE_FACTOR,
+    REFIT_ROUNDS,
+    RENEWAL,
+    STANDARD_ERRORS,
+    lambda_between,
+    scad,
+)
+from fl_admm_strategies.maths.clustering import cluster_models, clusters
+from fl_admm_strategies.maths.grouping import (
+    Labels,
+    candidate_groups,
+    compare,
+    holding_lambda,
+    numbered,
+    smallest_distance,
+)
+from fl_admm_strategies.maths.pairs import PairwiseStore
+from simulations.data.digits import digits_swap
+from simulations.data.federated import FederatedData, Samples
+from simulations.data.housing_bodyfat import housing_bodyfat
+from simulations.data.synthetic import synthetic
+
+CHUNK = 12  # clients of like size, which share a block of samples
+
+
+class Task(NamedTuple):
+    """A data set with the settings of its experiment."""
+
+    data: FederatedData
+    lr: float
+    epochs: int
+    start: str
+    most: int  # samples of a client, before they are split
+
+
+def task_of(name: str, seed: int) -> Task:
+    root = Path(os.environ.get("FL_ADMM_DATA", "."))
+    if name == "digits":
+        return Task(digits_swap(seed, root, validation=True), 0.3, 10, "uniform", 10**9)
+    if name == "housing":
+        return Task(housing_bodyfat(seed, root, validation=True), 0.01, 20, "zero", 10**9)
+    return Task(synthetic(name, seed, root, validation=True), 0.1, 10, "normal", 500)
+
+
+class Clients:
+    """The samples of many clients as blocks; models are of shape (m, S, outputs, features)."""
+
+    def __init__(self, samples: list[Samples], outputs: int) -> None:
+        self.outputs, self.m = outputs, len(samples)
+        order = np.argsort([len(labels) for _, labels in samples], kind="stable")
+        self.blocks: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        for part in np.array_split(order, max(1, self.m // CHUNK)):
+            most = max(len(samples[i][1]) for i in part)
+            inputs = torch.zeros(len(part), most, samples[0][0].shape[1] + 1)
+            labels = torch.zeros(len(part), most, dtype=samples[0][1].dtype)
+            weight = torch.zeros(len(part), most)
+            for row, i in enumerate(part):
+                x, y = samples[i]
+                inputs[row, : len(y), :-1], inputs[row, : len(y), -1] = x, 1
+                labels[row, : len(y)], weight[row, : len(y)] = y, 1 / len(y)
+            self.blocks.append((torch.tensor(part), inputs, labels, weight))
+
+    def only(self, clients: Tensor) -> Clients:
+        """Return some of them."""
+        place = {int(client): row for row, client in enumerate(clients)}
+        some = object.__new__(Clients)
+        some.outputs, some.m, some.blocks = self.outputs, len(clients), []
+        for part, inputs, labels, weight in self.blocks:
+            rows = [row for row, client in enumerate(part.tolist()) if client in place]
+            if rows:
+                ids = torch.tensor([place[int(part[row])] for row in rows])
+                some.blocks.append((ids, inputs[rows], labels[rows], weight[rows]))
+        return some
+
+    def loss(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses, shape (m, S), and their gradients."""
+        m, tried, outputs, features = models.shape
+        losses, gradients = torch.zeros(m, tried), torch.zeros_like(models)
+        for part, inputs, labels, weight in self.blocks:
+            own = models[part].reshape(len(part), tried * outputs, features)
+            made = torch.bmm(inputs, own.transpose(1, 2)).reshape(len(part), -1, tried, outputs)
+            if labels.is_floating_point():
+                residual = made[..., 0] - labels[:, :, None]
+                losses[part] = (residual**2 / 2 * weight[:, :, None]).sum(1)
+                slope = residual[..., None]
+            else:
+                log = torch.log_softmax(made, -1)
+                index = labels[:, :, None, None].expand(-1, -1, tried, 1)
+                losses[part] = -(log.gather(-1, index)[..., 0] * weight[:, :, None]).sum(1)
+                slope = log.exp().scatter_add(-1, index, -torch.ones(index.shape))
+            slope = (slope * weight[:, :, None, None]).reshape(len(part), -1, tried * outputs)
+            gradients[part] = torch.bmm(slope.transpose(1, 2), inputs).reshape(
+                len(part), tried, outputs, features
+            )
+        return losses, gradients
+
+    def descend(
+        self, models: Tensor, steps: int, lr: float, anchor: Tensor | float = 0.0, rho: float = 0.0
+    ) -> Tensor:
+        """Return the models after some steps of (5)."""
+        for _ in range(steps):
+            models = models - lr * (self.loss(models)[1] + rho * (models - anchor))
+        return models
+
+
+def means(vectors: Tensor, labels: Labels) -> Tensor:
+    own = torch.tensor(labels)
+    return torch.stack([vectors[own == label].mean(0) for label in range(max(labels) + 1)])
+
+
+def study(name: str, seed: int, participation: float, rounds: int) -> bool:
+    """Search in one draw of the data, print what was found, and return whether it is the truth."""
+    data, lr, epochs, start, most = task_of(name, seed)
+    outputs, features, m = data.num_classes or 1, data.input_shape[0] + 1, len(data.clients)
+    train, held_out = [], []
+    for client in data.clients:
+        assert client.validation is not None
+        train.append((client.train[0][: most * 64 // 100], client.train[1][: most * 64 // 100]))
+        part = most * 16 // 100
+        held_out.append((client.validation[0][:part], client.validation[1][:part]))
+    trained, scored = Clients(train, outputs), Clients(held_out, outputs)
+    generator = torch.Generator().manual_seed(seed)
+    first = {
+        "normal": torch.randn(outputs, features, generator=generator),
+        "uniform": (2 * torch.rand(outputs, features, generator=generator) - 1)
+        / (features - 1) ** 0.5,
+        "zero": torch.zeros(outputs, features),
+    }[start]
+    draw = np.random.default_rng(seed)
+
+    def active() -> Tensor:
+        return torch.tensor(np.sort(draw.choice(m, max(1, int(participation * m)), replace=False)))
+
+    omega = first.expand(m, 1, outputs, features).clone()
+    for _ in range(20):
+        some = active()
+        mean = omega.mean(0, keepdim=True)
+        omega[some] = trained.only(some).descend(omega[some], epochs, lr, mean, 1.0)
+    center = omega.mean(0, keepdim=True).expand_as(omega)
+    probes = trained.descend(center, PROBE_FACTOR * epochs, lr)
+    tried = candidate_groups((probes - center).reshape(m, -1).numpy(), CUTS)
+    models = [means(probes[:, 0], labels) for labels in tried]
+
+    def of_clients() -> Tensor:
+        own = [one[torch.tensor(labels)] for one, labels in zip(models, tried, strict=True)]
+        return torch.stack(own, 1)
+
+    for _ in range(REFIT_ROUNDS):
+        made = trained.descend(of_clients(), epochs, lr)
+        models = [means(made[:, k], labels) for k, labels in enumerate(tried)]
+    losses = scored.loss(of_clients())[0].double().numpy()
+    found = compare(losses, [max(labels) + 1 for labels in tried], STANDARD_ERRORS)
+    labels, alpha = tried[found.chosen], models[found.chosen].flatten(1).numpy()
+    gradients = trained.loss(of_clients())[1][:, found.chosen].flatten(1)
+    needed = holding_lambda(labels, gradients.norm(dim=1).double().numpy())
+    truth = numbered(np.arange(m) if data.true_clusters is None else data.true_clusters)
+    lam = lambda_between(smallest_distance(alpha), needed)
+    print(
+        f"{name} {seed}: {'found' if labels == truth else 'MISSED'}, of "
+        f"{[max(one) + 1 for one in tried]} groups {max(labels) + 1} were taken "
+        f"(ARI {adjusted_rand_score(truth, labels):.2f}); lambda {lam:.3g}, needed {needed:.3g}",
+        flush=True,
+    )
+    if rounds:
+        fuse(trained, alpha[list(labels)], lam, truth, active, (epochs, lr, rounds))
+    return labels == truth
+
+
+def fuse(
+    clients: Clients,
+    omega: Any,
+    lam: float,
+    truth: Labels,
+    active: Any,
+    settings: tuple[int, float, int],
+) -> None:
+    """Go on with FPFC's own rounds; print the groups every so often."""
+    epochs, lr, rounds = settings
+    store, groups = PairwiseStore(omega, scad(lam), 1.0), len(np.unique(omega, axis=0))
+    shape = (1, clients.outputs, omega.shape[1] // clients.outputs)
+    for number in range(1, rounds + 1):
+        some = active()
+        rows = some.numpy()
+        zeta = torch.from_numpy(store.zeta(rows)).reshape(-1, *shape).float()
+        own = torch.from_numpy(store.omega[rows]).reshape(-1, *shape)
+        made = clients.only(some).descend(own, epochs, lr, zeta, 1.0)
+        store.update(rows, made.flatten(1).numpy())
+        if number % RENEWAL == 0:
+            norms = store.theta_norms()
+            labels = clusters(norms, NO_FUSION.a * lam / 2)
+            at = [int(clusters(norms, nu).max()) + 1 for nu in (0.001, 0.1)]
+            print(
+                f"    round {number}: {labels.max() + 1} groups, ARI "
+                f"{adjusted_rand_score(truth, labels):.2f} (at nu = 0.001 and 0.1: {at}); "
+                f"lambda {lam:.3g}",
+                flush=True,
+            )
+            b = smallest_distance(cluster_models(store.omega, np.ones(len(labels)), labels))
+            has_split = labels.max() + 1 > groups
+            if b > 0 and (b / NO_FUSION.a > lam or not has_split):
+                lam = b / NO_FUSION.a
+                store.penalty = scad(lam)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", choices=["digits", "housing", "s1", "s2", "s3", "s4", "s5"])
+    parser.add_argument("seeds", help="e.g. 201-230")
+    parser.add_argument("--participation", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    first, last = map(int, given.seeds.split("-"))
+    results = [
+        study(given.data, seed, given.participation, given.rounds)
+        for seed in range(first, last + 1)
+    ]
+    print(f"{given.data}: {sum(results)} of {len(results)}")
+
+
+if __name__ == "__main__":
+    main()

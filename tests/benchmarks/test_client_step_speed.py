@@ -1,0 +1,122 @@
+"""One client's step without waste, beside what it was made of before.
+
+Run with `pytest tests/benchmarks/test_client_step_speed.py --benchmark-enable`. Compare within a
+group. "Epoch" is a pass over 200 samples of 10 numbers in batches of 20 (FPFC's synthetic data,
+softmax), "personal phase" FedAPM's v-step on 500 images of CIFAR-10's shape (E_v = 5, batches of
+50, personal "^fc"), "step" one of that CNN. The first optimizer of a process is timed in processes
+of their own. Nothing here asserts a time. Without --benchmark-enable, few samples show that it
+works.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+from clients import FedAPMClient, Minibatches
+from clients.toolkit.batches import split_batch
+from clients.toolkit.objective import LocalObjective, ProximalTerm
+from clients.toolkit.solvers import LocalProblem, gradient_descent
+from simulations.data import ClientData, FederatedData
+from simulations.models import build
+
+LOADERS = ["DataLoader", "DataLoader by slices", "Minibatches"]
+
+
+def loader_of(kind: str, x: Tensor, y: Tensor, size: int) -> Iterable[Any]:
+    samples = TensorDataset(x, y)
+    if kind == "DataLoader":
+        return DataLoader(samples, size, shuffle=True)
+    slices = BatchSampler(RandomSampler(samples), size, drop_last=False)
+    by_slices = DataLoader(samples, sampler=slices, batch_size=None)
+    return Minibatches(x, y, size) if kind == "Minibatches" else by_slices
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_epoch(benchmark: Any, kind: str) -> None:
+    benchmark.group = "epoch of softmax regression, 200 samples in batches of 20"
+    torch.set_num_threads(1)
+    n = 200 if benchmark.enabled else 40
+    loader = loader_of(kind, torch.randn(n, 10), torch.arange(n) % 10, 20)
+    problem = LocalProblem(
+        nn.Linear(10, 10), loader, nn.CrossEntropyLoss(), split_batch, torch.device("cpu")
+    )
+    descend = partial(gradient_descent, lr=0.1, epochs=1, full_batch=False)
+    benchmark(descend, problem, LocalObjective())
+
+
+def cifar_cnn() -> nn.Module:
+    x = torch.zeros(1, 3, 32, 32)
+    own = ClientData((x, torch.zeros(1)), None, (x, torch.zeros(1)))
+    data = FederatedData("made-up", [own], np.array([0]), "classification", (3, 32, 32), 10)
+    return build("cnn-cifar", data)
+
+
+@pytest.mark.parametrize("how", ["in every epoch", "once"])
+def test_personal_phase(benchmark: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark.group = "FedAPM's personal phase, shared features computed"
+    torch.set_num_threads(1)
+    if how == "in every epoch":
+        monkeypatch.setattr("clients.toolkit.torch_client.frozen_layers_applied", lambda own: own)
+    n = 500 if benchmark.enabled else 10
+    loader = Minibatches(torch.randn(n, 3, 32, 32), torch.arange(n) % 10, 50)
+    context = Context(1, 2, {}, RecordDict(), {})
+    client = FedAPMClient(context, cifar_cnn(), loader, nn.CrossEntropyLoss())
+    own = {n: p.detach().clone() for n, p in client.model.named_parameters() if n[:2] == "fc"}
+    objective = LocalObjective([ProximalTerm(0.1, own)], moving=[*own])
+    benchmark(client.solve, objective, lr=0.01, epochs=5)
+
+
+@pytest.mark.parametrize("first", ["ReLU first", "pooling first"])
+def test_step(benchmark: Any, first: str) -> None:
+    benchmark.group = "step of CIFAR-10's CNN, 50 images"
+    torch.set_num_threads(1)
+    model = cifar_cnn()
+    if first == "ReLU first":
+        layers = OrderedDict(model.named_children())
+        for number in "12":
+            layers[f"pool{number}"], layers[f"relu{number}"] = nn.ReLU(), nn.MaxPool2d(2)
+        model = nn.Sequential(layers)
+    n = 50 if benchmark.enabled else 2
+    x, y = torch.randn(n, 3, 32, 32), torch.arange(n) % 10
+    benchmark(lambda: nn.functional.cross_entropy(model(x), y).backward())
+
+
+FIRST = """
+import resource, time, torch
+from pathlib import Path
+from torch import nn
+from clients.toolkit.solvers import PlainSGD
+parameters = list(nn.Linear(3, 2).parameters())
+memory = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+before, start = memory(), time.perf_counter()
+{made}(parameters, lr=0.1).step()
+print(time.perf_counter() - start, (memory() - before) / 2**20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", ["torch.optim.SGD", "PlainSGD"])
+def test_first_optimizer_of_a_process(benchmark: Any, made: str) -> None:
+    benchmark.group = "a process that imports torch and makes an optimizer (see extra_info)"
+
+    def process() -> str:
+        code = FIRST.format(made=made)
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+
+    seconds, mebibytes = map(float, benchmark.pedantic(process, rounds=1).split())
+    benchmark.extra_info |= {"optimizer_seconds": seconds, "optimizer_mebibytes": mebibytes}
+    print(f"\n{made}: {seconds:.2f} s, {mebibytes:.0f} MiB")

@@ -1,0 +1,321 @@
+"""FedAlt, FedSim and LG-FedAvg by hand: u is averaged, v_i stays; docs/methods/fedalt.md.
+
+Three clients f_i(u, v) = (a_i u + c_i v - d_i)^2 / 2 with a = (1, 2, 1), c = (1, -1, 2), d = (1, 3,
+2), n = (10, 20, 30), from 0 by three steps of .1 for each block. With u = 0 a step on v takes the
+residual -d_i to (1 - .1 c_i^2) of it: v_1 = 1 - .9^3 = .271, v_2 = -3 (1 - .9^3) = -.813,
+v_3 = 1 - .6^3 = .784. Then u at that v likewise: u_1 = (1 - .271) .271 = .197559, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, MessageType
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from clients import (
+    FedAltClient,
+    FedAPMClient,
+    FedProxClient,
+    FedSimClient,
+    LGFedAvgClient,
+    LocalClient,
+    client_app,
+    output_layers,
+)
+from fl_admm_strategies import (
+    FedAlt,
+    FedAltInstruction,
+    FedProx,
+    FedSim,
+    FedSimInstruction,
+    LGFedAvg,
+    StatefulStrategy,
+)
+from fl_admm_strategies.algorithms.local import LocalInstruction
+from tests.clients.methods.lines import new_context
+from tests.clients.methods.messages import received
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, N, follow
+from tests.support.federation import (
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    dataset,
+    initial_arrays,
+    make_model,
+    node_of,
+)
+
+A, C, D = (1.0, 2.0, 1.0), (1.0, -1.0, 2.0), (1.0, 3.0, 2.0)
+PARTLY = (0, 1), (1, 2)
+
+
+class Pair(nn.Module):
+    """a u + c v for the rows (a, c) of the inputs; `u` counts the batches it was trained on."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.v = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return rows @ torch.cat([self.u, self.v])
+
+
+def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * ((outputs - targets) ** 2).mean()
+
+
+class PairGrid(Grid):
+    """The three clients."""
+
+    def __init__(self, client_class: Any) -> None:
+        super().__init__(client_class, Pair)  # type: ignore[arg-type]
+
+    def client(self, context: Context) -> Any:
+        i = int(context.node_config["partition-id"])
+        rows = torch.tensor([[A[i], C[i]]], dtype=torch.float64).expand(N[i], 2)
+        batch = (rows, torch.full((N[i],), D[i], dtype=torch.float64))
+        options = {"test_loader": [batch], "full_batch": True}
+        return self.client_class(context, Pair(), [batch], half_square, **options)
+
+    def _client_fn(self, context: Context) -> Any:
+        return self.client(context).to_client()
+
+    def own(self, client: int) -> dict[str, Any]:
+        arrays: dict[str, Any] = self.client(self.context(node_of(client))).personal_arrays()
+        return arrays
+
+
+CLIENT_OF: dict[Any, Any] = {
+    FedAlt: FedAltClient,
+    FedSim: FedSimClient,
+    LGFedAvg: LGFedAvgClient,
+}
+
+
+def run(
+    strategy: StatefulStrategy, *rounds: Sequence[int], grid: PairGrid | None = None
+) -> tuple[list[list[float]], list[float]]:
+    """Return v_1, v_2, v_3 and u after every round; v_i is 0 until client i has trained."""
+    grid = grid or PairGrid(CLIENT_OF[type(strategy)])
+
+    def read() -> tuple[list[float], float]:
+        kept = [grid.context(node_of(i)).state.array_records for i in ALL]
+        v = [grid.own(i)["v"].item() if own else 0.0 for i, own in zip(ALL, kept, strict=True)]
+        return v, strategy.state.shared["u"].item()
+
+    seen = follow(strategy, grid, *rounds, read=read)
+    return [v for v, _ in seen], [u for _, u in seen]
+
+
+def split(kind: type, **settings: Any) -> Any:
+    usual = {"lr": 0.1, "local_epochs": 3, "weights": "uniform", "fraction_evaluate": 0.0}
+    return kind("^v$", **usual | settings)
+
+
+# --- The worked examples (E1, E2) ---------------------------------------------------------------
+
+
+def test_fedalt_with_everybody() -> None:
+    grid = PairGrid(FedAltClient)
+    v, u = run(split(FedAlt), ALL, ALL, grid=grid)
+    uploads = [
+        [content["arrays"]["u"].numpy().item() for content in grid.got_in("train", r).values()]
+        for r in (1, 2)
+    ]
+    assert_allclose(v[0], [0.271, -0.813, 0.784], atol=1e-8)
+    assert_allclose(uploads[0], [0.197559, 0.857304, 0.117072], atol=1e-8)
+    assert_allclose(v[1], [0.362694205, -1.19394741, 0.80021116], atol=1e-8)
+    assert_allclose(uploads[1], [0.4574900754, 0.7923519353, 0.3930657563], atol=1e-8)
+    assert_allclose(u, [0.390645, 0.5476359223], atol=1e-8)
+
+
+def test_fedalt_weighted_by_the_examples() -> None:
+    _, u = run(split(FedAlt, weights="size"), ALL, ALL)
+    assert_allclose(u, [0.3772305, 0.5268739672], atol=1e-8)
+
+
+def test_fedalt_with_two_in_turn() -> None:
+    v, u = run(split(FedAlt), *PARTLY)
+    assert_allclose(v[1], [0.271, -1.119809127, 0.577246852], atol=1e-8)
+    assert_allclose(u, [0.5274315, 0.732294898], atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [FedSim, LGFedAvg])
+def test_fedsim_with_everybody(kind: Any) -> None:
+    grid = PairGrid(CLIENT_OF[kind])
+    v, u = run(split(kind), ALL, ALL, grid=grid)
+    uploads = [c["arrays"]["u"].numpy().item() for c in grid.got_in("train", 1).values()]
+    assert_allclose(v[0], [0.244, -0.525, 0.7], atol=1e-8)
+    assert_allclose(uploads, [0.244, 1.05, 0.35], atol=1e-8)
+    assert_allclose(v[1], [0.294752, -0.766325, 0.7182], atol=1e-8)
+    assert_allclose(u, [0.548, 0.728834], atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [FedSim, LGFedAvg])
+def test_fedsim_otherwise(kind: Any) -> None:
+    _, u = run(split(kind, weights="size"), ALL, ALL)
+    assert_allclose(u, [0.5656666667, 0.7331721667], atol=1e-8)
+    v, u = run(split(kind), *PARTLY)
+    assert_allclose(v[1], [0.244, -0.731675, 0.47355], atol=1e-8)
+    assert_allclose(u, [0.647, 0.9720625], atol=1e-8)
+
+
+def test_both_parts_of_fedalt_have_steps_of_their_own() -> None:
+    # One step of .2 on v: v_1 = .2, then one of .1 on u at that v: u_1 = .1 (1 - .2) = .08.
+    strategy = split(FedAlt, local_epochs=1, personal_epochs=1, personal_lr=0.2)
+    grid = PairGrid(FedAltClient)
+    v, _ = run(strategy, ALL, grid=grid)
+    assert v[0] == pytest.approx([0.2, -0.6, 0.8], abs=1e-12)
+    assert grid.got_in("train", 1)[0]["arrays"]["u"].numpy().item() == pytest.approx(0.08)
+    metrics = strategy.train_metrics[1][0]  # f before the last step: 1/2, and (.2 - 1)^2 / 2
+    assert (metrics["personal-loss"], metrics["loss"]) == pytest.approx((0.5, 0.32), rel=1e-12)
+
+
+# --- Special cases ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FedAlt, FedSim, LGFedAvg])
+def test_with_nothing_personal_it_is_fedavg_to_the_bit(kind: Any) -> None:
+    settings: dict[str, Any] = {"lr": 0.3, "local_epochs": 2, "fraction_train": 0.5, "seed": 2}
+    models = []
+    for strategy, client_class in (
+        (kind(None, **settings), CLIENT_OF[kind]),
+        (FedProx(mu=0.0, **settings), FedProxClient),
+    ):
+        grid = WatchedGrid(client_app(client_fn_of(client_class)), 6)
+        strategy.start(grid, initial_arrays(), 3)
+        models.append(strategy.global_model())
+    assert_same_bits(*models)
+
+
+@pytest.mark.parametrize(
+    ("client_class", "message"),
+    [
+        (FedAltClient, FedAltInstruction({}, ".", 0.1, 2, 0.1, 2)),
+        (FedSimClient, FedSimInstruction({}, ".", 0.1, 2)),
+    ],
+)
+def test_a_client_that_shares_nothing_trains_as_alone(client_class: Any, message: Any) -> None:
+    # The strategies refuse that, since Local does it; the clients need not know.
+    def client(kind: Any) -> Any:
+        loader = DataLoader(dataset(2), batch_size=4, shuffle=True)
+        return kind(new_context(), make_model(), loader, nn.CrossEntropyLoss())
+
+    own, alone = client(client_class), client(LocalClient)
+    own.fit(*received(message))
+    start = {name: tensor.numpy() for name, tensor in make_model().state_dict().items()}
+    alone.fit(*received(LocalInstruction(start, 0.1, 2), upload=[]))
+    assert_same_bits(own.personal_arrays(), alone.personal_arrays())
+
+
+# --- What stays, what travels, what is evaluated ------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FedAlt, FedSim, LGFedAvg])
+def test_the_personal_part_never_leaves_its_client(kind: Any) -> None:
+    grid = PairGrid(CLIENT_OF[kind])
+    strategy = split(kind, fraction_evaluate=1.0)
+    v, u = run(strategy, *PARTLY, grid=grid)
+    for _, _, messages in grid.sent + grid.received:
+        for message in messages:
+            for record in message.content.array_records.values():
+                assert set(record) <= {"u", "seen"} or set(record) <= {"roles", "checksums"}
+    # Everybody is evaluated with the new u and its own v_i, also who sat out.
+    for i, own in strategy.evaluate_metrics[2].items():
+        residual = A[i] * u[1] + C[i] * v[1][i] - D[i]
+        assert own["personal-loss"] == pytest.approx(residual**2 / 2, rel=1e-12)
+        assert "global-loss" not in own
+    assert list(strategy.global_arrays) == ["u", "seen"]
+    with pytest.raises(RuntimeError, match=rf"Read {kind.__name__}Client\(\.\.\.\)\.personal_arr"):
+        strategy.personal_arrays(0)
+
+
+def test_lg_fedavg_may_be_scored_before_the_aggregation() -> None:
+    grid = PairGrid(LGFedAvgClient)
+    strategy = split(LGFedAvg, score="before_aggregation", fraction_evaluate=1.0)
+    run(strategy, (0, 1), grid=grid)
+    own = [grid.own(i) for i in (0, 1)]
+    assert_allclose([o["u"].item() for o in own], [0.244, 1.05], atol=1e-8)
+    for i in (0, 1):  # with its own u_i; not with the mean, .647
+        residual = A[i] * own[i]["u"].item() + C[i] * own[i]["v"].item() - D[i]
+        got = strategy.evaluate_metrics[1][i]["personal-loss"]
+        assert got == pytest.approx(residual**2 / 2, rel=1e-12)
+    # Client 3 has not trained yet: u of the day, and v = 0.
+    assert strategy.evaluate_metrics[1][2]["personal-loss"] == pytest.approx((0.647 - 2) ** 2 / 2)
+
+
+def test_collected_models_are_whole_with_the_shared_part() -> None:
+    strategy = FedAlt("^head", lr=0.1, seed=1)
+    grid = WatchedGrid(client_app(client_fn_of(FedAltClient)), 3)
+    strategy.start(grid, initial_arrays(), 2, collect=True)
+    models = strategy.models()
+    for arrays in models.personal.values():
+        assert arrays.keys() == initial_arrays().keys()
+        assert_array_equal(arrays["body.weight"], strategy.global_arrays["body.weight"].numpy())
+    heads = {arrays["head.weight"].tobytes() for arrays in models.personal.values()}
+    assert len(heads) == 3
+
+
+def test_clients_that_lost_their_part_start_it_again() -> None:
+    grid = PairGrid(FedSimClient)
+    strategy = split(FedSim)
+    follow(strategy, grid, ALL, ALL, ALL, after={1: lambda: grid.forget(1)})
+    assert sorted(strategy.train_metrics[2]) == [0, 2]
+    assert sorted(strategy.train_metrics[3]) == list(ALL)
+
+
+def test_fedapm_and_fedalt_cut_a_model_in_the_same_place() -> None:
+    pattern = output_layers(make_model(), 1)
+    for client_class in (FedAltClient, FedAPMClient):
+        loader = DataLoader(dataset(2), batch_size=4)
+        client: Any = client_class(new_context(), make_model(), loader, nn.CrossEntropyLoss())
+        parts = client.trained_parts(pattern)
+        assert parts == (["head.weight", "head.bias"], ["body.weight", "body.bias"])
+
+
+# --- Refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FedAlt, FedSim, LGFedAvg])
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("[.]", "matches all .* or take Local, whose"),
+        ("fc9", "matches none of the model's trained"),
+    ],
+)
+def test_a_pattern_that_cuts_nothing_is_refused(kind: Any, pattern: str, text: str) -> None:
+    grid = WatchedGrid(client_app(client_fn_of(CLIENT_OF[kind])), 2)
+    with pytest.raises(ValueError, match=text):
+        kind(pattern).start(grid, initial_arrays(), 1)
+    assert not [kind for kind, _, _ in grid.sent if kind == MessageType.EVALUATE]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "text"),
+    [
+        (FedAlt, {"personal_lr": 0.0}, "personal_lr is 0.0, expected a finite number > 0"),
+        (FedAlt, {"personal_epochs": 0}, "personal_epochs is 0, expected an integer >= 1"),
+        (FedAlt, {"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
+        (FedSim, {"local_epochs": 0}, "local_epochs is 0, expected an integer >= 1"),
+        (FedSim, {"weights": "loss"}, "weights is 'loss', expected 'size' or 'uniform'"),
+        (LGFedAvg, {"score": "best"}, "score is 'best', expected 'after_aggregation' or"),
+    ],
+)
+def test_bad_settings_are_refused(kind: Any, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        kind("^v$", **settings)
+    with pytest.raises(ValueError, match=r"personal is '\(', expected a regular expression"):
+        kind("(")

@@ -1,0 +1,191 @@
+"""FedMAvg against numbers worked out beside a dense transcript, and who does what in a round."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from clients import FedMAvgClient
+from fl_admm_strategies import FedMAvg, L1Norm, SquaredL2
+from fl_admm_strategies.runtime.record import Traffic
+from tests.support.ratings import (
+    NUM_CLIENTS,
+    NUM_ITEMS,
+    RANK,
+    Federation,
+    dense,
+    new_context,
+    ratings,
+    worked_example,
+)
+
+GAMMA, LAM = 0.2, 0.3
+OF_V = RANK * NUM_ITEMS * 8  # bytes
+
+
+def federation(**settings: Any) -> Federation:
+    options = {"user_steps": 3, "item_steps": 2, "fraction_train": 0.4, "seed": 1} | settings
+    return Federation(FedMAvg(SquaredL2(GAMMA), **options), SquaredL2(LAM), kind=FedMAvgClient)
+
+
+def users(run: Federation) -> NDArray[Any]:
+    return np.concatenate([run.held(i)["U"].ravel() for i in run.train])
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (
+            "paper",
+            [
+                (
+                    [4.2323843117, 3.4503401361, 2.9805996473, 2.4544217687],
+                    [0.9909916407, 0.551810751, 0.8244431063],
+                    6.059655557,
+                ),
+                (
+                    [4.2165486573, 3.6370214499, 3.4359053195, 2.6828252435],
+                    [0.9430243102, 0.6143023697, 0.8636404176],
+                    5.7798181765,
+                ),
+            ],
+        ),
+        (
+            "unscaled",
+            [
+                (None, [0.9832364355, 0.5992690001, 0.8488994529], 5.8851817851),
+                (None, [0.8836926041, 0.7135947111, 0.926755001], 5.6936367257),
+            ],
+        ),
+    ],
+)
+def test_the_worked_example(step: Literal["paper", "unscaled"], expected: list[Any]) -> None:
+    """Rank 1, Q_1 = Q_2 = 2, lam = gamma = 0.1; both clients are drawn, then the second alone."""
+    run = worked_example(
+        FedMAvg(SquaredL2(0.1), step=step, user_steps=2, item_steps=2), FedMAvgClient
+    )
+    for k, (sampled, (U, V, phi)) in enumerate(zip([[0, 1], [1]], expected, strict=True), 1):
+        assert run.round(k, sampled) == [0, 1]  # everybody moves U_i
+        if U is not None:
+            np.testing.assert_allclose(users(run), U, rtol=0, atol=1e-8)
+        found = run.strategy.global_model()["item-factors"]
+        np.testing.assert_allclose(found, [V], rtol=0, atol=1e-8)
+        assert run.evaluate(k)["loss"] == pytest.approx(phi, abs=1e-8)
+
+
+@pytest.mark.parametrize("everyone_trains", [True, False])
+def test_the_trajectory_is_that_of_the_formulas(everyone_trains: bool) -> None:
+    run = federation(step="paper", everyone_trains=everyone_trains)
+    V = run.first["item-factors"]
+    U = {i: run.first_users(i) for i in run.train}
+    data = {i: dense(own) for i, own in run.train.items()}
+
+    def error(i: int, W: NDArray[Any]) -> NDArray[Any]:
+        values, mask = data[i]
+        return mask * (U[i] @ W - values)
+
+    for k in range(1, 7):
+        asked = run.round(k)
+        drawn = [i for i in asked if run.strategy.upload_spec_of(i)]
+        assert len(drawn) == 2
+        assert asked == (list(run.train) if everyone_trains else drawn)
+        received, uploads = V, []
+        for i in asked:
+            c = np.linalg.eigvalsh(received @ received.T)[-1]
+            for _ in range(3):
+                U[i] = U[i] - (error(i, received) @ received.T + LAM * U[i]) / c
+            if i in drawn:
+                W, d = received, 5 * np.linalg.eigvalsh(U[i].T @ U[i])[-1]
+                for _ in range(2):
+                    W = W - (U[i].T @ error(i, W) / NUM_CLIENTS + GAMMA * W) / d
+                uploads.append(W)
+        V = np.mean(uploads, axis=0)
+        found = run.strategy.global_model()["item-factors"]
+        np.testing.assert_allclose(found, V, rtol=0, atol=1e-12)
+        for i in asked:
+            np.testing.assert_allclose(run.held(i)["U"], U[i], rtol=0, atol=1e-12)
+
+
+def test_one_client_unscaled_is_alternating_gradient_descent() -> None:
+    """The same for p = 1, where both forms are one."""
+    finals = []
+    for step in ("paper", "unscaled"):
+        run = Federation(
+            FedMAvg(SquaredL2(GAMMA), step=step, user_steps=3, item_steps=2),
+            SquaredL2(LAM),
+            kind=FedMAvgClient,
+            train={0: ratings(0)},
+        )
+        losses = []
+        for k in range(1, 6):
+            run.round(k)
+            losses.append(run.evaluate(k)["loss"])
+        assert losses == sorted(losses, reverse=True)
+        finals.append(run.strategy.global_model()["item-factors"])
+    np.testing.assert_array_equal(*finals)
+
+
+def test_v_goes_down_to_all_and_comes_up_from_some() -> None:
+    run = federation()
+    for k in (1, 2):
+        run.round(k)
+    both = Traffic(NUM_CLIENTS * OF_V, 2 * OF_V)
+    assert run.strategy.traffic == {1: both, 2: both}
+
+
+def test_a_bound_on_uploads_is_that_of_those_who_upload() -> None:
+    """Of five clients three are 0 away from what they were sent, as they upload nothing."""
+    free, bounded = federation(), federation(max_norm="auto")
+    for run in (free, bounded):
+        for k in (1, 2):
+            run.round(k)
+    assert bounded.strategy.run.bound.measured()["norm-bound"] > 0
+    assert bounded.strategy.run.bound.measured()["clipped"] == 0
+    found = [run.strategy.global_model()["item-factors"] for run in (free, bounded)]
+    np.testing.assert_array_equal(*found)
+
+
+def test_single_precision_stays() -> None:
+    runs = [federation() for _ in range(2)]
+    single = Federation(
+        runs[1].strategy,
+        SquaredL2(LAM),
+        {"item-factors": runs[0].first["item-factors"].astype(np.float32)},
+        kind=FedMAvgClient,
+    )
+    runs[0].round(1)
+    single.round(1)
+    found = [run.strategy.global_model()["item-factors"] for run in (runs[0], single)]
+    assert found[1].dtype == np.float32
+    np.testing.assert_allclose(*found, atol=1e-5)
+
+
+def test_a_divergence_says_what_to_do() -> None:
+    run = federation(init_scale=1e200)
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match="Try a smaller init_scale"):
+        run.round(1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step": "scaled"}, "step is 'scaled'"),
+        ({"user_steps": 0}, "user_steps is 0"),
+        ({"item_steps": 0}, "item_steps is 0"),
+        ({"init_scale": 0}, "init_scale is 0"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedMAvg(SquaredL2(GAMMA), **settings)
+
+
+def test_only_the_squared_norm_has_a_gradient() -> None:
+    wrong: Any = L1Norm(0.1)
+    with pytest.raises(TypeError, match=r"L1Norm\(lam=0.1\), expected SquaredL2\(lam\)"):
+        FedMAvg(wrong)
+    with pytest.raises(TypeError, match=r"L1Norm\(lam=0.1\), expected SquaredL2\(lam\)"):
+        FedMAvgClient(new_context(), ratings(0), wrong)

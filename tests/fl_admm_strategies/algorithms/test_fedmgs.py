@@ -1,0 +1,98 @@
+"""FedMGS against numbers worked out beside a dense transcript, and what the server keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import FedMGSClient
+from fl_admm_strategies import FedMGS, L1Norm, SquaredL2
+from fl_admm_strategies.algorithms.completion import CURVATURE
+from fl_admm_strategies.runtime.messages import Reply
+from tests.support.ratings import Federation, dense, worked_example
+
+GAMMA, LAM = 0.2, 0.3
+
+
+def federation(**settings: Any) -> Federation:
+    options = {"user_steps": 3, "fraction_train": 0.4, "seed": 1} | settings
+    return Federation(FedMGS(SquaredL2(GAMMA), **options), SquaredL2(LAM), kind=FedMGSClient)
+
+
+def test_the_worked_example() -> None:
+    """Rank 1, Q_1 = 2, lam = gamma = 0.1; both clients take part, then the second alone."""
+    run = worked_example(FedMGS(SquaredL2(0.1), user_steps=2), FedMGSClient)
+    run.round(1, [0, 1])
+    found = run.strategy.global_model()["item-factors"]
+    expected = [[1.0306190413, 0.6924691434, 0.8672640534]]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
+    run.round(2, [1])
+    found = run.strategy.global_model()["item-factors"]
+    expected = [[1.0319393283, 0.8143143928, 0.9153434723]]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
+    users = np.concatenate([run.held(i)["U"].ravel() for i in (0, 1)])
+    expected = [4.2323843117, 3.4503401361, 3.0996465617, 2.713970087]
+    np.testing.assert_allclose(users, expected, rtol=0, atol=1e-8)
+
+
+def test_the_trajectory_is_that_of_the_formulas_with_old_gradients_of_those_that_sat_out() -> None:
+    run = federation()
+    V = run.first["item-factors"]
+    U = {i: run.first_users(i) for i in run.train}
+    data = {i: dense(own) for i, own in run.train.items()}
+
+    def error(i: int) -> Any:
+        values, mask = data[i]
+        return mask * (U[i] @ V - values)
+
+    def curvature(i: int) -> Any:
+        return np.linalg.eigvalsh(U[i].T @ U[i])[-1]
+
+    G = {i: U[i].T @ error(i) for i in U}  # at (U^0, V^0), from the handshake
+    L = {i: curvature(i) for i in U}
+    for k in range(1, 7):
+        sampled = run.round(k)
+        assert len(sampled) == 2
+        for i in sampled:
+            c = np.linalg.eigvalsh(V @ V.T)[-1]
+            for _ in range(3):
+                U[i] = U[i] - (error(i) @ V.T + LAM * U[i]) / c
+            G[i], L[i] = U[i].T @ error(i), curvature(i)
+        mean = np.mean([*G.values()], axis=0)
+        step = 1 / (np.mean([*L.values()]) + GAMMA)
+        V = V - step * (mean + GAMMA * V)
+        found = run.strategy.global_model()["item-factors"]
+        np.testing.assert_allclose(found, V, rtol=0, atol=1e-12)
+
+
+def test_the_objective_falls_when_all_take_part() -> None:
+    """Each block's step is a gradient step with the inverse of a curvature's bound."""
+    run = federation(fraction_train=1.0)
+    losses = []
+    for k in range(1, 12):
+        run.round(k)
+        losses.append(run.evaluate(k)["loss"])
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("reported", [{}, {CURVATURE: -1.0}, {CURVATURE: np.inf}])
+def test_a_reply_without_a_usable_curvature_is_as_if_the_client_had_sat_out(
+    reported: dict[str, float],
+) -> None:
+    run = federation(fraction_train=1.0)
+    strategy, V = run.strategy, run.first["item-factors"]
+    before = strategy.state.clients.column("gradient").copy()
+    strategy.update(1, {2: Reply({"item-factors": V}, 3.0, reported, 1.0)})
+    np.testing.assert_array_equal(strategy.state.clients.column("gradient"), before)
+    with pytest.raises(ValueError, match=f"Client 7 reported the {CURVATURE}"):
+        strategy.new_client(7, Reply({"item-factors": V}, 3.0, reported, 1.0))
+
+
+def test_settings_out_of_range() -> None:
+    wrong: Any = L1Norm(0.1)
+    with pytest.raises(TypeError, match=r"expected SquaredL2\(lam\)"):
+        FedMGS(wrong)
+    with pytest.raises(ValueError, match="user_steps is 0"):
+        FedMGS(SquaredL2(0.1), user_steps=0)

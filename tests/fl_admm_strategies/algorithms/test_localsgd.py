@@ -1,0 +1,128 @@
+"""LocalSGD by hand; docs/methods/localsgd.md. The clients are those of `quadratics`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import MessageType
+from numpy.testing import assert_allclose
+
+from clients import LeastSquares, LocalSGDClient, LocalSGDLinearClient, Logistic
+from clients.toolkit.curvature import DataLoss
+from fl_admm_strategies import LocalSGD
+from fl_admm_strategies.algorithms.localsgd import LocalSGDInstruction
+from tests.clients.methods.lines import line_client, new_context
+from tests.clients.methods.messages import received
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
+
+
+def run(strategy: LocalSGD, grid: Grid, *rounds: Any) -> tuple[list[list[float]], list[float]]:
+    """Return the uploads and x after every round."""
+    x = follow(strategy, grid, *rounds, read=lambda: strategy.state.model["w"].item())
+    uploads = []
+    for server_round in range(1, len(rounds) + 1):
+        got = sorted(grid.got_in(MessageType.TRAIN, server_round).items())
+        uploads.append([content["arrays"]["w"].numpy().item() for _, content in got])
+    return uploads, x
+
+
+def localsgd(**settings: Any) -> LocalSGD:
+    return LocalSGD(**{"lr": 0.1, "local_steps": 2, "fraction_evaluate": 0.0} | settings)
+
+
+def test_the_worked_example() -> None:
+    # E1. Steps of .1/log2(2) = .1, .1/log2(3) = .0630930; then .1/log2(4) = .05, .1/log2(5) =
+    # .0430677. For client 1: .1, then .1 + .0630930 * .9 = .1567837.
+    uploads, x = run(localsgd(), Grid(LocalSGDClient), ALL, ALL)
+    assert_allclose(uploads[0], [0.1567836778, -0.3009487606, 1.6542694226], atol=1e-8)
+    assert_allclose(uploads[1], [0.5485190402, 0.2364875291, 1.3467715555], atol=1e-8)
+    assert_allclose(x, [0.5033681133, 0.7105927083], atol=1e-8)
+
+
+def test_the_step_goes_on_falling_for_those_who_sat_out() -> None:
+    # Round 2 of client 3 has the steps .05 and .0430677, though it is its first.
+    uploads, _ = run(localsgd(), Grid(LocalSGDClient), (0, 1), (2,))
+    x = (0.1567836778 - 0.3009487606) / 2
+    expected = 3 - (1 - 4 * 0.05) * (1 - 4 * 0.0430676558) * (3 - x)
+    assert uploads[1] == pytest.approx([expected], abs=1e-8)
+
+
+def test_with_one_step_it_is_gradient_descent_on_the_plain_mean() -> None:
+    # k0 = 1: x <- x - gamma_k mean_i a_i (x - b_i), where sum a_i = 7 and sum a_i b_i = 11.
+    _, x = run(localsgd(local_steps=1), Grid(LocalSGDClient), ALL, ALL)
+    first = 0.1 * 11 / 3
+    assert_allclose(x, [first, first - 0.0630929754 * (7 * first - 11) / 3], atol=1e-8)
+
+
+def test_buffers_are_averaged_as_the_parameters_are() -> None:
+    strategy = localsgd()
+    follow(strategy, Grid(LocalSGDClient, Counting), ALL)
+    assert_allclose(strategy.global_model()["seen"], [2 * sum(N) / 3])
+
+
+def test_an_optimizer_of_ones_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="has optimizer_fn, but LocalSGD says the size of every"):
+        line_client(LocalSGDClient, optimizer_fn=partial(torch.optim.SGD, momentum=0.5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"lr": 0}, "lr is 0, expected"), ({"local_steps": 0}, "local_steps is 0, expected")],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        localsgd(**settings)
+
+
+# --- Linear models, as FedGiA's paper has them ------------------------------------------------
+
+
+def linear_client(batch_share: float, rows: int = 40) -> LocalSGDLinearClient:
+    draw = np.random.default_rng(3)
+    matrix, targets = draw.normal(size=(rows, 4)), draw.normal(size=rows)
+    problem = LeastSquares(matrix, targets)
+    return LocalSGDLinearClient(new_context(), problem, problem, batch_share=batch_share)
+
+
+def fit(client: LocalSGDLinearClient, seed: int = 5) -> np.ndarray:
+    asked = LocalSGDInstruction({"x": np.ones(4)}, 0.1, 3, 2)
+    (x,), num_examples, metrics = client.fit(*received(asked, seed=seed))
+    assert num_examples == client.problem.num_examples
+    assert metrics["loss"] == metrics["initial-loss"]
+    return x
+
+
+def test_a_linear_model_takes_full_steps() -> None:
+    # The steps k = 3, 4 of a run: .1/log2(4), .1/log2(5).
+    client = linear_client(1.0)
+    x = np.ones(4)
+    for step in (0.05, 0.1 / np.log2(5)):
+        x = x - step * client.problem.value_and_gradient(x)[1]
+    assert_allclose(fit(client), x, rtol=1e-14)
+
+
+def test_or_steps_on_samples_that_are_drawn_anew() -> None:
+    # 5 % of 40 are 2, of 4 the least there is, 1; other samples with another seed.
+    client = linear_client(0.05)
+    assert (fit(client) == fit(linear_client(0.05))).all()
+    assert not (fit(client) == fit(client, seed=6)).all()
+    drawn: list[int] = []
+    gradient = client.problem.batch_gradient
+    client.problem.batch_gradient = lambda x, rows: drawn.append(len({*rows})) or gradient(x, rows)  # type: ignore[method-assign]
+    fit(client)
+    assert drawn == [2, 2]
+    with pytest.raises(ValueError, match="batch_share is 0, expected a number in"):
+        linear_client(0)
+
+
+@pytest.mark.parametrize("loss", [LeastSquares, Logistic])
+def test_the_gradient_on_all_samples_is_the_full_one(loss: type[DataLoss]) -> None:
+    draw = np.random.default_rng(3)
+    own = loss(draw.normal(size=(9, 4)), draw.integers(0, 2, 9))
+    x = draw.normal(size=4)
+    some = draw.permutation(9)
+    assert_allclose(own.batch_gradient(x, some), own.value_and_gradient(x)[1], rtol=1e-13)

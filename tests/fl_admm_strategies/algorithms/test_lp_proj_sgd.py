@@ -1,0 +1,212 @@
+"""Lp-Proj by hand, p = 1 and p = 2; docs/methods/lp-proj.md.
+
+E1: P = (.6, .8), two clients, f_i = a_i/2 ||theta - c_i||^2, a = (1, 2), c = (1, 2), (-1, .5);
+lambda = 1, all step sizes .1, K = R = 2, everything 0 at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context
+from numpy.testing import assert_allclose
+from torch import nn
+
+from clients import LpProjClient, PFedMeClient, client_app
+from fl_admm_strategies import InProcessGrid, LpProj, PFedMe
+from fl_admm_strategies.maths.projection import projection
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
+from tests.support.federation import (
+    WatchedGrid,
+    assert_same_runs,
+    client_fn_of,
+    initial_arrays,
+    node_of,
+)
+
+BOTH = (0, 1)
+
+
+class Pair(nn.Module):
+    """A model whose output is its two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.theta.expand(len(inputs), -1)
+
+
+def new_client(context: Context) -> LpProjClient:
+    i = int(context.node_config["partition-id"])
+    c = torch.tensor(((1.0, 2.0), (-1.0, 0.5))[i], dtype=torch.float64).expand(1, -1)
+    return LpProjClient(
+        context,
+        Pair(),
+        [(torch.zeros(1, 1), c)],
+        lambda outputs, targets: (1 + i) / 2 * ((outputs - targets) ** 2).sum(),
+        test_loader=[(torch.zeros(1, 1), c)],
+        full_batch=True,
+    )
+
+
+def lp_proj(**settings: Any) -> LpProj:
+    usual = {"lam": 1.0, "lr": 0.1, "outer_lr": 0.1, "local_rounds": 2, "inner_steps": 2}
+    return LpProj(**usual | {"dimension": 1, "fraction_evaluate": 0.0} | settings)
+
+
+@pytest.fixture
+def given_p(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clients.methods.lp_proj.projection", lambda *_: np.array([[0.6, 0.8]]))
+
+
+def run(
+    strategy: LpProj, *rounds: Sequence[int]
+) -> tuple[list[list[Any]], list[float], WatchedGrid]:
+    """Return the theta_i and w after every round, and the grid."""
+    watched = WatchedGrid(client_app(lambda context: new_client(context).to_client()), 2)
+    thetas: list[list[Any]] = []
+    w: list[float] = []
+    script = iter(rounds)
+    strategy.run.sampling.for_training = lambda *_: list(next(script))  # type: ignore[method-assign]
+
+    def on_round(*_: Any) -> None:
+        models = [new_client(watched.context(node_of(i))).personal_arrays() for i in BOTH]
+        thetas.append([model["theta"] for model in models])
+        w.append(strategy.state.w.item())
+
+    first = ArrayRecord(Pair().state_dict())
+    strategy.start(watched, first, len(rounds), on_round=on_round)
+    return thetas, w, watched
+
+
+@pytest.mark.usefixtures("given_p")
+def test_the_worked_example_with_p_2() -> None:
+    # Client 1: theta = .1 (1, 2), then (.1, .2) + .1 [(.9, 1.8) - .22 (.6, .8)] = (.1768, .3624),
+    # whose image is .396: w_{1,1} = .0396; and so on.
+    theta, w, watched = run(lp_proj(), BOTH, BOTH)
+    assert_allclose(theta[0], [[0.2838928, 0.6077904], [-0.5810376, 0.3076832]], atol=1e-8)
+    assert_allclose(
+        theta[1], [[0.3847319204, 0.8926644205], [-0.8030267022, 0.4550487704]], atol=1e-8
+    )
+    assert_allclose(w, [0.0424646, 0.1078343902], atol=1e-8)
+    uploads = [m.content["arrays"]["w"].numpy().item() for m in watched.replies("train", 2)]
+    assert_allclose(sorted(uploads), [0.0126291423, 0.2030396382], atol=1e-8)
+
+
+@pytest.mark.usefixtures("given_p")
+def test_the_worked_example_with_p_1() -> None:
+    # sign(0) = 0 in the first step; P theta stays above w_i for client 1, so w_1 = .1, then .2.
+    theta, w, _ = run(lp_proj(p=1), BOTH, BOTH)
+    assert_allclose(theta[0], [[0.1813, 0.471], [-0.444, 0.4904]], atol=1e-8)
+    assert_allclose(theta[1], [[0.25651093, 0.7217031], [-0.6911424, 0.60422784]], atol=1e-8)
+    assert_allclose(w, [0.2, 0.2], atol=1e-8)
+
+
+@pytest.mark.usefixtures("given_p")
+def test_both_train_and_the_sampled_one_is_averaged() -> None:
+    _, w, watched = run(lp_proj(), (0,), (1,))
+    assert_allclose(w, [0.1012968, 0.0625905643], atol=1e-8)
+    for server_round, averaged in ((1, 0), (2, 1)):
+        for reply in watched.replies("train", server_round):
+            sent = [*reply.content["arrays"]]
+            assert sent == (["w"] if reply.metadata.src_node_id == node_of(averaged) else [])
+
+
+@pytest.mark.usefixtures("given_p")
+def test_w_i_may_take_one_step_a_round() -> None:
+    _, w, _ = run(lp_proj(local_rounds=1), BOTH, BOTH)
+    assert_allclose(w, [0.0164, 0.042453], atol=1e-8)
+
+
+def test_with_p_the_identity_and_theta_started_at_w_it_is_pfedme(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # One round from theta = w = 0: pFedMe with theta_start="warm".
+    monkeypatch.setattr("clients.methods.lp_proj.projection", lambda *_: np.array([[1.0]]))
+    settings: dict[str, Any] = {
+        "lam": 2.0,
+        "lr": 0.1,
+        "outer_lr": 0.2,
+        "local_rounds": 2,
+        "inner_steps": 2,
+        "beta": 0.5,
+    }
+    projected, whole = Grid(LpProjClient), Grid(PFedMeClient)
+    one, other = LpProj(dimension=1, **settings), PFedMe(**settings)
+    follow(one, projected, ALL)
+    follow(other, whole, ALL)
+    assert one.state.w.item() == pytest.approx(other.global_model()["w"].item(), abs=1e-15)
+    assert_allclose(projected.own_w(*ALL), whole.own_w(*ALL), atol=1e-15)
+
+
+def start(strategy: LpProj, num_rounds: int) -> WatchedGrid:
+    watched = WatchedGrid(client_app(lambda context: new_client(context).to_client()), 2)
+    strategy.start(watched, ArrayRecord(Pair().state_dict()), num_rounds)
+    return watched
+
+
+def test_p_follows_from_the_seed_and_a_message_has_as_many_numbers_as_it_has_rows() -> None:
+    strategy = lp_proj(dimension=2, local_rounds=1, inner_steps=1, seed=7)
+    start(strategy, 1)
+    # From w = 0 and theta = 0: theta_i = .1 a_i c_i, w_i = .1 P theta_i.
+    images = [projection(7, 2, 2, "float64") @ c for c in ((0.1, 0.2), (-0.2, 0.1))]
+    assert_allclose(strategy.state.w, 0.1 * np.mean(images, axis=0), atol=1e-15)
+    strategy = lp_proj(dimension=2)
+    start(strategy, 2)
+    # w and the initial model to both, then w; w_i from both.
+    assert {r: tuple(own) for r, own in strategy.traffic.items()} == {1: (64, 32), 2: (32, 32)}
+
+
+def test_with_p_1_clients_that_train_together_have_the_same_bits_on_any_nodes() -> None:
+    runs = []
+    for num_nodes in (1, 3):
+        strategy = LpProj(p=1, lam=0.5, lr=0.1, dimension=3, local_rounds=2, inner_steps=3, seed=1)
+        app = client_app(client_fn_of(LpProjClient), num_clients=6, cohort=True)
+        strategy.start(InProcessGrid(app, num_nodes), initial_arrays(), 2)
+        runs.append(strategy)
+    assert_same_runs(*runs)
+    # Alone they are the same but for the signs of what rounding decides.
+    alone = LpProj(p=1, lam=0.5, lr=0.1, dimension=3, local_rounds=2, inner_steps=3, seed=1)
+    app = client_app(client_fn_of(LpProjClient), num_clients=6, cohort=False)
+    alone.start(InProcessGrid(app, 2), initial_arrays(), 2)
+    assert_allclose(alone.state.w, runs[0].state.w, atol=1e-4)
+
+
+def test_it_has_personal_models_only() -> None:
+    strategy = lp_proj()
+    start(strategy, 1)
+    assert not strategy.global_arrays
+    with pytest.raises(RuntimeError, match=r"LpProjClient\(\.\.\.\)\.personal_arrays\(\) there"):
+        strategy.personal_arrays(0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"p": 3}, "p is 3, expected 2 or 1"),
+        ({"dimension": 0}, "dimension is 0"),
+        ({"outer_lr": 2.5}, r"outer_lr \* lam is 2.5, expected less than 2"),
+        ({"unprojected": "("}, r"unprojected is '\(', expected a regular expression"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lp_proj(**settings)
+
+
+def test_a_step_that_overshoots_is_refused_before_round_1() -> None:
+    # P is one row of length 1: lr * lam alone.
+    with pytest.raises(ValueError, match=r"lr \* lam \* \|\|P\|\|\^2 is 2.5 .* an lr below 0.08"):
+        start(lp_proj(lam=25.0, lr=0.1, outer_lr=0.01), 1)
+    start(lp_proj(p=1, lam=25.0, lr=0.1, outer_lr=0.01), 1)
+
+
+def test_a_projection_to_more_dimensions_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"dimension is 3, .*only 2 floating point numbers"):
+        start(lp_proj(dimension=3), 1)

@@ -1,0 +1,233 @@
+"""PACFL on the five clients of docs/methods/pacfl.md, E1: six features, three samples each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import Tensor, nn
+
+from clients import FedProxClient, LocalClient, PACFLClient, TorchClient, client_app
+from fl_admm_strategies import PACFL, FedProx, Local, StatefulStrategy
+from tests.fl_admm_strategies.algorithms.quadratics import follow
+from tests.fl_admm_strategies.maths.test_subspaces import SMALLEST, X
+from tests.support.federation import WatchedGrid, node_of, warnings_in
+
+EVERYBODY = range(5)
+
+
+class Model(nn.Linear):
+    """Two classes of six features, in float64."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 2, bias=False, dtype=torch.float64)
+        nn.init.zeros_(self.weight)
+
+
+class Clients(WatchedGrid):
+    """The five clients, and a sixth whose data are those of another."""
+
+    model = Model
+
+    def __init__(
+        self,
+        client_class: type[TorchClient[Any]] = PACFLClient,
+        *,
+        like: int = 0,
+        away: Collection[int] = (5,),
+        data: Any = None,
+    ) -> None:
+        self.client_class, self.away = client_class, set(away)
+        self.data = [*X, X[like]] if data is None else data
+        configs = [{"partition-id": i} for i in range(len(self.data))]
+        super().__init__(client_app(self._client_fn), len(self.data), node_configs=configs)
+
+    def _client_fn(self, context: Context) -> Any:
+        i = int(context.node_config["partition-id"])
+        inputs = torch.tensor(self.data[i], dtype=torch.float64)
+        batch = (inputs, (torch.arange(len(inputs)) + i) % 2)
+        loaders: dict[str, Any] = {"test_loader": [batch], "full_batch": True}
+        model = Model() if inputs.shape[1] == 6 else nn.Linear(6, 2)
+        return self.client_class(
+            context, model, [batch], nn.CrossEntropyLoss(), **loaders
+        ).to_client()
+
+    def get_node_ids(self) -> list[int]:
+        away = {node_of(client) for client in self.away}
+        return [node for node in super().get_node_ids() if node not in away]
+
+
+def pacfl(threshold: float, **settings: Any) -> PACFL:
+    given = {"num_vectors": 2, "lr": 0.5, "fraction_evaluate": 0.0}
+    return PACFL(threshold, **given | settings)
+
+
+def start(strategy: StatefulStrategy, grid: Any, *rounds: Sequence[int], **options: Any) -> Any:
+    return follow(strategy, grid, *rounds, **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"threshold": 16.0}, [0, 0, 1, 1, 2]),
+        ({"threshold": 30.0}, [0, 0, 1, 1, 1]),
+        ({"threshold": 50.0, "linkage": "single"}, [0] * 5),
+        ({"threshold": 10.0}, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_the_clusters_of_the_worked_example(settings: dict[str, Any], expected: Any) -> None:
+    strategy = pacfl(**settings)
+    start(strategy, Clients(), EVERYBODY)
+    assert strategy.clusters().tolist() == expected
+    assert_allclose(strategy.angles()[np.triu_indices(5, k=1)], SMALLEST, atol=1e-8)
+
+
+def test_every_cluster_is_a_federation_of_its_own() -> None:
+    # Its model is FedAvg's of its clients alone, weighted by their examples.
+    strategy = pacfl(30.0)
+    data = [*X[:3], X[3] * 2, X[4]]
+    start(strategy, Clients(data=data, away=()), EVERYBODY, (0, 2, 3), EVERYBODY)
+    assert strategy.clusters().tolist() == [0, 0, 1, 1, 1]
+    found = [record["weight"].numpy() for record in strategy.cluster_arrays()]
+    for model, members, second in zip(found, ((0, 1), (2, 3, 4)), ((0,), (2, 3)), strict=True):
+        plain = FedProx(mu=0.0, lr=0.5, fraction_evaluate=0.0)
+        start(plain, Clients(FedProxClient, data=data, away=()), members, second, members)
+        assert_allclose(model, plain.global_model()["weight"], atol=1e-12)
+
+
+def test_one_cluster_is_fedavg_and_everybody_alone_local() -> None:
+    strategy, plain = pacfl(90.0), FedProx(mu=0.0, lr=0.5, fraction_evaluate=0.0)
+    start(strategy, Clients(), EVERYBODY, EVERYBODY)
+    start(plain, Clients(FedProxClient), EVERYBODY, EVERYBODY)
+    assert_array_equal(strategy.model("cluster", 3)["weight"], plain.global_model()["weight"])
+    alone, grid = pacfl(1.0), Clients(LocalClient)
+    start(alone, Clients(), EVERYBODY, EVERYBODY)
+    start(Local(lr=0.5), grid, EVERYBODY, EVERYBODY)
+    for client in EVERYBODY:
+        record = grid.context(node_of(client)).state.array_records["memory.2"]
+        assert_allclose(alone.model("cluster", client)["weight"], record["weight"].numpy())
+
+
+def test_the_directions_travel_once() -> None:
+    strategy = pacfl(16.0)
+    start(strategy, Clients(), EVERYBODY, EVERYBODY)
+    model = 5 * 12 * 8
+    assert {r: tuple(moved) for r, moved in strategy.traffic.items()} == {
+        0: (0, 5 * 2 * 6 * 8),
+        1: (model, model),
+        2: (model, model),
+    }
+
+
+def test_directions_of_each_class() -> None:
+    # Two classes, of two samples and of one: three directions, of which no two are orthogonal.
+    strategy = pacfl(16.0, per_class=True, measure="entrywise")
+    start(strategy, Clients(), EVERYBODY)
+    bases = strategy.state.clusters.bases
+    assert {client: basis.shape for client, basis in bases.items()} == dict.fromkeys(
+        EVERYBODY, (6, 3)
+    )
+    own = np.array(X[1])[1] / np.linalg.norm(X[1][1])  # client 2's only sample of class 0
+    assert_allclose(bases[1][:, 0], own, atol=1e-12)
+    angles = [
+        np.rad2deg(np.arccos(np.abs(bases[1].T @ bases[2]).max())),
+        *strategy.angles()[1, [2]],
+    ]
+    assert angles[0] == pytest.approx(angles[1], abs=1e-9)
+
+
+@pytest.mark.parametrize(("like", "expected"), [(1, 0), (3, 1), (4, 2)])
+def test_a_client_that_joins_comes_into_the_cluster_of_its_group(like: int, expected: int) -> None:
+    grid, strategy = Clients(like=like), pacfl(16.0)
+    everybody = range(6)
+    start(strategy, grid, EVERYBODY, everybody, everybody, after={1: grid.away.clear})
+    assert strategy.clusters().tolist() == [0, 0, 1, 1, 2, expected]
+    # It was sent its cluster's model at once: that of round 1, not the initial one.
+    (message,) = (m for m in grid.phase("train", 2) if m.metadata.dst_node_id == node_of(5))
+    assert message.content["arrays"]["weight"].numpy().any()
+    assert strategy.traffic[2].up == 6 * 12 * 8 + 2 * 6 * 8
+
+
+def test_a_client_that_is_like_nobody_starts_a_cluster() -> None:
+    data = [*X, [[1, -1, 0, 0, 0, 0], [0, 0, 1, 0, -1, 0], [0, 0, 0, 0, 0, 0]]]
+    grid, strategy = Clients(data=data), pacfl(16.0)
+    everybody = range(6)
+    start(strategy, grid, EVERYBODY, everybody, after={1: grid.away.clear})
+    assert strategy.clusters().tolist() == [0, 0, 1, 1, 2, 3]
+    alone = Local(lr=0.5)
+    own = Clients(LocalClient, data=data, away=EVERYBODY)
+    alone.min_available_nodes = 1
+    first = ArrayRecord(Model().state_dict())
+    Local(lr=0.5, min_available_nodes=1, fraction_evaluate=0).start(own, first, 1)
+    record = own.context(node_of(5)).state.array_records["memory.1"]
+    assert_allclose(strategy.model("cluster", 5)["weight"], record["weight"].numpy())
+
+
+def test_a_client_with_inputs_of_another_shape_is_named() -> None:
+    data = [*X[:4], [[1.0, 2.0]] * 3]
+    with pytest.raises(ValueError, match=r"directions of client 4's data have shape \(2, 1\), ex"):
+        start(pacfl(16.0), Clients(data=data, away=()), EVERYBODY)
+
+
+def test_one_that_joins_so_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    grid, strategy = Clients(data=[*X, [[1.0, 2.0]] * 3]), pacfl(16.0)
+    start(strategy, grid, EVERYBODY, EVERYBODY, after={1: grid.away.clear})
+    assert strategy.client_ids == list(EVERYBODY)
+    (line,) = warnings_in(caplog.records)
+    assert "client 5 refused: The directions of client 5's data have shape (2, 1)" in line
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "text"),
+    [
+        (torch.zeros(3, 6), torch.zeros(3, dtype=torch.int64), "All inputs are 0, which have no"),
+        (torch.ones(3, 6), torch.zeros(3), "The targets are torch.float32 of shape"),
+        ({"x": torch.ones(3, 6)}, torch.zeros(3, dtype=torch.int64), "The batches' inputs are dic"),
+    ],
+)
+def test_data_without_directions_are_refused(inputs: Any, targets: Tensor, text: str) -> None:
+    class Odd(Clients):
+        def _client_fn(self, context: Context) -> Any:
+            return PACFLClient(
+                context, Model(), [(inputs, targets)], nn.CrossEntropyLoss()
+            ).to_client()
+
+    with pytest.raises(RuntimeError, match=text):
+        start(pacfl(16.0, per_class=True), Odd(away=()), EVERYBODY)
+
+
+def test_a_saved_run_goes_on_and_a_damaged_one_is_refused() -> None:
+    whole, half, again = (pacfl(16.0) for _ in range(3))
+    start(whole, Clients(), EVERYBODY, (0, 2), EVERYBODY)
+    start(half, Clients(), EVERYBODY, (0, 2))
+    saved = half.state_dict()
+    again.load_state_dict(saved)
+    grid = Clients()
+    again.start(grid, ArrayRecord(Model().state_dict()), 3)
+    for name, array in whole.state_dict().items():
+        if name.startswith("state/"):
+            assert_array_equal(again.state_dict()[name], array)
+    assert all(server_round for _, server_round, _ in grid.sent)  # no second handshake
+    broken = pacfl(16.0)
+    broken.load_state_dict(saved | {"state/clusters/widths": np.ones(5, np.int64)})
+    with pytest.raises(ValueError, match="saved directions of the clients' data do not fit"):
+        broken.start(Clients(), ArrayRecord(Model().state_dict()), 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"threshold": 0.0}, "threshold is 0.0, expected a finite number > 0"),
+        ({"num_vectors": 0}, "num_vectors is 0, expected an integer >= 1"),
+        ({"measure": "largest"}, "measure is 'largest', expected"),
+        ({"linkage": "ward"}, "linkage is 'ward', expected"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        pacfl(**{"threshold": 1.0} | settings)

@@ -1,0 +1,272 @@
+"""pFedMe by hand, in both forms; docs/methods/pfedme.md.
+
+The clients are the three of the pages' worked examples (`quadratics`). One inner step with
+lambda = 2 is theta <- theta - .1 [a_i (theta - b_i) + 2 (theta - w_i)].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import MessageType
+from numpy.testing import assert_allclose
+
+from clients import LocalClient, PFedMeClient, PFedMeMatchedClient, client_app
+from fl_admm_strategies import InProcessGrid, Local, PFedMe, PFedMeMatched, StatefulStrategy
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
+from tests.support.federation import assert_same_runs, client_fn_of, initial_arrays, node_of
+
+PARTLY = (0, 1), (1, 2)
+THETA_W = list[list[float]]
+
+
+def pfedme(**settings: Any) -> PFedMe:
+    usual = {"lam": 2.0, "lr": 0.1, "outer_lr": 0.2, "local_rounds": 2, "inner_steps": 2}
+    return PFedMe(**usual | {"fraction_evaluate": 0.0} | settings)
+
+
+def matched(**settings: Any) -> PFedMeMatched:
+    usual = {"lam": 2.0, "lr": 0.1, "outer_lr": 0.2, "local_epochs": 2}
+    return PFedMeMatched(**usual | {"fraction_evaluate": 0.0} | settings)
+
+
+def run(
+    strategy: StatefulStrategy, *rounds: Sequence[int], grid: Grid | None = None, **options: Any
+) -> tuple[THETA_W, THETA_W, list[float]]:
+    """Return theta_i, the uploads and w after every round; theta_i is 0 until i has trained."""
+    matching = isinstance(strategy, PFedMeMatched)
+    grid = grid or Grid(PFedMeMatchedClient if matching else PFedMeClient)
+
+    def read() -> tuple[list[float], float]:
+        kept = [grid.context(node_of(i)).state.array_records for i in ALL]
+        theta = [grid.own_w(i)[0] if own else 0.0 for i, own in zip(ALL, kept, strict=True)]
+        return theta, strategy.global_model()["w"].item()
+
+    seen = follow(strategy, grid, *rounds, read=read, **options)
+    uploads = [
+        [
+            float(content["arrays"]["w"].numpy().item())
+            for _, content in sorted(grid.got_in(MessageType.TRAIN, r).items())
+            if "w" in content["arrays"]
+        ]
+        for r in range(1, len(rounds) + 1)
+    ]
+    return [theta for theta, _ in seen], uploads, [w for _, w in seen]
+
+
+# --- The worked examples (E1) -------------------------------------------------------------------
+
+
+def test_theta_may_start_at_w_i_each_time() -> None:
+    # Client 1, w_{1,0} = 0: theta = .1, then .1 - .1 (-.9 + .2) = .17 and w_{1,1} = .4 * .17 =
+    # .068. From there .068 + .0932 = .1612, .1612 - .1 (-.8388 + 2 * .0932) = .22644, and w_{1,2} =
+    # .068 + .4 (.22644 - .068) = .131376.
+    theta, w_i, w = run(pfedme(theta_start="reset"), ALL, ALL)
+    assert_allclose(theta[0], [0.22644, -0.40704, 1.97568], atol=1e-8)
+    assert_allclose(w_i[0], [0.131376, -0.239616, 1.193472], atol=1e-8)
+    assert_allclose(theta[1], [0.5062706886, -0.1925402778, 2.0991938714], atol=1e-8)
+    assert_allclose(w_i[1], [0.4455955203, 0.0354483497, 1.4113055549], atol=1e-8)
+    assert_allclose(w, [0.361744, 0.6307831416], atol=1e-8)
+
+
+def test_or_go_on_from_where_it_was_in_the_round() -> None:
+    theta, _, w = run(pfedme(), ALL, ALL)
+    assert_allclose(theta[0], [0.27642, -0.47616, 2.13696], atol=1e-8)
+    assert_allclose(theta[1], [0.5518840117, -0.2767362074, 2.2464786253], atol=1e-8)
+    assert_allclose(w, [0.380696, 0.6550559933], atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [("reset", [0.180872, 0.3385677854]), ("warm", [None, 0.3541119983])]
+)
+def test_w_may_move_by_half_of_it(start: str, expected: list[float | None]) -> None:
+    _, _, w = run(pfedme(theta_start=start, beta=0.5), ALL, ALL)
+    assert_allclose(w[1], expected[1], atol=1e-8)
+    assert expected[0] is None or w[0] == pytest.approx(expected[0], abs=1e-8)
+
+
+def test_flames_form() -> None:
+    # theta_1: .1, then .17 as above; w_1 = .4 * .17 = .068; w is the mean of all three.
+    theta, w_i, w = run(matched(), ALL, ALL)
+    assert_allclose(theta[0], [0.17, -0.32, 1.68], atol=1e-8)
+    assert_allclose(w_i[0], [0.068, -0.128, 0.672], atol=1e-8)
+    assert_allclose(theta[1], [0.32266, -0.36992, 2.00592], atol=1e-8)
+    assert_allclose(w, [0.204, 0.3835546667], atol=1e-8)
+
+
+def test_flames_form_averages_those_who_sat_out_as_well() -> None:
+    # Round 1: (.068 - .128 + 0)/3 = -.02; round 2: (.068 - .18864 + .65776)/3 = .17904.
+    theta, w_i, w = run(matched(), *PARTLY)
+    assert_allclose(w, [-0.02, 0.17904], atol=1e-8)
+    assert_allclose(theta[1], [0.17, -0.4416, 1.6744], atol=1e-8)
+    assert_allclose(w_i[1], [-0.18864, 0.65776], atol=1e-8)
+
+
+def test_with_everybody_flames_form_is_a_step_of_w_towards_the_mean() -> None:
+    # w <- (1 - eta_g lambda) w + eta_g lambda mean theta_i.
+    theta, _, w = run(matched(outer_lr=0.35), ALL, ALL, ALL)
+    before = 0.0
+    for own, now in zip(theta, w, strict=True):
+        before = 0.3 * before + 0.7 * float(np.mean(own))
+        assert now == pytest.approx(before, abs=1e-12)
+
+
+# --- Who trains, who is averaged ----------------------------------------------------------------
+
+
+def test_everyone_trains_and_the_sampled_ones_are_averaged() -> None:
+    theta, uploads, w = run(pfedme(), *PARTLY)
+    alone, _, alone_w = run(pfedme(everyone_trains=False), *PARTLY)
+    assert w == alone_w
+    assert [len(own) for own in uploads] == [2, 2]
+    # Client 3 has trained in round 1 and client 1 in round 2, though nobody averaged them.
+    assert theta[0][2] == pytest.approx(2.13696, abs=1e-8)
+    assert alone[0][2] == 0.0
+    assert theta[1][0] != theta[0][0]
+    assert alone[1][0] == alone[0][0] == theta[0][0]
+
+
+def test_who_is_not_averaged_receives_w_and_uploads_nothing() -> None:
+    strategy = pfedme(max_norm="auto")
+    run(strategy, *PARTLY)
+    assert {r: tuple(own) for r, own in strategy.traffic.items()} == {1: (24, 16), 2: (24, 16)}
+    assert sorted(strategy.train_metrics[1]) == [0, 1, 2]
+    strategy = pfedme(everyone_trains=False)
+    run(strategy, *PARTLY)
+    assert {r: tuple(own) for r, own in strategy.traffic.items()} == {1: (16, 16), 2: (16, 16)}
+
+
+def test_who_hosts_whom_changes_no_bit_of_it() -> None:
+    # On two nodes the messages of a node are one, with clients that upload and that do not.
+    runs = []
+    for num_nodes in (6, 2):
+        strategy = pfedme(fraction_train=0.5, seed=3, lr=0.3, fraction_evaluate=1.0)
+        app = client_app(client_fn_of(PFedMeClient), num_clients=6, cohort=False)
+        strategy.start(InProcessGrid(app, num_nodes), initial_arrays(), 2)
+        assert [len(own) for own in strategy.train_metrics.values()] == [6, 6]
+        runs.append(strategy)
+    assert_same_runs(*runs)
+
+
+def test_a_round_in_which_only_others_reply_leaves_w() -> None:
+    grid = Grid(PFedMeClient)
+    grid.spoil[2] = lambda replies: [r for r in replies if r.metadata.src_node_id == node_of(0)]
+    theta, _, w = run(pfedme(), *PARTLY, grid=grid)
+    assert w[1] == w[0]
+    assert theta[1][0] != theta[0][0]
+
+
+def test_a_joining_client_counts_with_w() -> None:
+    # FLAME's form: clients 1 and 2 alone, w = (.068 - .128)/2 = -.03; then client 3 alone trains:
+    # w_3 from w = -.03: theta = .1 (12) - .1 * 2 * .03 = 1.194, then 1.194 - .1 [4 (-1.806) + 2
+    # (1.224)] = 1.6716, w_3 = -.03 + .4 * 1.7016 = .65064, w = (.068 - .128 + .65064)/3.
+    grid = Grid(PFedMeMatchedClient, away=[2])
+    theta, _, w = run(matched(), (0, 1), (2,), grid=grid, after={1: grid.away.clear})
+    assert_allclose(w, [-0.03, 0.59064 / 3], atol=1e-12)
+    assert theta[1][2] == pytest.approx(1.6716, abs=1e-12)
+
+
+def test_a_client_that_has_left_is_out_of_flames_mean() -> None:
+    # Client 3 is gone from round 2 on and out in round 3: w = (w_1 + w_2)/2.
+    grid = Grid(PFedMeMatchedClient)
+    strategy = matched(max_missed_rounds=2)
+    _, uploads, w = run(
+        strategy, ALL, (0, 1), (0, 1), grid=grid, after={1: lambda: grid.away.add(2)}
+    )
+    assert strategy.client_ids == [0, 1]
+    assert w[2] == pytest.approx(np.mean(uploads[2]), abs=1e-12)
+
+
+def test_a_client_that_lost_its_model_is_trained_all_the_same() -> None:
+    grid = Grid(PFedMeClient)
+    strategy = pfedme(fraction_evaluate=1.0)
+    theta, _, w = run(strategy, ALL, ALL, grid=grid, after={1: lambda: grid.forget(1)})
+    kept, _, same = run(pfedme(), ALL, ALL)
+    assert (theta, w) == (kept, same)
+    # In FLAME's form theta_2 starts again from w^0, after it has sat out once: from 0 two steps of
+    # .1 towards the w of the day, .6 theta - .2 + .2 w twice: -.32 + .32 w.
+    grid, flames, w_of = Grid(PFedMeMatchedClient), matched(), list[float]()
+    follow(
+        flames,
+        grid,
+        *(ALL, ALL, ALL),
+        read=lambda: w_of.append(flames.global_model()["w"].item()),
+        after={1: lambda: grid.forget(1)},
+    )
+    assert sorted(flames.train_metrics[2]) == [0, 2]
+    assert grid.own_w(1) == pytest.approx([-0.32 + 0.32 * w_of[1]], abs=1e-12)
+
+
+# --- Models -------------------------------------------------------------------------------------
+
+
+def test_both_models_are_evaluated_and_the_personal_one_stays() -> None:
+    for strategy in (pfedme(fraction_evaluate=1.0), matched(fraction_evaluate=1.0)):
+        theta, _, w = run(strategy, ALL)
+        metrics = strategy.evaluate_metrics[1]
+        for i, (a, b) in enumerate([(1.0, 1.0), (2.0, -1.0), (4.0, 3.0)]):
+            assert metrics[i]["personal-loss"] == pytest.approx(a / 2 * (theta[0][i] - b) ** 2)
+            assert metrics[i]["global-loss"] == pytest.approx(a / 2 * (w[0] - b) ** 2)
+        said = rf"Read {type(strategy).__name__}Client\(\.\.\.\)\.personal_arrays\(\) there"
+        with pytest.raises(RuntimeError, match=said):
+            strategy.personal_arrays(0)
+
+
+def test_the_buffers_of_the_global_model_are_the_participants_means() -> None:
+    # Each of the R K = 4 steps sees n_i samples, from the buffers of w.
+    grid = Grid(PFedMeClient, Counting)
+    strategy = pfedme()
+    run(strategy, ALL, grid=grid)
+    assert_allclose(strategy.global_model()["seen"], [4 * np.mean(N)])
+    assert [grid.own(i)["seen"].item() for i in ALL] == [4 * n for n in N]
+    # Two steps from theta_i's own; weighted by the examples.
+    grid = Grid(PFedMeMatchedClient, Counting)
+    flames = matched()
+    run(flames, ALL, grid=grid)
+    assert_allclose(flames.global_model()["seen"], [2 * np.average(N, weights=N)])
+
+
+def test_an_envelope_of_no_weight_is_local_training() -> None:
+    # lambda -> 0: theta_i of FLAME's form is Local's.
+    theta, _, _ = run(matched(lam=1e-12), ALL, ALL)
+    grid = Grid(LocalClient)
+    follow(Local(lr=0.1, local_epochs=2), grid, ALL, ALL)
+    assert_allclose(theta[1], grid.own_w(*ALL), atol=1e-10)
+
+
+# --- Settings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lam": 0}, "lam is 0, expected a finite number > 0"),
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"outer_lr": 0}, "outer_lr is 0"),
+        ({"outer_lr": 1.0}, r"outer_lr \* lam is 2, expected less than 2"),
+        ({"local_rounds": 0}, "local_rounds is 0"),
+        ({"inner_steps": 0}, "inner_steps is 0"),
+        ({"beta": 0}, "beta is 0"),
+        ({"theta_start": "cold"}, "theta_start is 'cold', expected 'warm' or 'reset'"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pfedme(**settings)
+
+
+def test_bad_settings_of_flames_form_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"outer_lr \* lam is 3, expected less than 2"):
+        matched(outer_lr=1.5)
+    with pytest.raises(ValueError, match="local_epochs is 0"):
+        matched(local_epochs=0)
+
+
+def test_the_defaults_are_those_of_the_authors_code_but_for_the_step_sizes() -> None:
+    settings = PFedMe().settings()
+    expected = {"lam": 15.0, "local_rounds": 20, "inner_steps": 5, "beta": 1.0}
+    assert settings.items() >= expected.items()
+    assert settings["everyone_trains"] is True

@@ -1,0 +1,47 @@
+"""Seeds of many clients are those that NumPy gives one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fl_admm_strategies.maths.seeds import first_states, words_of
+from fl_admm_strategies.runtime.sampling import Sampling
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 9])
+def test_the_states_are_those_of_numpy(length: int) -> None:
+    entropy = np.random.default_rng(length).integers(2**32, size=(20, length), dtype=np.uint32)
+    entropy[0], entropy[1, -1] = 0, 0
+    expected = [
+        np.random.SeedSequence(row.tolist()).generate_state(1, np.uint64) for row in entropy
+    ]
+    np.testing.assert_array_equal(first_states(entropy), np.concatenate(expected))
+
+
+def test_a_number_in_words() -> None:
+    assert [words_of(n) for n in (0, 7, 2**32, 2**64 - 1, 2**64)] == [
+        [0],
+        [7],
+        [0, 1],
+        [2**32 - 1, 2**32 - 1],
+        [0, 0, 1],
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**40, 2**130 + 5])
+@pytest.mark.parametrize("server_round", [0, 3, 2**33])
+def test_a_client_has_the_seed_that_it_has_alone(seed: int, server_round: int) -> None:
+    sampling = Sampling(
+        fraction_train=1.0, fraction_evaluate=1.0, min_train=1, min_evaluate=1, seed=seed
+    )
+    clients = [0, 5, 2**32 - 1, 2**32, 2**63, 2**64 - 1]
+    expected = {
+        client: int(
+            np.random.SeedSequence([seed, client, server_round]).generate_state(1, np.uint64)[0]
+            >> np.uint64(1)
+        )
+        for client in clients
+    }
+    assert sampling.client_seeds(clients, server_round) == expected
+    assert sampling.client_seeds([], server_round) == {}

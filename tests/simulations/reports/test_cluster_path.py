@@ -1,0 +1,129 @@
+"""The report of a path of lambdas: its table, its picture, and a run that has both."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from rich.console import Console
+
+from fl_admm_strategies.algorithms.fpfc_path import PathTaken
+from fl_admm_strategies.runtime.record import Traffic
+from simulations.config import RunConfig
+from simulations.experiment import prepare
+from simulations.loading import load_settings
+from simulations.reports.cluster_path import draw_cluster_path, path_told
+from simulations.reports.plots import COLOURS, GREY, Picture
+from tests.simulations.running import result_of, rounds_of, run
+
+# Six clients, three pairs; at the third lambda all of them are together, and it is the fourth's
+# turn.
+LABELS = np.array([[0, 0, 0], [1, 0, 0], [2, 1, 0], [3, 1, 0], [4, 2, 0], [5, 2, 0]])
+TRUE = [0, 0, 1, 1, 2, 2]
+
+
+def taken(chosen: int | None = 1) -> PathTaken:
+    return PathTaken(
+        lams=np.array([0.0, 0.5, 1.0, 2.0]),
+        lam=0.5,
+        chosen=chosen,
+        values=np.array([0.8, 0.9, 0.7, np.nan]),
+        last_rounds=np.array([10, 25, 30, 0]),
+        labels=np.pad(LABELS, ((0, 0), (0, 1)), constant_values=-1),
+        num_groups=np.array([6, 3, 1, 0]),
+    )
+
+
+def told(path: PathTaken, true: list[int] | None = TRUE) -> str:
+    console = Console(width=80, record=True, file=StringIO())
+    traffic = {r: Traffic(1_000_000, 500_000) for r in range(31)}
+    for part in path_told(path, "accuracy", traffic, true):
+        console.print(part)
+    return console.export_text()
+
+
+def test_the_table_has_a_row_for_every_lambda_that_was_tried() -> None:
+    text = told(taken())
+    rows = [line.split() for line in text.splitlines()]
+    assert ["0", "1-10", "0.8", "6", "0.00", "15"] in rows
+    assert ["0.5", "*", "11-25", "0.9", "3", "1.00", "22.5"] in rows
+    assert ["1", "26-30", "0.7", "1", "0.00", "7.5"] in rows
+    assert not [row for row in rows if row[:1] == ["2"]]
+    assert "chosen by the accuracy on held-out samples. All in all 46.5 MB were sent." in text
+    assert "–" in told(taken(), None)
+    assert "ended before a λ was chosen; its models are those at λ=0.5" in told(taken(None))
+
+
+def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(Picture, "save", lambda self, figure: figures.append(figure))
+    draw_cluster_path(taken(), "accuracy", TRUE, picture=Picture(tmp_path / "p.png", "A run"))
+    counts, values, tree = figures[0].axes
+    assert counts.get_lines()[0].get_ydata().tolist() == [6, 3, 1]
+    assert values.get_lines()[0].get_ydata().tolist() == [0.8, 0.9, 0.7]
+    assert [text.get_text() for text in tree.get_xticklabels()] == ["0", "0.5", "1"]
+    (*lines, chosen) = tree.get_lines()
+    assert list(chosen.get_xdata()) == [1, 1]
+    # Six clients reach lambda_1 alone, join in pairs at lambda_2, and all at lambda_3.
+    ends = [tuple(line.get_xdata()) for line in lines]
+    assert [ends.count((s - 1, s)) for s in range(3)] == [6, 6, 3]
+    joined = {tuple(line.get_ydata()) for line in lines if tuple(line.get_xdata()) == (0, 1)}
+    assert joined == {(0, 0.5), (1, 0.5), (2, 2.5), (3, 2.5), (4, 4.5), (5, 4.5)}
+    assert {to_hex(line.get_color()) for line in lines} == {c.lower() for c in COLOURS[:3]}
+
+
+def test_lines_of_several_true_clusters_are_grey(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    monkeypatch.setattr(Picture, "save", lambda self, figure: figures.append(figure))
+    mixed = [0, 1, 0, 1, 0, 1]
+    draw_cluster_path(taken(), "accuracy", mixed, picture=Picture(tmp_path / "p.png", "A run"))
+    tree = figures[0].axes[2]
+    last = [line for line in tree.get_lines() if tuple(line.get_xdata()) == (1, 2)]
+    assert {to_hex(line.get_color()) for line in last} == {GREY.lower()}
+
+
+PATH = (
+    'algorithm.penalty={type = "path", lams = [0, 0.5], min-rounds = 1, max-rounds = 2, tol = 9.0}'
+)
+
+
+def test_a_file_can_ask_for_a_path() -> None:
+    settings = load_settings("digits-fpfc", changes=[PATH])
+    path = settings.algorithm.penalty.build()
+    assert path.lams == (0.0, 0.5)
+    assert (path.max_rounds, path.warm, path.monitor) == (2, True, "loss")
+    assert 'type = "path"' in settings.to_toml()
+    for bad, words in (
+        ("[1, 0.5]", r"lams is \[1.0, 0.5\], expected increasing numbers"),
+        ("[]", r"lams is \[\], expected increasing numbers"),
+        ('["a"]', "penalty.lams"),
+        ("0.5", "penalty.lams is 0.5, expected"),
+    ):
+        change = f'algorithm.penalty={{type = "path", lams = {bad}}}'
+        with pytest.raises(ValueError, match=words):
+            load_settings("digits-fpfc", changes=[change])
+
+
+def test_a_run_ends_when_the_chosen_one_is_at_rest() -> None:
+    experiment = prepare(RunConfig("digits-fpfc", changes=(PATH,)))
+    stop = experiment.report.stop_rule(experiment)
+    assert stop is not None
+    assert experiment.report.stop_rule(prepare(RunConfig("digits-fpfc"))) is None
+
+
+def test_a_run_has_the_table_and_the_picture(tmp_path: Path) -> None:
+    short = ("training.num-rounds=20", "training.evaluate-every=20", "algorithm.local-epochs=1")
+    folder = run(RunConfig("digits-fpfc", changes=(PATH, *short), out=tmp_path / "out"))
+    result = result_of(folder)
+    assert result["path"]["lams"] == [0, 0.5]
+    assert result["path"]["last_rounds"] == [2, 4]
+    assert result["rounds"] < 20  # the chosen one was at rest
+    sent = sum(sum(line["bytes"].values()) for line in rounds_of(folder))
+    assert result["cost"] == sent // 4  # one bill, in numbers of four bytes
+    assert (folder / "clusterpath.png").exists()
+    assert any(row.startswith("clusters at ν=aλ=") for row in result["cells"])

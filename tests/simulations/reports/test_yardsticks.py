@@ -1,0 +1,92 @@
+"""The yardsticks: alternating least squares against the definition of its minimiser; means."""
+
+import numpy as np
+import pytest
+
+from clients.toolkit.ratings import Ratings
+from simulations.reports.yardsticks import (
+    alternating_least_squares,
+    item_means,
+    rmse_of_factors,
+    rmse_of_items,
+)
+from tests.support.ratings import NUM_ITEMS, dense, ratings
+
+PARTS = [ratings(i, seed=5) for i in range(4)]
+
+
+def test_both_blocks_are_stationary_in_the_end() -> None:
+    """E V^T + lam U = 0 and U^T E + lam V = 0, where nobody rates item 6."""
+    first = np.random.default_rng(0).random((NUM_ITEMS, 2))
+    users, items = alternating_least_squares(PARTS, first, lam=0.5, sweeps=400)
+    values, mask = (np.vstack(part) for part in zip(*map(dense, PARTS), strict=True))
+    assert users.shape == (sum(part.num_users for part in PARTS), 2)
+    error = mask * (users @ items.T - values)
+    np.testing.assert_allclose(error @ items + 0.5 * users, 0, atol=1e-6)
+    np.testing.assert_allclose(error.T @ users + 0.5 * items, 0, atol=1e-12)  # solved for last
+    np.testing.assert_array_equal(items[6], 0)
+
+
+def test_it_finds_a_matrix_of_low_rank() -> None:
+    rng = np.random.default_rng(0)
+    U, V = rng.random((30, 2)), rng.random((2, 20))
+    rows, columns = np.nonzero(rng.random((30, 20)) < 0.7)
+    whole = Ratings(rows, columns, (U @ V)[rows, columns], 30, 20)
+    train, test = whole.split(0.2, rng)
+    found = alternating_least_squares([train], rng.random((20, 2)), lam=1e-8, sweeps=200)
+    assert rmse_of_factors([test], *found) < 1e-3
+    assert rmse_of_items([test], item_means([train], 0)[0]) > 0.1
+
+
+def worked_ratings() -> list[Ratings]:
+    """Return M_1 = ((5, -, 3), (4, 2, -)) and M_2 = ((-, 1, 4), (1, 5, -))."""
+    parts = []
+    for matrix in np.array([[[5.0, 0, 3], [4, 2, 0]], [[0, 1, 4], [1, 5, 0]]]):
+        users, items = np.nonzero(matrix)
+        parts.append(Ratings(users, items, matrix[users, items], 2, 3))
+    return parts
+
+
+def test_two_sweeps_of_the_worked_example() -> None:
+    """The data of docs/methods/fedmavg.md, E1; lam = 0.1 for both blocks, from the same V^0."""
+    parts, items = worked_ratings(), np.array([[1], [0.5], [0.8]])
+
+    def objective(users: np.ndarray, items: np.ndarray) -> float:
+        squares = 8 * rmse_of_factors(parts, users, items) ** 2
+        return float(squares / 2 + 0.05 * ((users**2).sum() + (items**2).sum()))
+
+    users, items = alternating_least_squares(parts, items, lam=0.1, sweeps=1)
+    expected = [4.2528735632, 3.7037037037, 3.7373737374, 2.5925925926]
+    np.testing.assert_allclose(users.ravel(), expected, rtol=0, atol=1e-8)
+    expected = [1.0011879131, 0.698635061, 0.8617075185]
+    np.testing.assert_allclose(items.ravel(), expected, rtol=0, atol=1e-8)
+    assert objective(users, items) == pytest.approx(11.4064322847, abs=1e-8)
+    again = alternating_least_squares(parts, items, lam=0.1, sweeps=1)
+    assert objective(*again) == pytest.approx(10.7379635139, abs=1e-8)
+
+
+def test_the_means_of_the_worked_example() -> None:
+    parts = worked_ratings()
+    means, overall = item_means(parts, 0)
+    assert overall == 3.125
+    np.testing.assert_allclose(means, [10 / 3, 8 / 3, 7 / 2], rtol=1e-12)
+    drawn, _ = item_means(parts, 2)  # (10 + 6.25)/5, (8 + 6.25)/5, (7 + 6.25)/4
+    np.testing.assert_allclose(drawn, [3.25, 2.85, 3.3125], rtol=1e-12)
+
+
+def test_an_item_that_nobody_rated_is_predicted_as_the_mean() -> None:
+    means, overall = item_means(PARTS, 0)
+    assert means[6] == overall
+
+
+def test_errors_are_pooled_over_the_clients() -> None:
+    one = Ratings(np.array([0]), np.array([0]), np.array([5.0]), 1, 2)
+    two = Ratings(np.array([0, 1, 1]), np.array([1, 0, 1]), np.array([1.0, 2.0, 3.0]), 2, 2)
+    users, items = np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [0.5]])
+    # Predictions: 1 | 1, 3, 1.5; errors -4 | 0, 1, -1.5.
+    expected = np.sqrt((16 + 0 + 1 + 2.25) / 4)
+    assert rmse_of_factors([one, two], users, items) == pytest.approx(expected)
+    # The mean of 5, 1, 2, 3 is 2.75: errors 2.25, 1.75, 0.75, 0.25.
+    expected = np.sqrt((2.25**2 + 1.75**2 + 0.75**2 + 0.25**2) / 4)
+    _, mean = item_means([one, two], 0)
+    assert rmse_of_items([one, two], np.full(2, mean)) == pytest.approx(expected)

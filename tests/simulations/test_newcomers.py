@@ -1,0 +1,63 @@
+"""Clients held out of an experiment, which join after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulations.config import RunConfig
+from simulations.data import FederatedData, load, without_newcomers
+from simulations.loading import load_experiment, load_settings
+from tests.simulations.running import result_of, run
+
+QUARTER = "newcomers.share=0.25"
+
+
+def test_a_share_of_every_true_cluster_is_held_out() -> None:
+    data = load("digits-swap", 0)
+    assert isinstance(data, FederatedData)
+    stay, new = without_newcomers(data, 0.25, 3)
+    assert stay.true_clusters is not None
+    assert new.true_clusters is not None
+    assert np.bincount(stay.true_clusters).tolist() == [3, 3, 3]
+    assert np.bincount(new.true_clusters).tolist() == [1, 1, 1]
+    both = [id(client) for client in (*stay.clients, *new.clients)]
+    assert sorted(both) == sorted(id(client) for client in data.clients)
+    again, other = (without_newcomers(data, 0.25, seed)[1].clients for seed in (3, 4))
+    assert [id(c) for c in again] == [id(c) for c in new.clients] != [id(c) for c in other]
+    with pytest.raises(ValueError, match=r"newcomers[.]share is 0[.]01, which of the 12 clients"):
+        without_newcomers(data, 0.01, 0)
+
+
+def test_both_sides_of_the_app_have_the_same_clients() -> None:
+    problem = load_experiment(RunConfig("digits-fpfc", changes=(QUARTER,)))
+    assert problem.num_clients == 9
+    assert problem.newcomers is not None
+    assert problem.newcomers.num_clients == 3
+    assert load_experiment(RunConfig("digits-fpfc")).newcomers is None
+
+
+def test_a_method_that_nobody_can_join_afterwards_is_refused() -> None:
+    with pytest.raises(ValueError, match="new clients cannot join 'fedadmm' after its run: that"):
+        load_settings("fedadmm-digits", changes=[QUARTER])
+    with pytest.raises(ValueError, match=r"newcomers[.]share is 1[.]5, expected less than 1"):
+        load_settings("digits-fpfc", changes=["newcomers.share=1.5"])
+
+
+@pytest.mark.slow
+def test_the_report_has_their_groups_and_their_accuracy(tmp_path: Path) -> None:
+    changes = (
+        QUARTER,
+        "newcomers.num-rounds=4",
+        'algorithm.penalty={type = "scad", lam = 0.6}',
+        "training.num-rounds=4",
+        "training.evaluate-every=4",
+    )
+    found = result_of(run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")))
+    joined = found["newcomers"]
+    assert sorted(joined["groups"]) == ["0", "1", "2"]
+    accuracies = [own["personal-accuracy"] for own in joined["clients"].values()]
+    rows = found["baselines"]["New clients"]["models"]
+    assert rows["personal model"]["mean"] == pytest.approx(np.mean(accuracies))

@@ -1,0 +1,84 @@
+"""The snippets of docs/after-training.md and docs/robustness.md run as they stand there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from safetensors.numpy import load_file
+from torch import nn
+
+import clients
+import fl_admm_strategies
+from clients import DittoClient, FPFCClient, client_app
+from fl_admm_strategies import FPFC, Ditto, InProcessGrid, SmoothedSCAD
+from tests.support.federation import client_fn_of, dataset, initial_arrays, make_model
+
+DOCS = Path(__file__).parents[1] / "docs"
+NUM_CLIENTS = 4
+
+
+def snippets(name: str) -> list[str]:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def ditto_client(context: Context, folder: Path) -> DittoClient:
+    data = [dataset(int(context.node_config["partition-id"])).tensors]
+    return DittoClient(context, make_model(), data, nn.CrossEntropyLoss(), state_dir=folder)
+
+
+def test_after_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    site = tmp_path / "site"
+    with InProcessGrid(client_app(lambda c: ditto_client(c, site)), NUM_CLIENTS) as grid:
+        Ditto(fraction_evaluate=0).start(grid, initial_arrays(), 1)
+        context = grid.context(5)
+    strategy = FPFC(SmoothedSCAD(lam=0.6))
+    with InProcessGrid(client_app(client_fn_of(FPFCClient)), NUM_CLIENTS) as grid:
+        strategy.start(grid, initial_arrays(), 2)
+    strategy.models().save("runs/digits-fpfc-20260101-120000/models")
+    train = [dataset(3).tensors]
+    names: dict[str, Any] = {
+        "strategy": strategy,
+        "Net": make_model,
+        "net": make_model(),
+        "nn": nn,
+        "train": train,
+        "loader": train,
+        "DittoClient": DittoClient,
+        "context": context,
+    }
+    away, into_torch, again, export, cluster, personal = snippets("after-training.md")
+    for snippet in (away, into_torch, again):
+        exec(snippet, names)
+    personal_3 = names["models"].personal[3]
+    for name, tensor in names["net"].state_dict().items():
+        assert np.array_equal(tensor.numpy(), personal_3[name])
+    assert "/var/lib/site" in export
+    exec(export.replace("/var/lib/site", str(site)), names)
+    assert load_file("my-model.safetensors").keys() == initial_arrays().keys()
+    for snippet in (cluster, personal):
+        exec(snippet, names)
+    losses = list(names["losses"].values())
+    assert losses == sorted(losses)
+    assert names["cluster"] in names["models"].clusters
+    assert names["own"].keys() == initial_arrays().keys()
+
+
+def test_robustness() -> None:
+    names = {
+        **vars(fl_admm_strategies),
+        **vars(clients),
+        "client_fn": client_fn_of(FPFCClient),
+    }
+    for snippet in snippets("robustness.md"):
+        exec(snippet, names)
+    with InProcessGrid(names["app"], NUM_CLIENTS) as grid:
+        strategy = FPFC(SmoothedSCAD(lam=0.6))
+        strategy.start(grid, initial_arrays(), 1)
+    assert len(strategy.evaluate_metrics[1]) == NUM_CLIENTS - 1  # the liar has no say
