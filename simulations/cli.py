@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -34,7 +33,6 @@ cli = typer.Typer(
 )
 
 _INTERRUPTED = 130  # the exit code of what Ctrl-C ended
-_PATIENCE = 3.0  # seconds for Ray to end
 
 
 @cli.command("list")
@@ -228,17 +226,20 @@ def _ending_ray(how_to_go_on: Callable[[], str]) -> Iterator[None]:
 
     Flower waits in the main thread for threads that do not hear of it, until the last round.
     """
+    import ray  # noqa: F401 - brings psutil along
+
+    # isort: split
+    import psutil
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Timer(_PATIENCE, os._exit, [_INTERRUPTED]).start()  # should Ray not end
         _say(f"Interrupted. {how_to_go_on()}")
         sys.stdout.flush()
-        logging.disable()  # Flower is about to wonder where Ray is
-        with suppress(Exception):
-            import ray
-
-            ray.shutdown()
+        # Not ray.shutdown(): the next call of Flower's threads would start another Ray, and the
+        # agents of a raylet that does not end within a second stay for a minute.
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
         os._exit(_INTERRUPTED)
 
     before = signal.signal(signal.SIGINT, end)

@@ -22,7 +22,7 @@ from fl_admm_strategies.runtime.checkpoints import Checkpoints
 from tests.support.cases import CHEAP, NUM_CLIENTS
 from tests.support.federation import Adding, Mean, trained
 from tests.support.legacy import with_server_fn
-from tests.test_kill import assert_nothing_is_left_of
+from tests.test_kill import assert_nothing_is_left_of, processes_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -123,11 +123,16 @@ def started(*command: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
         assert_nothing_is_left_of(process.pid)
 
 
-def interrupt(process: subprocess.Popen[str], checkpoints: Path) -> tuple[str, float]:
-    """Press Ctrl-C once two rounds are saved; return standard error and how long it took."""
+def saved(process: subprocess.Popen[str], checkpoints: Path) -> None:
+    """Wait until two rounds are saved."""
     while len(Checkpoints(checkpoints).rounds()) < 2:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
+
+
+def interrupt(process: subprocess.Popen[str], checkpoints: Path) -> tuple[str, float]:
+    """Press Ctrl-C once two rounds are saved; return standard error and how long it took."""
+    saved(process, checkpoints)
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=120)
@@ -160,6 +165,22 @@ def test_the_command_line_ends_with_130_and_the_command_that_goes_on(
             output, error = process.communicate(timeout=300)
         assert process.returncode == 0, error
         assert "Results:" in output
+
+
+@pytest.mark.slow
+def test_nothing_of_ray_is_left_where_its_raylet_is_slow_to_end(tmp_path: Path) -> None:
+    # Ray kills a raylet that does not end within a second, and its agents then report the death
+    # for a minute to a server that is gone; and what Flower's threads ask of Ray once it is shut
+    # down starts another.
+    run = (sys.executable, "-m", "simulations", "run", "digits-fpfc", "--out", "a run")
+    with started(*run, "--set", "training.num-rounds=100000", cwd=tmp_path) as process:
+        saved(process, tmp_path / "a run" / "checkpoints")
+        (raylet,) = (pid for pid, name in processes_of(process.pid).items() if "/raylet " in name)
+        os.kill(raylet, signal.SIGSTOP)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=120)
+        assert process.returncode == 130
+        assert_nothing_is_left_of(process.pid, patience=30.0)
 
 
 SCRIPT = """
