@@ -7,16 +7,16 @@ train in every round, and the sampled ones are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Spec
 from ..maths.checks import check_count, check_positive
 from ..runtime.messages import Reply
-from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.sampled import SampledSettings
+from .everyone import EveryoneTrains
 
 
 class EnvelopeSettings(SampledSettings, total=False):
@@ -27,7 +27,7 @@ class EnvelopeSettings(SampledSettings, total=False):
     everyone_trains: bool
 
 
-class EnvelopeStrategy(SampledStrategy):
+class EnvelopeStrategy(EveryoneTrains):
     """Base of pFedMe and Lp-Proj.
 
     Parameters
@@ -79,20 +79,6 @@ class EnvelopeStrategy(SampledStrategy):
         self.inner_steps = inner_steps
         self.beta = beta
         self.everyone_trains = everyone_trains
-        self._idle: set[int] = set()  # who trains in this round and uploads nothing
-
-    def in_training(self, sampled: Sequence[int]) -> list[int]:
-        """Return who trains in a round; of those who are not sampled nothing is averaged."""
-        self._idle = set(self.client_ids) - {*sampled} if self.everyone_trains else set()
-        return sorted({*sampled} | self._idle)
-
-    def wanted_of(self, client_id: int) -> list[str] | None:
-        """Return the arrays that a client of this round uploads: none, or all (None)."""
-        return [] if client_id in self._idle else None
-
-    def upload_spec_of(self, client_id: int) -> Spec:
-        """Return an upload's arrays, of which clients that are not averaged have none."""
-        return {} if client_id in self._idle else self.upload_spec()
 
     def mixed(self, w: NDArray[Any], mean: NDArray[Any]) -> NDArray[Any]:
         """Return (1 - beta) w + beta mean."""

@@ -18,12 +18,13 @@ from typing import Any, ClassVar, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Spec
+from ..maths.blocks import Arrays
 from ..maths.checks import check_choice, check_count
 from ..maths.regularizers import Regularizer, squared_l2_weight
 from ..runtime.messages import Reply
 from ..runtime.schema import Instruction
 from .completion import CompletionSettings, CompletionStrategy
+from .everyone import EveryoneTrains
 
 
 @dataclass
@@ -51,7 +52,7 @@ class FedMAvgInstruction(Instruction):
     upload: list[str] | None
 
 
-class FedMAvg(CompletionStrategy):
+class FedMAvg(EveryoneTrains, CompletionStrategy):
     """Federated matrix completion by model averaging (FedMAvg).
 
     The initial arrays are V^0 alone, of shape (r, n): see `initial_item_factors`.
@@ -124,8 +125,6 @@ class FedMAvg(CompletionStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedMAvgInstruction]:
         """Send V to everybody; those that were not drawn upload nothing."""
-        self._drawn = set(client_ids)
-        others = self.membership.ids if self.everyone_trains else []
         factors = self.global_model()
         return {
             client: FedMAvgInstruction(
@@ -135,14 +134,10 @@ class FedMAvg(CompletionStrategy):
                 data_weight=1 / self.membership.num_initial if self.step == "paper" else 1.0,
                 user_steps=self.user_steps,
                 item_steps=self.item_steps,
-                upload=None if client in self._drawn else [],
+                upload=self.wanted_of(client),
             )
-            for client in sorted({*client_ids, *others})
+            for client in self.in_training(client_ids)
         }
-
-    def upload_spec_of(self, client_id: int) -> Spec:
-        """Return the shape of V, for the clients that were drawn."""
-        return self.upload_spec() if client_id in self._drawn else {}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set V to the mean of the W_i that came up."""
