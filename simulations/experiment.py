@@ -111,7 +111,7 @@ def run_experiment(grid: Grid, config: RunConfig, *, engine: str, console: Conso
         If settings or data are not usable; nothing has been sent by then.
     RuntimeError
         If the run to resume is still going on, or not one reply, or not one evaluation, of the
-        whole run was usable.
+        whole run was usable; once all is written, if a method of ``[baselines]`` came to no end.
     """
     experiment = prepare(config)
     out = results_folder(config, experiment.settings)
@@ -165,7 +165,7 @@ def _run_in(
             f"no client could evaluate a model, so there is nothing to report. The models are in "
             f"{out}; the warnings above say why."
         )
-    baselines = _run_baselines(experiment, out, console)
+    baselines, failed = _run_baselines(experiment, out, console)
     newcomers = run_newcomers(experiment, console)
     finished = Finished(experiment, history.last, seconds, out)
     report = experiment.report.report(finished)
@@ -198,6 +198,12 @@ def _run_in(
         console.print(part)
         console.print()
     _print_files(console, out, report, settings, models)
+    if failed:
+        errors = "\n".join(f"{name}: {error}" for name, error in failed.items())
+        raise RuntimeError(
+            "the results above are complete but for the baselines that came to no end; the same "
+            f"command with --resume runs only the baselines again.\n{errors}"
+        )
     return result
 
 
@@ -217,50 +223,53 @@ def _attack_extra(problem: Problem) -> dict[str, Any]:
     return {"attack": problem.attack.kind, "malicious": sorted(problem.malicious)}
 
 
-def _run_baselines(experiment: Experiment, out: Path, console: Console) -> list[History]:
+def _run_baselines(
+    experiment: Experiment, out: Path, console: Console
+) -> tuple[list[History], dict[str, Exception]]:
     """Run the methods of ``[baselines]`` after the experiment, in this process whatever its engine.
 
     They have its problem, seed and start, and as many rounds as it had; so their numbers are the
-    same on all engines.
-
-    Raises
-    ------
-    RuntimeError
-        If not a single client could evaluate a model of one of them after the last round.
+    same on all engines. Why a method came to no end is returned by its name: what the others
+    measured is not lost with it.
     """
+    found: list[History] = []
+    failed: dict[str, Exception] = {}
+    for name in experiment.settings.baselines.methods():
+        console.print(f"For comparison, on the same data: {name} ...", highlight=False)
+        try:
+            found.append(_run_baseline(name, experiment, out / _metrics_file(name)))
+        except (RuntimeError, ValueError) as error:
+            failed[name] = error
+    return found, failed
+
+
+def _run_baseline(name: str, experiment: Experiment, path: Path) -> History:
     problem, settings = experiment.problem, experiment.settings
     num_rounds = max(experiment.strategy.traffic)
-    found = []
-    for name, table in settings.baselines.methods().items():
-        console.print(f"For comparison, on the same data: {name} ...", highlight=False)
-        method = completed(table, settings.algorithm)
-        federation, _ = _federation(problem, method, table.client)
-        strategy = federation.strategy()
-        path = out / _metrics_file(name)
-        path.unlink(missing_ok=True)
-        one_each = issubclass(method.builds, FedAvg)
-        nodes = Host(Engine.INPROCESS).num_nodes(problem.num_clients, one_each=one_each)
-        with (
-            one_thread(),
-            grid_of(federation, nodes) as grid,
-            _recorded(path, strategy) as (on_round, _),
-        ):
-            history = run_method(
-                problem,
-                strategy,
-                grid,
-                federation.initial_arrays(strategy),
-                num_rounds=num_rounds,
-                evaluate_every=settings.training.evaluate_every,
-                on_round=on_round,
-            )
-        if num_rounds not in history.rounds:
-            raise RuntimeError(
-                f"no client could evaluate a model of the baseline {name}; the errors above say "
-                "why."
-            )
-        found.append(history)
-    return found
+    table = settings.baselines.methods()[name]
+    method = completed(table, settings.algorithm)
+    federation, _ = _federation(problem, method, table.client)
+    strategy = federation.strategy()
+    path.unlink(missing_ok=True)
+    one_each = issubclass(method.builds, FedAvg)
+    nodes = Host(Engine.INPROCESS).num_nodes(problem.num_clients, one_each=one_each)
+    with (
+        one_thread(),
+        grid_of(federation, nodes) as grid,
+        _recorded(path, strategy) as (on_round, _),
+    ):
+        history = run_method(
+            problem,
+            strategy,
+            grid,
+            federation.initial_arrays(strategy),
+            num_rounds=num_rounds,
+            evaluate_every=settings.training.evaluate_every,
+            on_round=on_round,
+        )
+    if num_rounds not in history.rounds:
+        raise RuntimeError("no client could evaluate a model; the errors above say why.")
+    return history
 
 
 @contextmanager

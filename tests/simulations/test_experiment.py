@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from clients import FPFCClient
+from clients import FPFCClient, LocalClient
 from fl_admm_strategies import load_models, run_in_process
 from simulations.client_app import make_client_app
 from simulations.config import RunConfig
@@ -208,6 +209,26 @@ def test_a_run_that_nobody_could_evaluate_fails_and_keeps_its_models(
     with pytest.raises(RuntimeError, match=r"no client could evaluate.*out; the warnings"):
         run(config)
     assert (tmp_path / "out" / "state.safetensors").is_file()
+
+
+def test_a_baseline_that_fails_costs_nothing_but_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise ValueError("not with these data")
+
+    changes = ("training.num-rounds=1", "baselines.local.lr=0.1", "baselines.fedprox.mu=0.1")
+    config = RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalClient, "steps", fail)
+        with pytest.raises(RuntimeError, match=r"--resume.*\nlocal: .*not with these data"):
+            run(config)
+    result = result_of(tmp_path / "out")
+    assert result["models"]["personal model"]["mean"] > 0
+    assert list(result["baselines"]) == ["FedProx"]
+    again = run(replace(config, resume=True))
+    assert result_of(again)["baselines"].keys() == {"FedProx", "Local"}
+    assert result_of(again)["models"] == result["models"]
 
 
 @pytest.mark.slow
