@@ -185,9 +185,15 @@ def _run_in(
         seed=settings.seed,
         published=published_rows(settings),
         cells=cells,
-        baselines={**{own.title: own.last for own in baselines}, **newcomers.scores},
+        baselines={own.title: own.last for own in baselines},
+        new_clients=newcomers.scores,
         note=report.note,
-        legend=(*_attack_legend(problem), *report.legend, *legend(settings.report)),
+        legend=(
+            *_attack_legend(problem),
+            *report.legend,
+            *legend(settings.report),
+            *newcomers.legend,
+        ),
         extra={**_attack_extra(problem), **report.extra, **newcomers.extra},
     )
     write_result(out / "result.json", result)

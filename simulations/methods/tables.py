@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from fl_admm_strategies import SampledStrategy
+from fl_admm_strategies.maths.schedules import epochs_in, rate_in
 from fl_admm_strategies.runtime.settings import parameters_of
 
 from ..problems import Problem
@@ -88,13 +89,16 @@ def default_of(table: type[Built]) -> Any:
 def completed(baseline: BaselineTable, algorithm: AlgorithmTable) -> BaselineTable:
     """Return a baseline's table with the algorithm's step size and epochs where it has none.
 
-    Of a step size that changes, a baseline that takes none but a number has that of round 1.
+    Of ones that change, a baseline that takes none but a number has those of round 1, epochs that
+    differ by client those of client 0.
     """
     lent = {}
     for name in _LENT:
         value = getattr(algorithm, name, None)
         if name not in baseline.parameters or getattr(baseline, name) is not None or value is None:
             continue
-        schedule = isinstance(value, Built) and name not in baseline.objects
-        lent[name] = value.build()(1) if schedule else value
+        if isinstance(value, Built) and name not in baseline.objects:
+            made = value.build()
+            value = rate_in(1, made) if name == "lr" else epochs_in(1, 0, made)
+        lent[name] = value
     return baseline.model_copy(update=lent)

@@ -36,14 +36,23 @@ def results_table(result: Result) -> Group:
         padding=0,
         pad_edge=False,
     )
-    compared = {
-        row_of(name, kind): (score, baseline.cells.get(kind, {}))
-        for name, baseline in result.baselines.items()
-        for kind, score in baseline.models.items()
+    sections = {
+        "Run here for comparison": result.baselines,
+        "New clients, after the run": result.new_clients,
     }
-    scores = (*result.models.values(), *(score for score, _ in compared.values()))
+    compared = {
+        section: {
+            row_of(name, kind): (score, method.cells.get(kind, {}))
+            for name, method in methods.items()
+            for kind, score in method.models.items()
+        }
+        for section, methods in sections.items()
+        if methods
+    }
+    others = [row for section in compared.values() for row in section.values()]
+    scores = (*result.models.values(), *(score for score, _ in others))
     spread = ["Std", "Worst\n10 %", "Best\n10 %"] if any(s.std is not None for s in scores) else []
-    rows = (*result.cells.values(), *(row for _, row in compared.values()))
+    rows = (*result.cells.values(), *(row for _, row in others))
     rows += tuple(result.published.values())
     columns = {key: column for key, column in COLUMNS.items() if any(key in row for row in rows)}
     table.add_column("", min_width=16, overflow="fold")
@@ -69,10 +78,10 @@ def results_table(result: Result) -> Group:
             empty = [""] * (1 + len(spread))
             table.add_row(Text(f"  {title}"), *empty, *cells(row, ""), style="cyan")
 
-    if compared:
+    for section, its_rows in compared.items():
         table.add_section()
-        table.add_row(Text("Run here for comparison", style="bold"))
-        for title, (values, row) in compared.items():
+        table.add_row(Text(section, style="bold"))
+        for title, (values, row) in its_rows.items():
             table.add_row(Text(f"  {title}"), *numbers(values), *cells(row, ""))
 
     if result.published:

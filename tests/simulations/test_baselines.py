@@ -80,6 +80,11 @@ def test_what_is_left_out_is_the_algorithms() -> None:
     )
     assert fedavg["lr"] == 0.01
     assert fpfc["lr"] == StepDecay(0.01, 0.9, 5)
+    # Of epochs that grow, likewise.
+    changes = ["algorithm.local-epochs={type='growing', every=1, first=4}", "baselines.local={}"]
+    settings = load_settings("digits-fpfc", changes=changes)
+    local = settings.baselines.methods()["local"]
+    assert completed(local, settings.algorithm).arguments()["local_epochs"] == 4
     # An algorithm without them lends nothing: the constructor's own.
     settings = load_settings("fedgia-v1", changes=["baselines.fedgia.local-steps=3"])
     table = settings.baselines.methods()["fedgia"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from simulations.config import RunConfig
 from simulations.data import FederatedData, load, without_newcomers
@@ -59,5 +61,43 @@ def test_the_report_has_their_groups_and_their_accuracy(tmp_path: Path) -> None:
     joined = found["newcomers"]
     assert sorted(joined["groups"]) == ["0", "1", "2"]
     accuracies = [own["personal-accuracy"] for own in joined["clients"].values()]
-    rows = found["baselines"]["New clients"]["models"]
+    rows = found["new_clients"]["FPFC"]["models"]
+    assert found["baselines"] == {}  # it is neither their data nor their number of rounds
     assert rows["personal model"]["mean"] == pytest.approx(np.mean(accuracies))
+    assert list(found["new_clients"]) == ["FPFC", "Local"]
+
+
+@pytest.mark.parametrize("epochs", ["2", '{type = "growing", every = 1}'])
+def test_beside_them_stands_what_each_reaches_alone(tmp_path: Path, epochs: str) -> None:
+    changes = (
+        QUARTER,
+        "newcomers.num-rounds=3",
+        'algorithm.penalty={type = "scad", lam = 0.6}',
+        f"algorithm.local-epochs={epochs}",
+        "training.num-rounds=1",
+        "training.fraction-train=1.0",
+    )
+    config = RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")
+    found = result_of(run(config))
+    new = load_experiment(config).newcomers
+    assert new is not None
+    steps = 3 * (2 if epochs == "2" else 1)  # of round 1, where epochs change with the rounds
+    expected = [_alone(new.client_arguments(k), steps) for k in range(3)]
+    alone = found["newcomers"]["alone"]
+    assert [alone[str(k)]["personal-accuracy"] for k in range(3)] == pytest.approx(expected)
+    row = found["new_clients"]["Local"]["models"]["own model"]
+    assert row["mean"] == pytest.approx(np.mean(expected))
+
+
+def _alone(given: dict[str, Any], steps: int) -> float:
+    """Return the test accuracy after full gradient steps on a client's own data."""
+    model = given["model"]
+    for _ in range(steps):
+        for x, y in given["train_loader"]:
+            model.zero_grad()
+            given["loss_fn"](model(x), y).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.3 * parameter.grad
+    ((x, y),) = given["test_loader"]
+    return float((model(x).argmax(1) == y).float().mean())

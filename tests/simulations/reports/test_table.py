@@ -185,6 +185,19 @@ def test_baselines_stand_between_the_run_and_the_published_numbers():
     assert "same data, start, seed, rounds and share of" in " ".join(text.split())
 
 
+def test_new_clients_are_no_baselines():
+    joined = {
+        "FPFC": ModelScores({"personal model": Score(0.5, 0.1, 0.2, 0.8)}),
+        "Local": ModelScores({"own model": Score(0.25, 0.1, 0.1, 0.4)}),
+    }
+    text = shown(results_table(make_result(new_clients=joined, cells={})), width=100)
+    assert row(text, "FPFC: personal model") == ["50.00", "10.00", "20.00", "80.00"]
+    assert row(text, "Local: own model") == ["25.00", "10.00", "10.00", "40.00"]
+    places = [text.index(word) for word in ("This run", "New clients", "FPFC: p", "Published")]
+    assert places == sorted(places)
+    assert "Run here for comparison" not in text
+
+
 def test_a_table_of_three_shares_fits_the_terminal():
     # FedAPM, Table 3: accuracy, F1 and AUC, each with a deviation.
     result = make_result(
