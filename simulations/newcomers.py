@@ -32,8 +32,6 @@ from .scores import ModelScores
 
 _MOST_ROWS = 30
 
-_ByClient = Mapping[int, Mapping[str, float]]
-
 
 @dataclass(frozen=True)
 class Joined:
@@ -70,7 +68,7 @@ def run_newcomers(experiment: Experiment, console: Console) -> Joined:
     local = by_itself.strategy(fraction_train=1.0)
     alone = _run(by_itself, local, by_itself.initial_arrays(local), num_rounds)
     title = experiment.report.title(experiment.strategy)
-    body, found = _told(experiment, problem, strategy, scores, _last(local))
+    body, found = _told(experiment, problem, (strategy, scores), (local, alone))
     return Joined(
         scores={title: scores, local.title: alone},
         legend=(
@@ -105,18 +103,18 @@ def _run(
     return history.last
 
 
-def _last(strategy: Method) -> _ByClient:
+def _last(strategy: Method) -> Mapping[int, Mapping[str, float]]:
     return strategy.evaluate_metrics[max(strategy.evaluate_metrics)]
 
 
 def _told(
     experiment: Experiment,
     problem: Problem,
-    strategy: FPFCNewcomers,
-    scores: ModelScores,
-    alone: _ByClient,
+    joined: tuple[FPFCNewcomers, ModelScores],
+    local: tuple[Local, ModelScores],
 ) -> tuple[list[RenderableType], dict[str, Any]]:
-    groups, metric, own = strategy.groups(), problem.metric, _last(strategy)
+    strategy = joined[0]
+    groups, metric, own, alone = strategy.groups(), problem.metric, _last(strategy), _last(local[0])
     true, of_group = problem.data.true_clusters, _true_of(experiment)
     table = small_table("New clients, which the run did not know")
     for header in ("Client", "True cluster", "Group", metric.header, "of the group", "Local"):
@@ -130,7 +128,7 @@ def _told(
         if client < _MOST_ROWS:
             table.add_row(
                 str(client),
-                "–" if true is None else str(true[client]),
+                "–" if true is None else str(true[client] + 1),
                 "alone" if group is None else str(group),
                 *("–" if value is None else metric.text(value, unit=False) for value in values),
             )
@@ -140,10 +138,13 @@ def _told(
     sentence = f"{len(groups) - without} of {len(groups)} new clients joined a group"
     if true is not None:
         sentence += f", {right} of them that of their kind"
-    own_mean = scores.models[strategy.kinds["personal"]].mean
+    own_mean, alone_mean = (
+        metric.text(scores.models[method.kinds["personal"]].mean, unit=True)
+        for method, scores in (joined, local)
+    )
     sentence += (
-        f". Mean {metric.measure} of their own models: {metric.text(own_mean, unit=True)}. The "
-        "models of the run are as they were."
+        f". Mean {metric.measure} of their own models: {own_mean}, alone on their own data: "
+        f"{alone_mean}. The models of the run are as they were."
     )
     found = {
         "groups": groups,

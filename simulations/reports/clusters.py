@@ -333,7 +333,7 @@ def _sentences(
     clustering: Sequence[ClusteringRow],
 ) -> list[str]:
     counts = sorted({row.num for row in clustering})
-    tested = ", ".join(f"{row.num} at ν={row.nu:g}" for row in clustering)
+    tested = ", ".join(f"{row.num} at ν={row.nu:.3g}" for row in clustering)
     failing = [check for check in checks if check.verdict == "too small"]
     unclear = [check for check in checks if check.verdict == "open"]
     sentences = []
@@ -347,28 +347,28 @@ def _sentences(
     if failing:
         needed = max(check.lam_needed for check in failing)
         sentences.append(
-            f"• λ={lam:g} is too small for {len(failing)} of the found clusters: a client there "
+            f"• λ={lam:.3g} is too small for {len(failing)} of the found clusters: a client there "
             "pulls away from the common model harder than the others can hold. At these models "
             f"it takes λ of {needed:.3g} or more (a necessary condition, for clusters far apart)."
         )
     if unclear and not apart:
         sentences.append(
-            f"• Whether λ={lam:g} holds the found clusters is open: they are so close that they "
+            f"• Whether λ={lam:.3g} holds the found clusters is open: they are so close that they "
             "still pull on each other. Train longer; if they stay so close, λ is too large."
         )
     elif unclear:
         sentences.append(
-            f"• Whether λ={lam:g} holds {len(unclear)} of the found clusters is open: the pull "
+            f"• Whether λ={lam:.3g} holds {len(unclear)} of the found clusters is open: the pull "
             "there is above what the others can hold, but by less than the run is away from an "
             "exact solution. Train longer to know."
         )
     if all(check.size == 1 for check in checks):
         sentences.append(
-            f"• Every client is alone: at λ={lam:g} no two models were fused. Try a larger λ."
+            f"• Every client is alone: at λ={lam:.3g} no two models were fused. Try a larger λ."
         )
     elif not failing and not unclear:
         sentences.append(
-            f"• λ={lam:g} is large enough to hold every found cluster at one common model."
+            f"• λ={lam:.3g} is large enough to hold every found cluster at one common model."
         )
     sentences.append(
         f"• Distance from an exact solution: {stationarity:.2g} (each client's gradient against "

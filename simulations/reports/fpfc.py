@@ -39,7 +39,7 @@ class FPFCReport(MethodReport):
         clustering = clustering_scores(found.theta_norms, data.true_clusters, nus)
         shared = sum(array.size for array in strategy.state.averaged_arrays.values())
         dim = sum(array.size for array in strategy.global_model().values()) - shared
-        rows = [(f"ν={row.nu:g}", row) for row in clustering]
+        rows = [(f"ν={row.nu:.3g}", row) for row in clustering]
         # Where the penalty is flat: pairs above do not pull on each other.
         if flat := getattr(strategy.penalty_in_use, "flat_from", 0.0):
             (row,) = clustering_scores(found.theta_norms, data.true_clusters, (flat,))

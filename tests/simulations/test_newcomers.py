@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ def test_a_method_that_nobody_can_join_afterwards_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_report_has_their_groups_and_their_accuracy(tmp_path: Path) -> None:
+def test_the_report_has_their_groups_and_their_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     changes = (
         QUARTER,
         "newcomers.num-rounds=4",
@@ -65,6 +68,11 @@ def test_the_report_has_their_groups_and_their_accuracy(tmp_path: Path) -> None:
     assert found["baselines"] == {}  # it is neither their data nor their number of rounds
     assert rows["personal model"]["mean"] == pytest.approx(np.mean(accuracies))
     assert list(found["new_clients"]) == ["FPFC", "Local"]
+    _, told = capsys.readouterr().out.split("New clients, which the run did not know")
+    # True clusters count from 1, as in the pictures and as the groups do.
+    numbers = re.findall(r"^ +(\d) +(\d) +(?:alone|\d) ", told, re.MULTILINE)
+    assert numbers == [("0", "1"), ("1", "2"), ("2", "3")]
+    assert "alone on their own data: " in " ".join(told.split())
 
 
 @pytest.mark.parametrize("epochs", ["2", '{type = "growing", every = 1}'])

@@ -148,7 +148,7 @@ def test_diagnostics_say_which_cluster_fails_and_what_it_takes():
         [0, 1, 1, 1, 2, 2],
         [0.3, 0.1, 0.25, 0.15, 0.05, 0.13],
         lam=0.75,
-        clustering=[ClusteringRow(0.01, 3, None), ClusteringRow(0.5, 3, None)],
+        clustering=[ClusteringRow(0.01, 3, None), ClusteringRow(4.40615, 3, None)],
     )
     assert row(text, "1") == ["3", "0.25", "0.25", "0.75", "holds"]
     assert " ".join(row(text, "2")) == "2 0.13 0.125 0.78 λ too small for this cluster"
@@ -157,7 +157,7 @@ def test_diagnostics_say_which_cluster_fails_and_what_it_takes():
     assert row(text, "in one cluster") == ["4"] + ["0.001"] * 5
     assert row(text, "in two clusters") == ["11"] + ["4"] * 5
     flat = " ".join(text.split())
-    assert "does not depend on the threshold: 3 at ν=0.01, 3 at ν=0.5" in flat
+    assert "does not depend on the threshold: 3 at ν=0.01, 3 at ν=4.41" in flat
     assert "λ=0.75 is too small for 1 of the found clusters" in flat
     assert "it takes λ of 0.78 or more" in flat
     assert "0.00032" in flat
@@ -182,8 +182,9 @@ def test_diagnostics_do_not_call_lambda_too_small_before_they_can_know(how, reas
 
 def test_diagnostics_say_that_all_is_well_or_that_nothing_fused():
     rows = [ClusteringRow(0.01, 3, None), ClusteringRow(0.5, 1, None)]
-    well = " ".join(diagnose([0, 0, 0], [0.1, 0.1, 0.1], clustering=rows).split())
-    assert "large enough to hold every found cluster" in well
+    found = diagnose([0, 0, 0], [0.1, 0.1, 0.1], clustering=rows, lam=2.38172)
+    well = " ".join(found.split())
+    assert "λ=2.38 is large enough to hold every found cluster" in well
     assert "depends on the threshold (3 at ν=0.01, 1 at ν=0.5)" in well
     alone = " ".join(diagnose([0, 1, 2], [0.1, 0.1, 0.1], clustering=[]).split())
     assert "Every client is alone: at λ=0.6" in alone
