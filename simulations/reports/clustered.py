@@ -38,7 +38,7 @@ def groups_found(run: Finished, num: float | None, ari: float | None, kinds: lis
     """Say in two sentences what came out, for somebody who has not read the paper."""
     truth = ""
     if ari == 1:
-        truth = ", exactly the true ones"
+        truth = f", exactly the true one{'' if num == 1 else 's'}"
     elif ari is not None:
         num_true = len(np.unique(run.problem.data.true_clusters))
         truth = f"; there are {num_true} true ones (ARI {ari:.2f}; 1 is a perfect match)"

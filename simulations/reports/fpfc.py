@@ -9,6 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from fl_admm_strategies import LambdaPath
+from fl_admm_strategies.algorithms.fpfc_search import FoundGroups
 from fl_admm_strategies.algorithms.fpfc_types import FPFCDiagnostics
 from fl_admm_strategies.runtime.callbacks import StopRule
 
@@ -156,11 +157,18 @@ def _search_told(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Text]
     return [
         Text(
             f"Groups tried in rounds 1 to {search.last_round}, with the mean loss on held-out "
-            f"data: {tried}. {outcome} λ={found.lam:.3g} and ν={found.nu:.3g} come from the "
-            f"distance of the two nearest groups. The search sent {spent:,} numbers; "
-            f"runs with 8 values of λ would send some {grid:,}."
+            f"data: {tried}. {outcome} {_lambda_told(found, search)} The search sent {spent:,} "
+            f"numbers; runs with 8 values of λ would send some {grid:,}."
         )
     ]
+
+
+def _lambda_told(found: FPFCDiagnostics, search: FoundGroups) -> str:
+    """Say where lambda comes from; one group has no distance to another."""
+    lam, nu = f"λ={found.lam:.3g}", f"ν={found.nu:.3g}"
+    if found.lam == 2 * search.lam_needed:
+        return f"{lam} is twice what holds the group together, and {nu} is aλ/2."
+    return f"{lam} and {nu} come from the distance of the two nearest groups."
 
 
 def _draw(run: Finished, labels: Any) -> None:

@@ -193,6 +193,13 @@ def test_the_report_tells_of_the_search_for_groups(
     # sent the model once; half of the clients train. Those of rounds 9 and 10 had no omega_i yet.
     sent = 6 * (2 + 1) + 12 * 2 + len(search["losses"]) * 12 * (2 * 5 + 1)
     assert f"The search sent {650 * sent:,} numbers" in output
+    assert "come from the distance of the two nearest groups" in output
+    one = "data={ name = 'digits', options = { partition = 'noise', clients = 5, sigma = 0.05 } }"
+    run(RunConfig("digits-fpfc", changes=(*changes, one), out=tmp_path / "one"))
+    output = " ".join(capsys.readouterr().out.split())
+    assert "FPFC found 1 group among 5 clients." in output
+    assert " is twice what holds the group together, and ν=" in output
+    assert "nearest groups" not in output
     run(RunConfig("digits-fpfc", changes=SHORT, out=tmp_path / "short"))
     output = " ".join(capsys.readouterr().out.split())
     assert "The run ended while the groups were still searched for: all clients count" in output
