@@ -175,6 +175,9 @@ def metric_over_rounds(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    rounds = np.unique(np.concatenate([line[:, 0] for line in lines.values()]))
+    if len(rounds) == 1:
+        axes.set_xticks(rounds)
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -239,9 +242,8 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, picture: Picture) -
         blocks.append(alone)
         names.append(f"alone ({alone})")
 
-    figure, axes = _square(
-        picture, "Dark: the two clients hold nearly the same model. Framed: the clusters found."
-    )
+    framed = " Framed: the clusters found." if alone < m else ""
+    figure, axes = _square(picture, f"Dark: the two clients hold nearly the same model.{framed}")
     image = axes.imshow(
         distances,
         cmap="YlGnBu_r",

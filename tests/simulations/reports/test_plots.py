@@ -144,14 +144,16 @@ def test_a_pdf_beside_the_png_on_request(tmp_path):
     assert not (tmp_path / "c.pdf").exists()
 
 
-def test_metric_draws_a_single_round(tmp_path):
+def test_metric_draws_a_single_round(tmp_path, monkeypatch):
+    figures = axes_drawn(monkeypatch)
     metric_over_rounds(
-        {"personal model": [(1, 4.2)]},
+        {"personal model": [(600, 4.2)], "one global model": [(600, 5.0)]},
         ylabel="RMSE",
         picture=Picture(tmp_path / "a" / "m.png", "A run"),
     )
     image = picture(tmp_path / "a" / "m.png", 1200, 750)
     assert share(image, "#0072B2") > 0  # the lone point has a marker, a line would not show
+    assert figures[0].axes[0].get_xticks().tolist() == [600]  # rounds that there were
 
 
 @pytest.mark.parametrize("series", [{}, {"personal model": []}, {"personal model": [(1, np.nan)]}])
@@ -285,6 +287,7 @@ def test_a_hundred_clients_alone(tmp_path, monkeypatch):
     assert share(image, "#0072B2") == 0
     heat, plane = figures
     assert [label.get_text() for label in heat.axes[0].get_yticklabels()] == ["alone (100)"]
+    assert "Framed" not in heat.axes[0].get_title(loc="left")  # nothing is
     assert "100 clients, each alone" in [text.get_text() for text in plane.legends[0].get_texts()]
 
 
