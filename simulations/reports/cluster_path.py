@@ -71,8 +71,11 @@ def path_told(
             style="yellow",
         )
     else:
+        is_last = path.chosen == len(path.lams) - 1
+        at_the_end = "It is the largest of the grid: try larger ones. " if is_last else ""
         sentence = Text(
-            f"* chosen by the {metric} on held-out samples. All in all {total:.3g} MB were sent."
+            f"* chosen by the {metric} on held-out samples. {at_the_end}All in all {total:.3g} MB "
+            "were sent."
         )
     return [table, sentence]
 
@@ -108,7 +111,7 @@ def draw_cluster_path(
         axes.set_ylabel(ylabel)
         axes.margins(y=0.15)
         axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
-    counts.yaxis.get_major_locator().set_params(integer=True)
+    counts.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     _draw_tree(tree, path.labels[:, ended], true_clusters)
     tree.set_xticks(x, names)
     tree.set_xlabel("λ")

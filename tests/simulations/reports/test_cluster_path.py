@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -55,6 +56,23 @@ def test_the_table_has_a_row_for_every_lambda_that_was_tried() -> None:
     assert "chosen by the accuracy on held-out samples. All in all 46.5 MB were sent." in text
     assert "–" in told(taken(), None)
     assert "ended before a λ was chosen; its models are those at λ=0.5" in told(taken(None))
+
+
+def test_a_grid_that_ends_too_early_is_said() -> None:
+    text = told(replace(taken(), lams=np.array([0.0, 0.5]), last_rounds=np.array([10, 25])))
+    assert "It is the largest of the grid: try larger ones." in " ".join(text.split())
+    assert "the largest of the grid" not in told(taken())
+
+
+def test_clusters_are_counted_in_whole_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    monkeypatch.setattr(Picture, "save", lambda self, figure: figures.append(figure))
+    path = replace(taken(), num_groups=np.array([6, 6, 6, 0]))
+    draw_cluster_path(path, "accuracy", TRUE, picture=Picture(tmp_path / "p.png", "A run"))
+    ticks = figures[0].axes[0].get_yticks()
+    np.testing.assert_array_equal(ticks, ticks.round())
 
 
 def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
