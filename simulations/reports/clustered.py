@@ -42,14 +42,15 @@ def groups_found(run: Finished, num: float | None, ari: float | None, kinds: lis
     elif ari is not None:
         num_true = len(np.unique(run.problem.data.true_clusters))
         truth = f"; there are {num_true} true ones (ARI {ari:.2f}; 1 is a perfect match)"
+    malicious = len(run.problem.malicious)
+    clients = f"{run.problem.num_clients - malicious}{' honest' if malicious else ''} clients"
     told = "was told" if isinstance(run.strategy, IFCA) else "was not told"
     means: list[str | tuple[str, str]] = []
     for kind in kinds:
         means += [", " if means else "", (run.mean(kind), "bold"), f" {_MODELS[kind]}"]
     return Text.assemble(
         (
-            f"{run.strategy.title} found {num} group{'' if num == 1 else 's'} among "
-            f"{run.problem.num_clients} clients",
+            f"{run.strategy.title} found {num} group{'' if num == 1 else 's'} among {clients}",
             "bold green",
         ),
         f"{truth}. It {told} how many there are.\n",

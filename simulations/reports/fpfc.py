@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 
 from fl_admm_strategies import LambdaPath
@@ -36,14 +37,20 @@ class FPFCReport(MethodReport):
         """Report the clusters: how many, which, and whether lambda and nu can be trusted."""
         data, strategy = run.problem.data, run.strategy
         found = strategy.diagnostics()
+        honest = _honest(run)
+        theta_norms = found.theta_norms[np.ix_(honest, honest)]
+        labels = np.unique(found.labels[honest], return_inverse=True)[1]
+        true = data.true_clusters
+        if true is not None and len(true) == len(honest):
+            true = true[honest]
         nus = sorted({0.01, 0.1, 0.5, found.nu} if strategy.penalty == "auto" else {0.01, 0.1, 0.5})
-        clustering = clustering_scores(found.theta_norms, data.true_clusters, nus)
+        clustering = clustering_scores(theta_norms, true, nus)
         shared = sum(array.size for array in strategy.state.averaged_arrays.values())
         dim = sum(array.size for array in strategy.global_model().values()) - shared
         rows = [(f"ν={row.nu:.3g}", row) for row in clustering]
         # Where the penalty is flat: pairs above do not pull on each other.
         if flat := getattr(strategy.penalty_in_use, "flat_from", 0.0):
-            (row,) = clustering_scores(found.theta_norms, data.true_clusters, (flat,))
+            (row,) = clustering_scores(theta_norms, true, (flat,))
             rows.append((f"ν=aλ={flat:.3g}", row))
         if found.path is None and strategy.in_rounds:
             # The search's rounds send several models and are counted by their bytes.
@@ -56,7 +63,7 @@ class FPFCReport(MethodReport):
             ) + _numbers_sent(strategy, searched)
         else:  # a path sends models again, AsyncFPFC omega_i with zeta_i
             cost = _numbers_sent(strategy, max(strategy.traffic))
-        _draw(run, found.labels)
+        _draw(run, honest, labels, true)
         monitor = getattr(strategy.penalty, "monitor", "")
         if drawn := found.path is not None and found.path.last_rounds.any():
             draw_cluster_path(
@@ -66,7 +73,7 @@ class FPFCReport(MethodReport):
                 picture=run.picture("clusterpath.png", "the clusters over λ"),
             )
         unknown = f" ({NONE}: truth unknown)." if clustering[0].ari is None else "."
-        (at_own_nu,) = clustering_scores(found.theta_norms, data.true_clusters, (found.nu,))
+        (at_own_nu,) = clustering_scores(theta_norms, true, (found.nu,))
         return Report(
             cells={
                 **{title: {"cost": cost} for title in strategy.kinds.values()},
@@ -80,13 +87,13 @@ class FPFCReport(MethodReport):
             ),
             body=(
                 diagnostics_table(
-                    found.labels,
-                    found.theta_norms,
-                    found.gradient_norms,
+                    labels,
+                    theta_norms,
+                    found.gradient_norms[honest],
                     lam=found.lam,
                     stationarity=found.stationarity,
                     consensus=found.primal_residual,
-                    apart=_apart(strategy.penalty_in_use, found),
+                    apart=_apart(strategy.penalty_in_use, labels, theta_norms),
                     clustering=clustering,
                 ),
                 *_search_told(run, found, cost),
@@ -114,9 +121,14 @@ class FPFCReport(MethodReport):
         )
 
 
-def _apart(penalty: Any, found: FPFCDiagnostics) -> bool:
+def _honest(run: Finished) -> NDArray[np.bool_]:
+    """Return by row of the state which clients do not attack: the report is of these."""
+    return np.array([client not in run.problem.malicious for client in run.strategy.client_ids])
+
+
+def _apart(penalty: Any, labels: NDArray[Any], theta_norms: NDArray[Any]) -> bool:
     """Return whether no two clusters pull on each other: the penalty is flat at their distance."""
-    between = found.theta_norms[found.labels[:, None] != found.labels[None, :]]
+    between = theta_norms[labels[:, None] != labels[None, :]]
     return not between.size or not penalty.derivative(between.min())
 
 
@@ -171,14 +183,16 @@ def _lambda_told(found: FPFCDiagnostics, search: FoundGroups) -> str:
     return f"{lam} and {nu} come from the distance of the two nearest groups."
 
 
-def _draw(run: Finished, labels: Any) -> None:
-    omega = run.strategy.state.pairs.omega
+def _draw(
+    run: Finished, honest: NDArray[np.bool_], labels: NDArray[Any], true: NDArray[Any] | None
+) -> None:
+    omega = run.strategy.state.pairs.omega[honest]
     plots.distance_heat_map(
         omega, labels, picture=run.picture("distances.png", "distances between the client models")
     )
     plots.embedding(
         omega,
         labels,
-        run.problem.data.true_clusters,
+        true,
         picture=run.picture("embedding.png", "the client models in two dimensions"),
     )

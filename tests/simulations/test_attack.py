@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 from simulations.config import RunConfig
 from simulations.loading import load_experiment, load_settings
+from simulations.reports import plots
 from tests.simulations.running import TINY, last_evaluation, result_of, run
 from tests.support.federation import assert_same_bits, differs
 
@@ -87,3 +88,27 @@ def test_a_mistake_is_named_by_its_key(change: str, message: str) -> None:
     attack = ("attack.kind=gaussian", "attack.ratio=0.25")
     with pytest.raises(ValueError, match=message):
         load_settings("fedadmm-digits", changes=(*attack, change))
+
+
+@pytest.mark.slow
+def test_the_clusters_of_a_report_are_those_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(plots, "embedding", lambda omega, *_, **__: drawn.append(omega))
+    changes = (
+        "attack.kind=gaussian",
+        "attack.ratio=0.25",
+        'algorithm.penalty={type = "scad", lam = 0.6}',
+        "training.num-rounds=3",
+        "training.fraction-train=1.0",
+    )
+    found = result_of(run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")))
+    assert len(found["malicious"]) == 3
+    at_nu = next(row for row in found["clustering"] if row["nu"] == 0.1)
+    assert at_nu["num"] == found["cells"]["cluster model"]["num"]
+    output = " ".join(capsys.readouterr().out.split())
+    assert "among 9 honest clients" in output
+    (omega,) = drawn
+    assert len(omega) == 9
+    assert abs(omega).max() < 10  # noise with standard deviation 100 would be all there is to see
