@@ -130,7 +130,7 @@ def test_a_baseline_that_nobody_could_evaluate_fails_the_run(
         raise ValueError("no test data here")
 
     monkeypatch.setattr(LocalClient, "evaluate", fail)
-    with pytest.raises(RuntimeError, match="could evaluate a model of the baseline local"):
+    with pytest.raises(RuntimeError, match="local: no client could evaluate a model"):
         run(config_of(tmp_path / "run", "baselines.local={}"))
 
 
