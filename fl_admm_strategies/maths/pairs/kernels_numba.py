@@ -69,6 +69,28 @@ def _rows_in_piece(vectors: NDArray[Any]) -> int:
     return max(1, _PIECE_BYTES // (width * itemsize))
 
 
+@_jit_ordered
+def _slots_with(
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    chosen: NDArray[np.bool_],
+    slots: NDArray[np.int64],
+) -> int:
+    count = 0
+    for k in range(len(i)):
+        slots[count] = k  # overwritten by the next one where not chosen: no branch to mispredict
+        count += chosen[i[k]] | chosen[j[k]]
+    return count
+
+
+def slots_with(
+    i: NDArray[np.int32], j: NDArray[np.int32], chosen: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """See `Kernels.slots_with`."""
+    slots = np.empty(len(i), dtype=np.int64)
+    return slots[: _slots_with(i, j, chosen, slots)]
+
+
 @_jit
 def _update_rows(
     slab: NDArray[Any],
@@ -82,9 +104,10 @@ def _update_rows(
     stop: int,
 ) -> None:
     for k in range(start, stop):
-        delta = slab[rows[k]]
-        first = omega[i[k]]
-        second = omega[j[k]]
+        row = rows[k]
+        delta = slab[row]
+        first = omega[i[row]]
+        second = omega[j[row]]
         kept = keep[k]
         total = 0.0
         if kept == 0:
@@ -157,7 +180,6 @@ def difference_norms(
 @_jit
 def _residual_norms(
     slab: NDArray[Any],
-    rows: NDArray[np.int64],
     i: NDArray[np.int32],
     j: NDArray[np.int32],
     omega: NDArray[Any],
@@ -167,7 +189,7 @@ def _residual_norms(
     stop: int,
 ) -> None:
     for k in range(start, stop):
-        delta = slab[rows[k]]
+        delta = slab[k]
         first = omega[i[k]]
         second = omega[j[k]]
         total = 0.0
@@ -179,19 +201,18 @@ def _residual_norms(
 
 def residual_norms(
     slab: NDArray[Any],
-    rows: NDArray[np.int64],
     i: NDArray[np.int32],
     j: NDArray[np.int32],
     omega: NDArray[Any],
     scale: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """See `Kernels.residual_norms`."""
-    norms = np.empty(len(rows))
+    norms = np.empty(len(slab))
     _share(
-        lambda start, stop: _residual_norms(slab, rows, i, j, omega, scale, norms, start, stop),
-        len(rows),
+        lambda start, stop: _residual_norms(slab, i, j, omega, scale, norms, start, stop),
+        len(slab),
         _rows_in_piece(slab),
-        len(rows) * slab[0].nbytes,
+        slab.nbytes,
     )
     return norms
 
@@ -247,18 +268,59 @@ def _add_rows(
                 p += 1
 
 
+@_jit_ordered
+def _rows_by_client(
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    weight: NDArray[np.float64],
+    place: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    signed: NDArray[Any],
+    partners: NDArray[np.bool_],
+) -> None:
+    for k in range(len(i)):
+        if place[i[k]] >= 0:
+            starts[place[i[k]] + 2] += 1
+        if place[j[k]] >= 0:
+            starts[place[j[k]] + 2] += 1
+    for k in range(2, len(starts)):
+        starts[k] += starts[k - 1]
+    # starts[k + 1] is where the next row of client k goes, and so in the end where they end.
+    for row in range(len(i)):
+        k = place[i[row]]
+        if k >= 0:
+            p = starts[k + 1]
+            starts[k + 1] = p + 1
+            rows[p] = row
+            signed[p] = weight[row]
+            partners[k, j[row]] = True
+        k = place[j[row]]
+        if k >= 0:
+            p = starts[k + 1]
+            starts[k + 1] = p + 1
+            rows[p] = row
+            signed[p] = -weight[row]
+            partners[k, i[row]] = True
+
+
 def add_rows(
     slab: NDArray[Any],
-    rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
     weight: NDArray[np.float64],
+    place: NDArray[np.int64],
     total: NDArray[np.float64],
+    partners: NDArray[np.bool_],
 ) -> None:
     """See `Kernels.add_rows`."""
-    nbytes = int(starts[-1] - starts[0]) * slab[0].nbytes
-    narrow = weight.astype(slab.dtype)
+    most = min(2 * len(i), partners.size)
+    starts = np.zeros(len(total) + 2, dtype=np.int64)
+    rows, signed = np.empty(most, dtype=np.int64), np.empty(most, dtype=slab.dtype)
+    _rows_by_client(i, j, weight, place, starts, rows, signed, partners)
+    nbytes = int(starts[-2]) * slab[0].nbytes
     _share(
-        lambda first, last: _add_rows(slab, rows, starts, narrow, total, first, last),
+        lambda first, last: _add_rows(slab, rows, starts, signed, total, first, last),
         len(total),
         max(1, len(total) * _PIECE_BYTES // max(1, nbytes)),
         nbytes,
