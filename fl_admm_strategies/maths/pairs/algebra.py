@@ -127,9 +127,10 @@ def zeta(
     num_clients : int
         m.
     """
-    total -= count[:, None] * omega.astype(np.float64)
+    wide = omega.astype(np.float64)
+    total -= count.astype(np.float64)[:, None] * wide
     total /= num_clients
-    total += omega
+    total += wide
     return total
 
 

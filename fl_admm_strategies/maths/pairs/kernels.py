@@ -66,14 +66,14 @@ class Kernels(Protocol):
         i: Indices,
         j: Indices,
         weight: Float64Array,
-        place: NDArray[np.int64],
+        clients: NDArray[np.int64],
         total: Float64Array,
         partners: NDArray[np.bool_],
     ) -> None:
-        """Add a client's ``weight * slab`` where it is `i`, and subtract it where it is `j`.
+        """Add to ``total[k]`` the ``weight * slab`` of client k, negated where it is `j`.
 
-        To ``total[place[client]]``, where ``place[client] >= 0``; ``partners[place[client]]`` is
-        set for the other client of each of its pairs.
+        And set ``partners[k]`` at the other client of each of its pairs; ``partners`` has a column
+        for every client.
         """
 
     def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> Float64Array:

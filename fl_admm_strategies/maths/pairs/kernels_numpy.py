@@ -74,11 +74,13 @@ def add_rows(
     i: NDArray[np.int32],
     j: NDArray[np.int32],
     weight: NDArray[np.float64],
-    place: NDArray[np.int64],
+    clients: NDArray[np.int64],
     total: NDArray[np.float64],
     partners: NDArray[np.bool_],
 ) -> None:
     """See `Kernels.add_rows`."""
+    place = np.full(partners.shape[1], -1)
+    place[clients] = np.arange(len(clients))
     first, second = np.flatnonzero(place[i] >= 0), np.flatnonzero(place[j] >= 0)
     rows, owner = (
         np.concatenate([first, second]),

@@ -502,7 +502,7 @@ class PairwiseStore:
 
     def _checked_models(self, name: str, models: ArrayLike, count: int) -> FloatArray:
         with np.errstate(over="ignore"):  # an overflow in the cast is reported just below
-            checked: FloatArray = np.asarray(models).astype(self._omega.dtype)
+            checked: FloatArray = np.asarray(models).astype(self._omega.dtype, copy=False)
         expected = (count, self._omega.shape[1])
         if checked.shape != expected:
             raise ValueError(f"{name} is of shape {checked.shape}, expected {expected}.")

@@ -160,11 +160,9 @@ class Vectors:
         """
         weights = weight(self._scale)
         partners = np.zeros((len(clients), self._num_clients), dtype=np.bool_)
-        place = np.full(self._num_clients, -1)
-        place[clients] = np.arange(len(clients))
         for slab, span in self._slabs.used(self.num_pairs):
             i, j = self._pair_i[span], self._pair_j[span]
-            self._kernels.add_rows(slab, i, j, weights[span], place, total, partners)
+            self._kernels.add_rows(slab, i, j, weights[span], clients, total, partners)
         return partners
 
     def primal_residual(self, omega: FloatArray) -> float:
