@@ -239,9 +239,15 @@ class History:
             found[unsure[part]] = _norms(vectors)
         return found
 
-    def bounds(self, i: Indices, j: Indices) -> Float64Array:
-        """Return at least ||delta_ij|| of pairs that are kept here; costs nothing."""
-        return self._bound[i, j]
+    def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
+        """Return whether ||theta_ij|| <= nu, of pairs that are kept here."""
+        if not len(i):
+            return np.empty(0, dtype=np.bool_)
+        scale = self._scale[i, j]
+        near: NDArray[np.bool_] = algebra.theta(scale, self._bound[i, j]) <= nu
+        norms = self.norms(i[~near], j[~near])
+        near[~near] = algebra.theta(scale[~near], norms) <= nu
+        return near
 
     # ------------------------------------------------------------------------------------------
     # Clients that come and go; saving and loading

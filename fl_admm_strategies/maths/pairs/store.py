@@ -19,6 +19,7 @@ from ..blocks import prefixed, under
 from ..checks import listing
 from ..penalties import Penalty
 from . import algebra
+from .components import components
 from .history import History
 from .kernels import Engine, choose_kernels
 from .vectors import Vectors, saved_names
@@ -28,7 +29,6 @@ Float64Array = NDArray[np.float64]
 Clients = Sequence[int] | NDArray[np.integer]
 
 _MOST_BYTES = 2 * 2**30
-_PIVOTS = 32  # clients whose distances from all others spare `clusters` most others
 
 
 class PairwiseStore:
@@ -307,53 +307,7 @@ class PairwiseStore:
         """
         if not nu >= 0:
             raise ValueError(f"nu is {nu!r}, expected a number >= 0.")
-        m = len(self._omega)
-        everybody = np.arange(m, dtype=np.int32)
-        labels = np.full(m, -1, dtype=np.intp)
-        pivots: list[Float64Array] = []
-        for first in range(m):
-            if labels[first] >= 0:
-                continue
-            labels[first] = labels.max() + 1
-            if len(pivots) < _PIVOTS:
-                pivot = np.full(m, first, dtype=np.int32)
-                pivots.append(self._kernels.difference_norms(self._omega, pivot, everybody))
-            frontier = [first]
-            while frontier:
-                client = frontier.pop()
-                others = np.flatnonzero(labels < 0).astype(np.int32)
-                linked = others[self._are_linked(client, others, nu, pivots)]
-                labels[linked] = labels[first]
-                frontier.extend(linked)
-        return labels
-
-    def _are_linked(
-        self, client: int, others: NDArray[np.int32], nu: float, pivots: Sequence[Float64Array]
-    ) -> NDArray[np.bool_]:
-        """Return whether ||theta_ij|| <= nu for a client and each of the others."""
-        i = np.minimum(others, np.int32(client))
-        j = np.maximum(others, np.int32(client))
-        linked = np.zeros(len(others), dtype=np.bool_)
-        scale = self._vectors.scale(i, j)
-        stored = ~np.isnan(scale)
-        norms = self._vectors.norms(i[stored], j[stored])
-        linked[stored] = algebra.theta(scale[stored], norms) <= nu
-        scale = self._history.scale(i, j)
-        by_models = np.flatnonzero(~np.isnan(scale))
-        if len(by_models):
-            i_near, j_near, s = i[by_models], j[by_models], scale[by_models]
-            near = algebra.theta(s, self._history.bounds(i_near, j_near)) <= nu
-            norms = self._history.norms(i_near[~near], j_near[~near])
-            near[~near] = algebra.theta(s[~near], norms) <= nu
-            linked[by_models] = near
-        maybe = ~stored & np.isnan(scale)
-        for distance in pivots:
-            # The triangle inequality, with room for the rounding of distances.
-            room = nu + 1e-6 * (distance[client] + distance[others])
-            maybe &= np.abs(distance[client] - distance[others]) <= room
-        i, j = i[maybe], j[maybe]
-        linked[maybe] = self._kernels.difference_norms(self._omega, i, j) <= nu
-        return linked
+        return components(self._omega, self._forms, self._kernels, nu)
 
     def primal_residual(self) -> float:
         """Return max_ij ||omega_i - omega_j - theta_ij||, the third condition of (11)."""

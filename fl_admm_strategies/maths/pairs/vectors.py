@@ -89,6 +89,11 @@ class Vectors:
         """Return ||delta_ij|| of pairs i < j that are kept here."""
         return self._norm[self._slot_of[self._condensed(i, j)]]
 
+    def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
+        """Return whether ||theta_ij|| <= nu, of pairs i < j that are kept here."""
+        near: NDArray[np.bool_] = algebra.theta(self.scale(i, j), self.norms(i, j)) <= nu
+        return near
+
     def vectors(
         self, i: NDArray[np.integer], j: NDArray[np.integer]
     ) -> Iterator[tuple[NDArray[np.intp], FloatArray]]:

@@ -553,6 +553,28 @@ def test_penalty_and_rho_are_checked_and_models_cannot_be_changed_from_outside()
         PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine="cuda")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("clients", [[], [3], [4, 0, 3], list(range(7))])
+def test_kernels_find_the_pairs_of_clients(engine: Any, clients: list[int]) -> None:
+    rng = np.random.default_rng(3)
+    m, d = 7, 5
+    some = rng.permutation(m * (m - 1) // 2)[:17]  # not all of the pairs, and in no order
+    i, j = (index[some].astype(np.int32) for index in np.triu_indices(m, k=1))
+    slab, weight = rng.normal(size=(len(i), d)), rng.normal(size=len(i))
+    expected, partners = np.zeros((len(clients), d)), np.zeros((len(clients), m), np.bool_)
+    for k, client in enumerate(clients):
+        for row in range(len(i)):
+            if client in (i[row], j[row]):
+                expected[k] += (1 if client == i[row] else -1) * weight[row] * slab[row]
+                partners[k, i[row] + j[row] - client] = True
+    _, own = kernels.choose_kernels(engine)
+    chosen = np.isin(np.arange(m), clients)
+    assert_array_equal(own.slots_with(i, j, chosen), np.flatnonzero(chosen[i] | chosen[j]))
+    total, found = np.ones_like(expected), np.zeros_like(partners)
+    own.add_rows(slab, i, j, weight, np.array(clients, dtype=np.intp), total, found)
+    assert_allclose(total, 1 + expected, rtol=1e-12)
+    assert_array_equal(found, partners)
+
+
 @pytest.mark.parametrize("most_bytes", [2**31, 0])
 @pytest.mark.skipif(numba is None, reason="numba is missing")
 def test_bits_do_not_depend_on_how_the_work_is_shared(
