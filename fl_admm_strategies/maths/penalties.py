@@ -162,15 +162,16 @@ class SmoothedSCAD(_GroupProx):
         if self.lam == 0:
             return np.ones_like(r)
         lam, a, xi = self.lam, self.a, self.xi
-        # No case below divides by an r under xi: lifting r changes nothing and keeps 0 out.
-        divisor = np.maximum(r, xi)
-        fused = xi * rho / (lam + xi * rho)
-        soft = 1 - lam / (rho * divisor)
-        bent = (1 - a * lam / ((a - 1) * rho * divisor)) / (1 - 1 / ((a - 1) * rho))
         # (6): fused, soft, bent, and 1 where the models are far apart.
-        scale = np.where(r <= lam + lam / rho, soft, np.clip(bent, 0.0, 1.0))
-        scale = np.where(r <= xi + lam / rho, fused, scale)
-        return np.where(r > a * lam, 1.0, scale)
+        fused = xi * rho / (lam + xi * rho)
+        soft = 1 - lam / (rho * np.maximum(r, xi))  # used beyond xi only, so that 0 is kept out
+        scale = np.where(r <= xi + lam / rho, fused, soft)
+        beyond = r > lam + lam / rho
+        if beyond.any():
+            t = r[beyond]
+            bent = (1 - a * lam / ((a - 1) * rho * t)) / (1 - 1 / ((a - 1) * rho))
+            scale[beyond] = np.where(t > a * lam, 1.0, np.clip(bent, 0.0, 1.0))
+        return scale
 
 
 @dataclass(frozen=True)

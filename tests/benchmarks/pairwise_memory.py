@@ -2,10 +2,13 @@
 
     PYTHONPATH=. python tests/benchmarks/pairwise_memory.py RESULTS --models 250 500 1000 2000
     PYTHONPATH=. python tests/benchmarks/pairwise_memory.py RESULTS --vectors 250 500 1000
+    PYTHONPATH=. python tests/benchmarks/pairwise_memory.py RESULTS --models 2000 --rounds 500
     PYTHONPATH=. python tests/benchmarks/pairwise_memory.py RESULTS --picture FILE
 
 Clients in four well-separated clusters, f_i(w) = .5 ||w - c_i||^2, 30 % of them per round, a few
 local steps (5) each, so that the clusters drift apart gradually; models of 4010 numbers in float32.
+A run ends before `--rounds` when in 20 rounds the number of clusters has not changed and no model
+moved by more than .01; the centres are 7 apart.
 By models, or with a vector for every close pair (1000 clients: 8.3 GB). Each size runs in a process
 of its own and is kept in RESULTS, a JSON file. Linux only (it reads /proc).
 """
@@ -29,6 +32,7 @@ from fl_admm_strategies.maths.penalties import SmoothedSCAD
 WIDTH, ACTIVE, CLUSTERS = 4010, 0.3, 4
 RHO = 1.0
 STEP_SIZE, STEPS = 0.02, 5
+SETTLED_ROUNDS, SETTLED_MOVE = 20, 0.01
 GB = 1e9
 
 
@@ -68,8 +72,9 @@ def run(clients: int, form: str, rounds: int) -> dict[str, Any]:
     print(
         f"{clients} clients, {form}; engine {store.engine}; all theta and v: {all_vectors:.1f} GB"
     )
-    print("round  close pairs  clusters  store GB  RSS GB  peak RSS GB  zeta s  update s")
-    processor, saved = 0.0, 0.0
+    print("round  close pairs  clusters   moved  store GB  RSS GB  peak RSS GB  zeta s  update s")
+    processor, saved, groups, settled = 0.0, 0.0, 0, 0
+    began = time.perf_counter()
     for number in range(1, rounds + 1):
         active = rng.permutation(clients)[: int(ACTIVE * clients)]
         start = time.process_time()
@@ -79,27 +84,36 @@ def run(clients: int, form: str, rounds: int) -> dict[str, Any]:
         minimiser = (optima[active] + RHO * zeta) / (1 + RHO)
         shrunk = (1 - STEP_SIZE * (1 + RHO)) ** STEPS
         models = minimiser + shrunk * (store.omega[active] - minimiser)
+        moved = float(np.linalg.norm(models - store.omega[active], axis=1).max())
         begin = time.process_time()
         store.update(active, models)
         end = time.process_time()
         processor += middle - start + end - begin
         saved = max(saved, sum(array.nbytes for array in store.state_arrays().values()) / GB)
-        labels = store.clusters(0.5)
+        labels, before = store.clusters(0.5), groups
+        groups = int(labels.max()) + 1
+        settled = settled + 1 if groups == before and moved <= SETTLED_MOVE else 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         now = pages * resource.getpagesize() / GB
         print(
-            f"{number:5d}  {store.num_stored:11d}  {labels.max() + 1:8d}  "
+            f"{number:5d}  {store.num_stored:11d}  {groups:8d}  {moved:6.4f}  "
             f"{store.nbytes / GB:8.2f}  {now:6.2f}  {peak:11.2f}  "
             f"{middle - start:6.2f}  {end - begin:8.2f}",
             flush=True,
         )
+        if settled == SETTLED_ROUNDS:
+            break
+    lasted = time.perf_counter() - began
+    print(f"settled: {settled == SETTLED_ROUNDS}, {lasted:.0f} s with the clients and the measures")
     print(f"clusters are the true ones: {np.array_equal(labels, truth)}")
     return {
         "form": form,
         "clients": clients,
+        "rounds": number,
+        "settled": settled == SETTLED_ROUNDS,
         "peak GB": peak,
-        "processor s a round": processor / rounds,
+        "processor s a round": processor / number,
         "checkpoint GB": saved,
     }
 

@@ -1,4 +1,4 @@
-"""FPFC's pairs of clients: their algebra, the store of their vectors, and its kernels."""
+"""FPFC's pairs of clients: their algebra, the store of their two forms, and its kernels."""
 
 from __future__ import annotations
 

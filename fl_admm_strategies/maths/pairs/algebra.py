@@ -21,7 +21,7 @@ So after its update a pair is one vector, delta_ij, and one number, s; the rest 
 
 A pair with theta_ij = omega_i - omega_j and v_ij = 0 is *plain*: it needs not even the vector.
 
-The functions take one pair or arrays of pairs. Where the vectors lie is the business of `store`;
+The functions take one pair or arrays of pairs. Where the vectors lie is the business of `vectors`;
 the loops over them are in the kernels. Derivations: docs/methods/fpfc.md.
 """
 
@@ -127,9 +127,10 @@ def zeta(
     num_clients : int
         m.
     """
-    total -= count[:, None] * omega.astype(np.float64)
+    wide = omega.astype(np.float64)
+    total -= count.astype(np.float64)[:, None] * wide
     total /= num_clients
-    total += omega
+    total += wide
     return total
 
 

@@ -19,7 +19,7 @@ of the update before, a pair that cannot have left the innermost case of (6) is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -197,25 +197,39 @@ class History:
             yield part, total
 
     def add_sums(
-        self, clients: NDArray[np.intp], weight: Float64Array, total: Float64Array
-    ) -> None:
-        """Add sum_j weight_ij delta_ij over the partners j of each client i to `total`.
+        self,
+        clients: NDArray[np.intp],
+        weight: Callable[[Float64Array], Float64Array],
+        total: Float64Array,
+    ) -> NDArray[np.bool_]:
+        """Add sum_j weight(s_ij) delta_ij over the partners j of each client i to `total`.
 
-        Parameters
-        ----------
-        clients : ndarray of shape (k,)
-        weight : ndarray of shape (k, m)
-            NaN where a pair is not kept here.
-        total : ndarray of shape (k, d)
+        Returns
+        -------
+        ndarray of bool, shape (len(clients), m)
+            Which clients are a partner.
         """
-        weight = np.nan_to_num(weight)
+        scale = self.scale(clients[:, None], np.arange(self._num_clients)[None, :])
+        partners = ~np.isnan(scale)
+        weights = np.where(partners, weight(scale), 0)
         place = np.arange(len(clients))
-        for models, weights in zip(self._models, self._weights, strict=True):
-            of_partner = -weight[:, :, None] * weights[:, clients].transpose(1, 0, 2)
-            own = np.einsum("kj,kjc->kc", weight, weights[clients])
+        for models, kept in zip(self._models, self._weights, strict=True):
+            of_partner = -weights[:, :, None] * kept[:, clients].transpose(1, 0, 2)
+            own = np.einsum("kj,kjc->kc", weights, kept[clients])
             of_partner[place, clients] = own
             rows = models.reshape(-1, self.width)
             self._kernels.add_products(rows, of_partner.reshape(len(clients), len(rows)), total)
+        return partners
+
+    def primal_residual(self, omega: FloatArray) -> float:
+        """Return max_ij ||omega_i - omega_j - theta_ij|| over the pairs that are kept here."""
+        largest = 0.0
+        i, j = self.pairs()
+        for part, vectors in self.vectors(i, j):
+            scale = self.scale(i[part], j[part])[:, None]
+            rest = omega[i[part]] - omega[j[part]] - algebra.theta(scale, vectors)
+            largest = max(largest, float(np.linalg.norm(rest, axis=1).max()))
+        return largest
 
     def norms(self, i: Indices, j: Indices) -> Float64Array:
         """Return ||delta_ij|| of pairs that are kept here."""
@@ -225,9 +239,15 @@ class History:
             found[unsure[part]] = _norms(vectors)
         return found
 
-    def bounds(self, i: Indices, j: Indices) -> Float64Array:
-        """Return at least ||delta_ij|| of pairs that are kept here; costs nothing."""
-        return self._bound[i, j]
+    def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
+        """Return whether ||theta_ij|| <= nu, of pairs that are kept here."""
+        if not len(i):
+            return np.empty(0, dtype=np.bool_)
+        scale = self._scale[i, j]
+        near: NDArray[np.bool_] = algebra.theta(scale, self._bound[i, j]) <= nu
+        norms = self.norms(i[~near], j[~near])
+        near[~near] = algebra.theta(scale[~near], norms) <= nu
+        return near
 
     # ------------------------------------------------------------------------------------------
     # Clients that come and go; saving and loading

@@ -25,9 +25,12 @@ Rows = NDArray[np.int64]
 class Kernels(Protocol):
     """`kernels_numpy` and `kernels_numba`, which do each of these in one pass over the vectors.
 
-    ``slab[rows]`` are the vectors delta of some pairs, whose clients are `i` and `j`. Numbers of
+    The rows of a `slab` are the vectors delta of pairs, whose clients are `i` and `j`. Numbers of
     the two agree to rounding.
     """
+
+    def slots_with(self, i: Indices, j: Indices, chosen: NDArray[np.bool_]) -> Rows:
+        """Return where ``chosen[i]`` or ``chosen[j]``, ascending."""
 
     def update_rows(
         self,
@@ -40,8 +43,8 @@ class Kernels(Protocol):
     ) -> Float64Array:
         """Set ``slab[rows]`` to `algebra.next_delta` and return its norms.
 
-        That is ``omega[i] - omega[j] + keep * slab[rows]``. A row with ``keep == 0`` is not read:
-        it may be uninitialised.
+        That is ``omega[i[rows]] - omega[j[rows]] + keep * slab[rows]``. A row with ``keep == 0`` is
+        not read: it may be uninitialised.
         """
 
     def difference_norms(self, omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
@@ -50,23 +53,28 @@ class Kernels(Protocol):
     def residual_norms(
         self,
         slab: FloatArray,
-        rows: Rows,
         i: Indices,
         j: Indices,
         omega: FloatArray,
         scale: Float64Array,
     ) -> Float64Array:
-        """Return ``||omega[i] - omega[j] - scale * slab[rows]||``."""
+        """Return ``||omega[i] - omega[j] - scale * slab||``."""
 
     def add_rows(
         self,
         slab: FloatArray,
-        rows: Rows,
-        starts: NDArray[np.int64],
+        i: Indices,
+        j: Indices,
         weight: Float64Array,
+        clients: NDArray[np.int64],
         total: Float64Array,
+        partners: NDArray[np.bool_],
     ) -> None:
-        """Add to ``total[k]`` the ``weight * slab[rows]`` of ``starts[k]:starts[k + 1]``."""
+        """Add to ``total[k]`` the ``weight * slab`` of client k, negated where it is `j`.
+
+        And set ``partners[k]`` at the other client of each of its pairs; ``partners`` has a column
+        for every client.
+        """
 
     def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> Float64Array:
         """Return for each k the sum of the ``omega[j]`` with ``chosen[k, j]``."""

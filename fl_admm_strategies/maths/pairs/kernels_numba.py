@@ -69,6 +69,28 @@ def _rows_in_piece(vectors: NDArray[Any]) -> int:
     return max(1, _PIECE_BYTES // (width * itemsize))
 
 
+@_jit_ordered
+def _slots_with(
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    chosen: NDArray[np.bool_],
+    slots: NDArray[np.int64],
+) -> int:
+    count = 0
+    for k in range(len(i)):
+        slots[count] = k  # overwritten by the next one where not chosen: no branch to mispredict
+        count += chosen[i[k]] | chosen[j[k]]
+    return count
+
+
+def slots_with(
+    i: NDArray[np.int32], j: NDArray[np.int32], chosen: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """See `Kernels.slots_with`."""
+    slots = np.empty(len(i), dtype=np.int64)
+    return slots[: _slots_with(i, j, chosen, slots)]
+
+
 @_jit
 def _update_rows(
     slab: NDArray[Any],
@@ -82,9 +104,10 @@ def _update_rows(
     stop: int,
 ) -> None:
     for k in range(start, stop):
-        delta = slab[rows[k]]
-        first = omega[i[k]]
-        second = omega[j[k]]
+        row = rows[k]
+        delta = slab[row]
+        first = omega[i[row]]
+        second = omega[j[row]]
         kept = keep[k]
         total = 0.0
         if kept == 0:
@@ -157,7 +180,6 @@ def difference_norms(
 @_jit
 def _residual_norms(
     slab: NDArray[Any],
-    rows: NDArray[np.int64],
     i: NDArray[np.int32],
     j: NDArray[np.int32],
     omega: NDArray[Any],
@@ -167,7 +189,7 @@ def _residual_norms(
     stop: int,
 ) -> None:
     for k in range(start, stop):
-        delta = slab[rows[k]]
+        delta = slab[k]
         first = omega[i[k]]
         second = omega[j[k]]
         total = 0.0
@@ -179,19 +201,18 @@ def _residual_norms(
 
 def residual_norms(
     slab: NDArray[Any],
-    rows: NDArray[np.int64],
     i: NDArray[np.int32],
     j: NDArray[np.int32],
     omega: NDArray[Any],
     scale: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """See `Kernels.residual_norms`."""
-    norms = np.empty(len(rows))
+    norms = np.empty(len(slab))
     _share(
-        lambda start, stop: _residual_norms(slab, rows, i, j, omega, scale, norms, start, stop),
-        len(rows),
+        lambda start, stop: _residual_norms(slab, i, j, omega, scale, norms, start, stop),
+        len(slab),
         _rows_in_piece(slab),
-        len(rows) * slab[0].nbytes,
+        slab.nbytes,
     )
     return norms
 
@@ -200,7 +221,7 @@ def residual_norms(
 def _add_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
     weight: NDArray[Any],
     total: NDArray[np.float64],
     first: int,
@@ -210,28 +231,29 @@ def _add_rows(
         for low in range(0, slab.shape[1], _COLUMNS):
             high = min(low + _COLUMNS, slab.shape[1])
             target = total[k, low:high]
-            p = starts[k]
+            own, coefficients = rows[k, : counts[k]], weight[k]
+            p = 0
             # Eight rows at a time, in their own precision: widened and stored once for eight.
-            while p + 8 <= starts[k + 1]:
-                r0 = slab[rows[p], low:high]
-                r1 = slab[rows[p + 1], low:high]
-                r2 = slab[rows[p + 2], low:high]
-                r3 = slab[rows[p + 3], low:high]
-                r4 = slab[rows[p + 4], low:high]
-                r5 = slab[rows[p + 5], low:high]
-                r6 = slab[rows[p + 6], low:high]
-                r7 = slab[rows[p + 7], low:high]
+            while p + 8 <= len(own):
+                r0 = slab[own[p], low:high]
+                r1 = slab[own[p + 1], low:high]
+                r2 = slab[own[p + 2], low:high]
+                r3 = slab[own[p + 3], low:high]
+                r4 = slab[own[p + 4], low:high]
+                r5 = slab[own[p + 5], low:high]
+                r6 = slab[own[p + 6], low:high]
+                r7 = slab[own[p + 7], low:high]
                 c0, c1, c2, c3 = (
-                    weight[p],
-                    weight[p + 1],
-                    weight[p + 2],
-                    weight[p + 3],
+                    coefficients[p],
+                    coefficients[p + 1],
+                    coefficients[p + 2],
+                    coefficients[p + 3],
                 )
                 c4, c5, c6, c7 = (
-                    weight[p + 4],
-                    weight[p + 5],
-                    weight[p + 6],
-                    weight[p + 7],
+                    coefficients[p + 4],
+                    coefficients[p + 5],
+                    coefficients[p + 6],
+                    coefficients[p + 7],
                 )
                 for c in range(len(target)):
                     target[c] += np.float64(
@@ -239,26 +261,60 @@ def _add_rows(
                         + ((c4 * r4[c] + c5 * r5[c]) + (c6 * r6[c] + c7 * r7[c]))
                     )
                 p += 8
-            while p < starts[k + 1]:
-                row = slab[rows[p], low:high]
-                c0 = weight[p]
+            while p < len(own):
+                row = slab[own[p], low:high]
+                c0 = coefficients[p]
                 for c in range(len(target)):
                     target[c] += np.float64(c0 * row[c])
                 p += 1
 
 
+@_jit_ordered
+def _rows_by_client(
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
+    weight: NDArray[np.float64],
+    clients: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    signed: NDArray[Any],
+    counts: NDArray[np.int64],
+    partners: NDArray[np.bool_],
+) -> None:
+    # Rows of other clients go to one place after these, and so without a branch to mispredict.
+    others = len(clients)
+    place = np.full(partners.shape[1], others)
+    place[clients] = np.arange(others)
+    for row in range(len(i)):
+        k = place[i[row]]
+        rows[k, counts[k]] = row
+        counts[k] += k < others
+        k = place[j[row]]
+        rows[k, counts[k]] = row
+        counts[k] += k < others
+    for k in range(others):
+        for p in range(counts[k]):
+            row = rows[k, p]
+            partners[k, i[row] + j[row] - clients[k]] = True
+            signed[k, p] = weight[row] if i[row] == clients[k] else -weight[row]
+
+
 def add_rows(
     slab: NDArray[Any],
-    rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
     weight: NDArray[np.float64],
+    clients: NDArray[np.int64],
     total: NDArray[np.float64],
+    partners: NDArray[np.bool_],
 ) -> None:
     """See `Kernels.add_rows`."""
-    nbytes = int(starts[-1] - starts[0]) * slab[0].nbytes
-    narrow = weight.astype(slab.dtype)
+    shape = (len(clients) + 1, partners.shape[1])
+    rows, signed = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=slab.dtype)
+    counts = np.zeros(len(rows), dtype=np.int64)
+    _rows_by_client(i, j, weight, clients, rows, signed, counts, partners)
+    nbytes = int(counts.sum()) * slab[0].nbytes
     _share(
-        lambda first, last: _add_rows(slab, rows, starts, narrow, total, first, last),
+        lambda first, last: _add_rows(slab, rows, counts, signed, total, first, last),
         len(total),
         max(1, len(total) * _PIECE_BYTES // max(1, nbytes)),
         nbytes,

@@ -15,6 +15,13 @@ FloatArray = NDArray[np.floating]
 _BLOCK_BYTES = 2**18
 
 
+def slots_with(
+    i: NDArray[np.int32], j: NDArray[np.int32], chosen: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """See `Kernels.slots_with`."""
+    return np.flatnonzero(chosen[i] | chosen[j])
+
+
 def update_rows(
     slab: FloatArray,
     rows: NDArray[np.int64],
@@ -26,11 +33,12 @@ def update_rows(
     """See `Kernels.update_rows`."""
     norms = np.empty(len(rows))
     for block in _blocks(len(rows), slab):
-        delta = slab[rows[block]]
+        own = rows[block]
+        delta = slab[own]
         delta[keep[block] == 0] = 0
-        difference = omega[i[block]] - omega[j[block]]
+        difference = omega[i[own]] - omega[j[own]]
         delta = algebra.next_delta(difference, keep[block, None], delta)
-        slab[rows[block]] = delta
+        slab[own] = delta
         norms[block] = _row_norms(delta)
     return norms
 
@@ -47,32 +55,44 @@ def difference_norms(
 
 def residual_norms(
     slab: FloatArray,
-    rows: NDArray[np.int64],
     i: NDArray[np.int32],
     j: NDArray[np.int32],
     omega: FloatArray,
     scale: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """See `Kernels.residual_norms`."""
-    norms = np.empty(len(rows))
-    for block in _blocks(len(rows), slab):
+    norms = np.empty(len(slab))
+    for block in _blocks(len(slab), slab):
         difference = omega[i[block]] - omega[j[block]]
-        theta = algebra.theta(scale[block, None], slab[rows[block]])
+        theta = algebra.theta(scale[block, None], slab[block])
         norms[block] = _row_norms(difference - theta)
     return norms
 
 
 def add_rows(
     slab: FloatArray,
-    rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    i: NDArray[np.int32],
+    j: NDArray[np.int32],
     weight: NDArray[np.float64],
+    clients: NDArray[np.int64],
     total: NDArray[np.float64],
+    partners: NDArray[np.bool_],
 ) -> None:
     """See `Kernels.add_rows`."""
+    place = np.full(partners.shape[1], -1)
+    place[clients] = np.arange(len(clients))
+    first, second = np.flatnonzero(place[i] >= 0), np.flatnonzero(place[j] >= 0)
+    rows, owner = (
+        np.concatenate([first, second]),
+        np.concatenate([place[i[first]], place[j[second]]]),
+    )
+    partners[owner, np.concatenate([j[first], i[second]])] = True
+    signed = np.concatenate([weight[first], -weight[second]])
+    order = np.lexsort((rows, owner))
+    rows, signed = rows[order], signed[order]
+    starts = np.searchsorted(owner[order], np.arange(len(total) + 1))
     for k, target in enumerate(total):
-        chosen = rows[starts[k] : starts[k + 1]]
-        own = weight[starts[k] : starts[k + 1]]
+        chosen, own = rows[starts[k] : starts[k + 1]], signed[starts[k] : starts[k + 1]]
         for block in _blocks(len(chosen), slab):
             target += own[block] @ slab[chosen[block]]
 

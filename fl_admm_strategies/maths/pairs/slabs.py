@@ -73,16 +73,23 @@ class Slabs:
         return vector
 
     def pieces(
-        self, slots: NDArray[np.intp]
-    ) -> Iterator[tuple[FloatArray, NDArray[np.int64], slice]]:
-        """Yield for ascending slots the slab, the rows in it, and the part of `slots` they are."""
+        self, slots: NDArray[np.int64]
+    ) -> Iterator[tuple[FloatArray, slice, NDArray[np.int64], slice]]:
+        """Yield for ascending slots each slab with some of them.
+
+        And the span of all slots in it, the rows in it that are asked for, and the part of `slots`
+        that these are.
+        """
         edges = np.arange(len(self._slabs) + 1) * self.rows
         bounds = np.searchsorted(slots, edges)
         for number, slab in enumerate(self._slabs):
             part = slice(int(bounds[number]), int(bounds[number + 1]))
             if part.start < part.stop:
-                yield slab, slots[part].astype(np.int64) - edges[number], part
+                span = slice(int(edges[number]), int(edges[number + 1]))
+                yield slab, span, slots[part] - span.start, part
 
-    def used(self, count: int) -> list[FloatArray]:
-        """Return each slab's rows of slots 0..count-1, views."""
-        return [slab[: count - k * self.rows] for k, slab in enumerate(self._slabs)]
+    def used(self, count: int) -> Iterator[tuple[FloatArray, slice]]:
+        """Yield each slab's rows of slots 0..count-1, a view, and the span of these slots."""
+        for number, slab in enumerate(self._slabs):
+            span = slice(number * self.rows, min((number + 1) * self.rows, count))
+            yield slab[: span.stop - span.start], span

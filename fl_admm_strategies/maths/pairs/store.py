@@ -1,15 +1,15 @@
-"""Where FPFC's server keeps all models and, for every pair of clients that needs one, a vector.
+"""Where FPFC's server keeps all models, and theta_ij and v_ij of all pairs of clients.
 
-A pair's theta_ij and v_ij are multiples of one vector delta_ij, by factors of one number s, and a
-plain pair (theta_ij = omega_i - omega_j, v_ij = 0: all pairs at the start, later those far apart)
-needs neither; see `algebra`. Where vectors for all pairs would not fit into memory, close pairs
-are kept by the models of their clients (`history`) until vectors take less. All this is exact, not
-an approximation.
+Both are multiples of one vector delta_ij, by factors of one number s, and a plain pair (theta_ij =
+omega_i - omega_j, v_ij = 0: all pairs at the start, later those far apart) needs neither; see
+`algebra`. The other pairs have a vector each (`vectors`) or, where those of all pairs would not fit
+into memory, are kept by the models of their clients (`history`) until vectors take less. All this
+is exact, not an approximation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -19,16 +19,16 @@ from ..blocks import prefixed, under
 from ..checks import listing
 from ..penalties import Penalty
 from . import algebra
+from .components import components
 from .history import History
 from .kernels import Engine, choose_kernels
-from .slabs import Slabs, fitting_rows
+from .vectors import Vectors, saved_names
 
 FloatArray = NDArray[np.floating]
 Float64Array = NDArray[np.float64]
 Clients = Sequence[int] | NDArray[np.integer]
 
 _MOST_BYTES = 2 * 2**30
-_PIVOTS = 32  # clients whose distances from all others spare `clusters` most others
 
 
 class PairwiseStore:
@@ -90,28 +90,13 @@ class PairwiseStore:
         self.engine, self._kernels = choose_kernels(engine)
         self.most_bytes = _MOST_BYTES if most_bytes is None else most_bytes
         self._omega = omega.copy()
-        self._clear()
-
-    def _clear(self) -> None:
-        """Make every pair plain."""
-        # Slots 0..n-1 hold the n pairs that are not plain, each with a vector in the slabs.
-        self._pair_i = np.empty(0, dtype=np.int32)
-        self._pair_j = np.empty(0, dtype=np.int32)
-        self._norm = np.empty(0)
-        # Kept beside the norm, not computed from it: it must survive a change of the penalty.
-        self._scale = np.empty(0)
-        self._slabs = Slabs(self._omega.shape[1], self._omega.dtype, self._fitting_rows())
-        self._slot_of = np.full(self._num_pairs, -1, dtype=np.int32)
-        m, d = self._omega.shape
-        self._history = History(m, d, self._omega.dtype, self._kernels)
+        m, d = omega.shape
+        self._vectors = Vectors(m, d, omega.dtype, self._kernels)
+        self._history = History(m, d, omega.dtype, self._kernels)
 
     @property
-    def _num_pairs(self) -> int:
-        m = len(self._omega)
-        return m * (m - 1) // 2
-
-    def _fitting_rows(self) -> int:
-        return fitting_rows(self._omega.shape[1], self._omega.dtype, self._num_pairs)
+    def _forms(self) -> tuple[Vectors, History]:
+        return self._vectors, self._history
 
     @property
     def penalty(self) -> Penalty:
@@ -137,18 +122,12 @@ class PairwiseStore:
     @property
     def num_stored(self) -> int:
         """Number of unordered pairs that are not plain."""
-        return self._num_slots + self._history.num_pairs
-
-    @property
-    def _num_slots(self) -> int:
-        return len(self._pair_i)
+        return sum(form.num_pairs for form in self._forms)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, the slabs' unused rows included."""
-        index = (self._pair_i, self._pair_j, self._norm, self._scale, self._slot_of)
-        arrays = sum(array.nbytes for array in (self._omega, *index))
-        return arrays + self._slabs.nbytes + self._history.nbytes
+        """Bytes held, those not in use included."""
+        return self._omega.nbytes + sum(form.nbytes for form in self._forms)
 
     # ------------------------------------------------------------------------------------------
     # Algorithm 2
@@ -178,43 +157,33 @@ class PairwiseStore:
         m = len(self._omega)
         takes_part = np.zeros(m, dtype=np.bool_)
         takes_part[clients] = True
-        slots = np.flatnonzero(takes_part[self._pair_i] | takes_part[self._pair_j])
-        touched = self._num_pairs - (m - len(clients)) * (m - len(clients) - 1) // 2
-        if len(slots) < touched:
-            # Sorted, since slots are given in this order and that of `active` must not enter.
-            i, j = _pairs_with(np.sort(clients), m)
-            others = self._slot_of[self._condensed(i, j)] < 0
-            i, j = i[others], j[others]
-        self._update_stored(slots)
-        if len(slots) < touched:
-            by_models = ~np.isnan(self._history.scale(i, j))
-            self._history.begin(clients)
-            self._history.update(i[by_models], j[by_models], self._omega, self._penalty, self.rho)
-            self._update_plain(i[~by_models], j[~by_models])
-            self._give_vectors()
-
-    def _update_stored(self, slots: NDArray[np.intp]) -> None:
-        """Update the pairs in these slots, ascending; those that turn plain lose their slots."""
-        before = self._scale[slots]
-        norm = self._renew_deltas(slots, algebra.carried(before))
-        scale = algebra.prox_scale(norm, self._penalty, self.rho)  # (6), and with it (A.3)
-        self._norm[slots], self._scale[slots] = norm, scale
-        if (plain := algebra.turns_plain(before, scale)).any():
-            self._close(slots[plain])
+        slots = self._vectors.slots_with(takes_part)
+        touched = m * (m - 1) // 2 - (m - len(clients)) * (m - len(clients) - 1) // 2
+        if len(slots) == touched:
+            self._vectors.update(slots, self._omega, self._penalty, self.rho)
+            return
+        # Sorted, since slots are given in this order and that of `active` must not enter.
+        i, j = _pairs_with(np.sort(clients), m)
+        others = np.isnan(self._vectors.scale(i, j))  # before the update, which may make more
+        i, j = i[others], j[others]
+        self._vectors.update(slots, self._omega, self._penalty, self.rho)
+        by_models = ~np.isnan(self._history.scale(i, j))
+        self._history.begin(clients)
+        self._history.update(i[by_models], j[by_models], self._omega, self._penalty, self.rho)
+        self._update_plain(i[~by_models], j[~by_models])
+        self._give_vectors()
 
     def _update_plain(self, i: NDArray[np.int32], j: NDArray[np.int32]) -> None:
-        """Update these plain pairs; those that do not stay plain get slots."""
+        """Update these plain pairs; one of the forms takes in those that do not stay plain."""
         norm = self._kernels.difference_norms(self._omega, i, j)
         scale = algebra.prox_scale(norm, self._penalty, self.rho)
         near = ~algebra.stays_plain(norm, scale)
         i, j = i[near], j[near]
-        if self._num_pairs * self._omega[0].nbytes > self.most_bytes:
+        m = len(self._omega)
+        if m * (m - 1) // 2 * self._omega[0].nbytes > self.most_bytes:
             self._history.open(i, j, norm[near], scale[near], self._omega)
-            return
-        slots = self._open(i, j)
-        # The norm is that of the vector as it is stored, so it is taken once more.
-        self._norm[slots] = self._renew_deltas(slots, np.zeros(len(i)))
-        self._scale[slots] = algebra.prox_scale(self._norm[slots], self._penalty, self.rho)
+        else:
+            self._vectors.open(i, j, self._omega, self._penalty, self.rho)
 
     def _give_vectors(self) -> None:
         """Give the pairs that are kept by models vectors, once those take little memory.
@@ -223,28 +192,10 @@ class PairwiseStore:
         """
         history = self._history
         needed = history.num_pairs * self._omega[0].nbytes
-        if not 0 < needed <= max(self.most_bytes - self._slabs.nbytes, 2 * history.nbytes):
-            return
-        i, j = history.pairs()
-        slots = self._open(i, j)
-        self._scale[slots] = history.scale(i, j)
-        for part, vectors in history.vectors(i, j):
-            for slot, vector in zip(slots[part], vectors, strict=True):
-                self._slabs.row(slot)[:] = vector
-            # To rounding the norm that s belongs to.
-            self._norm[slots[part]] = np.sqrt(np.einsum("kc,kc->k", vectors, vectors))
-        history.close(i, j)
-
-    def _renew_deltas(
-        self, slots: NDArray[np.intp], keep: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Set delta_ij to omega_i - omega_j + keep delta_ij, return ||delta_ij||; slots ascend."""
-        norm = np.empty(len(slots))
-        keep = keep.astype(self._omega.dtype)
-        for slab, rows, part in self._slabs.pieces(slots):
-            i, j = self._pair_i[slots[part]], self._pair_j[slots[part]]
-            norm[part] = self._kernels.update_rows(slab, rows, i, j, self._omega, keep[part])
-        return norm
+        if 0 < needed <= max(self.most_bytes - self._vectors.slab_bytes, 2 * history.nbytes):
+            i, j = history.pairs()
+            self._vectors.take_over(i, j, history.scale(i, j), history.vectors(i, j))
+            history.close(i, j)
 
     def zeta(self, indices: Clients) -> FloatArray:
         """Return zeta_i = (1/m) sum_j (omega_j + theta_ij - v_ij/rho) of some clients.
@@ -260,13 +211,7 @@ class PairwiseStore:
             In the dtype of the store; summed in float64, by numba eight terms at a time.
         """
         clients = self._checked_clients("indices", indices)
-        slots = self._slots_of(clients)
-        total = self._sum_deltas(clients, slots, algebra.zeta_weight(self._scale))
-        near = slots >= 0
-        if self._history.num_pairs:
-            by_models = self._scales_by_models(clients)
-            self._history.add_sums(clients, algebra.zeta_weight(by_models), total)
-            near |= ~np.isnan(by_models)
+        total, near = self._sums(clients, algebra.zeta_weight)
         near[np.arange(len(clients)), clients] = True  # i itself
         # Clients of one cluster have the same set, whose sum is needed only once.
         if (near == near[:1]).all():
@@ -283,51 +228,18 @@ class PairwiseStore:
         """Return (1/m) sum_j v_ij of some clients, by default all; see `zeta`."""
         everybody = range(len(self._omega))
         clients = self._checked_clients("indices", everybody if indices is None else indices)
-        weight = algebra.dual_weight(self._scale, self.rho)
-        total = self._sum_deltas(clients, self._slots_of(clients), weight)
-        if self._history.num_pairs:
-            by_models = self._scales_by_models(clients)
-            self._history.add_sums(clients, algebra.dual_weight(by_models, self.rho), total)
+        total, _ = self._sums(clients, lambda scale: algebra.dual_weight(scale, self.rho))
         return self._narrow(algebra.mean_dual(total, len(self._omega)))
 
-    def _scales_by_models(self, clients: NDArray[np.intp]) -> Float64Array:
-        """Return s_ij of each client's pair with each other; NaN where not by models."""
-        return self._history.scale(clients[:, None], np.arange(len(self._omega))[None, :])
-
-    def _slots_of(self, clients: NDArray[np.intp]) -> NDArray[np.int32]:
-        """Return the slot of each client's pair with each other, or -1; shape (len(clients), m)."""
-        first, second = clients[:, None], np.arange(len(self._omega))
-        slots = np.full((len(clients), len(self._omega)), -1, dtype=np.int32)
-        pairs = first != second
-        low, high = np.minimum(first, second)[pairs], np.maximum(first, second)[pairs]
-        slots[pairs] = self._slot_of[self._condensed(low, high)]
-        return slots
-
-    def _sum_deltas(
-        self,
-        clients: NDArray[np.intp],
-        slots: NDArray[np.int32],
-        weight: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        """Return sum_j weight_ij delta_ij over the stored pairs of each client, in float64."""
+    def _sums(
+        self, clients: NDArray[np.intp], weight: Callable[[Float64Array], Float64Array]
+    ) -> tuple[Float64Array, NDArray[np.bool_]]:
+        """Return sum_j weight(s_ij) delta_ij of each client, and whose pairs with it are in it."""
         total = np.zeros((len(clients), self._omega.shape[1]))
-        slots = np.sort(slots, axis=1)
-        place, _ = np.nonzero(slots >= 0)
-        slot = slots[slots >= 0].astype(np.int64)
-        # By slab, then client, then row.
-        slab = slot // self._slabs.rows
-        if len(self._slabs) > 1:
-            order = np.argsort(slab, kind="stable")
-            slot, place, slab = slot[order], place[order], slab[order]
-        row = slot - slab * self._slabs.rows
-        sign = np.where(self._pair_i[slot] == clients[place], 1.0, -1.0)  # delta_ji = -delta_ij
-        signed = sign * weight[slot]
-        group = slab * len(clients) + place
-        starts = np.searchsorted(group, np.arange(len(self._slabs) * len(clients) + 1))
-        for number, vectors in enumerate(self._slabs):
-            bounds = starts[number * len(clients) : (number + 1) * len(clients) + 1]
-            self._kernels.add_rows(vectors, row, bounds, signed, total)
-        return total
+        partners = self._vectors.add_sums(clients, weight, total)
+        if self._history.num_pairs:
+            partners |= self._history.add_sums(clients, weight, total)
+        return total, partners
 
     # ------------------------------------------------------------------------------------------
     # What the pairs are
@@ -354,25 +266,26 @@ class PairwiseStore:
         self._checked_clients("j", [j])
         low, high = np.array([[min(i, j)], [max(i, j)]], dtype=np.int32)
         sign = 1 if i < j else -1
-        if not np.isnan(scale := self._history.scale(low, high)):
-            ((_, vectors),) = self._history.vectors(low, high)
-            return scale, sign * vectors[0]
-        if i == j or (slot := self._slot_of[self._condensed(low, high)][0]) < 0:
+        if i == j:
             return None
-        return self._scale[slot], sign * self._slabs.row(slot)
+        for form in self._forms:
+            if not np.isnan(scale := form.scale(low, high)):
+                ((_, vectors),) = form.vectors(low, high)
+                return scale, sign * vectors[0]
+        return None
 
     def theta_norms(self) -> NDArray[np.float64]:
         """Return ||theta_ij|| of all pairs, shape (m, m), symmetric with zero diagonal."""
         m = len(self._omega)
         norms = np.zeros((m, m))
-        norms[self._pair_i, self._pair_j] = algebra.theta(self._scale, self._norm)
         i, j = (index.astype(np.int32) for index in np.triu_indices(m, k=1))
-        # triu_indices runs in condensed order
-        scale = self._history.scale(i, j)
-        plain = (self._slot_of < 0) & np.isnan(scale)
+        plain = np.ones(len(i), dtype=np.bool_)
+        for form in self._forms:
+            scale = form.scale(i, j)
+            own = ~np.isnan(scale)
+            norms[i[own], j[own]] = algebra.theta(scale[own], form.norms(i[own], j[own]))
+            plain &= ~own
         norms[i[plain], j[plain]] = self._kernels.difference_norms(self._omega, i[plain], j[plain])
-        near = ~np.isnan(scale)
-        norms[i[near], j[near]] = algebra.theta(scale[near], self._history.norms(i[near], j[near]))
         return norms + norms.T
 
     def clusters(self, nu: float) -> NDArray[np.intp]:
@@ -394,65 +307,11 @@ class PairwiseStore:
         """
         if not nu >= 0:
             raise ValueError(f"nu is {nu!r}, expected a number >= 0.")
-        m = len(self._omega)
-        everybody = np.arange(m, dtype=np.int32)
-        labels = np.full(m, -1, dtype=np.intp)
-        pivots: list[Float64Array] = []
-        for first in range(m):
-            if labels[first] >= 0:
-                continue
-            labels[first] = labels.max() + 1
-            if len(pivots) < _PIVOTS:
-                pivot = np.full(m, first, dtype=np.int32)
-                pivots.append(self._kernels.difference_norms(self._omega, pivot, everybody))
-            frontier = [first]
-            while frontier:
-                client = frontier.pop()
-                others = np.flatnonzero(labels < 0).astype(np.int32)
-                linked = others[self._are_linked(client, others, nu, pivots)]
-                labels[linked] = labels[first]
-                frontier.extend(linked)
-        return labels
-
-    def _are_linked(
-        self, client: int, others: NDArray[np.int32], nu: float, pivots: Sequence[Float64Array]
-    ) -> NDArray[np.bool_]:
-        """Return whether ||theta_ij|| <= nu for a client and each of the others."""
-        i = np.minimum(others, np.int32(client))
-        j = np.maximum(others, np.int32(client))
-        linked = np.zeros(len(others), dtype=np.bool_)
-        slots, scale = self._slot_of[self._condensed(i, j)], self._history.scale(i, j)
-        stored, by_models = slots >= 0, np.flatnonzero(~np.isnan(scale))
-        own = slots[stored]
-        linked[stored] = algebra.theta(self._scale[own], self._norm[own]) <= nu
-        if len(by_models):
-            i_near, j_near, s = i[by_models], j[by_models], scale[by_models]
-            near = algebra.theta(s, self._history.bounds(i_near, j_near)) <= nu
-            norms = self._history.norms(i_near[~near], j_near[~near])
-            near[~near] = algebra.theta(s[~near], norms) <= nu
-            linked[by_models] = near
-        maybe = ~stored & np.isnan(scale)
-        for distance in pivots:
-            # The triangle inequality, with room for the rounding of distances.
-            room = nu + 1e-6 * (distance[client] + distance[others])
-            maybe &= np.abs(distance[client] - distance[others]) <= room
-        i, j = i[maybe], j[maybe]
-        linked[maybe] = self._kernels.difference_norms(self._omega, i, j) <= nu
-        return linked
+        return components(self._omega, self._forms, self._kernels, nu)
 
     def primal_residual(self) -> float:
         """Return max_ij ||omega_i - omega_j - theta_ij||, the third condition of (11)."""
-        largest = 0.0
-        for slab, rows, part in self._slabs.pieces(np.arange(self._num_slots)):
-            i, j, scale = self._pair_i[part], self._pair_j[part], self._scale[part]
-            norms = self._kernels.residual_norms(slab, rows, i, j, self._omega, scale)
-            largest = max(largest, float(norms.max()))
-        i, j = self._history.pairs()
-        for some, vectors in self._history.vectors(i, j):
-            scale = self._history.scale(i[some], j[some])[:, None]
-            rest = self._omega[i[some]] - self._omega[j[some]] - algebra.theta(scale, vectors)
-            largest = max(largest, float(np.linalg.norm(rest, axis=1).max()))
-        return largest
+        return max(form.primal_residual(self._omega) for form in self._forms)
 
     # ------------------------------------------------------------------------------------------
     # Clients that come and go
@@ -474,13 +333,9 @@ class PairwiseStore:
             If `omega` is not of this shape or not finite in the store's dtype.
         """
         models = self._checked_models("omega", omega, len(places))
-        is_old = np.insert(np.ones(len(self._omega), dtype=np.bool_), places, False)
         self._omega = np.insert(self._omega, places, models, axis=0)
-        self._history.insert(places)
-        self._renumber(np.flatnonzero(is_old))
-        # Slabs were made for the pairs of fewer clients; many small ones would be slow.
-        if (rows := self._fitting_rows()) > self._slabs.rows:
-            self._slabs.widen(rows, self._num_slots)
+        for form in self._forms:
+            form.insert(places)
 
     def remove(self, indices: Sequence[int]) -> None:
         """Let clients go, with their models and pairs.
@@ -498,58 +353,11 @@ class PairwiseStore:
         clients = self._checked_clients("indices", indices)
         if len(clients) == len(self._omega):
             raise ValueError("indices are all of the clients, expected that one is left at least.")
-        gone = np.zeros(len(self._omega), dtype=np.bool_)
-        gone[clients] = True
-        self._close(np.flatnonzero(gone[self._pair_i] | gone[self._pair_j]))
-        self._omega = self._omega[~gone]
-        self._history.remove(~gone)
-        self._renumber(np.cumsum(~gone) - 1)
-
-    def _renumber(self, new: NDArray[np.integer]) -> None:
-        """Give every client i of the stored pairs its new index new[i]; the order stays."""
-        self._pair_i = new[self._pair_i].astype(np.int32)
-        self._pair_j = new[self._pair_j].astype(np.int32)
-        self._slot_of = np.full(self._num_pairs, -1, dtype=np.int32)
-        self._slot_of[self._condensed(self._pair_i, self._pair_j)] = np.arange(self._num_slots)
-
-    # ------------------------------------------------------------------------------------------
-    # Slots
-    # ------------------------------------------------------------------------------------------
-
-    def _open(self, i: NDArray[np.int32], j: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Return new slots for these pairs; vector, norm and scale are still to be written."""
-        slots = np.arange(self._num_slots, self._num_slots + len(i))
-        self._pair_i = np.concatenate([self._pair_i, i])
-        self._pair_j = np.concatenate([self._pair_j, j])
-        self._norm = np.concatenate([self._norm, np.empty(len(i))])
-        self._scale = np.concatenate([self._scale, np.empty(len(i))])
-        self._slot_of[self._condensed(i, j)] = slots
-        self._slabs.resize(self._num_slots)
-        return slots
-
-    def _close(self, slots: NDArray[np.intp]) -> None:
-        """Give these slots up, ascending: the last ones move into the holes."""
-        if not len(slots):
-            return
-        self._slot_of[self._condensed(self._pair_i[slots], self._pair_j[slots])] = -1
-        left = self._num_slots - len(slots)
-        holes = slots[slots < left]
-        stays = np.ones(len(slots), dtype=np.bool_)
-        stays[slots[slots >= left] - left] = False
-        movers = left + np.flatnonzero(stays)
-        for hole, mover in zip(holes, movers, strict=True):
-            self._slabs.row(hole)[:] = self._slabs.row(mover)
-        for array in (self._pair_i, self._pair_j, self._norm, self._scale):
-            array[holes] = array[movers]
-        self._pair_i, self._pair_j = self._pair_i[:left].copy(), self._pair_j[:left].copy()
-        self._norm, self._scale = self._norm[:left].copy(), self._scale[:left].copy()
-        self._slot_of[self._condensed(self._pair_i[holes], self._pair_j[holes])] = holes
-        self._slabs.resize(left)
-
-    def _condensed(self, i: NDArray[np.integer], j: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return the place of pair i < j in the upper triangle, row by row."""
-        row = i.astype(np.int64)
-        return row * (2 * len(self._omega) - row - 3) // 2 + j - 1
+        stays = np.ones(len(self._omega), dtype=np.bool_)
+        stays[clients] = False
+        self._omega = self._omega[stays]
+        for form in self._forms:
+            form.remove(stays)
 
     # ------------------------------------------------------------------------------------------
     # Saving and loading
@@ -561,15 +369,10 @@ class PairwiseStore:
         The vectors are views of the store (``delta.0``, ``delta.1``, ...), so that a large one is
         not held twice: write or copy them before the next update.
         """
-        vectors = enumerate(self._slabs.used(self._num_slots))
         return {
             "rho": np.array(self.rho, dtype=np.float64),
             "omega": self.omega,
-            "pair_i": self._pair_i,
-            "pair_j": self._pair_j,
-            "norm": self._norm,
-            "scale": self._scale,
-            **{f"delta.{number}": rows for number, rows in vectors},
+            **self._vectors.state_arrays(),
             **prefixed("history.", self._history.state_arrays()),
         }
 
@@ -605,32 +408,14 @@ class PairwiseStore:
         m, d = omega.shape
         history = History(m, d, omega.dtype, self._kernels)
         history.load_state_arrays(m, under("history.", arrays))
-        i, j, norm, scale = (arrays[name] for name in ("pair_i", "pair_j", "norm", "scale"))
-        parts = [arrays[name] for name in _delta_names(arrays)]
-        if (
-            any(part.dtype != omega.dtype or part.shape[1:] != (d,) for part in parts)
-            or not i.shape == j.shape == norm.shape == scale.shape == (sum(map(len, parts)),)
-            or not i.dtype.kind == j.dtype.kind == "i"
-            or np.any((i < 0) | (i >= j) | (j >= m))
-            or len(np.unique(self._condensed(i, j))) != len(i)
-            or not np.isnan(history.scale(i, j)).all()
-        ):
+        self._vectors.check_state_arrays(arrays)
+        if not np.isnan(history.scale(arrays["pair_i"], arrays["pair_j"])).all():
             raise ValueError(
-                "The saved pairs do not agree, expected pair_i < pair_j < m, each pair once, and "
-                f"for each an entry of norm and scale and a row of {d} {omega.dtype} in delta.*. "
-                "Was the checkpoint cut short or mixed with another?"
+                "The saved pairs do not agree: some have a vector and are kept by models too, "
+                "expected one of both. Was the checkpoint mixed with another?"
             )
-        self._omega = omega
-        self._clear()
-        self._history = history
-        slots = self._open(i.astype(np.int32), j.astype(np.int32))
-        self._norm[slots], self._scale[slots] = norm, scale
-        start = 0
-        for saved in parts:
-            span = slots[start : start + len(saved)]
-            for slab, rows, part in self._slabs.pieces(span):
-                slab[rows] = saved[part]
-            start += len(saved)
+        self._omega, self._history = omega, history
+        self._vectors.load_state_arrays(arrays)
 
     @classmethod
     def from_state_arrays(
@@ -656,19 +441,22 @@ class PairwiseStore:
         if clients.ndim != 1 or not (np.issubdtype(clients.dtype, np.integer) or not clients.size):
             raise ValueError(f"{name} is {indices!r}, expected a sequence of integers.")
         m = len(self._omega)
-        if np.any((clients < 0) | (clients >= m)):
+        if clients.size and (clients.min() < 0 or clients.max() >= m):
             raise ValueError(
                 f"{name} is {listing(clients.tolist())}, expected clients in 0..{m - 1}."
             )
-        if len(np.unique(clients)) != len(clients):
+        clients = clients.astype(np.intp)
+        named = np.zeros(m, dtype=np.bool_)
+        named[clients] = True
+        if np.count_nonzero(named) != len(clients):
             raise ValueError(
                 f"{name} is {listing(clients.tolist())}, expected each client at most once."
             )
-        return clients.astype(np.intp)
+        return clients
 
     def _checked_models(self, name: str, models: ArrayLike, count: int) -> FloatArray:
         with np.errstate(over="ignore"):  # an overflow in the cast is reported just below
-            checked: FloatArray = np.asarray(models).astype(self._omega.dtype)
+            checked: FloatArray = np.asarray(models).astype(self._omega.dtype, copy=False)
         expected = (count, self._omega.shape[1])
         if checked.shape != expected:
             raise ValueError(f"{name} is of shape {checked.shape}, expected {expected}.")
@@ -696,13 +484,8 @@ def _pairs_with(
     return low.astype(np.int32), high.astype(np.int32)
 
 
-def _delta_names(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
-    count = sum(name.startswith("delta.") for name in arrays)
-    return [f"delta.{number}" for number in range(count)]
-
-
 def _check_complete(arrays: Mapping[str, NDArray[Any]]) -> None:
-    names = ["rho", "omega", "pair_i", "pair_j", "norm", "scale", *_delta_names(arrays)]
+    names = ["rho", "omega", *saved_names(arrays)]
     if missing := [name for name in names if name not in arrays]:
         raise ValueError(
             f"The saved pairs lack {missing}, expected {names}. Was the checkpoint cut short?"

@@ -154,7 +154,7 @@ def test_equal_to_the_printed_algorithm_with_all_invariants(
     rng = np.random.default_rng(seed)
     start = np.tile(rng.normal(size=d), (m, 1)).astype(dtype)
     store = PairwiseStore(start, penalty, rho, engine=engine)
-    store._slabs.rows = slab_rows
+    store._vectors._slabs.rows = slab_rows
     dense = Dense(start, penalty, rho)
     for active, models in rounds(rng, start, 12):
         store.update(active, models)
@@ -297,9 +297,14 @@ def slopes(penalty: Penalty, norms: np.ndarray, lengths: np.ndarray) -> np.ndarr
 def check_slots(store: PairwiseStore) -> None:
     """Slots are dense, the two directions of the index agree, and no slab is kept unused."""
     slots = np.arange(store.num_stored)
-    assert_array_equal(store._slot_of[store._condensed(store._pair_i, store._pair_j)], slots)
-    assert (store._slot_of >= 0).sum() == store.num_stored
-    assert len(store._slabs) == -(-store.num_stored // store._slabs.rows)
+    assert_array_equal(
+        store._vectors._slot_of[
+            store._vectors._condensed(store._vectors._pair_i, store._vectors._pair_j)
+        ],
+        slots,
+    )
+    assert (store._vectors._slot_of >= 0).sum() == store.num_stored
+    assert len(store._vectors._slabs) == -(-store.num_stored // store._vectors._slabs.rows)
 
 
 def test_fused_pairs_end_within_the_smoothing_width(engine: Any) -> None:
@@ -358,7 +363,7 @@ def wandering_store(engine: Any, dtype: type = np.float32, seed: int = 5) -> Pai
     rng = np.random.default_rng(seed)
     start = np.zeros((9, 6), dtype)
     store = PairwiseStore(start, SCAD, 1.0, engine=engine)
-    store._slabs.rows = 4
+    store._vectors._slabs.rows = 4
     for active, models in rounds(rng, start, 15):
         store.update(active, models)
     return store
@@ -439,7 +444,7 @@ def test_a_new_penalty_leaves_the_state_as_it_is(engine: Any) -> None:
 )
 def test_a_spoilt_state_is_refused(spoil: Any, message: str) -> None:
     store = PairwiseStore(np.zeros((3, 2), np.float32), SCAD, 1.0, engine="numpy")
-    store._slabs.rows = 2
+    store._vectors._slabs.rows = 2
     store.update([0, 1, 2], [[0, 0.1], [0, 0.2], [0, 0.3]])
     arrays = {name: array.copy() for name, array in store.state_arrays().items()}
     kept = {name: array.copy() for name, array in arrays.items()}
@@ -493,10 +498,10 @@ def test_separation_gives_memory_back(engine: Any, monkeypatch: pytest.MonkeyPat
     store.update([labels.argmin()], apart[[0]])
     store.update(range(m), apart)
     assert store.num_stored == 3 * 6  # only the pairs within the three groups of four
-    assert len(store._slabs) == 2
+    assert len(store._vectors._slabs) == 2
     assert store.nbytes < before / 2
     check_slots(store)
-    for i, j in zip(store._pair_i, store._pair_j, strict=True):
+    for i, j in zip(store._vectors._pair_i, store._vectors._pair_j, strict=True):
         assert labels[i] == labels[j]
         # v grows by rho (omega_i - omega_j - theta) at each update: the right row moved.
         old_theta, old_v = within[i, j]
@@ -546,6 +551,28 @@ def test_penalty_and_rho_are_checked_and_models_cannot_be_changed_from_outside()
         store.omega[0] = 1
     with pytest.raises(ValueError, match="engine is 'cuda', expected"):
         PairwiseStore(np.zeros((2, 2)), SCAD, 1.0, engine="cuda")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clients", [[], [3], [4, 0, 3], list(range(7))])
+def test_kernels_find_the_pairs_of_clients(engine: Any, clients: list[int]) -> None:
+    rng = np.random.default_rng(3)
+    m, d = 7, 5
+    some = rng.permutation(m * (m - 1) // 2)[:17]  # not all of the pairs, and in no order
+    i, j = (index[some].astype(np.int32) for index in np.triu_indices(m, k=1))
+    slab, weight = rng.normal(size=(len(i), d)), rng.normal(size=len(i))
+    expected, partners = np.zeros((len(clients), d)), np.zeros((len(clients), m), np.bool_)
+    for k, client in enumerate(clients):
+        for row in range(len(i)):
+            if client in (i[row], j[row]):
+                expected[k] += (1 if client == i[row] else -1) * weight[row] * slab[row]
+                partners[k, i[row] + j[row] - client] = True
+    _, own = kernels.choose_kernels(engine)
+    chosen = np.isin(np.arange(m), clients)
+    assert_array_equal(own.slots_with(i, j, chosen), np.flatnonzero(chosen[i] | chosen[j]))
+    total, found = np.ones_like(expected), np.zeros_like(partners)
+    own.add_rows(slab, i, j, weight, np.array(clients, dtype=np.intp), total, found)
+    assert_allclose(total, 1 + expected, rtol=1e-12)
+    assert_array_equal(found, partners)
 
 
 @pytest.mark.parametrize("most_bytes", [2**31, 0])

@@ -1,0 +1,66 @@
+"""The clusters of Remark 2 without a matrix of all pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels import Kernels
+
+FloatArray = NDArray[np.floating]
+Float64Array = NDArray[np.float64]
+Indices = NDArray[np.int32]
+
+_PIVOTS = 32  # clients whose distances from all others spare most others
+
+
+class Form(Protocol):
+    """`vectors.Vectors` or `history.History`, which keep the pairs that are not plain."""
+
+    def scale(self, i: Indices, j: Indices) -> Float64Array:
+        """Return s_ij of pairs i < j; NaN where a pair is not kept here."""
+
+    def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
+        """Return whether ||theta_ij|| <= nu, of pairs that are kept here."""
+
+
+def components(
+    omega: FloatArray, forms: Sequence[Form], kernels: Kernels, nu: float
+) -> NDArray[np.intp]:
+    """Return the connected components of ||theta_ij|| <= nu; see `PairwiseStore.clusters`."""
+    m = len(omega)
+    everybody = np.arange(m, dtype=np.int32)
+    labels = np.full(m, -1, dtype=np.intp)
+    pivots: list[Float64Array] = []
+
+    def linked(client: int, others: Indices) -> Indices:
+        i, j = np.minimum(others, np.int32(client)), np.maximum(others, np.int32(client))
+        near, plain = np.zeros(len(others), dtype=np.bool_), np.ones(len(others), dtype=np.bool_)
+        for form in forms:
+            own = ~np.isnan(form.scale(i, j))
+            near[own] = form.are_within(i[own], j[own], nu)
+            plain &= ~own
+        for distance in pivots:
+            # The triangle inequality, with room for the rounding of distances.
+            room = nu + 1e-6 * (distance[client] + distance[others])
+            plain &= np.abs(distance[client] - distance[others]) <= room
+        near[plain] = kernels.difference_norms(omega, i[plain], j[plain]) <= nu
+        return others[near]
+
+    for first in range(m):
+        if labels[first] >= 0:
+            continue
+        labels[first] = labels.max() + 1
+        if len(pivots) < _PIVOTS:
+            pivot = np.full(m, first, dtype=np.int32)
+            pivots.append(kernels.difference_norms(omega, pivot, everybody))
+        frontier = [first]
+        while frontier:
+            client = frontier.pop()
+            found = linked(client, np.flatnonzero(labels < 0).astype(np.int32))
+            labels[found] = labels[first]
+            frontier.extend(found)
+    return labels

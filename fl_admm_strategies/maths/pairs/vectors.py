@@ -1,0 +1,304 @@
+"""Pairs with a vector of their own: delta_ij, its norm and s_ij, in slots 0, 1, 2, ...
+
+A pair that turns plain gives its slot up, and the last one moves there, so that the vectors of few
+pairs take little memory. The other form of a pair is `history`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..penalties import Penalty
+from . import algebra
+from .kernels import Kernels
+from .slabs import Slabs, fitting_rows
+
+FloatArray = NDArray[np.floating]
+Float64Array = NDArray[np.float64]
+Indices = NDArray[np.int32]
+Slots = NDArray[np.int64]
+
+
+class Vectors:
+    """Pairs by their vectors.
+
+    Parameters
+    ----------
+    num_clients : int
+        m.
+    width : int
+        d.
+    dtype : dtype
+        Of the vectors.
+    kernels : Kernels
+    """
+
+    def __init__(
+        self, num_clients: int, width: int, dtype: np.dtype[Any], kernels: Kernels
+    ) -> None:
+        self.width = width
+        self.dtype = dtype
+        self._kernels = kernels
+        self._clear(num_clients)
+
+    def _clear(self, num_clients: int) -> None:
+        self._num_clients = num_clients
+        self._pair_i = np.empty(0, dtype=np.int32)
+        self._pair_j = np.empty(0, dtype=np.int32)
+        self._norm = np.empty(0)
+        # Kept beside the norm, not computed from it: it must survive a change of the penalty.
+        self._scale = np.empty(0)
+        self._slabs = Slabs(self.width, self.dtype, self._fitting_rows())
+        self._slot_of = np.full(self._most_pairs, -1, dtype=np.int32)
+
+    @property
+    def _most_pairs(self) -> int:
+        return self._num_clients * (self._num_clients - 1) // 2
+
+    def _fitting_rows(self) -> int:
+        return fitting_rows(self.width, self.dtype, self._most_pairs)
+
+    @property
+    def num_pairs(self) -> int:
+        """Number of unordered pairs that are kept here."""
+        return len(self._pair_i)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, the slabs' unused rows included."""
+        index = (self._pair_i, self._pair_j, self._norm, self._scale, self._slot_of)
+        return sum(array.nbytes for array in index) + self.slab_bytes
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of the vectors alone."""
+        return self._slabs.nbytes
+
+    def scale(self, i: NDArray[np.integer], j: NDArray[np.integer]) -> Float64Array:
+        """Return s_ij of pairs i < j; NaN where a pair is not kept here."""
+        if not self.num_pairs:
+            return np.full(len(i), np.nan)
+        slots = self._slot_of[self._condensed(i, j)]
+        return np.where(slots >= 0, self._scale[slots], np.nan)
+
+    def norms(self, i: NDArray[np.integer], j: NDArray[np.integer]) -> Float64Array:
+        """Return ||delta_ij|| of pairs i < j that are kept here."""
+        return self._norm[self._slot_of[self._condensed(i, j)]]
+
+    def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
+        """Return whether ||theta_ij|| <= nu, of pairs i < j that are kept here."""
+        near: NDArray[np.bool_] = algebra.theta(self.scale(i, j), self.norms(i, j)) <= nu
+        return near
+
+    def vectors(
+        self, i: NDArray[np.integer], j: NDArray[np.integer]
+    ) -> Iterator[tuple[NDArray[np.intp], FloatArray]]:
+        """Yield delta_ij of some pairs, as `History.vectors` does, one at a time: a view."""
+        for place, slot in enumerate(self._slot_of[self._condensed(i, j)]):
+            yield np.array([place]), self._slabs.row(slot)[None]
+
+    def slots_with(self, takes_part: NDArray[np.bool_]) -> Slots:
+        """Return the slots of the pairs with one of these clients or two, ascending."""
+        return self._kernels.slots_with(self._pair_i, self._pair_j, takes_part)
+
+    # ------------------------------------------------------------------------------------------
+    # Algorithm 2
+    # ------------------------------------------------------------------------------------------
+
+    def update(self, slots: Slots, omega: FloatArray, penalty: Penalty, rho: float) -> None:
+        """Update the pairs in these slots, ascending; those that turn plain are given up."""
+        before = self._scale[slots]
+        norm = self._renew_deltas(slots, omega, algebra.carried(before))
+        scale = algebra.prox_scale(norm, penalty, rho)  # (6), and with it (A.3)
+        self._norm[slots], self._scale[slots] = norm, scale
+        if (plain := algebra.turns_plain(before, scale)).any():
+            self._close(slots[plain])
+
+    def open(self, i: Indices, j: Indices, omega: FloatArray, penalty: Penalty, rho: float) -> None:
+        """Take in plain pairs that an update has made something else: delta = omega_i - omega_j."""
+        slots = self._append(i, j)
+        # The norm is that of the vector as it is stored.
+        self._norm[slots] = self._renew_deltas(slots, omega, np.zeros(len(i)))
+        self._scale[slots] = algebra.prox_scale(self._norm[slots], penalty, rho)
+
+    def take_over(
+        self,
+        i: Indices,
+        j: Indices,
+        scale: Float64Array,
+        blocks: Iterator[tuple[NDArray[np.intp], Float64Array]],
+    ) -> None:
+        """Take in pairs with these s_ij and delta_ij, which `History.vectors` yields."""
+        slots = self._append(i, j)
+        self._scale[slots] = scale
+        for part, vectors in blocks:
+            for slot, vector in zip(slots[part], vectors, strict=True):
+                self._slabs.row(slot)[:] = vector
+            # To rounding the norm that s belongs to.
+            self._norm[slots[part]] = np.sqrt(np.einsum("kc,kc->k", vectors, vectors))
+
+    def _renew_deltas(self, slots: Slots, omega: FloatArray, keep: Float64Array) -> Float64Array:
+        """Set delta_ij to omega_i - omega_j + keep delta_ij, return ||delta_ij||; slots ascend."""
+        norm = np.empty(len(slots))
+        keep = keep.astype(self.dtype)
+        for slab, span, rows, part in self._slabs.pieces(slots):
+            i, j = self._pair_i[span], self._pair_j[span]
+            norm[part] = self._kernels.update_rows(slab, rows, i, j, omega, keep[part])
+        return norm
+
+    def add_sums(
+        self,
+        clients: NDArray[np.intp],
+        weight: Callable[[Float64Array], Float64Array],
+        total: Float64Array,
+    ) -> NDArray[np.bool_]:
+        """Add sum_j weight(s_ij) delta_ij over the partners j of each client i to `total`.
+
+        Returns
+        -------
+        ndarray of bool, shape (len(clients), m)
+            Which clients are a partner.
+        """
+        weights = weight(self._scale)
+        partners = np.zeros((len(clients), self._num_clients), dtype=np.bool_)
+        for slab, span in self._slabs.used(self.num_pairs):
+            i, j = self._pair_i[span], self._pair_j[span]
+            self._kernels.add_rows(slab, i, j, weights[span], clients, total, partners)
+        return partners
+
+    def primal_residual(self, omega: FloatArray) -> float:
+        """Return max_ij ||omega_i - omega_j - theta_ij|| over the pairs that are kept here."""
+        largest = 0.0
+        for slab, span in self._slabs.used(self.num_pairs):
+            i, j, scale = self._pair_i[span], self._pair_j[span], self._scale[span]
+            norms = self._kernels.residual_norms(slab, i, j, omega, scale)
+            largest = max(largest, float(norms.max()))
+        return largest
+
+    # ------------------------------------------------------------------------------------------
+    # Clients that come and go
+    # ------------------------------------------------------------------------------------------
+
+    def insert(self, places: Sequence[int]) -> None:
+        """Take in clients without pairs, before these present ones as `numpy.insert` counts."""
+        is_old = np.insert(np.ones(self._num_clients, dtype=np.bool_), places, False)
+        self._renumber(np.flatnonzero(is_old), len(is_old))
+        # Slabs were made for the pairs of fewer clients; many small ones would be slow.
+        if (rows := self._fitting_rows()) > self._slabs.rows:
+            self._slabs.widen(rows, self.num_pairs)
+
+    def remove(self, stays: NDArray[np.bool_]) -> None:
+        """Let all other clients go, with their pairs."""
+        self._close(self.slots_with(~stays))
+        self._renumber(np.cumsum(stays) - 1, int(stays.sum()))
+
+    def _renumber(self, new: NDArray[np.integer], num_clients: int) -> None:
+        """Give every client i its new index new[i] among so many; the order stays."""
+        self._num_clients = num_clients
+        self._pair_i = new[self._pair_i].astype(np.int32)
+        self._pair_j = new[self._pair_j].astype(np.int32)
+        self._slot_of = np.full(self._most_pairs, -1, dtype=np.int32)
+        self._slot_of[self._condensed(self._pair_i, self._pair_j)] = np.arange(self.num_pairs)
+
+    # ------------------------------------------------------------------------------------------
+    # Slots
+    # ------------------------------------------------------------------------------------------
+
+    def _append(self, i: Indices, j: Indices) -> Slots:
+        """Return new slots for these pairs; vector, norm and scale are still to be written."""
+        slots = np.arange(self.num_pairs, self.num_pairs + len(i))
+        self._pair_i = np.concatenate([self._pair_i, i])
+        self._pair_j = np.concatenate([self._pair_j, j])
+        self._norm = np.concatenate([self._norm, np.empty(len(i))])
+        self._scale = np.concatenate([self._scale, np.empty(len(i))])
+        self._slot_of[self._condensed(i, j)] = slots
+        self._slabs.resize(self.num_pairs)
+        return slots
+
+    def _close(self, slots: Slots) -> None:
+        """Give these slots up, ascending: the last ones move into the holes."""
+        if not len(slots):
+            return
+        self._slot_of[self._condensed(self._pair_i[slots], self._pair_j[slots])] = -1
+        left = self.num_pairs - len(slots)
+        holes = slots[slots < left]
+        stays = np.ones(len(slots), dtype=np.bool_)
+        stays[slots[slots >= left] - left] = False
+        movers = left + np.flatnonzero(stays)
+        for hole, mover in zip(holes, movers, strict=True):
+            self._slabs.row(hole)[:] = self._slabs.row(mover)
+        for array in (self._pair_i, self._pair_j, self._norm, self._scale):
+            array[holes] = array[movers]
+        self._pair_i, self._pair_j = self._pair_i[:left].copy(), self._pair_j[:left].copy()
+        self._norm, self._scale = self._norm[:left].copy(), self._scale[:left].copy()
+        self._slot_of[self._condensed(self._pair_i[holes], self._pair_j[holes])] = holes
+        self._slabs.resize(left)
+
+    def _condensed(self, i: NDArray[np.integer], j: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return the place of pair i < j in the upper triangle, row by row."""
+        row = i.astype(np.int64)
+        return row * (2 * self._num_clients - row - 3) // 2 + j - 1
+
+    # ------------------------------------------------------------------------------------------
+    # Saving and loading
+    # ------------------------------------------------------------------------------------------
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the state as plain arrays; the vectors ``delta.0``, ... are views."""
+        vectors = enumerate(slab for slab, _ in self._slabs.used(self.num_pairs))
+        return {
+            "pair_i": self._pair_i,
+            "pair_j": self._pair_j,
+            "norm": self._norm,
+            "scale": self._scale,
+            **{f"delta.{number}": rows for number, rows in vectors},
+        }
+
+    def check_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Raise if `load_state_arrays` could not put these back.
+
+        Raises
+        ------
+        ValueError
+            If they do not fit together or these clients.
+        """
+        i, j, norm, scale = (arrays[name] for name in ("pair_i", "pair_j", "norm", "scale"))
+        parts = [arrays[name] for name in _delta_names(arrays)]
+        if (
+            any(part.dtype != self.dtype or part.shape[1:] != (self.width,) for part in parts)
+            or not i.shape == j.shape == norm.shape == scale.shape == (sum(map(len, parts)),)
+            or not i.dtype.kind == j.dtype.kind == "i"
+            or np.any((i < 0) | (i >= j) | (j >= self._num_clients) | np.isnan(scale))
+            or len(np.unique(self._condensed(i, j))) != len(i)
+        ):
+            raise ValueError(
+                "The saved pairs do not agree, expected pair_i < pair_j < m, each pair once, and "
+                f"for each an entry of norm and scale and a row of {self.width} {self.dtype} in "
+                "delta.*. Was the checkpoint cut short or mixed with another?"
+            )
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned and `check_state_arrays` has passed, copied."""
+        self._clear(self._num_clients)
+        slots = self._append(arrays["pair_i"].astype(np.int32), arrays["pair_j"].astype(np.int32))
+        self._norm[slots], self._scale[slots] = arrays["norm"], arrays["scale"]
+        start = 0
+        for name in _delta_names(arrays):
+            saved = arrays[name]
+            for slab, _, rows, part in self._slabs.pieces(slots[start : start + len(saved)]):
+                slab[rows] = saved[part]
+            start += len(saved)
+
+
+def saved_names(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Return the names that `Vectors.state_arrays` gave, as far as these arrays tell."""
+    return ["pair_i", "pair_j", "norm", "scale", *_delta_names(arrays)]
+
+
+def _delta_names(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    count = sum(name.startswith("delta.") for name in arrays)
+    return [f"delta.{number}" for number in range(count)]
