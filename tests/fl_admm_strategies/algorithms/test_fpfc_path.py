@@ -354,6 +354,11 @@ def test_a_bad_grid_is_refused_in_words(
         LambdaPath(**arguments)
 
 
+def test_a_path_needs_held_out_samples() -> None:
+    with pytest.raises(ValueError, match="a LambdaPath is chosen by held-out samples"):
+        FPFC(LambdaPath([0.0, 0.5]), validation_share=0.0)
+
+
 def test_rho_must_go_with_every_penalty_of_the_grid() -> None:
     with pytest.raises(ValueError, match=r"expected \(a - 1\) \* rho > 1"):
         FPFC(LambdaPath([0.0, 0.5]), rho=0.3)
@@ -362,7 +367,7 @@ def test_rho_must_go_with_every_penalty_of_the_grid() -> None:
 @pytest.mark.parametrize(
     ("settings", "client", "words"),
     [
-        ({"validation_share": 0.01}, {}, "has 20 training samples, of which"),
+        ({}, {"samples": 1}, "has 1 training samples, of which"),
         ({}, {"validation_loader": True, "empty": True}, "validation_loader is empty"),
         ({"penalty": LambdaPath([0.5], monitor="auc")}, {}, "monitor is 'auc', expected one of"),
     ],
@@ -376,7 +381,9 @@ def test_clients_that_cannot_validate_are_refused_before_round_1(
 
     def client_fn(context: Context) -> Any:
         kind = Empty if client.get("empty") else FPFCClient
-        batch = data(int(context.node_config["partition-id"]))
+        x, y = data(int(context.node_config["partition-id"]))
+        count = client.get("samples", len(x))
+        batch = x[:count], y[:count]
         return kind(context, model(), [batch], nn.functional.mse_loss).to_client()
 
     strategy = along(settings.pop("penalty", LambdaPath([0.5])), **settings)
