@@ -15,8 +15,9 @@ With `--rounds` FPFC's own rounds follow.
 
 `none`: nobody holds samples out, all train on them too and vote by their corrected training
 losses.
-`few`: a quarter of the clients have `FEW` samples, train on all and vote likewise; beside it,
-what is found without their votes.
+`few`: a quarter of the clients have `FEW` samples, of which they hold one out;
+beside it, what is found without their votes. `few-corrected`: they train on all and vote by the
+corrected losses, which the library does not do.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ from simulations.data.housing_bodyfat import housing_bodyfat
 from simulations.data.synthetic import synthetic
 
 FEW = 4
+VALIDATIONS = ["share", "none", "few", "few-corrected"]
 CHUNK = 12  # clients of like size, which share a block of samples
 
 
@@ -173,7 +175,7 @@ def study(
     """Search in one draw of the data and print what was found.
 
     Returns whether it is the truth; whether the truth was tried; and whether it is found without
-    the votes of clients that hold no samples out.
+    the votes of clients with few samples.
     """
     data, lr, epochs, start, most = task_of(name, seed)
     outputs, features, m = data.num_classes or 1, data.input_shape[0] + 1, len(data.clients)
@@ -183,19 +185,18 @@ def study(
         train.append((client.train[0][: most * 64 // 100], client.train[1][: most * 64 // 100]))
         part = most * 16 // 100
         held_out.append((client.validation[0][:part], client.validation[1][:part]))
-    voting = np.ones(m, dtype=bool)
+    few = np.zeros(m, dtype=bool)
     if validation == "none":
-        voting[:] = False
         train = [
             (torch.cat([x, u]), torch.cat([y, v]))
             for (x, y), (u, v) in zip(train, held_out, strict=True)
         ]
-    if validation == "few":
-        voting[np.random.default_rng(10**6 + seed).permutation(m)[: m // 4]] = False
-        train = [
-            one if own else (one[0][:FEW], one[1][:FEW])
-            for one, own in zip(train, voting, strict=True)
-        ]
+    if validation.startswith("few"):
+        few[np.random.default_rng(10**6 + seed).permutation(m)[: m // 4]] = True
+        keep = FEW - 1 if validation == "few" else FEW
+        for i in np.flatnonzero(few):
+            train[i] = train[i][0][:keep], train[i][1][:keep]
+            held_out[i] = held_out[i][0][:1], held_out[i][1][:1]
     trained, scored = Clients(train, outputs), Clients(held_out, outputs)
     generator = torch.Generator().manual_seed(seed)
     first = {
@@ -228,16 +229,16 @@ def study(
         models = [means(made[:, k], labels) for k, labels in enumerate(tried)]
     losses = scored.loss(of_clients())[0].double().numpy()
     counts = [max(labels) + 1 for labels in tried]
-    if not voting.all():
+    if validation in ("none", "few-corrected"):
         own = trained.loss(of_clients())[0].double().numpy()
-        others = np.flatnonzero(~voting)
+        others = np.flatnonzero(few) if few.any() else np.arange(m)
         some = [train[i] for i in others]
         o = optimism(some, outputs, center[others], (PROBE_FACTOR * epochs, lr), seed)
         for i, o_i in zip(others, o, strict=True):
             sizes = np.array([labels.count(labels[i]) for labels in tried])
             losses[i] = corrected(own[i], o_i, sizes, len(train[i][1]))
     found = compare(losses, counts, STANDARD_ERRORS)
-    of_voters = tried[compare(losses[voting], counts, STANDARD_ERRORS).chosen]
+    of_voters = tried[compare(losses[~few], counts, STANDARD_ERRORS).chosen]
     labels, alpha = tried[found.chosen], models[found.chosen].flatten(1).numpy()
     gradients = trained.loss(of_clients())[1][:, found.chosen].flatten(1)
     needed = holding_lambda(labels, gradients.norm(dim=1).double().numpy())
@@ -296,7 +297,7 @@ def main() -> None:
     parser.add_argument("seeds", help="e.g. 201-230")
     parser.add_argument("--participation", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--validation", choices=["share", "none", "few"], default="share")
+    parser.add_argument("--validation", choices=VALIDATIONS, default="share")
     given = parser.parse_args()
     torch.set_num_threads(1)
     first, last = map(int, given.seeds.split("-"))
@@ -306,7 +307,7 @@ def main() -> None:
     ]
     right, possible, without = np.sum(results, axis=0)
     print(f"{given.data}: {right} of {len(results)}; {possible} tried it", end="")
-    print(f"; without votes {without}" if given.validation == "few" else "")
+    print(f"; without their votes {without}" if given.validation.startswith("few") else "")
 
 
 if __name__ == "__main__":
