@@ -156,7 +156,8 @@ def _search_told(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Text]
     loss = "loss on held-out data" if strategy.validation_share else "corrected training loss"
     return [
         Text(
-            f"Groups tried in rounds 1 to {search.last_round}, with the mean {loss}: {tried}. {outcome} λ={found.lam:.3g} and ν={found.nu:.3g} come from the "
+            f"Groups tried in rounds 1 to {search.last_round}, with the mean {loss}: {tried}. "
+            f"{outcome} λ={found.lam:.3g} and ν={found.nu:.3g} come from the "
             f"distance of the two nearest groups. The search sent {spent:,} numbers; "
             f"runs with 8 values of λ would send some {grid:,}."
         )

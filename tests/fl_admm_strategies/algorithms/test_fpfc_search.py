@@ -635,13 +635,18 @@ def test_the_legacy_api_gives_the_same_bits() -> None:
     assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
 
 
-def test_clients_search_together_as_a_cohort() -> None:
+@pytest.mark.parametrize("share", [0.2, slow(0.0)])
+def test_clients_search_together_as_a_cohort(share: float) -> None:
     def factory(context: Context) -> Any:
         return client_of(context).to_client()
 
     hosted = client_app(factory, num_clients=NUM_CLIENTS, cohort=True)
-    strategy = auto()
+    strategy, expected = auto(validation_share=share), auto(validation_share=share)
     strategy.start(InProcessGrid(hosted, 1), arrays(), ROUNDS)
-    expected = plain()[0]
+    run(expected)
     assert strategy.clusters().tolist() == expected.clusters().tolist()
     assert_allclose(strategy.state.pairs.omega, expected.state.pairs.omega, rtol=1e-4, atol=1e-5)
+    if share == 0:
+        found, alone = strategy.train_metrics[PROBE], expected.train_metrics[PROBE]
+        for client, metrics in found.items():
+            assert metrics["optimism"] == pytest.approx(alone[client]["optimism"], rel=1e-3)
