@@ -37,6 +37,7 @@ from ..maths.grouping import (
     candidate_groups,
     compare,
     corrected,
+    group_means,
     holding_lambda,
     numbered,
     smallest_distance,
@@ -61,11 +62,8 @@ HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", 
 """What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
 
 OPTIMISM, NO_VOTE = "optimism", "held-out-none"
-"""What a client that holds no samples out reports with its probe.
-
-How much too low its training loss is, by cross-validation; or, of a client with one sample, that it
-cannot say, and so has no say in the choice.
-"""
+"""What a client that holds nothing out reports with its probe: how much too low its training loss
+is; or, having one sample, that it cannot say, and so has no say in the choice."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +254,7 @@ class GroupSearch(ByClient):
         candidates = candidate_groups(probes - self.center, CUTS)
         columns = np.array(candidates, dtype=np.int64).T
         self.labels = dict(zip(clients, columns, strict=True))
-        self.models = [_means(probes, np.array(labels)) for labels in candidates]
+        self.models = [group_means(probes, labels) for labels in candidates]
         self.probes = {}
         self._enter(REFIT)
         log(
@@ -444,12 +442,8 @@ class GroupSearch(ByClient):
                 "penalty of its own, or cut short."
             )
         models = [arrays[f"models.{k}"] for k in range(len(arrays) - len(expected))]
-        sizes = {
-            "probes": "probe_ids",
-            "optimism": "optimism_ids",
-            "labels": "label_ids",
-            "scores": "score_ids",
-        }
+        tables = ("probes", "optimism", "labels", "scores")
+        sizes = {name: f"{name.rstrip('s')}_ids" for name in tables}
         if (
             any(part.ndim != 2 or part.shape[1] != self._block.size for part in models)
             or arrays["center"].shape not in ((0,), (self._block.size,))
@@ -493,11 +487,6 @@ def candidate_arrays(vectors: Sequence[NDArray[Any]], block: Block) -> Arrays | 
     for k, vector in enumerate(vectors[1:], start=1):
         arrays |= prefixed(f"{k}/", block.arrays(vector))
     return arrays or None
-
-
-def _means(vectors: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[Any]:
-    groups = range(int(labels.max()) + 1)
-    return np.stack([vectors[labels == label].mean(axis=0) for label in groups])
 
 
 def _ids(clients: Iterable[int]) -> NDArray[np.uint64]:

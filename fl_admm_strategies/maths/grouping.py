@@ -231,6 +231,12 @@ def corrected(
     return training + penalty
 
 
+def group_means(vectors: NDArray[Any], labels: Labels) -> NDArray[Any]:
+    """Return the mean of every group's vectors, shape (L, d)."""
+    own = np.array(labels)
+    return np.stack([vectors[own == label].mean(axis=0) for label in range(max(labels) + 1)])
+
+
 def smallest_distance(models: NDArray[np.floating]) -> float:
     """Return b = min ||alpha_l - alpha_l'|| over pairs of models, shape (L, d); NaN for one."""
     if len(models) < 2:
