@@ -13,12 +13,18 @@ from torch import Tensor
 
 from fl_admm_strategies import FPFC
 from fl_admm_strategies.algorithms.fpfc_path import VALIDATION
-from fl_admm_strategies.algorithms.fpfc_search import GRADIENT_NORM, HELD_OUT_LOSS, NO_VOTE
+from fl_admm_strategies.algorithms.fpfc_search import (
+    GRADIENT_NORM,
+    HELD_OUT_LOSS,
+    NO_VOTE,
+    OPTIMISM,
+    TRAINING_LOSS,
+)
 from fl_admm_strategies.algorithms.fpfc_types import FPFCEvaluation, FPFCInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.base import Scalars
-from ..toolkit.holdout import TooFewSamplesError, hold_out
+from ..toolkit.holdout import TooFewSamplesError, folds, hold_out
 from ..toolkit.objective import LocalObjective, ProximalTerm
 from ..toolkit.solvers import Loader
 from ..toolkit.steps import Minimisation, Steps
@@ -118,18 +124,46 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 metrics = metrics or own
                 upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
             else:
-                if held_out is not None:
-                    problem = replace(self.train_problem, loader=held_out)
-                    metrics[f"{HELD_OUT_LOSS}-{k}"] = self.measure(problem)["loss"]
+                name = TRAINING_LOSS if held_out is None else HELD_OUT_LOSS
+                metrics[f"{name}-{k}"] = self._loss(held_out)
                 norm = torch.linalg.vector_norm(self._gradient_here(names))
                 metrics[f"{GRADIENT_NORM}-{k}"] = float(norm)
-        return upload, {**metrics, NO_VOTE: 1} if held_out is None else metrics
+        if asked.folds is not None and held_out is None:
+            metrics = {**metrics, **(yield from self._optimism(asked, names))}
+        return upload, metrics
+
+    def _optimism(self, asked: FPFCInstruction, names: list[str]) -> Steps[Scalars]:
+        """Return how much too low the training loss is where the client has just trained to.
+
+        That is the mean loss by cross-validation, each fold by a model that went the same way
+        without it, less the training loss.
+        """
+        problem = self.train_problem
+        try:
+            parts = folds(
+                problem.loader, problem.split_batch, asked.folds or 0, asked.held_out_seed or 0
+            )
+        except TooFewSamplesError:
+            return {NO_VOTE: 1}
+        optimism = -self._loss()
+        total = problem.num_examples()
+        for kept, fold in parts:
+            self.load(asked.anchor)
+            objective = LocalObjective(moving=names)
+            yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
+            share = replace(problem, loader=fold).num_examples() / total
+            optimism += share * self._loss(fold)
+        return {OPTIMISM: optimism}
+
+    def _loss(self, loader: Loader | None = None) -> float:
+        """Return the model's mean loss, by default on all training data."""
+        problem = self.train_problem
+        return float(
+            self.measure(problem if loader is None else replace(problem, loader=loader))["loss"]
+        )
 
     def _split_in_search(self, asked: FPFCInstruction) -> tuple[Loader, Loader | None]:
-        """Return what `_split` does; a client with too few samples trains on all, without a vote.
-
-        Its training loss says nothing of groups: it is the smaller, the fewer share a model.
-        """
+        """Return what `_split` does; a client with too few samples, or no share, trains on all."""
         try:
             return self._split(asked.held_out, asked.held_out_seed)
         except TooFewSamplesError:

@@ -15,9 +15,11 @@ from .batches import map_tensors, size_of
 from .minibatches import Minibatches
 from .solvers import Loader, SplitBatch
 
+_Rows = np.ndarray[Any, np.dtype[np.bool_]]
+
 
 class TooFewSamplesError(ValueError):
-    """The share of a client's samples is less than one of them, or all."""
+    """Of a client's samples none would be held out, or none be left to train on."""
 
 
 def hold_out(
@@ -33,7 +35,7 @@ def hold_out(
     split_batch : callable
         Turns a batch into (inputs, targets): says how many samples it has.
     share : float
-        Of the samples, rounded down.
+        Of the samples, rounded down; one at least, unless the share is 0.
     seed : int
 
     Returns
@@ -43,36 +45,83 @@ def hold_out(
     Raises
     ------
     TooFewSamplesError
-        If the share of its samples is less than one.
+        If the share is 0, or there is only one sample, or none.
     ValueError
         If the loader cannot be split.
     """
+    sizes = _sizes(loader, split_batch)
+    return _parted(loader, sizes, _chosen(sum(sizes), share, seed))
+
+
+def folds(
+    loader: Loader, split_batch: SplitBatch, count: int, seed: int
+) -> list[tuple[Loader, Loader]]:
+    """Split training data for cross-validation: each sample is held out once.
+
+    Parameters
+    ----------
+    loader, split_batch, seed
+        As of `hold_out`.
+    count : int
+        The number of folds; of fewer samples each is a fold of its own.
+
+    Returns
+    -------
+    list of (kept, held_out)
+
+    Raises
+    ------
+    TooFewSamplesError
+        If there is only one sample, or none.
+    ValueError
+        If the loader cannot be split.
+    """
+    sizes = _sizes(loader, split_batch)
+    num_samples = sum(sizes)
+    if num_samples < 2:
+        raise TooFewSamplesError(f"The client has {num_samples} training samples, expected 2.")
+    order = np.random.default_rng(seed).permutation(num_samples)
+    parted = []
+    for rows in np.array_split(order, min(count, num_samples)):
+        chosen = np.zeros(num_samples, dtype=np.bool_)
+        chosen[rows] = True
+        parted.append(_parted(loader, sizes, chosen))
+    return parted
+
+
+def _sizes(loader: Any, split_batch: SplitBatch) -> list[int]:
+    """Return the number of samples, of a sequence in each batch."""
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        chosen = _chosen(len(loader.dataset), share, seed)  # type: ignore[arg-type]
-        return _without(loader, chosen), _only(loader, chosen)
+        return [len(loader.dataset)]  # type: ignore[arg-type]
     if isinstance(loader, Minibatches):
-        inputs, targets = loader.dataset.tensors
-        chosen = _chosen(len(inputs), share, seed)
-        rows, others = (torch.from_numpy(which).to(inputs.device) for which in (chosen, ~chosen))
-        kept = Minibatches(inputs[others], targets[others], loader.batch_size)
-        return kept, [(inputs[rows], targets[rows])]
+        return [len(loader.dataset)]
     if isinstance(loader, Sequence):
-        sizes = [_size(batch, split_batch) for batch in loader]
-        chosen = _chosen(sum(sizes), share, seed)
-        return _rows(loader, sizes, ~chosen), _rows(loader, sizes, chosen)
+        return [_size(batch, split_batch) for batch in loader]
     raise ValueError(
         f"train_loader is {type(loader).__name__}, of which no samples can be held out. Give the "
         "client a validation_loader, or the strategy a penalty instead of 'auto'."
     )
 
 
-def _chosen(num_samples: int, share: float, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    count = math.floor(share * num_samples)
+def _parted(loader: Any, sizes: list[int], chosen: _Rows) -> tuple[Loader, Loader]:
+    """Return what is not chosen, and what is."""
+    if isinstance(loader, DataLoader):
+        return _without(loader, chosen), _only(loader, chosen)
+    if isinstance(loader, Minibatches):
+        inputs, targets = loader.dataset.tensors
+        rows, others = (torch.from_numpy(which).to(inputs.device) for which in (chosen, ~chosen))
+        kept = Minibatches(inputs[others], targets[others], loader.batch_size)
+        return kept, [(inputs[rows], targets[rows])]
+    return _rows(loader, sizes, ~chosen), _rows(loader, sizes, chosen)
+
+
+def _chosen(num_samples: int, share: float, seed: int) -> _Rows:
+    count = max(math.floor(share * num_samples), 1 if share else 0)
     if not 0 < count < num_samples:
         raise TooFewSamplesError(
-            f"The client has {num_samples} training samples, of which a share of {share:g} is to "
-            f"be held out: that is {count}. Give it more samples or a validation_loader, or the "
-            "strategy another validation_share or a penalty instead of 'auto'."
+            f"The client has {num_samples} training samples, of which a share of {share:g}, and "
+            "one at least, is to be held out. Give it more samples or a validation_loader, or the "
+            "strategy a penalty instead of 'auto'."
         )
     chosen = np.zeros(num_samples, dtype=np.bool_)
     chosen[np.random.default_rng(seed).permutation(num_samples)[:count]] = True
@@ -82,7 +131,7 @@ def _chosen(num_samples: int, share: float, seed: int) -> np.ndarray[Any, np.dty
 class _Filtered:
     """A sampler, of single indices or of lists of them, without some indices."""
 
-    def __init__(self, sampler: Any, left_out: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+    def __init__(self, sampler: Any, left_out: _Rows) -> None:
         self.sampler, self.left_out = sampler, left_out
 
     def __iter__(self) -> Iterator[Any]:
@@ -94,7 +143,7 @@ class _Filtered:
                 yield index
 
 
-def _without(loader: Any, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Loader:
+def _without(loader: Any, chosen: _Rows) -> Loader:
     """Return a loader like this one without the chosen samples."""
     batches = loader.sampler if loader.batch_size is None else loader.batch_sampler
     if loader.batch_sampler is not None:
@@ -116,7 +165,7 @@ def _without(loader: Any, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Loader
     return DataLoader(loader.dataset, sampler=filtered, batch_size=None, **common)
 
 
-def _only(loader: Any, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Loader:
+def _only(loader: Any, chosen: _Rows) -> Loader:
     """Return a loader of the chosen samples, in their order."""
     indices = np.flatnonzero(chosen).tolist()
     if loader.batch_sampler is not None:
@@ -142,9 +191,7 @@ def _size(batch: Any, split_batch: SplitBatch) -> int:
     return size_of(inputs if targets is None else targets)
 
 
-def _rows(
-    batches: Sequence[Any], sizes: list[int], wanted: np.ndarray[Any, np.dtype[np.bool_]]
-) -> list[Any]:
+def _rows(batches: Sequence[Any], sizes: list[int], wanted: _Rows) -> list[Any]:
     """Return batches with the wanted samples only, which count through all batches."""
     found, start = [], 0
     for batch, size in zip(batches, sizes, strict=True):

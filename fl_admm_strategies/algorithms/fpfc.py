@@ -95,7 +95,8 @@ class FPFC(SampledStrategy):
         With "auto": rounds in which all clients train one model, before they part.
     validation_share : float (default: 0.2)
         The share of its samples that a client holds out unless it has a ``validation_loader``: with
-        "auto" until the groups are found, on a path of lambdas always.
+        "auto" until the groups are found, on a path of lambdas always. With "auto" it may be 0:
+        then clients compare groups by their training losses, corrected by cross-validation.
     report_diagnostics : bool (default: False)
         Let clients that evaluate report two gradient norms as well, which costs each two passes
         over its training data; see `diagnostics()`.
@@ -155,7 +156,12 @@ class FPFC(SampledStrategy):
             )
         (SmoothedSCAD(1.0) if penalty == "auto" else penalty).check(rho)
         check_count("consensus_rounds", consensus_rounds, least=1)
-        check_fraction("validation_share", validation_share, zero=False)
+        check_fraction("validation_share", validation_share, zero=True)
+        if validation_share == 0 and isinstance(penalty, LambdaPath):
+            raise ValueError(
+                "validation_share is 0, but a LambdaPath is chosen by held-out samples. Give it a "
+                "share above 0."
+            )
         if validation_share == 1:
             raise ValueError("validation_share is 1, expected less. Nothing is left to train on.")
         check_rate_schedule("lr", lr)
@@ -379,6 +385,7 @@ class FPFC(SampledStrategy):
                 candidates=len(vectors),
                 held_out=self.validation_share,
                 held_out_seed=split_seeds[client],
+                folds=fpfc_search.FOLDS if search.stage == fpfc_search.PROBE else None,
             )
         return instructions
 

@@ -10,8 +10,9 @@ probe
 refit
     The groups' models of all these groupings are trained, each by its own clients.
 score
-    Every client measures them on data that it has held out so far, and the grouping with the
-    fewest groups that is not clearly worse than the best is taken (`compare`).
+    Every client measures them on data that it has held out so far, or on its training data, with a
+    correction (`corrected`), and the grouping with the fewest groups that is not clearly worse than
+    the best is taken (`compare`).
 fusion
     FPFC's own rounds, from the groups' models.
 
@@ -35,6 +36,8 @@ from ..maths.clienttable import ByClient, Row
 from ..maths.grouping import (
     candidate_groups,
     compare,
+    corrected,
+    group_means,
     holding_lambda,
     numbered,
     smallest_distance,
@@ -48,17 +51,19 @@ STAGES = ("consensus", "probe", "refit", "score", "fusion")
 PROBE_FACTOR = 5
 PROBE_ROUNDS = 3  # at most: who did not reply is asked again
 REFIT_ROUNDS = 5
+FOLDS = 4
 CUTS = 3
 STANDARD_ERRORS = 1.5
 RENEWAL = 20  # rounds from one lambda to the next
 
 NO_FUSION = SmoothedSCAD(0.0)
 
-HELD_OUT_LOSS, GRADIENT_NORM = "held-out-loss", "gradient-norm"
+HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
 """What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
 
-NO_VOTE = "held-out-none"
-"""What a client reports that has too few samples to hold any out; it has no say in the choice."""
+OPTIMISM, NO_VOTE = "optimism", "held-out-none"
+"""What a client that holds nothing out reports with its probe: how much too low its training loss
+is; or, having one sample, that it cannot say, and so has no say in the choice."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class FoundGroups:
     num_groups : ndarray of shape (K,)
         Of every grouping that was tried.
     losses : ndarray of shape (K,)
-        Mean loss on the held-out data.
+        Mean loss on the held-out data, or the corrected training loss.
     differences, errors : ndarray of shape (K,)
         Mean difference to the best, and its standard error over the clients.
     chosen : int
@@ -119,6 +124,8 @@ class GroupSearch(ByClient):
         The mean that all clients set out from; empty in the consensus.
     probes : dict of int to ndarray of shape (d,)
         Where they came to.
+    optimism : dict of int to ndarray of shape (1,)
+        What clients without held-out data said of their training losses.
     labels : dict of int to ndarray of shape (K,)
         The group of every client in every candidate.
     models : list of ndarray of shape (L_k, d)
@@ -138,6 +145,7 @@ class GroupSearch(ByClient):
         self.lam = 0.0
         self.center = np.zeros(0, block.dtype)
         self.probes: dict[int, NDArray[Any]] = {}
+        self.optimism: dict[int, NDArray[np.float64]] = {}
         self.labels: dict[int, NDArray[np.int64]] = {}
         self.models: list[NDArray[Any]] = []
         self.unplaced: set[int] = set()
@@ -223,11 +231,13 @@ class GroupSearch(ByClient):
         """Keep where clients came to."""
         for client, reply in replies.items():
             self.probes[client] = self._vectors(reply)[0]
+            if OPTIMISM in reply.metrics:
+                self.optimism[client] = np.array([reply.metrics[OPTIMISM]], np.float64)
         if all(NO_VOTE in reply.metrics for reply in replies.values()):
             raise RuntimeError(
-                "No client has enough training samples to hold any of them out, so nobody can say "
-                "which groups suit it. Give the clients more samples or a validation_loader, or "
-                "FPFC a larger validation_share or a penalty instead of 'auto'."
+                "No client has two training samples, so nobody can say which groups suit it. Give "
+                "the clients more samples or a validation_loader, or FPFC a penalty instead of "
+                "'auto'."
             )
 
     def _form_groups(self, missing: Sequence[int]) -> None:
@@ -244,7 +254,7 @@ class GroupSearch(ByClient):
         candidates = candidate_groups(probes - self.center, CUTS)
         columns = np.array(candidates, dtype=np.int64).T
         self.labels = dict(zip(clients, columns, strict=True))
-        self.models = [_means(probes, np.array(labels)) for labels in candidates]
+        self.models = [group_means(probes, labels) for labels in candidates]
         self.probes = {}
         self._enter(REFIT)
         log(
@@ -272,16 +282,20 @@ class GroupSearch(ByClient):
     def take_scores(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Choose among the candidates by those who replied, and set lambda."""
         count = len(self.models)
-        for client, reply in replies.items():
-            if client in self.labels:
-                own = np.array(
-                    [
-                        [reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)]
-                        for name in (HELD_OUT_LOSS, GRADIENT_NORM)
-                    ]
-                )
-                self._scores[client] = np.where(np.isfinite(own), own, np.nan)
         everybody = np.stack(list(self.labels.values()))
+        sizes = np.stack([np.bincount(column)[column] for column in everybody.T], axis=1)
+        for place, client in enumerate(self.labels):
+            if client in replies:
+                reply = replies[client]
+                held_out, training, norms = (
+                    np.array([reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)])
+                    for name in (HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM)
+                )
+                if client in self.optimism:
+                    optimism = float(self.optimism[client][0])
+                    held_out = corrected(training, optimism, sizes[place], reply.num_examples)
+                own = np.stack([held_out, norms])
+                self._scores[client] = np.where(np.isfinite(own), own, np.nan)
         num_groups = np.array([len(np.unique(column)) for column in everybody.T])
         unknown = np.full((2, count), np.nan)
         scores = np.stack([self._scores.get(client, unknown) for client in self.labels])
@@ -378,7 +392,7 @@ class GroupSearch(ByClient):
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
         """Forget clients; a group that loses its last one is out of every count."""
         for client in clients:
-            for own in (self.probes, self.labels, self._scores):
+            for own in (self.probes, self.optimism, self.labels, self._scores):
                 own.pop(client, None)
             self.unplaced.discard(client)
 
@@ -401,6 +415,8 @@ class GroupSearch(ByClient):
             "center": self.center,
             "probes": _stacked(self.probes, (d,), self._block.dtype),
             "probe_ids": _ids(self.probes),
+            "optimism": _stacked(self.optimism, (1,), np.dtype(np.float64)),
+            "optimism_ids": _ids(self.optimism),
             "labels": _stacked(self.labels, (count,), np.dtype(np.int64)),
             "label_ids": _ids(self.labels),
             "scores": _stacked(self._scores, (2, count), np.dtype(np.float64)),
@@ -426,7 +442,8 @@ class GroupSearch(ByClient):
                 "penalty of its own, or cut short."
             )
         models = [arrays[f"models.{k}"] for k in range(len(arrays) - len(expected))]
-        sizes = {"probes": "probe_ids", "labels": "label_ids", "scores": "score_ids"}
+        tables = ("probes", "optimism", "labels", "scores")
+        sizes = {name: f"{name.rstrip('s')}_ids" for name in tables}
         if (
             any(part.ndim != 2 or part.shape[1] != self._block.size for part in models)
             or arrays["center"].shape not in ((0,), (self._block.size,))
@@ -441,7 +458,7 @@ class GroupSearch(ByClient):
         self.stage, self.rounds, self.last_round = map(int, arrays["stage"])
         self.lam = float(arrays["lam"][0])
         self.center = np.array(arrays["center"])
-        self.probes, self.labels, self._scores = (
+        self.probes, self.optimism, self.labels, self._scores = (
             {int(c): np.array(own) for c, own in zip(arrays[ids], arrays[name], strict=True)}
             for name, ids in sizes.items()
         )
@@ -470,11 +487,6 @@ def candidate_arrays(vectors: Sequence[NDArray[Any]], block: Block) -> Arrays | 
     for k, vector in enumerate(vectors[1:], start=1):
         arrays |= prefixed(f"{k}/", block.arrays(vector))
     return arrays or None
-
-
-def _means(vectors: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[Any]:
-    groups = range(int(labels.max()) + 1)
-    return np.stack([vectors[labels == label].mean(axis=0) for label in groups])
 
 
 def _ids(clients: Iterable[int]) -> NDArray[np.uint64]:

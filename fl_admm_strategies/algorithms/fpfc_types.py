@@ -63,7 +63,7 @@ class SetPenalty:
         own = self.state_arrays()
         if missing := sorted(own.keys() - arrays.keys()):
             raise ValueError(f"The saved penalty lacks {missing}. Was the checkpoint cut short?")
-        if np.array_equal(arrays["given"], own["given"]) and len(arrays["current"]):
+        if np.array_equal(arrays["given"], own["given"]) and arrays["current"].size:
             text = arrays["current"].tobytes().decode(errors="replace")
             self.current = penalty_from_text(text)
 
@@ -124,7 +124,8 @@ class FPFCInstruction(Instruction):
 
     In the search for groups: how many models to train or measure (`candidates`), the first of them
     in the anchor, the blocks of the others in `more`; and the share of its samples that it holds
-    out, chosen by a seed of its own. On a path of lambdas: what it is to `monitor` on these.
+    out, chosen by a seed of its own, and the `folds` of a client that holds none out. On a path of
+    lambdas: what it is to `monitor` on these.
     With `others_fixed` only the clustered block is trained.
     """
 
@@ -138,6 +139,7 @@ class FPFCInstruction(Instruction):
     candidates: int | None = None
     held_out: float | None = None
     held_out_seed: int | None = None
+    folds: int | None = None
     monitor: str | None = None
     others_fixed: bool | None = None
 

@@ -166,11 +166,12 @@ def _search_told(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Text]
     outcome = "FPFC has left them as they were."
     if split or merged:
         outcome = f"FPFC has split {split} of them, and merged some in {merged} clusters."
+    loss = "loss on held-out data" if strategy.validation_share else "corrected training loss"
     return [
         Text(
-            f"Groups tried in rounds 1 to {search.last_round}, with the mean loss on held-out "
-            f"data: {tried}. {outcome} {_lambda_told(found, search)} The search sent {spent:,} "
-            f"numbers; runs with 8 values of λ would send some {grid:,}."
+            f"Groups tried in rounds 1 to {search.last_round}, with the mean {loss}: {tried}. "
+            f"{outcome} {_lambda_told(found, search)} The search sent {spent:,} numbers; "
+            f"runs with 8 values of λ would send some {grid:,}."
         )
     ]
 

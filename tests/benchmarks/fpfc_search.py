@@ -9,6 +9,15 @@ where a federation takes minutes. Softmax and linear regression by full gradient
 sizes, epochs and initial models of the experiments. In the synthetic scenarios, whose largest
 clients hold tens of thousands of samples, a client keeps at most 320 to train and 80 to validate.
 With `--rounds` FPFC's own rounds follow.
+
+    python -m tests.benchmarks.fpfc_search digits 601-630 --participation 0.5 --validation none
+    python -m tests.benchmarks.fpfc_search digits 601-630 --participation 0.5 --validation few
+
+`none`: nobody holds samples out, all train on them too and vote by their corrected training
+losses.
+`few`: a quarter of the clients have `FEW` samples, of which they hold one out;
+beside it, what is found without their votes. `few-corrected`: they train on all and vote by the
+corrected losses, which the library does not do.
 """
 
 from __future__ import annotations
@@ -20,11 +29,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from fl_admm_strategies.algorithms.fpfc_search import (
     CUTS,
+    FOLDS,
     NO_FUSION,
     PROBE_FACTOR,
     REFIT_ROUNDS,
@@ -38,6 +49,7 @@ from fl_admm_strategies.maths.grouping import (
     Labels,
     candidate_groups,
     compare,
+    corrected,
     holding_lambda,
     numbered,
     smallest_distance,
@@ -48,6 +60,8 @@ from simulations.data.federated import FederatedData, Samples
 from simulations.data.housing_bodyfat import housing_bodyfat
 from simulations.data.synthetic import synthetic
 
+FEW = 4
+VALIDATIONS = ["share", "none", "few", "few-corrected"]
 CHUNK = 12  # clients of like size, which share a block of samples
 
 
@@ -136,8 +150,33 @@ def means(vectors: Tensor, labels: Labels) -> Tensor:
     return torch.stack([vectors[own == label].mean(0) for label in range(max(labels) + 1)])
 
 
-def study(name: str, seed: int, participation: float, rounds: int) -> bool:
-    """Search in one draw of the data, print what was found, and return whether it is the truth."""
+def optimism(
+    samples: list[Samples], outputs: int, center: Tensor, descent: tuple[int, float], seed: int
+) -> NDArray[np.float64]:
+    """Return what `FPFCClient` reports with its probe: cross-validated less training loss."""
+    draw = np.random.default_rng(seed)
+    folds = [torch.from_numpy(draw.permutation(len(y)) % FOLDS) for _, y in samples]
+    whole = Clients(samples, outputs)
+    found = -whole.loss(whole.descend(center, *descent))[0]
+    for fold in range(FOLDS):
+        kept, left = (
+            [(x[own], y[own]) for (x, y), own in zip(samples, rows, strict=True)]
+            for rows in ([f != fold for f in folds], [f == fold for f in folds])
+        )
+        made = Clients(kept, outputs).descend(center, *descent)
+        share = torch.tensor([len(one[1]) / len(f) for one, f in zip(left, folds, strict=True)])
+        found += share[:, None] * Clients(left, outputs).loss(made)[0]
+    return found[:, 0].double().numpy()
+
+
+def study(
+    name: str, seed: int, participation: float, rounds: int, validation: str
+) -> tuple[bool, bool, bool]:
+    """Search in one draw of the data and print what was found.
+
+    Returns whether it is the truth; whether the truth was tried; and whether it is found without
+    the votes of clients with few samples.
+    """
     data, lr, epochs, start, most = task_of(name, seed)
     outputs, features, m = data.num_classes or 1, data.input_shape[0] + 1, len(data.clients)
     train, held_out = [], []
@@ -146,6 +185,18 @@ def study(name: str, seed: int, participation: float, rounds: int) -> bool:
         train.append((client.train[0][: most * 64 // 100], client.train[1][: most * 64 // 100]))
         part = most * 16 // 100
         held_out.append((client.validation[0][:part], client.validation[1][:part]))
+    few = np.zeros(m, dtype=bool)
+    if validation == "none":
+        train = [
+            (torch.cat([x, u]), torch.cat([y, v]))
+            for (x, y), (u, v) in zip(train, held_out, strict=True)
+        ]
+    if validation.startswith("few"):
+        few[np.random.default_rng(10**6 + seed).permutation(m)[: m // 4]] = True
+        keep = FEW - 1 if validation == "few" else FEW
+        for i in np.flatnonzero(few):
+            train[i] = train[i][0][:keep], train[i][1][:keep]
+            held_out[i] = held_out[i][0][:1], held_out[i][1][:1]
     trained, scored = Clients(train, outputs), Clients(held_out, outputs)
     generator = torch.Generator().manual_seed(seed)
     first = {
@@ -177,7 +228,17 @@ def study(name: str, seed: int, participation: float, rounds: int) -> bool:
         made = trained.descend(of_clients(), epochs, lr)
         models = [means(made[:, k], labels) for k, labels in enumerate(tried)]
     losses = scored.loss(of_clients())[0].double().numpy()
-    found = compare(losses, [max(labels) + 1 for labels in tried], STANDARD_ERRORS)
+    counts = [max(labels) + 1 for labels in tried]
+    if validation in ("none", "few-corrected"):
+        own = trained.loss(of_clients())[0].double().numpy()
+        others = np.flatnonzero(few) if few.any() else np.arange(m)
+        some = [train[i] for i in others]
+        o = optimism(some, outputs, center[others], (PROBE_FACTOR * epochs, lr), seed)
+        for i, o_i in zip(others, o, strict=True):
+            sizes = np.array([labels.count(labels[i]) for labels in tried])
+            losses[i] = corrected(own[i], o_i, sizes, len(train[i][1]))
+    found = compare(losses, counts, STANDARD_ERRORS)
+    of_voters = tried[compare(losses[~few], counts, STANDARD_ERRORS).chosen]
     labels, alpha = tried[found.chosen], models[found.chosen].flatten(1).numpy()
     gradients = trained.loss(of_clients())[1][:, found.chosen].flatten(1)
     needed = holding_lambda(labels, gradients.norm(dim=1).double().numpy())
@@ -185,13 +246,13 @@ def study(name: str, seed: int, participation: float, rounds: int) -> bool:
     lam = lambda_between(smallest_distance(alpha), needed)
     print(
         f"{name} {seed}: {'found' if labels == truth else 'MISSED'}, of "
-        f"{[max(one) + 1 for one in tried]} groups {max(labels) + 1} were taken "
+        f"{counts} groups {max(labels) + 1} were taken "
         f"(ARI {adjusted_rand_score(truth, labels):.2f}); lambda {lam:.3g}, needed {needed:.3g}",
         flush=True,
     )
     if rounds:
         fuse(trained, alpha[list(labels)], lam, truth, active, (epochs, lr, rounds))
-    return labels == truth
+    return labels == truth, truth in tried, of_voters == truth
 
 
 def fuse(
@@ -236,14 +297,17 @@ def main() -> None:
     parser.add_argument("seeds", help="e.g. 201-230")
     parser.add_argument("--participation", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--validation", choices=VALIDATIONS, default="share")
     given = parser.parse_args()
     torch.set_num_threads(1)
     first, last = map(int, given.seeds.split("-"))
     results = [
-        study(given.data, seed, given.participation, given.rounds)
+        study(given.data, seed, given.participation, given.rounds, given.validation)
         for seed in range(first, last + 1)
     ]
-    print(f"{given.data}: {sum(results)} of {len(results)}")
+    right, possible, without = np.sum(results, axis=0)
+    print(f"{given.data}: {right} of {len(results)}; {possible} tried it", end="")
+    print(f"; without their votes {without}" if given.validation.startswith("few") else "")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class PairwiseStore:
     most_bytes : int (default: 2 GiB)
         Up to this size of all pairs' vectors together every close pair has one. Where they could
         take more, close pairs are kept by their clients' models until vectors for those that are
-        close take no more than this, or than twice the models.
+        close take no more than this, or than four times the models.
 
     Attributes
     ----------
@@ -188,11 +188,12 @@ class PairwiseStore:
     def _give_vectors(self) -> None:
         """Give the pairs that are kept by models vectors, once those take little memory.
 
-        Or no more than twice the models', which grow: both are in memory for a moment.
+        Or no more than four times the models', which grow: both are in memory for a moment, and
+        rounds with vectors take a tenth of the time.
         """
         history = self._history
         needed = history.num_pairs * self._omega[0].nbytes
-        if 0 < needed <= max(self.most_bytes - self._vectors.slab_bytes, 2 * history.nbytes):
+        if 0 < needed <= max(self.most_bytes - self._vectors.slab_bytes, 4 * history.nbytes):
             i, j = history.pairs()
             self._vectors.take_over(i, j, history.scale(i, j), history.vectors(i, j))
             history.close(i, j)

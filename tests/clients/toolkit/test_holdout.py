@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from clients import Minibatches
 from clients.toolkit.batches import split_batch
-from clients.toolkit.holdout import hold_out
+from clients.toolkit.holdout import folds, hold_out
 
 N = 23
 DATA = TensorDataset(torch.arange(N), torch.arange(N) % 2)
@@ -61,6 +61,10 @@ LOADERS = {
 }
 
 
+def _whole(sample: Any) -> Any:
+    return sample[0][None], sample[1][None]
+
+
 def samples(loader: Any) -> list[int]:
     found: list[int] = []
     for batch in loader:
@@ -71,15 +75,38 @@ def samples(loader: Any) -> list[int]:
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_every_sample_is_kept_or_held_out(name: str) -> None:
-    if name == "no batches":
-        kept, held = hold_out(LOADERS[name](), lambda b: (b[0][None], b[1][None]), 0.2, 5)
-    else:
-        kept, held = hold_out(LOADERS[name](), split_batch, 0.2, 5)
+    kept, held = hold_out(LOADERS[name](), _whole if name == "no batches" else split_batch, 0.2, 5)
     assert len(samples(held)) == 4  # 0.2 * 23, rounded down
     assert sorted(samples(kept) + samples(held)) == list(range(N))
     again = hold_out(LOADERS[name](), split_batch, 0.2, 5)[1]
     assert samples(again) == samples(held)
     assert samples(hold_out(LOADERS[name](), split_batch, 0.2, 6)[1]) != samples(held)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_of_few_samples_one_is_held_out(name: str) -> None:
+    kept, held = hold_out(LOADERS[name](), _whole if name == "no batches" else split_batch, 0.01, 5)
+    assert len(samples(held)) == 1
+    assert sorted(samples(kept) + samples(held)) == list(range(N))
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_sample_is_in_one_fold(name: str) -> None:
+    split = _whole if name == "no batches" else split_batch
+    parts = folds(LOADERS[name](), split, 4, 5)
+    assert [len(samples(held)) for _, held in parts] == [6, 6, 6, 5]
+    assert sorted(i for _, held in parts for i in samples(held)) == list(range(N))
+    for kept, held in parts:
+        assert sorted(samples(kept) + samples(held)) == list(range(N))
+
+
+def test_of_few_samples_each_is_a_fold_and_of_one_there_are_none() -> None:
+    parts = folds([(torch.arange(3), torch.arange(3))], split_batch, 4, 5)
+    assert [len(samples(held)) for _, held in parts] == [1, 1, 1]
+    with pytest.raises(ValueError, match="has 1 training samples, expected 2"):
+        folds([(torch.zeros(1), torch.zeros(1))], split_batch, 4, 5)
+    with pytest.raises(ValueError, match="of which no samples can be held out"):
+        folds(DataLoader(Stream()), split_batch, 4, 5)
 
 
 def test_batches_keep_their_size_and_their_order_of_chance() -> None:
@@ -120,10 +147,10 @@ class Stream(IterableDataset[Any]):
             0.2,
             r"train_loader is generator, .* Give the client a validation_loade",
         ),
-        (DataLoader(DATA), 0.04, r"has 23 training samples, .*that is 0\. Give it more samples or"),
-        ([(torch.zeros(2), torch.zeros(2))], 0.2, "has 2 training samples"),
+        (DataLoader(DATA), 0.0, r"has 23 training samples, .*one at least, is to be held out"),
+        ([(torch.zeros(1), torch.zeros(1))], 0.2, "has 1 training samples"),
     ],
-    ids=["stream", "generator", "too few", "too few in a list"],
+    ids=["stream", "generator", "no share", "one in a list"],
 )
 def test_what_cannot_be_split_is_refused_in_words(loader: Any, share: float, text: str) -> None:
     with pytest.raises(ValueError, match=text):

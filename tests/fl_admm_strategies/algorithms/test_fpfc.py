@@ -497,7 +497,7 @@ def test_the_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         ({"nu": -0.1}, ValueError, "nu is -0.1"),
         ({"nu": "wide"}, TypeError, "nu is 'wide'"),
         ({"consensus_rounds": 0}, ValueError, "consensus_rounds is 0, expected an integer >= 1"),
-        ({"validation_share": 0}, ValueError, "validation_share is 0"),
+        ({"validation_share": -0.1}, ValueError, "validation_share is -0.1"),
         ({"validation_share": 1.0}, ValueError, "Nothing is left to train on"),
         ({"penalty": "auto", "rho": 0.37}, ValueError, r"expected \(a - 1\) \* rho > 1"),
         ({"penalty": "Auto"}, TypeError, r"MCP\(lam\) or 'auto'"),

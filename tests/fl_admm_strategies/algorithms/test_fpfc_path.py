@@ -23,6 +23,7 @@ from clients import FPFCClient, client_app
 from clients.toolkit.holdout import hold_out
 from fl_admm_strategies import FPFC, L1, MCP, LambdaPath, SmoothedSCAD, StepDecay
 from fl_admm_strategies.algorithms.fpfc_search import scad
+from fl_admm_strategies.algorithms.fpfc_types import SetPenalty
 from fl_admm_strategies.runtime.messages import from_array_record, parse_groups
 from tests.support.federation import (
     FROM_ROUND_3,
@@ -354,6 +355,11 @@ def test_a_bad_grid_is_refused_in_words(
         LambdaPath(**arguments)
 
 
+def test_a_path_needs_held_out_samples() -> None:
+    with pytest.raises(ValueError, match="a LambdaPath is chosen by held-out samples"):
+        FPFC(LambdaPath([0.0, 0.5]), validation_share=0.0)
+
+
 def test_rho_must_go_with_every_penalty_of_the_grid() -> None:
     with pytest.raises(ValueError, match=r"expected \(a - 1\) \* rho > 1"):
         FPFC(LambdaPath([0.0, 0.5]), rho=0.3)
@@ -362,7 +368,7 @@ def test_rho_must_go_with_every_penalty_of_the_grid() -> None:
 @pytest.mark.parametrize(
     ("settings", "client", "words"),
     [
-        ({"validation_share": 0.01}, {}, "has 20 training samples, of which"),
+        ({}, {"samples": 1}, "has 1 training samples, of which"),
         ({}, {"validation_loader": True, "empty": True}, "validation_loader is empty"),
         ({"penalty": LambdaPath([0.5], monitor="auc")}, {}, "monitor is 'auc', expected one of"),
     ],
@@ -376,7 +382,9 @@ def test_clients_that_cannot_validate_are_refused_before_round_1(
 
     def client_fn(context: Context) -> Any:
         kind = Empty if client.get("empty") else FPFCClient
-        batch = data(int(context.node_config["partition-id"]))
+        x, y = data(int(context.node_config["partition-id"]))
+        count = client.get("samples", len(x))
+        batch = x[:count], y[:count]
         return kind(context, model(), [batch], nn.functional.mse_loss).to_client()
 
     strategy = along(settings.pop("penalty", LambdaPath([0.5])), **settings)
@@ -472,3 +480,11 @@ def test_a_penalty_that_cannot_be_set_is_refused_in_words() -> None:
     found = along("auto", consensus_rounds=1)
     changing(found, 10, {9: L1(0.5)})
     assert found.penalty_in_use == L1(0.5)
+
+
+@pytest.mark.parametrize("damaged", [np.array(1.0), np.array(b"{"), np.zeros(3)])
+def test_a_damaged_penalty_is_refused_in_words(damaged: NDArray[Any]) -> None:
+    # Of the first the fuzz of saved states found that it has no length.
+    penalty = SetPenalty(L1(0.5))
+    with pytest.raises(ValueError, match="which is none: it is damaged"):
+        penalty.load_state_arrays(penalty.state_arrays() | {"current": damaged})

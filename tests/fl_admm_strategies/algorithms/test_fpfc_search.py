@@ -211,13 +211,7 @@ def test_a_probe_is_plain_descent_on_the_samples_that_are_not_held_out() -> None
     kept, _ = hold_out([data(0)], split_batch, 0.2, seed)
     ((x, y),) = kept
     assert len(x) == 24
-    net = model()
-    net.load_state_dict({name: torch.tensor(array) for name, array in start.items()})
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(20):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(net(x), y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    net = descent(x, y, start)
     own = uploads(grid, PROBE)[0]
     assert_allclose(own["0/weight"], net.weight.detach().numpy(), rtol=1e-5)
 
@@ -312,36 +306,102 @@ def test_a_run_that_is_too_short_says_so(caplog: pytest.LogCaptureFixture) -> No
     assert strategy.diagnostics().lam == 0
 
 
-def test_clients_with_too_few_samples_are_refused_in_words(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with pytest.raises(RuntimeError, match="No client has enough training samples to hold any of"):
-        run(auto(validation_share=0.01))
+def descent(x: torch.Tensor, y: torch.Tensor, start: Mapping[str, Any]) -> nn.Module:
+    """Return the model after the 20 steps of a probe."""
+    net = model()
+    net.load_state_dict({name: torch.tensor(array) for name, array in start.items()})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return net
 
 
-def test_a_client_with_too_few_samples_has_its_group_and_no_vote() -> None:
-    # Client 2 has four samples, a fifth of which is none.
+def mse(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    with torch.no_grad():
+        return float(nn.functional.mse_loss(net(x), y))
+
+
+def test_without_held_out_samples_the_groups_are_found_by_corrected_training_losses() -> None:
+    # o_i, by cross-validation of the probe; then f_i + o_i log(|G| n_i)/(2 |G|).
+    strategy = auto(validation_share=0.0)
+    grid = run(strategy)
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
+    search = strategy.diagnostics().search
+    assert search is not None
+    (message,) = [
+        m for m in grid.phase(MessageType.TRAIN, PROBE) if m.metadata.dst_node_id == FIRST
+    ]
+    start = from_array_record(message.content["arrays"])
+    x, y = data(0)
+    whole = descent(x, y, start)
+    assert_allclose(uploads(grid, PROBE)[0]["0/weight"], whole.weight.detach(), rtol=1e-5)
+    seed = strategy.run.sampling.client_seeds([0], 0)[0]
+    optimism = -mse(whole, x, y)
+    for rows in np.array_split(np.random.default_rng(seed).permutation(30), 4):
+        others = np.setdiff1d(np.arange(30), rows)
+        own = descent(x[others], y[others], start)
+        optimism += len(rows) / 30 * mse(own, x[rows], y[rows])
+    probes = strategy.train_metrics[PROBE]
+    assert probes[0]["optimism"] == pytest.approx(optimism, rel=1e-3)
+    scores = strategy.train_metrics[SCORE]
+    assert not any(name.startswith("held") for name in scores[0])
+    sizes = {0: [6] * 6, 1: [3] * 6, 3: [1] * 6}  # candidate 2 cuts one of the two groups
+    for k, of_clients in sizes.items():
+        expected = [
+            scores[c][f"training-loss-{k}"] + probes[c]["optimism"] * np.log(30 * size) / (2 * size)
+            for c, size in enumerate(of_clients)
+        ]
+        assert search.losses[k] == pytest.approx(np.mean(expected))
+
+
+def clients_with(samples: Mapping[int, int]) -> WatchedGrid:
+    """Return a grid on which some clients have few samples."""
+
     def client(context: Context) -> Any:
         number = int(context.node_config["partition-id"])
-        batch = data(number)
-        if number == 2:
-            batch = (batch[0][:4], batch[1][:4])
+        x, y = data(number)
+        count = samples.get(number, 30)
+        batch = (x[:count], y[:count])
         return FPFCClient(
             context, model(), [batch], nn.functional.mse_loss, full_batch=True
         ).to_client()
 
+    return WatchedGrid(client_app(client), NUM_CLIENTS)
+
+
+def test_a_client_holds_out_one_sample_at_least_and_with_only_one_has_no_vote() -> None:
+    # Client 2 has four samples, a fifth of which is none; client 3 has one.
     strategy = auto()
-    grid = run(strategy, grid=WatchedGrid(client_app(client), NUM_CLIENTS))
-    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
-    assert 2 in asked(grid, REFIT)
-    found, expected = strategy.train_metrics[SCORE], plain()[0].train_metrics[SCORE]
-    assert {name for name in found[2] if name.startswith("held")} == {"held-out-none"}
-    assert found[0].keys() == expected[0].keys()
+    grid = run(strategy, grid=clients_with({2: 4, 3: 1}))
+    assert {2, 3} <= set(asked(grid, REFIT))
+    probes, scores = strategy.train_metrics[PROBE], strategy.train_metrics[SCORE]
+    assert [c for c in range(NUM_CLIENTS) if "held-out-none" in probes[c]] == [3]
+    assert not any("optimism" in metrics for metrics in probes.values())
     search = strategy.diagnostics().search
     assert search is not None
-    voters = [c for c in range(NUM_CLIENTS) if c != 2]
+    voters = [c for c in range(NUM_CLIENTS) if c != 3]
     for k, loss in enumerate(search.losses):
-        assert loss == pytest.approx(np.mean([found[c][f"held-out-loss-{k}"] for c in voters]))
+        assert loss == pytest.approx(np.mean([scores[c][f"held-out-loss-{k}"] for c in voters]))
+
+
+def test_clients_with_one_sample_each_are_refused_in_words() -> None:
+    with pytest.raises(RuntimeError, match="No client has two training samples, so nobody can"):
+        run(auto(), grid=clients_with(dict.fromkeys(range(NUM_CLIENTS), 1)))
+
+
+def test_a_correction_survives_an_interruption(tmp_path: Path) -> None:
+    def start(rounds: int, **options: Any) -> FPFC:
+        strategy = auto(validation_share=0.0)
+        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
+        run(strategy, rounds, grid, checkpoint_dir=tmp_path / "saved", **options)
+        return strategy
+
+    start(REFIT + 1)
+    whole = auto(validation_share=0.0)
+    run(whole)
+    assert_same_bits(start(ROUNDS, resume=True).state_dict(), whole.state_dict())
 
 
 def test_a_clients_own_validation_data_are_used() -> None:
@@ -575,13 +635,18 @@ def test_the_legacy_api_gives_the_same_bits() -> None:
     assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
 
 
-def test_clients_search_together_as_a_cohort() -> None:
+@pytest.mark.parametrize("share", [0.2, slow(0.0)])
+def test_clients_search_together_as_a_cohort(share: float) -> None:
     def factory(context: Context) -> Any:
         return client_of(context).to_client()
 
     hosted = client_app(factory, num_clients=NUM_CLIENTS, cohort=True)
-    strategy = auto()
+    strategy, expected = auto(validation_share=share), auto(validation_share=share)
     strategy.start(InProcessGrid(hosted, 1), arrays(), ROUNDS)
-    expected = plain()[0]
+    run(expected)
     assert strategy.clusters().tolist() == expected.clusters().tolist()
     assert_allclose(strategy.state.pairs.omega, expected.state.pairs.omega, rtol=1e-4, atol=1e-5)
+    if share == 0:
+        found, alone = strategy.train_metrics[PROBE], expected.train_metrics[PROBE]
+        for client, metrics in found.items():
+            assert metrics["optimism"] == pytest.approx(alone[client]["optimism"], rel=1e-3)
