@@ -218,6 +218,7 @@ def test_a_run_that_nobody_could_evaluate_fails_and_keeps_its_models(
     assert (tmp_path / "out" / "state.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_baseline_that_fails_costs_nothing_but_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,11 +262,11 @@ def test_a_spoilt_history_is_refused(spoil: Any, monkeypatch: pytest.MonkeyPatch
 
 def test_pairs_are_kept_by_models_only_where_vectors_take_more() -> None:
     rng = np.random.default_rng(0)
-    m, d = 60, 3000
+    m, d = 120, 2000
     start = np.zeros((m, d), np.float32)
     vectors = PairwiseStore(start, SCAD, 1.0, most_bytes=m**2 * d * 2)
     models = PairwiseStore(start, SCAD, 1.0, most_bytes=0)
-    # All are close at first; then four groups of 15 are far apart.
+    # All are close at first; then four groups of 30 are far apart.
     noise = 0.2 / np.sqrt(d) * rng.normal(size=(m, d)).astype(np.float32)
     apart = np.zeros_like(noise)
     apart[:, 0] = 9 * (np.arange(m) % 4)
@@ -275,10 +275,10 @@ def test_pairs_are_kept_by_models_only_where_vectors_take_more() -> None:
             store.update(range(m), noise + apart * (number > 0))
         if number == 0:
             assert vectors.nbytes > m * (m - 1) // 2 * d * 4
-            assert models.nbytes < vectors.nbytes / 3
+            assert models.nbytes < vectors.nbytes / 4
         assert models.num_stored == vectors.num_stored
         assert_allclose(models.zeta(range(m)), vectors.zeta(range(m)), rtol=0, atol=1e-5)
-    assert vectors.num_stored == 4 * 15 * 14 // 2
+    assert vectors.num_stored == 4 * 30 * 29 // 2
     # Few pairs are left, so these are vectors now.
     assert models._history.num_pairs == 0
     for store in (vectors, models):

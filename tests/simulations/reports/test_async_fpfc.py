@@ -16,6 +16,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 def test_the_report_has_fpfc_on_the_same_clock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
