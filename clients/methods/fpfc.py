@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -71,13 +70,12 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         term = ProximalTerm(asked.rho, to_tensors(anchor, self.device))
         self.load_block(to_tensors(asked.start or self.memory.require(config), self.device))
         moving = names if asked.others_fixed else None
-        with self._without_held_out(asked):
-            objective = LocalObjective([term], moving=moving)
-            metrics = yield Minimisation(objective, asked.lr, asked.local_epochs)
+        kept, held_out = self._split_in_search(asked)
+        objective = LocalObjective([term], moving=moving)
+        metrics = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
         self.memory.keep(config, to_numpy(self.block(names)))
         upload = self.arrays()
-        if asked.monitor is not None:
-            _, held_out = self._split(asked.held_out, asked.held_out_seed)
+        if asked.monitor is not None and held_out is not None:
             measured = self.measure(replace(self.train_problem, loader=held_out))
             metrics = {**metrics, f"{VALIDATION}-{asked.monitor}": measured[asked.monitor]}
         return upload, metrics
@@ -119,8 +117,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 self.load_block(to_tensors(block, self.device))
             if asked.local_epochs:
                 objective = LocalObjective(moving=names)
-                with self._without_held_out(asked):
-                    own = yield Minimisation(objective, asked.lr, asked.local_epochs)
+                own = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
                 metrics = metrics or own
                 upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
             elif asked.choosing:
@@ -186,16 +183,6 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         if self.validation_loader is not None:
             return problem.loader, self.validation_loader
         return hold_out(problem.loader, problem.split_batch, share, seed or 0)
-
-    @contextmanager
-    def _without_held_out(self, asked: FPFCInstruction) -> Iterator[None]:
-        """Have `minimise` train without the samples that are held out."""
-        problem = self.train_problem
-        self.train_problem = replace(problem, loader=self._split_in_search(asked)[0])
-        try:
-            yield
-        finally:
-            self.train_problem = problem
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the personal, cluster and global model; add the diagnostics the server asks for.
