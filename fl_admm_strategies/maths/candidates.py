@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .grouping import Labels, group_means
+from .grouping import Labels, group_means, numbered
 
 OPTIONS = 8
 """Groups of a grouping, its own and the nearest, that a client chooses among."""
@@ -145,8 +145,9 @@ class Candidates:
     ) -> int:
         """Move every client to the group whose model has the least loss, and begin anew.
 
-        All models are set back to their members' mean: the new members chose the model that had
-        come furthest, and its lead over those of other groupings would count as theirs.
+        Groupings that have become the same are one from then on. All models are set back to their
+        members' mean: the new members chose the model that had come furthest, and its lead over
+        those of other groupings would count as theirs.
 
         Parameters
         ----------
@@ -172,6 +173,12 @@ class Candidates:
             chosen[client] = labels
         moved = sum(not np.array_equal(own, self.labels[c]) for c, own in chosen.items())
         self.labels |= chosen
+        first: dict[Labels, int] = {}
+        for k, column in enumerate(zip(*self.labels.values(), strict=True)):
+            first.setdefault(numbered(column), k)
+        kept = list(first.values())
+        self.labels = {client: own[kept] for client, own in self.labels.items()}
+        self.models = [self.models[k] for k in kept]
         self.refit({c: np.broadcast_to(v, (len(self), *v.shape)) for c, v in vectors.items()})
         self.uploads, self._cached = {}, None
         return moved

@@ -82,11 +82,25 @@ def test_clients_join_the_group_of_the_least_loss_and_models_begin_anew() -> Non
     assert own.uploads == {}
 
 
-def test_a_group_without_clients_keeps_its_model() -> None:
+def test_groupings_that_have_become_the_same_are_one() -> None:
+    # Client 5 joins the others: that is "one group", which is there already.
     own = after_trial()
     own.join({5: np.array([0.9, 0.1])}, dict(zip(NAMES, VECTORS, strict=True)))
-    assert [int(own.labels[c][1]) for c in NAMES] == [0] * 4
-    assert_array_equal(own.models[1], [[4.0, 0.75], [9.0, 9.0]])
+    assert len(own) == 2
+    assert {c: labels.tolist() for c, labels in own.labels.items()} == {
+        c: [0, place] for place, c in enumerate(NAMES)
+    }
+    assert_array_equal(own.models[0], [[4.0, 0.75]])
+    assert_array_equal(own.models[1], VECTORS)
+
+
+def test_a_group_without_clients_keeps_its_model() -> None:
+    # Three groups, of which the second loses its only client.
+    own = Candidates(NAMES, [(0, 0, 0, 0), (0, 0, 1, 2), (0, 1, 2, 3)], VECTORS)
+    assert own.options(9) == [(1, 1), (1, 0), (1, 2)]
+    own.join({9: np.array([0.9, 0.1, 0.5])}, dict(zip(NAMES, VECTORS, strict=True)))
+    assert [int(own.labels[c][1]) for c in NAMES] == [0, 0, 0, 2]
+    assert_array_equal(own.models[1], [[2.0, 1.0], [4.0, 3.0], [10.0, 0.0]])
 
 
 def test_a_client_that_left_has_no_part_in_what_is_offered() -> None:
