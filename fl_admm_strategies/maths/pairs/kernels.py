@@ -63,17 +63,15 @@ class Kernels(Protocol):
     def add_rows(
         self,
         slab: FloatArray,
-        i: Indices,
-        j: Indices,
-        weight: Float64Array,
+        rows: Indices,
         clients: NDArray[np.int64],
+        weight: Float64Array,
         total: Float64Array,
-        partners: NDArray[np.bool_],
     ) -> None:
-        """Add to ``total[k]`` the ``weight * slab`` of client k, negated where it is `j`.
+        """Add to ``total[k]`` the ``weight * slab`` of client k's pairs, negated where it is `j`.
 
-        And set ``partners[k]`` at the other client of each of its pairs; ``partners`` has a column
-        for every client.
+        ``rows[k, j]`` is the row of its pair with client j; where it is none of `slab`'s, another
+        slab has the pair, or no slab.
         """
 
     def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> Float64Array:

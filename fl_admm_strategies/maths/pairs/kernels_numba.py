@@ -270,51 +270,39 @@ def _add_rows(
 
 
 @_jit_ordered
-def _rows_by_client(
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    weight: NDArray[np.float64],
+def _rows_of(
+    rows: NDArray[np.int32],
     clients: NDArray[np.int64],
-    rows: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    own: NDArray[np.int64],
     signed: NDArray[Any],
     counts: NDArray[np.int64],
-    partners: NDArray[np.bool_],
 ) -> None:
-    # Rows of other clients go to one place after these, and so without a branch to mispredict.
-    others = len(clients)
-    place = np.full(partners.shape[1], others)
-    place[clients] = np.arange(others)
-    for row in range(len(i)):
-        k = place[i[row]]
-        rows[k, counts[k]] = row
-        counts[k] += k < others
-        k = place[j[row]]
-        rows[k, counts[k]] = row
-        counts[k] += k < others
-    for k in range(others):
-        for p in range(counts[k]):
-            row = rows[k, p]
-            partners[k, i[row] + j[row] - clients[k]] = True
-            signed[k, p] = weight[row] if i[row] == clients[k] else -weight[row]
+    for k in range(len(rows)):
+        count = 0
+        for j in range(rows.shape[1]):
+            row = rows[k, j]
+            if 0 <= row < len(weight):
+                own[k, count] = row
+                signed[k, count] = weight[row] if j > clients[k] else -weight[row]
+                count += 1
+        counts[k] = count
 
 
 def add_rows(
     slab: NDArray[Any],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    weight: NDArray[np.float64],
+    rows: NDArray[np.int32],
     clients: NDArray[np.int64],
+    weight: NDArray[np.float64],
     total: NDArray[np.float64],
-    partners: NDArray[np.bool_],
 ) -> None:
     """See `Kernels.add_rows`."""
-    shape = (len(clients) + 1, partners.shape[1])
-    rows, signed = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=slab.dtype)
-    counts = np.zeros(len(rows), dtype=np.int64)
-    _rows_by_client(i, j, weight, clients, rows, signed, counts, partners)
+    own, signed = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=slab.dtype)
+    counts = np.empty(len(rows), dtype=np.int64)
+    _rows_of(rows, clients, weight, own, signed, counts)
     nbytes = int(counts.sum()) * slab[0].nbytes
     _share(
-        lambda first, last: _add_rows(slab, rows, counts, signed, total, first, last),
+        lambda first, last: _add_rows(slab, own, counts, signed, total, first, last),
         len(total),
         max(1, len(total) * _PIECE_BYTES // max(1, nbytes)),
         nbytes,
