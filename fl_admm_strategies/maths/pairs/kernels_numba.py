@@ -17,6 +17,9 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -26,6 +29,7 @@ _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 _MIXED_COLUMNS = 512  # the same where several sums and rows are used at a time
 _COLUMNS = 2048  # columns of a vector at a time, so that sums stay in the cache
+_LANES, _LINE, _ALIGN = 32, 64, 4
 _PIECE_BYTES = 2 * 2**20  # what a thread takes at a time: enough to outweigh handing it over
 
 
@@ -91,6 +95,69 @@ def slots_with(
     return slots[: _slots_with(i, j, chosen, slots)]
 
 
+@intrinsic
+def _renew(
+    typing_context: Any, row: Any, first: Any, second: Any, ahead: Any, keep: Any, count: Any
+) -> Any:
+    """Set a row to ``first - second + keep * row`` and return the sum of its squares.
+
+    All but `keep` and `count` are addresses; `ahead` is the row that is fetched meanwhile. `count`
+    is a multiple of `_LANES`, so many partial sums there are, in the rows' own precision: a
+    processor with other vectors adds in the same order.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        *addresses, keep, count = arguments
+        number, integer = context.get_value_type(signature.args[4]), ir.IntType(32)
+        vector = ir.VectorType(number, _LANES)
+        flags = ("contract", "nsz")
+
+        def pointer(address: Any, column: Any, to: Any) -> Any:
+            start = builder.inttoptr(address, number.as_pointer())
+            return builder.bitcast(builder.gep(start, [column]), to.as_pointer())
+
+        def shuffled(one: Any, places: range | list[int]) -> Any:
+            mask = ir.Constant(ir.VectorType(integer, len(places)), list(places))
+            return builder.shuffle_vector(one, one, mask)
+
+        prefetch = builder.module.declare_intrinsic(
+            "llvm.prefetch",
+            [ir.IntType(8).as_pointer()],
+            ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *3 * [integer]]),
+        )
+        empty = ir.Constant(vector, [0.0] * _LANES)
+        kept = builder.insert_element(empty, keep, integer(0))
+        kept = shuffled(kept, [0] * _LANES)
+        sums = cgutils.alloca_once_value(builder, empty)
+        with cgutils.for_range_slice(
+            builder, count.type(0), count, count.type(_LANES)
+        ) as (column, _):
+            for line in range(0, _LANES, _LINE // context.get_abi_sizeof(number)):
+                there = builder.add(column, column.type(line))
+                there = pointer(addresses[3], there, ir.IntType(8))
+                builder.call(prefetch, [there, integer(0), integer(3), integer(1)])
+            target, *others = (pointer(one, column, vector) for one in addresses[:3])
+            minuend, subtrahend = (builder.load(one, align=_ALIGN) for one in others)
+            old = builder.fmul(kept, builder.load(target, align=_ALIGN), flags=flags)
+            new = builder.fadd(builder.fsub(minuend, subtrahend), old, flags=flags)
+            builder.store(new, target, align=_ALIGN)
+            squares = builder.fmul(new, new, flags=flags)
+            builder.store(builder.fadd(builder.load(sums), squares, flags=flags), sums)
+        total = builder.load(sums)
+        if number != ir.DoubleType():
+            total = builder.fpext(total, ir.VectorType(ir.DoubleType(), _LANES))
+        lanes = _LANES
+        while lanes > 1:
+            lanes //= 2
+            total = builder.fadd(
+                shuffled(total, range(lanes)), shuffled(total, range(lanes, 2 * lanes))
+            )
+        return builder.extract_element(total, integer(0))
+
+    address = types.uintp
+    return types.float64(address, address, address, address, keep, types.intp), generate
+
+
 @_jit
 def _update_rows(
     slab: NDArray[Any],
@@ -103,25 +170,30 @@ def _update_rows(
     start: int,
     stop: int,
 ) -> None:
+    width, size = slab.shape[1], slab.itemsize
+    whole = width // _LANES * _LANES
+    vectors, models = slab.ctypes.data, omega.ctypes.data
     for k in range(start, stop):
-        row = rows[k]
-        delta = slab[row]
-        first = omega[i[row]]
-        second = omega[j[row]]
-        kept = keep[k]
-        total = 0.0
+        row, first, second, kept = rows[k], i[rows[k]], j[rows[k]], keep[k]
         if kept == 0:
-            for c in range(len(delta)):
-                new = first[c] - second[c]
-                delta[c] = new
-                wide = np.float64(new)
-                total += wide * wide
-        else:
-            for c in range(len(delta)):
-                new = first[c] - second[c] + kept * delta[c]
-                delta[c] = new
-                wide = np.float64(new)
-                total += wide * wide
+            for c in range(width):
+                slab[row, c] = 0
+        ahead = rows[min(k + 1, stop - 1)]
+        total = 0.0
+        for low in range(0, whole, _COLUMNS):
+            total += _renew(
+                vectors + (row * width + low) * size,
+                models + (first * width + low) * size,
+                models + (second * width + low) * size,
+                vectors + (ahead * width + low) * size,
+                kept,
+                min(_COLUMNS, whole - low),
+            )
+        for c in range(whole, width):
+            new = omega[first, c] - omega[second, c] + kept * slab[row, c]
+            slab[row, c] = new
+            wide = np.float64(new)
+            total += wide * wide
         norms[k] = np.sqrt(total)
 
 
