@@ -77,6 +77,17 @@ class Kernels(Protocol):
     def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> Float64Array:
         """Return for each k the sum of the ``omega[j]`` with ``chosen[k, j]``."""
 
+    def zeta(
+        self,
+        total: Float64Array,
+        models: Float64Array,
+        same: NDArray[np.intp],
+        omega: FloatArray,
+        clients: NDArray[np.intp],
+        count: NDArray[np.intp],
+    ) -> FloatArray:
+        """Return `algebra.zeta` of ``total + models[same]``, in the dtype of `omega`."""
+
     def renew_weights(
         self,
         weights: Float64Array,

@@ -411,6 +411,38 @@ def sum_chosen(omega: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[np.flo
 
 
 @_jit_ordered
+def _zeta(
+    total: NDArray[np.float64],
+    models: NDArray[np.float64],
+    same: NDArray[np.intp],
+    omega: NDArray[Any],
+    clients: NDArray[np.intp],
+    count: NDArray[np.intp],
+    result: NDArray[Any],
+) -> None:
+    m = len(omega)
+    for k in range(len(total)):
+        other, own, members = same[k], clients[k], np.float64(count[k])
+        for c in range(total.shape[1]):
+            wide = np.float64(omega[own, c])
+            result[k, c] = (total[k, c] + models[other, c] - members * wide) / m + wide
+
+
+def zeta(
+    total: NDArray[np.float64],
+    models: NDArray[np.float64],
+    same: NDArray[np.intp],
+    omega: NDArray[Any],
+    clients: NDArray[np.intp],
+    count: NDArray[np.intp],
+) -> NDArray[Any]:
+    """See `Kernels.zeta`."""
+    result = np.empty(total.shape, dtype=omega.dtype)
+    _zeta(total, models, same, omega, clients, count, result)
+    return result
+
+
+@_jit_ordered
 def _renew_weights(
     weights: NDArray[np.float64],
     i: NDArray[np.int32],

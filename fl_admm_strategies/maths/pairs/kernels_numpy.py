@@ -93,6 +93,19 @@ def sum_chosen(omega: FloatArray, chosen: NDArray[np.bool_]) -> NDArray[np.float
     return total
 
 
+def zeta(
+    total: NDArray[np.float64],
+    models: NDArray[np.float64],
+    same: NDArray[np.intp],
+    omega: FloatArray,
+    clients: NDArray[np.intp],
+    count: NDArray[np.intp],
+) -> FloatArray:
+    """See `Kernels.zeta`."""
+    total += models[same]
+    return algebra.zeta(total, omega[clients], count, len(omega)).astype(omega.dtype, copy=False)
+
+
 def renew_weights(
     weights: NDArray[np.float64],
     i: NDArray[np.int32],

@@ -216,14 +216,13 @@ class PairwiseStore:
         near[np.arange(len(clients)), clients] = True  # i itself
         # Clients of one cluster have the same set, whose sum is needed only once.
         if (near == near[:1]).all():
-            total += self._kernels.sum_chosen(self._omega, near[:1])
+            first, same = np.zeros(min(1, len(near)), np.intp), np.zeros(len(near), np.intp)
         else:
             _, first, same = np.unique(
                 np.packbits(near, axis=1), axis=0, return_index=True, return_inverse=True
             )
-            total += self._kernels.sum_chosen(self._omega, near[first])[same.ravel()]
-        own, count = self._omega[clients], near.sum(axis=1)
-        return self._narrow(algebra.zeta(total, own, count, len(self._omega)))
+        models, count = self._kernels.sum_chosen(self._omega, near[first]), near.sum(axis=1)
+        return self._kernels.zeta(total, models, same.ravel(), self._omega, clients, count)
 
     def mean_dual(self, indices: Clients | None = None) -> FloatArray:
         """Return (1/m) sum_j v_ij of some clients, by default all; see `zeta`."""
