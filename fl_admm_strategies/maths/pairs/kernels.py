@@ -74,19 +74,17 @@ class Kernels(Protocol):
         slab has the pair, or no slab.
         """
 
-    def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> Float64Array:
-        """Return for each k the sum of the ``omega[j]`` with ``chosen[k, j]``."""
-
     def zeta(
         self,
         total: Float64Array,
-        models: Float64Array,
-        same: NDArray[np.intp],
+        near: NDArray[np.bool_],
         omega: FloatArray,
         clients: NDArray[np.intp],
-        count: NDArray[np.intp],
     ) -> FloatArray:
-        """Return `algebra.zeta` of ``total + models[same]``, in the dtype of `omega`."""
+        """Return `algebra.zeta` of `clients`, in the dtype of `omega`.
+
+        With ``near[k]`` for N_i, and `total` without the omega_j; it is overwritten.
+        """
 
     def renew_weights(
         self,

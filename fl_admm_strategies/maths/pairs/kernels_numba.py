@@ -381,64 +381,64 @@ def add_rows(
     )
 
 
-@_jit
-def _sum_chosen(
-    omega: NDArray[Any],
-    chosen: NDArray[np.bool_],
-    total: NDArray[np.float64],
-    low: int,
-    high: int,
+@_jit_ordered
+def _same_sets(
+    near: NDArray[np.bool_], same: NDArray[np.int64], counts: NDArray[np.float64]
 ) -> None:
-    for k in range(len(chosen)):
-        target = total[k, low:high]
-        for j in range(len(omega)):
-            if chosen[k, j]:
-                row = omega[j, low:high]
-                for c in range(len(row)):
-                    target[c] += np.float64(row[c])
-
-
-def sum_chosen(omega: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """See `Kernels.sum_chosen`."""
-    total = np.zeros((len(chosen), omega.shape[1]))
-    _share(
-        lambda low, high: _sum_chosen(omega, chosen, total, low, high),
-        omega.shape[1],
-        _COLUMNS,
-        int(chosen.sum()) * omega[0].nbytes,
-    )
-    return total
+    for k in range(len(near)):
+        counts[k] = near[k].sum()
+        same[k] = k
+        for other in range(k):
+            if same[other] == other and (near[other] == near[k]).all():
+                same[k] = other
+                break
 
 
 @_jit_ordered
 def _zeta(
     total: NDArray[np.float64],
-    models: NDArray[np.float64],
-    same: NDArray[np.intp],
+    near: NDArray[np.bool_],
     omega: NDArray[Any],
     clients: NDArray[np.intp],
-    count: NDArray[np.intp],
+    same: NDArray[np.int64],
+    counts: NDArray[np.float64],
     result: NDArray[Any],
+    low: int,
+    high: int,
 ) -> None:
-    m = len(omega)
-    for k in range(len(total)):
-        other, own, members = same[k], clients[k], np.float64(count[k])
-        for c in range(total.shape[1]):
-            wide = np.float64(omega[own, c])
-            result[k, c] = (total[k, c] + models[other, c] - members * wide) / m + wide
+    models = np.zeros((len(near), high - low))
+    for k in range(len(near)):
+        if same[k] == k:
+            target = models[k]
+            for j in range(len(omega)):
+                if near[k, j]:
+                    row = omega[j, low:high]
+                    for c in range(len(row)):
+                        target[c] += np.float64(row[c])
+        others, terms = models[same[k]], total[k, low:high]
+        own, found = omega[clients[k], low:high], result[k, low:high]
+        for c in range(len(found)):
+            wide = np.float64(own[c])
+            found[c] = (terms[c] + others[c] - counts[k] * wide) / len(omega) + wide
 
 
 def zeta(
     total: NDArray[np.float64],
-    models: NDArray[np.float64],
-    same: NDArray[np.intp],
+    near: NDArray[np.bool_],
     omega: NDArray[Any],
     clients: NDArray[np.intp],
-    count: NDArray[np.intp],
 ) -> NDArray[Any]:
     """See `Kernels.zeta`."""
+    same, counts = np.empty(len(near), dtype=np.int64), np.empty(len(near))
+    # Clients of one cluster have the same set, whose sum is needed only once.
+    _same_sets(near, same, counts)
     result = np.empty(total.shape, dtype=omega.dtype)
-    _zeta(total, models, same, omega, clients, count, result)
+    _share(
+        lambda low, high: _zeta(total, near, omega, clients, same, counts, result, low, high),
+        omega.shape[1],
+        _COLUMNS,
+        len(np.unique(same)) * omega.nbytes,
+    )
     return result
 
 

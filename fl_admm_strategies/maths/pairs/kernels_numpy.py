@@ -85,25 +85,23 @@ def add_rows(
             target += signed[block] @ slab[chosen[block]]
 
 
-def sum_chosen(omega: FloatArray, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """See `Kernels.sum_chosen`."""
-    total = np.empty((len(chosen), omega.shape[1]))
-    for row, members in zip(total, chosen, strict=True):
-        omega[members].sum(axis=0, dtype=np.float64, out=row)
-    return total
-
-
 def zeta(
     total: NDArray[np.float64],
-    models: NDArray[np.float64],
-    same: NDArray[np.intp],
+    near: NDArray[np.bool_],
     omega: FloatArray,
     clients: NDArray[np.intp],
-    count: NDArray[np.intp],
 ) -> FloatArray:
     """See `Kernels.zeta`."""
-    total += models[same]
-    return algebra.zeta(total, omega[clients], count, len(omega)).astype(omega.dtype, copy=False)
+    # Clients of one cluster have the same set, whose sum is needed only once.
+    _, first, same = np.unique(
+        np.packbits(near, axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    models = np.empty((len(first), omega.shape[1]))
+    for row, members in zip(models, near[first], strict=True):
+        omega[members].sum(axis=0, dtype=np.float64, out=row)
+    total += models[same.ravel()]
+    found = algebra.zeta(total, omega[clients], near.sum(axis=1), len(omega))
+    return found.astype(omega.dtype, copy=False)
 
 
 def renew_weights(

@@ -214,15 +214,7 @@ class PairwiseStore:
         clients = self._checked_clients("indices", indices)
         total, near = self._sums(clients, algebra.zeta_weight)
         near[np.arange(len(clients)), clients] = True  # i itself
-        # Clients of one cluster have the same set, whose sum is needed only once.
-        if (near == near[:1]).all():
-            first, same = np.zeros(min(1, len(near)), np.intp), np.zeros(len(near), np.intp)
-        else:
-            _, first, same = np.unique(
-                np.packbits(near, axis=1), axis=0, return_index=True, return_inverse=True
-            )
-        models, count = self._kernels.sum_chosen(self._omega, near[first]), near.sum(axis=1)
-        return self._kernels.zeta(total, models, same.ravel(), self._omega, clients, count)
+        return self._kernels.zeta(total, near, self._omega, clients)
 
     def mean_dual(self, indices: Clients | None = None) -> FloatArray:
         """Return (1/m) sum_j v_ij of some clients, by default all; see `zeta`."""
