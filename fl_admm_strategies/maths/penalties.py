@@ -163,14 +163,14 @@ class SmoothedSCAD(_GroupProx):
             return np.ones_like(r)
         lam, a, xi = self.lam, self.a, self.xi
         # (6): fused, soft, bent, and 1 where the models are far apart.
-        scale = np.full(r.shape, xi * rho / (lam + xi * rho))  # fused
-        beyond = ~(r <= xi + lam / rho)  # and NaN, which stays NaN
+        fused = xi * rho / (lam + xi * rho)
+        soft = 1 - lam / (rho * np.maximum(r, xi))  # used beyond xi only, so that 0 is kept out
+        scale = np.where(r <= xi + lam / rho, fused, soft)
+        beyond = r > lam + lam / rho
         if beyond.any():
             t = r[beyond]
-            soft = 1 - lam / (rho * t)
             bent = (1 - a * lam / ((a - 1) * rho * t)) / (1 - 1 / ((a - 1) * rho))
-            far = np.where(t > a * lam, 1.0, np.clip(bent, 0.0, 1.0))
-            scale[beyond] = np.where(t <= lam + lam / rho, soft, far)
+            scale[beyond] = np.where(t > a * lam, 1.0, np.clip(bent, 0.0, 1.0))
         return scale
 
 

@@ -384,7 +384,8 @@ def add_rows(
 @_jit_ordered
 def _same_sets(
     near: NDArray[np.bool_], same: NDArray[np.int64], counts: NDArray[np.float64]
-) -> None:
+) -> int:
+    sets = 0
     for k in range(len(near)):
         counts[k] = near[k].sum()
         same[k] = k
@@ -392,6 +393,8 @@ def _same_sets(
             if same[other] == other and (near[other] == near[k]).all():
                 same[k] = other
                 break
+        sets += same[k] == k
+    return sets
 
 
 @_jit_ordered
@@ -431,13 +434,13 @@ def zeta(
     """See `Kernels.zeta`."""
     same, counts = np.empty(len(near), dtype=np.int64), np.empty(len(near))
     # Clients of one cluster have the same set, whose sum is needed only once.
-    _same_sets(near, same, counts)
+    sets = _same_sets(near, same, counts)
     result = np.empty(total.shape, dtype=omega.dtype)
     _share(
         lambda low, high: _zeta(total, near, omega, clients, same, counts, result, low, high),
         omega.shape[1],
         _COLUMNS,
-        len(np.unique(same)) * omega.nbytes,
+        sets * omega.nbytes,
     )
     return result
 
