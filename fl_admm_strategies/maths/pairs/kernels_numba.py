@@ -349,7 +349,8 @@ def _rows_of(
     own: NDArray[np.int64],
     signed: NDArray[Any],
     counts: NDArray[np.int64],
-) -> None:
+) -> int:
+    total = 0
     for k in range(len(rows)):
         count = 0
         for j in range(rows.shape[1]):
@@ -359,6 +360,8 @@ def _rows_of(
                 signed[k, count] = weight[row] if j > clients[k] else -weight[row]
                 count += 1
         counts[k] = count
+        total += count
+    return total
 
 
 def add_rows(
@@ -371,8 +374,7 @@ def add_rows(
     """See `Kernels.add_rows`."""
     own, signed = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=slab.dtype)
     counts = np.empty(len(rows), dtype=np.int64)
-    _rows_of(rows, clients, weight, own, signed, counts)
-    nbytes = int(counts.sum()) * slab[0].nbytes
+    nbytes = _rows_of(rows, clients, weight, own, signed, counts) * slab[0].nbytes
     _share(
         lambda first, last: _add_rows(slab, own, counts, signed, total, first, last),
         len(total),

@@ -430,7 +430,7 @@ class PairwiseStore:
 
     def _checked_clients(self, name: str, indices: Clients) -> NDArray[np.intp]:
         clients = np.asarray(indices)
-        if clients.ndim != 1 or not (np.issubdtype(clients.dtype, np.integer) or not clients.size):
+        if clients.ndim != 1 or (clients.dtype.kind not in "iu" and clients.size):
             raise ValueError(f"{name} is {indices!r}, expected a sequence of integers.")
         m = len(self._omega)
         if clients.size and (clients.min() < 0 or clients.max() >= m):
