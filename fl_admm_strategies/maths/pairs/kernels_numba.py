@@ -9,71 +9,25 @@ on the number of threads.
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-# Lets sums be vectorised. 'nnan' and 'ninf' are left out so that NaN and Inf stay what they are.
-_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+from .compiling import PIECE_BYTES, jit, jit_ordered, share
+from .lanes import LANES, renew
 
 _MIXED_COLUMNS = 512  # the same where several sums and rows are used at a time
 _COLUMNS = 2048  # columns of a vector at a time, so that sums stay in the cache
-_LANES, _LINE, _ALIGN = 32, 64, 4
-_PIECE_BYTES = 2 * 2**20  # what a thread takes at a time: enough to outweigh handing it over
-
-
-def _jit(function: _Function, fastmath: set[str] = _FASTMATH) -> _Function:
-    try:
-        compiled = numba.njit(nogil=True, fastmath=fastmath, cache=True)(function)
-    except RuntimeError:  # numba found no directory it may write its cache to
-        compiled = numba.njit(nogil=True, fastmath=fastmath)(function)
-    return cast(_Function, compiled)
-
-
-def _jit_ordered(function: _Function) -> _Function:
-    """Compile without leave to reorder sums, for kernels that vectorise without it."""
-    return _jit(function, {"contract"})
-
-
-def _share(task: Callable[[int, int], None], count: int, step: int, nbytes: int) -> None:
-    """Run ``task(start, stop)`` over ``range(count)`` in pieces of `step`, on all cores.
-
-    `nbytes` are read in all; few are not worth starting threads for.
-    """
-    if count <= step or nbytes < 8 * _PIECE_BYTES:
-        task(0, count)
-        return
-    starts = range(0, count, step)
-    # list() waits for every piece and raises what one raised.
-    list(_pool().map(lambda start: task(start, min(start + step, count)), starts))
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="fpfc-pairs")
-
-
-if hasattr(os, "register_at_fork"):  # threads do not survive a fork
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+_LANE_COLUMNS = 1024  # columns of a vector whose squares are summed up in its own precision
 
 
 def _rows_in_piece(vectors: NDArray[Any]) -> int:
     width, itemsize = int(vectors.shape[1]), int(vectors.itemsize)
-    return max(1, _PIECE_BYTES // (width * itemsize))
+    return max(1, PIECE_BYTES // (width * itemsize))
 
 
-@_jit_ordered
+@jit_ordered
 def _slots_with(
     i: NDArray[np.int32],
     j: NDArray[np.int32],
@@ -95,70 +49,7 @@ def slots_with(
     return slots[: _slots_with(i, j, chosen, slots)]
 
 
-@intrinsic
-def _renew(
-    typing_context: Any, row: Any, first: Any, second: Any, ahead: Any, keep: Any, count: Any
-) -> Any:
-    """Set a row to ``first - second + keep * row`` and return the sum of its squares.
-
-    All but `keep` and `count` are addresses; `ahead` is the row that is fetched meanwhile. `count`
-    is a multiple of `_LANES`, so many partial sums there are, in the rows' own precision: a
-    processor with other vectors adds in the same order.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *addresses, keep, count = arguments
-        number, integer = context.get_value_type(signature.args[4]), ir.IntType(32)
-        vector = ir.VectorType(number, _LANES)
-        flags = ("contract", "nsz")
-
-        def pointer(address: Any, column: Any, to: Any) -> Any:
-            start = builder.inttoptr(address, number.as_pointer())
-            return builder.bitcast(builder.gep(start, [column]), to.as_pointer())
-
-        def shuffled(one: Any, places: range | list[int]) -> Any:
-            mask = ir.Constant(ir.VectorType(integer, len(places)), list(places))
-            return builder.shuffle_vector(one, one, mask)
-
-        prefetch = builder.module.declare_intrinsic(
-            "llvm.prefetch",
-            [ir.IntType(8).as_pointer()],
-            ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *3 * [integer]]),
-        )
-        empty = ir.Constant(vector, [0.0] * _LANES)
-        kept = builder.insert_element(empty, keep, integer(0))
-        kept = shuffled(kept, [0] * _LANES)
-        sums = cgutils.alloca_once_value(builder, empty)
-        with cgutils.for_range_slice(
-            builder, count.type(0), count, count.type(_LANES)
-        ) as (column, _):
-            for line in range(0, _LANES, _LINE // context.get_abi_sizeof(number)):
-                there = builder.add(column, column.type(line))
-                there = pointer(addresses[3], there, ir.IntType(8))
-                builder.call(prefetch, [there, integer(0), integer(3), integer(1)])
-            target, *others = (pointer(one, column, vector) for one in addresses[:3])
-            minuend, subtrahend = (builder.load(one, align=_ALIGN) for one in others)
-            old = builder.fmul(kept, builder.load(target, align=_ALIGN), flags=flags)
-            new = builder.fadd(builder.fsub(minuend, subtrahend), old, flags=flags)
-            builder.store(new, target, align=_ALIGN)
-            squares = builder.fmul(new, new, flags=flags)
-            builder.store(builder.fadd(builder.load(sums), squares, flags=flags), sums)
-        total = builder.load(sums)
-        if number != ir.DoubleType():
-            total = builder.fpext(total, ir.VectorType(ir.DoubleType(), _LANES))
-        lanes = _LANES
-        while lanes > 1:
-            lanes //= 2
-            total = builder.fadd(
-                shuffled(total, range(lanes)), shuffled(total, range(lanes, 2 * lanes))
-            )
-        return builder.extract_element(total, integer(0))
-
-    address = types.uintp
-    return types.float64(address, address, address, address, keep, types.intp), generate
-
-
-@_jit
+@jit
 def _update_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
@@ -171,29 +62,35 @@ def _update_rows(
     stop: int,
 ) -> None:
     width, size = slab.shape[1], slab.itemsize
-    whole = width // _LANES * _LANES
+    whole = width // LANES * LANES
+    # Addresses and no views: counting the references to those costs as much as a vector.
     vectors, models = slab.ctypes.data, omega.ctypes.data
     for k in range(start, stop):
         row, first, second, kept = rows[k], i[rows[k]], j[rows[k]], keep[k]
-        if kept == 0:
-            for c in range(width):
-                slab[row, c] = 0
         ahead = rows[min(k + 1, stop - 1)]
+        if kept == 0:
+            slab[row] = 0
         total = 0.0
-        for low in range(0, whole, _COLUMNS):
-            total += _renew(
+        for low in range(0, whole, _LANE_COLUMNS):
+            total += renew(
                 vectors + (row * width + low) * size,
                 models + (first * width + low) * size,
                 models + (second * width + low) * size,
                 vectors + (ahead * width + low) * size,
                 kept,
-                min(_COLUMNS, whole - low),
+                min(_LANE_COLUMNS, whole - low),
             )
-        for c in range(whole, width):
+        # Unsigned, so that no index can mean one from the end.
+        for c in range(np.uint64(whole), np.uint64(width)):
             new = omega[first, c] - omega[second, c] + kept * slab[row, c]
             slab[row, c] = new
             wide = np.float64(new)
             total += wide * wide
+        if total == np.inf:  # squares that only float64 can hold
+            total = 0.0
+            for c in range(width):
+                wide = np.float64(slab[row, c])
+                total += wide * wide
         norms[k] = np.sqrt(total)
 
 
@@ -206,8 +103,9 @@ def update_rows(
     keep: NDArray[Any],
 ) -> NDArray[np.float64]:
     """See `Kernels.update_rows`."""
+    omega = np.ascontiguousarray(omega)
     norms = np.empty(len(rows))
-    _share(
+    share(
         lambda start, stop: _update_rows(slab, rows, i, j, omega, keep, norms, start, stop),
         len(rows),
         _rows_in_piece(slab),
@@ -216,7 +114,7 @@ def update_rows(
     return norms
 
 
-@_jit
+@jit
 def _difference_norms(
     omega: NDArray[Any],
     i: NDArray[np.int32],
@@ -240,7 +138,7 @@ def difference_norms(
 ) -> NDArray[np.float64]:
     """See `Kernels.difference_norms`."""
     norms = np.empty(len(i))
-    _share(
+    share(
         lambda start, stop: _difference_norms(omega, i, j, norms, start, stop),
         len(i),
         _rows_in_piece(omega),
@@ -249,7 +147,7 @@ def difference_norms(
     return norms
 
 
-@_jit
+@jit
 def _residual_norms(
     slab: NDArray[Any],
     i: NDArray[np.int32],
@@ -280,7 +178,7 @@ def residual_norms(
 ) -> NDArray[np.float64]:
     """See `Kernels.residual_norms`."""
     norms = np.empty(len(slab))
-    _share(
+    share(
         lambda start, stop: _residual_norms(slab, i, j, omega, scale, norms, start, stop),
         len(slab),
         _rows_in_piece(slab),
@@ -289,7 +187,7 @@ def residual_norms(
     return norms
 
 
-@_jit
+@jit
 def _add_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
@@ -341,7 +239,7 @@ def _add_rows(
                 p += 1
 
 
-@_jit_ordered
+@jit_ordered
 def _rows_of(
     rows: NDArray[np.int32],
     clients: NDArray[np.int64],
@@ -375,15 +273,15 @@ def add_rows(
     own, signed = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=slab.dtype)
     counts = np.empty(len(rows), dtype=np.int64)
     nbytes = _rows_of(rows, clients, weight, own, signed, counts) * slab[0].nbytes
-    _share(
+    share(
         lambda first, last: _add_rows(slab, own, counts, signed, total, first, last),
         len(total),
-        max(1, len(total) * _PIECE_BYTES // max(1, nbytes)),
+        max(1, len(total) * PIECE_BYTES // max(1, nbytes)),
         nbytes,
     )
 
 
-@_jit_ordered
+@jit_ordered
 def _same_sets(
     near: NDArray[np.bool_], same: NDArray[np.int64], counts: NDArray[np.float64]
 ) -> int:
@@ -399,7 +297,7 @@ def _same_sets(
     return sets
 
 
-@_jit_ordered
+@jit_ordered
 def _zeta(
     total: NDArray[np.float64],
     near: NDArray[np.bool_],
@@ -438,7 +336,7 @@ def zeta(
     # Clients of one cluster have the same set, whose sum is needed only once.
     sets = _same_sets(near, same, counts)
     result = np.empty(total.shape, dtype=omega.dtype)
-    _share(
+    share(
         lambda low, high: _zeta(total, near, omega, clients, same, counts, result, low, high),
         omega.shape[1],
         _COLUMNS,
@@ -447,7 +345,7 @@ def zeta(
     return result
 
 
-@_jit_ordered
+@jit_ordered
 def _renew_weights(
     weights: NDArray[np.float64],
     i: NDArray[np.int32],
@@ -477,7 +375,7 @@ def renew_weights(
     place: NDArray[np.int64],
 ) -> None:
     """See `Kernels.renew_weights`."""
-    _share(
+    share(
         lambda start, stop: _renew_weights(weights, i, j, keep, place, start, stop),
         len(i),
         2**14,
@@ -485,7 +383,7 @@ def renew_weights(
     )
 
 
-@_jit_ordered
+@jit_ordered
 def _add_pairs(
     models: NDArray[Any],
     weights: NDArray[np.float64],
@@ -528,7 +426,7 @@ def add_pairs(
     total: NDArray[np.float64],
 ) -> None:
     """See `Kernels.add_pairs`."""
-    _share(
+    share(
         lambda start, stop: _add_pairs(models, weights, i, j, total, start, stop),
         len(i),
         32,
@@ -536,7 +434,7 @@ def add_pairs(
     )
 
 
-@_jit_ordered
+@jit_ordered
 def _add_products(
     rows: NDArray[Any],
     weight: NDArray[np.float64],
@@ -586,7 +484,7 @@ def add_products(
     rows: NDArray[Any], weight: NDArray[np.float64], total: NDArray[np.float64]
 ) -> None:
     """See `Kernels.add_products`."""
-    _share(
+    share(
         lambda first, last: _add_products(rows, weight, total, first, last),
         len(total),
         16,

@@ -91,7 +91,8 @@ class Vectors:
 
     def norms(self, i: NDArray[np.integer], j: NDArray[np.integer]) -> Float64Array:
         """Return ||delta_ij|| of pairs i < j that are kept here."""
-        return self._norm[self._slot_of[i, j]]
+        norms: Float64Array = self._norm[self._slot_of[i, j]]
+        return norms
 
     def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
         """Return whether ||theta_ij|| <= nu, of pairs i < j that are kept here."""

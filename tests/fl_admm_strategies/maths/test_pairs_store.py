@@ -573,6 +573,23 @@ def test_kernels_find_the_pairs_of_clients(engine: Any, clients: list[int]) -> N
     assert_allclose(total, 1 + expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [1, 31, 32, 100, 1024 + 65])
+def test_norms_of_long_and_of_huge_vectors(engine: Any, dtype: type, width: int) -> None:
+    rng = np.random.default_rng(0)
+    # Squares beyond what float32 can hold, and sums of many.
+    models = (rng.normal(size=(3, width)) * [[1.0], [10.0], [1e25]]).astype(dtype)
+    store = PairwiseStore(np.zeros_like(models), L1(1e28), 1.0, engine=engine)
+    for _ in range(2):
+        store.update(range(3), models)
+    for i, j in zip(*np.triu_indices(3, k=1), strict=True):
+        vector = store._vectors._slabs.row(store._vectors._slot_of[i, j])
+        norm = store._vectors.norms(np.array([i]), np.array([j]))
+        exact = np.linalg.norm(vector.astype(np.float64))
+        # 32 partial sums of at most 32 squares each in the vector's precision (lanes.renew).
+        assert_allclose(norm, exact, rtol=16 * np.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("most_bytes", [2**31, 0])
 @pytest.mark.skipif(numba is None, reason="numba is missing")
 def test_bits_do_not_depend_on_how_the_work_is_shared(
@@ -595,7 +612,7 @@ def test_bits_do_not_depend_on_how_the_work_is_shared(
 
     states = []
     for step, threads in ((10**6, 1), (1, 4), (3, 2)):
-        monkeypatch.setattr(kernels_numba, "_share", in_pieces(step, threads))
+        monkeypatch.setattr(kernels_numba, "share", in_pieces(step, threads))
         rng = np.random.default_rng(1)
         start = np.zeros((7, width), np.float32)
         store = PairwiseStore(start, SCAD, 1.0, engine="numba", most_bytes=most_bytes)
@@ -644,8 +661,9 @@ def test_without_numba_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, f"{PAIRS}.kernels_numba", raising=False)
-    monkeypatch.delattr(f"{PAIRS}.kernels_numba", raising=False)
+    for module in ("kernels_numba", "compiling"):
+        monkeypatch.delitem(sys.modules, f"{PAIRS}.{module}", raising=False)
+        monkeypatch.delattr(f"{PAIRS}.{module}", raising=False)
     kernels.numba_kernels.cache_clear()
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)  # Flower's logger does not propagate
