@@ -49,7 +49,7 @@ def slots_with(
     return slots[: _slots_with(i, j, chosen, slots)]
 
 
-@jit
+@jit_ordered
 def _update_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
