@@ -44,7 +44,8 @@ class Kernels(Protocol):
         """Set ``slab[rows]`` to `algebra.next_delta` and return its norms.
 
         That is ``omega[i[rows]] - omega[j[rows]] + keep * slab[rows]``. A row with ``keep == 0`` is
-        not read: it may be uninitialised.
+        not read: it may be uninitialised. numba's sums of squares have up to 32 terms in
+        `slab`'s precision, so that a norm in float32 is off by less than 1e-6, relatively.
         """
 
     def difference_norms(self, omega: FloatArray, i: Indices, j: Indices) -> Float64Array:

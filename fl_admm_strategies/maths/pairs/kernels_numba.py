@@ -282,19 +282,21 @@ def add_rows(
 
 
 @jit_ordered
-def _same_sets(
-    near: NDArray[np.bool_], same: NDArray[np.int64], counts: NDArray[np.float64]
+def _distinct_rows(
+    near: NDArray[np.bool_], first: NDArray[np.int64], which: NDArray[np.int64]
 ) -> int:
-    sets = 0
+    m, found = near.shape[1], 0
     for k in range(len(near)):
-        counts[k] = near[k].sum()
-        same[k] = k
-        for other in range(k):
-            if same[other] == other and (near[other] == near[k]).all():
-                same[k] = other
+        first[found] = k
+        for s in range(found + 1):
+            j = 0
+            while j < m and near[first[s], j] == near[k, j]:
+                j += 1
+            if j == m:
+                which[k] = s
                 break
-        sets += same[k] == k
-    return sets
+        found += which[k] == found
+    return found
 
 
 @jit_ordered
@@ -303,26 +305,27 @@ def _zeta(
     near: NDArray[np.bool_],
     omega: NDArray[Any],
     clients: NDArray[np.intp],
-    same: NDArray[np.int64],
-    counts: NDArray[np.float64],
+    first: NDArray[np.int64],
+    which: NDArray[np.int64],
     result: NDArray[Any],
     low: int,
     high: int,
 ) -> None:
-    models = np.zeros((len(near), high - low))
-    for k in range(len(near)):
-        if same[k] == k:
-            target = models[k]
-            for j in range(len(omega)):
-                if near[k, j]:
-                    row = omega[j, low:high]
-                    for c in range(len(row)):
-                        target[c] += np.float64(row[c])
-        others, terms = models[same[k]], total[k, low:high]
+    models, counts = np.zeros((len(first), high - low)), np.zeros(len(first))
+    for s in range(len(first)):
+        target = models[s]
+        for j in range(len(omega)):
+            if near[first[s], j]:
+                counts[s] += 1
+                row = omega[j, low:high]
+                for c in range(len(row)):
+                    target[c] += np.float64(row[c])
+    for k in range(len(total)):
+        terms, others, count = total[k, low:high], models[which[k]], counts[which[k]]
         own, found = omega[clients[k], low:high], result[k, low:high]
         for c in range(len(found)):
             wide = np.float64(own[c])
-            found[c] = (terms[c] + others[c] - counts[k] * wide) / len(omega) + wide
+            found[c] = (terms[c] + others[c] - count * wide) / len(omega) + wide
 
 
 def zeta(
@@ -332,15 +335,15 @@ def zeta(
     clients: NDArray[np.intp],
 ) -> NDArray[Any]:
     """See `Kernels.zeta`."""
-    same, counts = np.empty(len(near), dtype=np.int64), np.empty(len(near))
-    # Clients of one cluster have the same set, whose sum is needed only once.
-    sets = _same_sets(near, same, counts)
+    # Clients of one cluster have the same N_i, whose models are summed up only once.
+    first, which = np.empty((2, len(near)), dtype=np.int64)
+    first = first[: _distinct_rows(near, first, which)]
     result = np.empty(total.shape, dtype=omega.dtype)
     share(
-        lambda low, high: _zeta(total, near, omega, clients, same, counts, result, low, high),
+        lambda low, high: _zeta(total, near, omega, clients, first, which, result, low, high),
         omega.shape[1],
         _COLUMNS,
-        sets * omega.nbytes,
+        len(first) * omega.nbytes,
     )
     return result
 

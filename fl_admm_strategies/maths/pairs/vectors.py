@@ -60,7 +60,7 @@ class Vectors:
         return self._num_clients * (self._num_clients - 1) // 2
 
     def _no_slots(self) -> NDArray[np.int32]:
-        """Return the slot of every pair, at (i, j) and at (j, i), -1 for none: no pair has one."""
+        """Return an index of slots, by (i, j) and by (j, i): all -1, no pair has one."""
         return np.full((self._num_clients, self._num_clients), -1, dtype=np.int32)
 
     def _fitting_rows(self) -> int:
