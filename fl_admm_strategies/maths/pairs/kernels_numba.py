@@ -68,21 +68,24 @@ def _update_rows(
     for k in range(start, stop):
         row, first, second, kept = rows[k], i[rows[k]], j[rows[k]], keep[k]
         ahead = rows[min(k + 1, stop - 1)]
-        if kept == 0:
-            slab[row] = 0
         total = 0.0
         for low in range(0, whole, _LANE_COLUMNS):
+            vector = vectors + (row * width + low) * size
+            model = models + (first * width + low) * size
             total += renew(
-                vectors + (row * width + low) * size,
-                models + (first * width + low) * size,
+                vector,
+                model,
                 models + (second * width + low) * size,
+                vector if kept != 0 else model,  # what is multiplied by 0 must be finite
                 vectors + (ahead * width + low) * size,
                 kept,
                 min(_LANE_COLUMNS, whole - low),
             )
         # Unsigned, so that no index can mean one from the end.
         for c in range(np.uint64(whole), np.uint64(width)):
-            new = omega[first, c] - omega[second, c] + kept * slab[row, c]
+            new = omega[first, c] - omega[second, c]
+            if kept != 0:
+                new += kept * slab[row, c]
             slab[row, c] = new
             wide = np.float64(new)
             total += wide * wide

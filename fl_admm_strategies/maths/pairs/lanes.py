@@ -22,20 +22,27 @@ _FLAGS = ("contract", "nsz")  # a product and a sum may be one instruction
 
 
 def _renew(
-    typing_context: Any, row: Any, first: Any, second: Any, ahead: Any, keep: Any, count: Any
+    typing_context: Any,
+    row: Any,
+    first: Any,
+    second: Any,
+    old: Any,
+    ahead: Any,
+    keep: Any,
+    count: Any,
 ) -> Any:
-    """Set a row to ``first - second + keep * row`` and return the sum of its squares.
+    """Set a row to ``first - second + keep * old`` and return the sum of its squares.
 
     All but the numbers `keep` and `count` are addresses; `ahead` is a row that is fetched into the
     cache meanwhile. `count` is a multiple of `LANES`. There are so many partial sums, in the
     precision of the rows, so the result is off by at most ``count / LANES`` roundings, relatively.
     """
-    return types.float64(*4 * [types.uintp], keep, types.intp), _generate
+    return types.float64(*5 * [types.uintp], keep, types.intp), _generate
 
 
 def _generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    row, first, second, ahead, keep, count = arguments
-    number = context.get_value_type(signature.args[4])
+    row, first, second, old, ahead, keep, count = arguments
+    number = context.get_value_type(signature.args[5])
     integer, byte, double = ir.IntType(32), ir.IntType(8), ir.DoubleType()
     vector = ir.VectorType(number, LANES)
     size = context.get_abi_sizeof(number)
@@ -65,7 +72,7 @@ def _generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any
             there = pointer(ahead, builder.add(column, column.type(line)), byte)
             builder.call(fetch, [there, integer(0), integer(3), integer(1)])  # to read; data
         difference = builder.fsub(load(first, column), load(second, column))
-        carried = builder.fmul(kept, load(row, column), flags=_FLAGS)
+        carried = builder.fmul(kept, load(old, column), flags=_FLAGS)
         new = builder.fadd(difference, carried, flags=_FLAGS)
         builder.store(new, pointer(row, column, vector), align=size)
         squares = builder.fmul(new, new, flags=_FLAGS)

@@ -432,19 +432,16 @@ class PairwiseStore:
         clients = np.asarray(indices)
         if clients.ndim != 1 or (clients.dtype.kind not in "iu" and clients.size):
             raise ValueError(f"{name} is {indices!r}, expected a sequence of integers.")
-        m = len(self._omega)
-        if clients.size and (clients.min() < 0 or clients.max() >= m):
+        m, named = len(self._omega), set(clients.tolist())
+        if named and (min(named) < 0 or max(named) >= m):
             raise ValueError(
                 f"{name} is {listing(clients.tolist())}, expected clients in 0..{m - 1}."
             )
-        clients = clients.astype(np.intp)
-        named = np.zeros(m, dtype=np.bool_)
-        named[clients] = True
-        if np.count_nonzero(named) != len(clients):
+        if len(named) != len(clients):
             raise ValueError(
                 f"{name} is {listing(clients.tolist())}, expected each client at most once."
             )
-        return clients
+        return clients.astype(np.intp)
 
     def _checked_models(self, name: str, models: ArrayLike, count: int) -> FloatArray:
         with np.errstate(over="ignore"):  # an overflow in the cast is reported just below

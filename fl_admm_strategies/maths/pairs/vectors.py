@@ -116,7 +116,7 @@ class Vectors:
 
     def update(self, slots: Slots, omega: FloatArray, penalty: Penalty, rho: float) -> None:
         """Update the pairs in these slots, ascending; those that turn plain are given up."""
-        before = self._scale[slots]
+        before = self._scale.take(slots)
         norm = self._renew_deltas(slots, omega, algebra.carried(before))
         scale = algebra.prox_scale(norm, penalty, rho)  # (6), and with it (A.3)
         self._norm[slots], self._scale[slots] = norm, scale
