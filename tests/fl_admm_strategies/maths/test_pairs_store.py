@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -628,6 +629,38 @@ def test_bits_do_not_depend_on_how_the_work_is_shared(
     for state in states[1:]:
         for name, array in states[0].items():
             assert_array_equal(array, state[name])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(numba is None, reason="numba is missing")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names features of x86")
+def test_bits_do_not_depend_on_the_width_of_the_processors_vectors(tmp_path: Path) -> None:
+    from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+
+    program = """if True:
+        import sys
+        import numpy as np
+        from fl_admm_strategies.maths.pairs import PairwiseStore
+        from fl_admm_strategies.maths.penalties import SmoothedSCAD
+        rng = np.random.default_rng(0)
+        store = PairwiseStore(np.zeros((9, 1099), np.float32), SmoothedSCAD(0.6), 1.0)
+        for _ in range(6):
+            active = rng.permutation(9)[:4]
+            store.update(active, 0.02 * rng.normal(size=(4, 1099)))
+        np.savez(sys.argv[1], zeta=store.zeta(range(9)), **store.state_arrays())
+    """
+    narrow = get_host_cpu_features().flatten() + ",+prefer-128-bit"
+    found = []
+    for name, features in (("own", {}), ("narrow", {"NUMBA_CPU_FEATURES": narrow})):
+        environment = os.environ | features | {"NUMBA_CPU_NAME": get_host_cpu_name()}
+        environment["NUMBA_CACHE_DIR"] = str(tmp_path / name)
+        environment["PYTHONPATH"] = str(Path(kernels.__file__).parents[3])
+        file = tmp_path / f"{name}.npz"
+        subprocess.run([sys.executable, "-c", program, file], env=environment, check=True)
+        with np.load(file) as arrays:
+            found.append(dict(arrays))
+    for name, array in found[0].items():
+        assert_array_equal(array, found[1][name])
 
 
 @pytest.mark.slow
