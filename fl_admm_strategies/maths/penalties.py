@@ -165,7 +165,8 @@ class SmoothedSCAD(_GroupProx):
         # (6): fused, soft, bent, and 1 where the models are far apart.
         fused = xi * rho / (lam + xi * rho)
         soft = 1 - lam / (rho * np.maximum(r, xi))  # used beyond xi only, so that 0 is kept out
-        scale = np.where(r <= xi + lam / rho, fused, soft)
+        scale = np.asarray(soft)
+        np.putmask(scale, r <= xi + lam / rho, fused)
         beyond = r > lam + lam / rho
         if beyond.any():
             t = r[beyond]

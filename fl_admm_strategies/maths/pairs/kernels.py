@@ -44,7 +44,8 @@ class Kernels(Protocol):
         """Set ``slab[rows]`` to `algebra.next_delta` and return its norms.
 
         That is ``omega[i[rows]] - omega[j[rows]] + keep * slab[rows]``. A row with ``keep == 0`` is
-        not read: it may be uninitialised.
+        not read: it may be uninitialised. numba's sums of squares have up to 32 terms in
+        `slab`'s precision, so that a norm in float32 is off by less than 1e-6, relatively.
         """
 
     def difference_norms(self, omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
@@ -63,21 +64,28 @@ class Kernels(Protocol):
     def add_rows(
         self,
         slab: FloatArray,
-        i: Indices,
-        j: Indices,
-        weight: Float64Array,
+        rows: Indices,
         clients: NDArray[np.int64],
+        weight: Float64Array,
         total: Float64Array,
-        partners: NDArray[np.bool_],
     ) -> None:
-        """Add to ``total[k]`` the ``weight * slab`` of client k, negated where it is `j`.
+        """Add to ``total[k]`` the ``weight * slab`` of client k's pairs, negated where it is `j`.
 
-        And set ``partners[k]`` at the other client of each of its pairs; ``partners`` has a column
-        for every client.
+        ``rows[k, j]`` is the row of its pair with client j; where it is none of `slab`'s, another
+        slab has the pair, or no slab.
         """
 
-    def sum_chosen(self, omega: FloatArray, chosen: NDArray[np.bool_]) -> Float64Array:
-        """Return for each k the sum of the ``omega[j]`` with ``chosen[k, j]``."""
+    def zeta(
+        self,
+        total: Float64Array,
+        near: NDArray[np.bool_],
+        omega: FloatArray,
+        clients: NDArray[np.intp],
+    ) -> FloatArray:
+        """Return `algebra.zeta` of `clients`, in the dtype of `omega`.
+
+        With ``near[k]`` for N_i, and `total` without the omega_j; it is overwritten.
+        """
 
     def renew_weights(
         self,

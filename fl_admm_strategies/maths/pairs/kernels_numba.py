@@ -9,67 +9,25 @@ on the number of threads.
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-# Lets sums be vectorised. 'nnan' and 'ninf' are left out so that NaN and Inf stay what they are.
-_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+from .compiling import PIECE_BYTES, jit, jit_ordered, share
+from .lanes import LANES, renew
 
 _MIXED_COLUMNS = 512  # the same where several sums and rows are used at a time
 _COLUMNS = 2048  # columns of a vector at a time, so that sums stay in the cache
-_PIECE_BYTES = 2 * 2**20  # what a thread takes at a time: enough to outweigh handing it over
-
-
-def _jit(function: _Function, fastmath: set[str] = _FASTMATH) -> _Function:
-    try:
-        compiled = numba.njit(nogil=True, fastmath=fastmath, cache=True)(function)
-    except RuntimeError:  # numba found no directory it may write its cache to
-        compiled = numba.njit(nogil=True, fastmath=fastmath)(function)
-    return cast(_Function, compiled)
-
-
-def _jit_ordered(function: _Function) -> _Function:
-    """Compile without leave to reorder sums, for kernels that vectorise without it."""
-    return _jit(function, {"contract"})
-
-
-def _share(task: Callable[[int, int], None], count: int, step: int, nbytes: int) -> None:
-    """Run ``task(start, stop)`` over ``range(count)`` in pieces of `step`, on all cores.
-
-    `nbytes` are read in all; few are not worth starting threads for.
-    """
-    if count <= step or nbytes < 8 * _PIECE_BYTES:
-        task(0, count)
-        return
-    starts = range(0, count, step)
-    # list() waits for every piece and raises what one raised.
-    list(_pool().map(lambda start: task(start, min(start + step, count)), starts))
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="fpfc-pairs")
-
-
-if hasattr(os, "register_at_fork"):  # threads do not survive a fork
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+_LANE_COLUMNS = 1024  # columns of a vector whose squares are summed up in its own precision
 
 
 def _rows_in_piece(vectors: NDArray[Any]) -> int:
     width, itemsize = int(vectors.shape[1]), int(vectors.itemsize)
-    return max(1, _PIECE_BYTES // (width * itemsize))
+    return max(1, PIECE_BYTES // (width * itemsize))
 
 
-@_jit_ordered
+@jit_ordered
 def _slots_with(
     i: NDArray[np.int32],
     j: NDArray[np.int32],
@@ -91,7 +49,7 @@ def slots_with(
     return slots[: _slots_with(i, j, chosen, slots)]
 
 
-@_jit
+@jit_ordered
 def _update_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
@@ -103,24 +61,38 @@ def _update_rows(
     start: int,
     stop: int,
 ) -> None:
+    width, size = slab.shape[1], slab.itemsize
+    whole = width // LANES * LANES
+    # Addresses and no views: counting the references to those costs as much as a vector.
+    vectors, models = slab.ctypes.data, omega.ctypes.data
     for k in range(start, stop):
-        row = rows[k]
-        delta = slab[row]
-        first = omega[i[row]]
-        second = omega[j[row]]
-        kept = keep[k]
+        row, first, second, kept = rows[k], i[rows[k]], j[rows[k]], keep[k]
+        ahead = rows[min(k + 1, stop - 1)]
         total = 0.0
-        if kept == 0:
-            for c in range(len(delta)):
-                new = first[c] - second[c]
-                delta[c] = new
-                wide = np.float64(new)
-                total += wide * wide
-        else:
-            for c in range(len(delta)):
-                new = first[c] - second[c] + kept * delta[c]
-                delta[c] = new
-                wide = np.float64(new)
+        for low in range(0, whole, _LANE_COLUMNS):
+            vector = vectors + (row * width + low) * size
+            model = models + (first * width + low) * size
+            total += renew(
+                vector,
+                model,
+                models + (second * width + low) * size,
+                vector if kept != 0 else model,  # what is multiplied by 0 must be finite
+                vectors + (ahead * width + low) * size,
+                kept,
+                min(_LANE_COLUMNS, whole - low),
+            )
+        # Unsigned, so that no index can mean one from the end.
+        for c in range(np.uint64(whole), np.uint64(width)):
+            new = omega[first, c] - omega[second, c]
+            if kept != 0:
+                new += kept * slab[row, c]
+            slab[row, c] = new
+            wide = np.float64(new)
+            total += wide * wide
+        if total == np.inf:  # squares that only float64 can hold
+            total = 0.0
+            for c in range(width):
+                wide = np.float64(slab[row, c])
                 total += wide * wide
         norms[k] = np.sqrt(total)
 
@@ -134,8 +106,9 @@ def update_rows(
     keep: NDArray[Any],
 ) -> NDArray[np.float64]:
     """See `Kernels.update_rows`."""
+    omega = np.ascontiguousarray(omega)
     norms = np.empty(len(rows))
-    _share(
+    share(
         lambda start, stop: _update_rows(slab, rows, i, j, omega, keep, norms, start, stop),
         len(rows),
         _rows_in_piece(slab),
@@ -144,7 +117,7 @@ def update_rows(
     return norms
 
 
-@_jit
+@jit
 def _difference_norms(
     omega: NDArray[Any],
     i: NDArray[np.int32],
@@ -168,7 +141,7 @@ def difference_norms(
 ) -> NDArray[np.float64]:
     """See `Kernels.difference_norms`."""
     norms = np.empty(len(i))
-    _share(
+    share(
         lambda start, stop: _difference_norms(omega, i, j, norms, start, stop),
         len(i),
         _rows_in_piece(omega),
@@ -177,7 +150,7 @@ def difference_norms(
     return norms
 
 
-@_jit
+@jit
 def _residual_norms(
     slab: NDArray[Any],
     i: NDArray[np.int32],
@@ -208,7 +181,7 @@ def residual_norms(
 ) -> NDArray[np.float64]:
     """See `Kernels.residual_norms`."""
     norms = np.empty(len(slab))
-    _share(
+    share(
         lambda start, stop: _residual_norms(slab, i, j, omega, scale, norms, start, stop),
         len(slab),
         _rows_in_piece(slab),
@@ -217,7 +190,7 @@ def residual_norms(
     return norms
 
 
-@_jit
+@jit
 def _add_rows(
     slab: NDArray[Any],
     rows: NDArray[np.int64],
@@ -269,88 +242,116 @@ def _add_rows(
                 p += 1
 
 
-@_jit_ordered
-def _rows_by_client(
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    weight: NDArray[np.float64],
+@jit_ordered
+def _rows_of(
+    rows: NDArray[np.int32],
     clients: NDArray[np.int64],
-    rows: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    own: NDArray[np.int64],
     signed: NDArray[Any],
     counts: NDArray[np.int64],
-    partners: NDArray[np.bool_],
-) -> None:
-    # Rows of other clients go to one place after these, and so without a branch to mispredict.
-    others = len(clients)
-    place = np.full(partners.shape[1], others)
-    place[clients] = np.arange(others)
-    for row in range(len(i)):
-        k = place[i[row]]
-        rows[k, counts[k]] = row
-        counts[k] += k < others
-        k = place[j[row]]
-        rows[k, counts[k]] = row
-        counts[k] += k < others
-    for k in range(others):
-        for p in range(counts[k]):
-            row = rows[k, p]
-            partners[k, i[row] + j[row] - clients[k]] = True
-            signed[k, p] = weight[row] if i[row] == clients[k] else -weight[row]
+) -> int:
+    total = 0
+    for k in range(len(rows)):
+        count = 0
+        for j in range(rows.shape[1]):
+            row = rows[k, j]
+            if 0 <= row < len(weight):
+                own[k, count] = row
+                signed[k, count] = weight[row] if j > clients[k] else -weight[row]
+                count += 1
+        counts[k] = count
+        total += count
+    return total
 
 
 def add_rows(
     slab: NDArray[Any],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    weight: NDArray[np.float64],
+    rows: NDArray[np.int32],
     clients: NDArray[np.int64],
+    weight: NDArray[np.float64],
     total: NDArray[np.float64],
-    partners: NDArray[np.bool_],
 ) -> None:
     """See `Kernels.add_rows`."""
-    shape = (len(clients) + 1, partners.shape[1])
-    rows, signed = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=slab.dtype)
-    counts = np.zeros(len(rows), dtype=np.int64)
-    _rows_by_client(i, j, weight, clients, rows, signed, counts, partners)
-    nbytes = int(counts.sum()) * slab[0].nbytes
-    _share(
-        lambda first, last: _add_rows(slab, rows, counts, signed, total, first, last),
+    own, signed = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=slab.dtype)
+    counts = np.empty(len(rows), dtype=np.int64)
+    nbytes = _rows_of(rows, clients, weight, own, signed, counts) * slab[0].nbytes
+    share(
+        lambda first, last: _add_rows(slab, own, counts, signed, total, first, last),
         len(total),
-        max(1, len(total) * _PIECE_BYTES // max(1, nbytes)),
+        max(1, len(total) * PIECE_BYTES // max(1, nbytes)),
         nbytes,
     )
 
 
-@_jit
-def _sum_chosen(
-    omega: NDArray[Any],
-    chosen: NDArray[np.bool_],
+@jit_ordered
+def _distinct_rows(
+    near: NDArray[np.bool_], first: NDArray[np.int64], which: NDArray[np.int64]
+) -> int:
+    m, found = near.shape[1], 0
+    for k in range(len(near)):
+        first[found] = k
+        for s in range(found + 1):
+            j = 0
+            while j < m and near[first[s], j] == near[k, j]:
+                j += 1
+            if j == m:
+                which[k] = s
+                break
+        found += which[k] == found
+    return found
+
+
+@jit_ordered
+def _zeta(
     total: NDArray[np.float64],
+    near: NDArray[np.bool_],
+    omega: NDArray[Any],
+    clients: NDArray[np.intp],
+    first: NDArray[np.int64],
+    which: NDArray[np.int64],
+    result: NDArray[Any],
     low: int,
     high: int,
 ) -> None:
-    for k in range(len(chosen)):
-        target = total[k, low:high]
+    models, counts = np.zeros((len(first), high - low)), np.zeros(len(first))
+    for s in range(len(first)):
+        target = models[s]
         for j in range(len(omega)):
-            if chosen[k, j]:
+            if near[first[s], j]:
+                counts[s] += 1
                 row = omega[j, low:high]
                 for c in range(len(row)):
                     target[c] += np.float64(row[c])
+    for k in range(len(total)):
+        terms, others, count = total[k, low:high], models[which[k]], counts[which[k]]
+        own, found = omega[clients[k], low:high], result[k, low:high]
+        for c in range(len(found)):
+            wide = np.float64(own[c])
+            found[c] = (terms[c] + others[c] - count * wide) / len(omega) + wide
 
 
-def sum_chosen(omega: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """See `Kernels.sum_chosen`."""
-    total = np.zeros((len(chosen), omega.shape[1]))
-    _share(
-        lambda low, high: _sum_chosen(omega, chosen, total, low, high),
+def zeta(
+    total: NDArray[np.float64],
+    near: NDArray[np.bool_],
+    omega: NDArray[Any],
+    clients: NDArray[np.intp],
+) -> NDArray[Any]:
+    """See `Kernels.zeta`."""
+    # Clients of one cluster have the same N_i, whose models are summed up only once.
+    first, which = np.empty((2, len(near)), dtype=np.int64)
+    first = first[: _distinct_rows(near, first, which)]
+    result = np.empty(total.shape, dtype=omega.dtype)
+    share(
+        lambda low, high: _zeta(total, near, omega, clients, first, which, result, low, high),
         omega.shape[1],
         _COLUMNS,
-        int(chosen.sum()) * omega[0].nbytes,
+        len(first) * omega.nbytes,
     )
-    return total
+    return result
 
 
-@_jit_ordered
+@jit_ordered
 def _renew_weights(
     weights: NDArray[np.float64],
     i: NDArray[np.int32],
@@ -380,7 +381,7 @@ def renew_weights(
     place: NDArray[np.int64],
 ) -> None:
     """See `Kernels.renew_weights`."""
-    _share(
+    share(
         lambda start, stop: _renew_weights(weights, i, j, keep, place, start, stop),
         len(i),
         2**14,
@@ -388,7 +389,7 @@ def renew_weights(
     )
 
 
-@_jit_ordered
+@jit_ordered
 def _add_pairs(
     models: NDArray[Any],
     weights: NDArray[np.float64],
@@ -431,7 +432,7 @@ def add_pairs(
     total: NDArray[np.float64],
 ) -> None:
     """See `Kernels.add_pairs`."""
-    _share(
+    share(
         lambda start, stop: _add_pairs(models, weights, i, j, total, start, stop),
         len(i),
         32,
@@ -439,7 +440,7 @@ def add_pairs(
     )
 
 
-@_jit_ordered
+@jit_ordered
 def _add_products(
     rows: NDArray[Any],
     weight: NDArray[np.float64],
@@ -489,7 +490,7 @@ def add_products(
     rows: NDArray[Any], weight: NDArray[np.float64], total: NDArray[np.float64]
 ) -> None:
     """See `Kernels.add_products`."""
-    _share(
+    share(
         lambda first, last: _add_products(rows, weight, total, first, last),
         len(total),
         16,

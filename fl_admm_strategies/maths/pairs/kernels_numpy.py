@@ -71,38 +71,37 @@ def residual_norms(
 
 def add_rows(
     slab: FloatArray,
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    weight: NDArray[np.float64],
+    rows: NDArray[np.int32],
     clients: NDArray[np.int64],
+    weight: NDArray[np.float64],
     total: NDArray[np.float64],
-    partners: NDArray[np.bool_],
 ) -> None:
     """See `Kernels.add_rows`."""
-    place = np.full(partners.shape[1], -1)
-    place[clients] = np.arange(len(clients))
-    first, second = np.flatnonzero(place[i] >= 0), np.flatnonzero(place[j] >= 0)
-    rows, owner = (
-        np.concatenate([first, second]),
-        np.concatenate([place[i[first]], place[j[second]]]),
-    )
-    partners[owner, np.concatenate([j[first], i[second]])] = True
-    signed = np.concatenate([weight[first], -weight[second]])
-    order = np.lexsort((rows, owner))
-    rows, signed = rows[order], signed[order]
-    starts = np.searchsorted(owner[order], np.arange(len(total) + 1))
-    for k, target in enumerate(total):
-        chosen, own = rows[starts[k] : starts[k + 1]], signed[starts[k] : starts[k + 1]]
+    for target, client, own in zip(total, clients, rows, strict=True):
+        partners = np.flatnonzero((own >= 0) & (own < len(slab)))
+        chosen = own[partners]
+        signed = np.where(partners > client, weight[chosen], -weight[chosen])
         for block in _blocks(len(chosen), slab):
-            target += own[block] @ slab[chosen[block]]
+            target += signed[block] @ slab[chosen[block]]
 
 
-def sum_chosen(omega: FloatArray, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """See `Kernels.sum_chosen`."""
-    total = np.empty((len(chosen), omega.shape[1]))
-    for row, members in zip(total, chosen, strict=True):
+def zeta(
+    total: NDArray[np.float64],
+    near: NDArray[np.bool_],
+    omega: FloatArray,
+    clients: NDArray[np.intp],
+) -> FloatArray:
+    """See `Kernels.zeta`."""
+    # Clients of one cluster have the same set, whose sum is needed only once.
+    _, first, same = np.unique(
+        np.packbits(near, axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    models = np.empty((len(first), omega.shape[1]))
+    for row, members in zip(models, near[first], strict=True):
         omega[members].sum(axis=0, dtype=np.float64, out=row)
-    return total
+    total += models[same.ravel()]
+    found = algebra.zeta(total, omega[clients], near.sum(axis=1), len(omega))
+    return found.astype(omega.dtype, copy=False)
 
 
 def renew_weights(

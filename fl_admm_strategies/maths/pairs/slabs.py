@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,12 +81,12 @@ class Slabs:
         And the span of all slots in it, the rows in it that are asked for, and the part of `slots`
         that these are.
         """
-        edges = np.arange(len(self._slabs) + 1) * self.rows
-        bounds = np.searchsorted(slots, edges)
+        stop = 0
         for number, slab in enumerate(self._slabs):
-            part = slice(int(bounds[number]), int(bounds[number + 1]))
-            if part.start < part.stop:
-                span = slice(int(edges[number]), int(edges[number + 1]))
+            span = slice(number * self.rows, (number + 1) * self.rows)
+            start, stop = stop, bisect_left(slots, span.stop, stop)
+            if start < stop:
+                part = slice(start, stop)
                 yield slab, span, slots[part] - span.start, part
 
     def used(self, count: int) -> Iterator[tuple[FloatArray, slice]]:

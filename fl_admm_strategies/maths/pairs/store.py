@@ -214,16 +214,7 @@ class PairwiseStore:
         clients = self._checked_clients("indices", indices)
         total, near = self._sums(clients, algebra.zeta_weight)
         near[np.arange(len(clients)), clients] = True  # i itself
-        # Clients of one cluster have the same set, whose sum is needed only once.
-        if (near == near[:1]).all():
-            total += self._kernels.sum_chosen(self._omega, near[:1])
-        else:
-            _, first, same = np.unique(
-                np.packbits(near, axis=1), axis=0, return_index=True, return_inverse=True
-            )
-            total += self._kernels.sum_chosen(self._omega, near[first])[same.ravel()]
-        own, count = self._omega[clients], near.sum(axis=1)
-        return self._narrow(algebra.zeta(total, own, count, len(self._omega)))
+        return self._kernels.zeta(total, near, self._omega, clients)
 
     def mean_dual(self, indices: Clients | None = None) -> FloatArray:
         """Return (1/m) sum_j v_ij of some clients, by default all; see `zeta`."""
@@ -439,21 +430,18 @@ class PairwiseStore:
 
     def _checked_clients(self, name: str, indices: Clients) -> NDArray[np.intp]:
         clients = np.asarray(indices)
-        if clients.ndim != 1 or not (np.issubdtype(clients.dtype, np.integer) or not clients.size):
+        if clients.ndim != 1 or (clients.dtype.kind not in "iu" and clients.size):
             raise ValueError(f"{name} is {indices!r}, expected a sequence of integers.")
-        m = len(self._omega)
-        if clients.size and (clients.min() < 0 or clients.max() >= m):
+        m, named = len(self._omega), set(clients.tolist())
+        if named and (min(named) < 0 or max(named) >= m):
             raise ValueError(
                 f"{name} is {listing(clients.tolist())}, expected clients in 0..{m - 1}."
             )
-        clients = clients.astype(np.intp)
-        named = np.zeros(m, dtype=np.bool_)
-        named[clients] = True
-        if np.count_nonzero(named) != len(clients):
+        if len(named) != len(clients):
             raise ValueError(
                 f"{name} is {listing(clients.tolist())}, expected each client at most once."
             )
-        return clients
+        return clients.astype(np.intp)
 
     def _checked_models(self, name: str, models: ArrayLike, count: int) -> FloatArray:
         with np.errstate(over="ignore"):  # an overflow in the cast is reported just below

@@ -53,11 +53,15 @@ class Vectors:
         # Kept beside the norm, not computed from it: it must survive a change of the penalty.
         self._scale = np.empty(0)
         self._slabs = Slabs(self.width, self.dtype, self._fitting_rows())
-        self._slot_of = np.full(self._most_pairs, -1, dtype=np.int32)
+        self._slot_of = self._no_slots()
 
     @property
     def _most_pairs(self) -> int:
         return self._num_clients * (self._num_clients - 1) // 2
+
+    def _no_slots(self) -> NDArray[np.int32]:
+        """Return an index of slots, by (i, j) and by (j, i): all -1, no pair has one."""
+        return np.full((self._num_clients, self._num_clients), -1, dtype=np.int32)
 
     def _fitting_rows(self) -> int:
         return fitting_rows(self.width, self.dtype, self._most_pairs)
@@ -82,12 +86,13 @@ class Vectors:
         """Return s_ij of pairs i < j; NaN where a pair is not kept here."""
         if not self.num_pairs:
             return np.full(len(i), np.nan)
-        slots = self._slot_of[self._condensed(i, j)]
+        slots = self._slot_of[i, j]
         return np.where(slots >= 0, self._scale[slots], np.nan)
 
     def norms(self, i: NDArray[np.integer], j: NDArray[np.integer]) -> Float64Array:
         """Return ||delta_ij|| of pairs i < j that are kept here."""
-        return self._norm[self._slot_of[self._condensed(i, j)]]
+        norms: Float64Array = self._norm[self._slot_of[i, j]]
+        return norms
 
     def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
         """Return whether ||theta_ij|| <= nu, of pairs i < j that are kept here."""
@@ -98,7 +103,7 @@ class Vectors:
         self, i: NDArray[np.integer], j: NDArray[np.integer]
     ) -> Iterator[tuple[NDArray[np.intp], FloatArray]]:
         """Yield delta_ij of some pairs, as `History.vectors` does, one at a time: a view."""
-        for place, slot in enumerate(self._slot_of[self._condensed(i, j)]):
+        for place, slot in enumerate(self._slot_of[i, j]):
             yield np.array([place]), self._slabs.row(slot)[None]
 
     def slots_with(self, takes_part: NDArray[np.bool_]) -> Slots:
@@ -111,7 +116,7 @@ class Vectors:
 
     def update(self, slots: Slots, omega: FloatArray, penalty: Penalty, rho: float) -> None:
         """Update the pairs in these slots, ascending; those that turn plain are given up."""
-        before = self._scale[slots]
+        before = self._scale.take(slots)
         norm = self._renew_deltas(slots, omega, algebra.carried(before))
         scale = algebra.prox_scale(norm, penalty, rho)  # (6), and with it (A.3)
         self._norm[slots], self._scale[slots] = norm, scale
@@ -163,11 +168,12 @@ class Vectors:
         ndarray of bool, shape (len(clients), m)
             Which clients are a partner.
         """
+        slots = self._slot_of[clients]
         weights = weight(self._scale)
-        partners = np.zeros((len(clients), self._num_clients), dtype=np.bool_)
         for slab, span in self._slabs.used(self.num_pairs):
-            i, j = self._pair_i[span], self._pair_j[span]
-            self._kernels.add_rows(slab, i, j, weights[span], clients, total, partners)
+            rows = slots - np.int32(span.start)
+            self._kernels.add_rows(slab, rows, clients, weights[span], total)
+        partners: NDArray[np.bool_] = slots >= 0
         return partners
 
     def primal_residual(self, omega: FloatArray) -> float:
@@ -201,8 +207,8 @@ class Vectors:
         self._num_clients = num_clients
         self._pair_i = new[self._pair_i].astype(np.int32)
         self._pair_j = new[self._pair_j].astype(np.int32)
-        self._slot_of = np.full(self._most_pairs, -1, dtype=np.int32)
-        self._slot_of[self._condensed(self._pair_i, self._pair_j)] = np.arange(self.num_pairs)
+        self._slot_of = self._no_slots()
+        self._index(np.arange(self.num_pairs))
 
     # ------------------------------------------------------------------------------------------
     # Slots
@@ -215,7 +221,7 @@ class Vectors:
         self._pair_j = np.concatenate([self._pair_j, j])
         self._norm = np.concatenate([self._norm, np.empty(len(i))])
         self._scale = np.concatenate([self._scale, np.empty(len(i))])
-        self._slot_of[self._condensed(i, j)] = slots
+        self._index(slots)
         self._slabs.resize(self.num_pairs)
         return slots
 
@@ -223,7 +229,8 @@ class Vectors:
         """Give these slots up, ascending: the last ones move into the holes."""
         if not len(slots):
             return
-        self._slot_of[self._condensed(self._pair_i[slots], self._pair_j[slots])] = -1
+        i, j = self._pair_i[slots], self._pair_j[slots]
+        self._slot_of[i, j] = self._slot_of[j, i] = -1
         left = self.num_pairs - len(slots)
         holes = slots[slots < left]
         stays = np.ones(len(slots), dtype=np.bool_)
@@ -235,13 +242,13 @@ class Vectors:
             array[holes] = array[movers]
         self._pair_i, self._pair_j = self._pair_i[:left].copy(), self._pair_j[:left].copy()
         self._norm, self._scale = self._norm[:left].copy(), self._scale[:left].copy()
-        self._slot_of[self._condensed(self._pair_i[holes], self._pair_j[holes])] = holes
+        self._index(holes)
         self._slabs.resize(left)
 
-    def _condensed(self, i: NDArray[np.integer], j: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return the place of pair i < j in the upper triangle, row by row."""
-        row = i.astype(np.int64)
-        return row * (2 * self._num_clients - row - 3) // 2 + j - 1
+    def _index(self, slots: Slots) -> None:
+        """Note that the pairs of these slots are in them."""
+        i, j = self._pair_i[slots], self._pair_j[slots]
+        self._slot_of[i, j] = self._slot_of[j, i] = slots
 
     # ------------------------------------------------------------------------------------------
     # Saving and loading
@@ -273,7 +280,7 @@ class Vectors:
             or not i.shape == j.shape == norm.shape == scale.shape == (sum(map(len, parts)),)
             or not i.dtype.kind == j.dtype.kind == "i"
             or np.any((i < 0) | (i >= j) | (j >= self._num_clients) | np.isnan(scale))
-            or len(np.unique(self._condensed(i, j))) != len(i)
+            or len(np.unique(i.astype(np.int64) * self._num_clients + j)) != len(i)
         ):
             raise ValueError(
                 "The saved pairs do not agree, expected pair_i < pair_j < m, each pair once, and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -297,13 +298,10 @@ def slopes(penalty: Penalty, norms: np.ndarray, lengths: np.ndarray) -> np.ndarr
 def check_slots(store: PairwiseStore) -> None:
     """Slots are dense, the two directions of the index agree, and no slab is kept unused."""
     slots = np.arange(store.num_stored)
-    assert_array_equal(
-        store._vectors._slot_of[
-            store._vectors._condensed(store._vectors._pair_i, store._vectors._pair_j)
-        ],
-        slots,
-    )
-    assert (store._vectors._slot_of >= 0).sum() == store.num_stored
+    index, i, j = store._vectors._slot_of, store._vectors._pair_i, store._vectors._pair_j
+    assert_array_equal(index[i, j], slots)
+    assert_array_equal(index[j, i], slots)
+    assert (index >= 0).sum() == 2 * store.num_stored
     assert len(store._vectors._slabs) == -(-store.num_stored // store._vectors._slabs.rows)
 
 
@@ -560,19 +558,37 @@ def test_kernels_find_the_pairs_of_clients(engine: Any, clients: list[int]) -> N
     some = rng.permutation(m * (m - 1) // 2)[:17]  # not all of the pairs, and in no order
     i, j = (index[some].astype(np.int32) for index in np.triu_indices(m, k=1))
     slab, weight = rng.normal(size=(len(i), d)), rng.normal(size=len(i))
-    expected, partners = np.zeros((len(clients), d)), np.zeros((len(clients), m), np.bool_)
+    rows = np.full((m, m), -1, dtype=np.int32)
+    rows[i, j] = rows[j, i] = np.arange(len(i))
+    expected = np.zeros((len(clients), d))
+    first = 6  # rows of two slabs
     for k, client in enumerate(clients):
-        for row in range(len(i)):
+        for row in range(first, len(i)):
             if client in (i[row], j[row]):
                 expected[k] += (1 if client == i[row] else -1) * weight[row] * slab[row]
-                partners[k, i[row] + j[row] - client] = True
     _, own = kernels.choose_kernels(engine)
     chosen = np.isin(np.arange(m), clients)
     assert_array_equal(own.slots_with(i, j, chosen), np.flatnonzero(chosen[i] | chosen[j]))
-    total, found = np.ones_like(expected), np.zeros_like(partners)
-    own.add_rows(slab, i, j, weight, np.array(clients, dtype=np.intp), total, found)
+    total, asked = np.ones_like(expected), np.array(clients, dtype=np.intp)
+    own.add_rows(slab[first:], rows[asked] - np.int32(first), asked, weight[first:], total)
     assert_allclose(total, 1 + expected, rtol=1e-12)
-    assert_array_equal(found, partners)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [1, 31, 32, 100, 1024 + 65])
+def test_norms_of_long_and_of_huge_vectors(engine: Any, dtype: type, width: int) -> None:
+    rng = np.random.default_rng(0)
+    # Squares beyond what float32 can hold, and sums of many.
+    models = (rng.normal(size=(3, width)) * [[1.0], [10.0], [1e25]]).astype(dtype)
+    store = PairwiseStore(np.zeros_like(models), L1(1e28), 1.0, engine=engine)
+    for _ in range(2):
+        store.update(range(3), models)
+    for i, j in zip(*np.triu_indices(3, k=1), strict=True):
+        vector = store._vectors._slabs.row(store._vectors._slot_of[i, j])
+        norm = store._vectors.norms(np.array([i]), np.array([j]))
+        exact = np.linalg.norm(vector.astype(np.float64))
+        # 32 partial sums of at most 32 squares each in the vector's precision (lanes.renew).
+        assert_allclose(norm, exact, rtol=16 * np.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("most_bytes", [2**31, 0])
@@ -597,7 +613,7 @@ def test_bits_do_not_depend_on_how_the_work_is_shared(
 
     states = []
     for step, threads in ((10**6, 1), (1, 4), (3, 2)):
-        monkeypatch.setattr(kernels_numba, "_share", in_pieces(step, threads))
+        monkeypatch.setattr(kernels_numba, "share", in_pieces(step, threads))
         rng = np.random.default_rng(1)
         start = np.zeros((7, width), np.float32)
         store = PairwiseStore(start, SCAD, 1.0, engine="numba", most_bytes=most_bytes)
@@ -613,6 +629,38 @@ def test_bits_do_not_depend_on_how_the_work_is_shared(
     for state in states[1:]:
         for name, array in states[0].items():
             assert_array_equal(array, state[name])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(numba is None, reason="numba is missing")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names features of x86")
+def test_bits_do_not_depend_on_the_width_of_the_processors_vectors(tmp_path: Path) -> None:
+    from llvmlite.binding import get_host_cpu_features, get_host_cpu_name
+
+    program = """if True:
+        import sys
+        import numpy as np
+        from fl_admm_strategies.maths.pairs import PairwiseStore
+        from fl_admm_strategies.maths.penalties import SmoothedSCAD
+        rng = np.random.default_rng(0)
+        store = PairwiseStore(np.zeros((9, 1099), np.float32), SmoothedSCAD(0.6), 1.0)
+        for _ in range(6):
+            active = rng.permutation(9)[:4]
+            store.update(active, 0.02 * rng.normal(size=(4, 1099)))
+        np.savez(sys.argv[1], zeta=store.zeta(range(9)), **store.state_arrays())
+    """
+    narrow = get_host_cpu_features().flatten() + ",+prefer-128-bit"
+    found = []
+    for name, features in (("own", {}), ("narrow", {"NUMBA_CPU_FEATURES": narrow})):
+        environment = os.environ | features | {"NUMBA_CPU_NAME": get_host_cpu_name()}
+        environment["NUMBA_CACHE_DIR"] = str(tmp_path / name)
+        environment["PYTHONPATH"] = str(Path(kernels.__file__).parents[3])
+        file = tmp_path / f"{name}.npz"
+        subprocess.run([sys.executable, "-c", program, file], env=environment, check=True)
+        with np.load(file) as arrays:
+            found.append(dict(arrays))
+    for name, array in found[0].items():
+        assert_array_equal(array, found[1][name])
 
 
 @pytest.mark.slow
@@ -646,8 +694,9 @@ def test_without_numba_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, f"{PAIRS}.kernels_numba", raising=False)
-    monkeypatch.delattr(f"{PAIRS}.kernels_numba", raising=False)
+    for module in ("kernels_numba", "compiling"):
+        monkeypatch.delitem(sys.modules, f"{PAIRS}.{module}", raising=False)
+        monkeypatch.delattr(f"{PAIRS}.{module}", raising=False)
     kernels.numba_kernels.cache_clear()
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)  # Flower's logger does not propagate
