@@ -2,7 +2,8 @@
 
 In LLVM's own terms, since from a plain loop the compiler makes no fast code here: with a sum in
 float64 it works on half vectors, and with one in float32 it may reorder that sum, by the width of
-the processor's vectors. Here the order is the same on every processor, and so are the bits.
+the processor's vectors. Here the order is the same on every processor, every product is rounded
+before it is added, and so the bits are the same too.
 (numba's cache does not look into this file: when it changes, delete what `kernels_numba` has in
 ``__pycache__``.)
 """
@@ -18,7 +19,7 @@ from numba.extending import intrinsic
 
 LANES = 32
 _CACHE_LINE = 64  # bytes
-_FLAGS = ("contract", "nsz")  # a product and a sum may be one instruction
+_FLAGS = ("nsz",)  # the sign of a zero does not matter
 
 
 def _renew(
