@@ -74,7 +74,7 @@ class Picture:
             (self.title, 13.0, 68, ("black", "bold")),
             (self.setting, 8.5, 115, (GREY, "normal")),
         ):
-            if lines := textwrap.wrap(text, int(wrap * width / 8)):
+            if lines := textwrap.wrap(text, int(wrap * width / 8), break_on_hyphens=False):
                 figure.text(
                     0.15 / width,
                     1 - top / height,

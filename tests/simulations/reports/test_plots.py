@@ -106,6 +106,13 @@ def test_title_setting_axes_and_legend_are_inside_and_apart(names, tmp_path, mon
     assert places[2][3] - places[2][2] > 0.35  # the axes keep their room
 
 
+def test_a_setting_is_not_cut_at_its_hyphen(tmp_path):
+    names = [f"{'x' * k}, on-excess=clip" for k in range(60, 120)]
+    for name in names:
+        figure = Picture(tmp_path / "metric.png", "FPFC", name).figure((8, 5))
+        assert "on-excess=clip" in figure.texts[1].get_text()
+
+
 def test_the_picture_grows_with_its_legend(tmp_path, monkeypatch):
     # Of sixty methods, each with a long name: one column.
     figures = axes_drawn(monkeypatch)
