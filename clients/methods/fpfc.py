@@ -109,7 +109,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
     def _search(self, asked: FPFCInstruction) -> Steps[tuple[Arrays, Scalars]]:
         """Train the clustered block of every candidate, the rest fixed; or measure each."""
         names = self._clustered(asked.clustered)
-        _, held_out = self._split_in_search(asked)
+        kept, held_out = self._split_in_search(asked)
         upload: Arrays = {}
         metrics: Scalars = {}
         for k in range(asked.candidates or 0):
@@ -123,6 +123,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                     own = yield Minimisation(objective, asked.lr, asked.local_epochs)
                 metrics = metrics or own
                 upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
+            elif asked.choosing:
+                metrics[f"{TRAINING_LOSS}-{k}"] = self._loss(kept)
             else:
                 name = TRAINING_LOSS if held_out is None else HELD_OUT_LOSS
                 metrics[f"{name}-{k}"] = self._loss(held_out)

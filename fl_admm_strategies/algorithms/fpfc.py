@@ -70,7 +70,7 @@ class FPFC(SampledStrategy):
     penalty : Penalty, LambdaPath or "auto" (default: "auto")
         g, with its lambda: `SmoothedSCAD(lam)` (the paper's), `L1(lam)` (FPFC-l1) or `MCP(lam)`.
         "auto": the paper's, and the first rounds of the run find groups of clients and from them
-        lambda: `consensus_rounds` and 7 to 9 more (docs/methods/fpfc.md, "Without a lambda").
+        lambda: `consensus_rounds` and 7 to 11 more (docs/methods/fpfc.md, "Without a lambda").
         `LambdaPath([...])`: lambda is chosen from a grid in the run, by validation. Set
         ``strategy.penalty`` between rounds, in `on_round`, say, and the run goes on from where it
         is with another one, which is saved with it.
@@ -269,7 +269,7 @@ class FPFC(SampledStrategy):
 
     @property
     def _search_rounds(self) -> int:
-        return self.consensus_rounds + fpfc_search.REFIT_ROUNDS + 2
+        return self.consensus_rounds + fpfc_search.REFIT_ROUNDS + 4
 
     @property
     def penalty_in_use(self) -> Penalty:
@@ -386,6 +386,7 @@ class FPFC(SampledStrategy):
                 held_out=self.validation_share,
                 held_out_seed=split_seeds[client],
                 folds=fpfc_search.FOLDS if search.stage == fpfc_search.PROBE else None,
+                choosing=True if search.stage == fpfc_search.JOIN else None,
             )
         return instructions
 
@@ -452,8 +453,10 @@ class FPFC(SampledStrategy):
     ) -> None:
         if search.stage == fpfc_search.PROBE:
             search.take_probes(replies)
-        elif search.stage == fpfc_search.REFIT:
+        elif search.stage in (fpfc_search.TRIAL, fpfc_search.REFIT):
             search.take_refits(replies)
+        elif search.stage == fpfc_search.JOIN:
+            search.take_choices(server_round, replies)
         else:
             search.take_scores(server_round, replies)
             # theta_ij = omega_i - omega_j, v_ij = 0: every pair is plain.

@@ -7,8 +7,13 @@ consensus
 probe
     Every client goes from the mean on its own, for `PROBE_FACTOR` times its usual local epochs.
     The directions in which they go give groupings that are worth a trial (`candidate_groups`).
-refit
+trial
     The groups' models of all these groupings are trained, each by its own clients.
+join
+    In every grouping each client joins the group whose model, as the others made it, has the least
+    loss on the samples that it trains on.
+refit
+    The groups' models are trained, from the probes again.
 score
     Every client measures them on data that it has held out so far, or on its training data, with a
     correction (`corrected`), and the grouping with the fewest groups that is not clearly worse than
@@ -31,13 +36,13 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, Spec, prefixed, under
+from ..maths.candidates import Candidates
 from ..maths.checks import listing
 from ..maths.clienttable import ByClient, Row
 from ..maths.grouping import (
     candidate_groups,
     compare,
     corrected,
-    group_means,
     holding_lambda,
     numbered,
     smallest_distance,
@@ -45,8 +50,7 @@ from ..maths.grouping import (
 from ..maths.penalties import SmoothedSCAD
 from ..runtime.messages import Reply
 
-CONSENSUS, PROBE, REFIT, SCORE, FUSION = range(5)
-STAGES = ("consensus", "probe", "refit", "score", "fusion")
+CONSENSUS, PROBE, TRIAL, JOIN, REFIT, SCORE, FUSION = range(7)
 
 PROBE_FACTOR = 5
 PROBE_ROUNDS = 3  # at most: who did not reply is asked again
@@ -123,13 +127,11 @@ class GroupSearch(ByClient):
     center : ndarray of shape (d,)
         The mean that all clients set out from; empty in the consensus.
     probes : dict of int to ndarray of shape (d,)
-        Where they came to.
+        Where they came to; kept until the groups are found.
     optimism : dict of int to ndarray of shape (1,)
         What clients without held-out data said of their training losses.
-    labels : dict of int to ndarray of shape (K,)
-        The group of every client in every candidate.
-    models : list of ndarray of shape (L_k, d)
-        The groups' models in every candidate.
+    candidates : Candidates
+        The groupings that are tried, with their groups' models.
     unplaced : set of int
         Clients that took no part in the search and have not trained since.
     """
@@ -146,8 +148,7 @@ class GroupSearch(ByClient):
         self.center = np.zeros(0, block.dtype)
         self.probes: dict[int, NDArray[Any]] = {}
         self.optimism: dict[int, NDArray[np.float64]] = {}
-        self.labels: dict[int, NDArray[np.int64]] = {}
-        self.models: list[NDArray[Any]] = []
+        self.candidates = Candidates()
         self.unplaced: set[int] = set()
         self._scores: dict[int, NDArray[np.float64]] = {}  # losses, then gradient norms: (2, K)
         # What `found` returns: num_groups, losses, differences and errors, shape (4, K); and
@@ -169,7 +170,7 @@ class GroupSearch(ByClient):
             The clients of the run that are connected.
         omega : ndarray of shape (m, d)
         """
-        if self.stage in (REFIT, SCORE) and not self.labels:  # all of them have left
+        if self.stage in (TRIAL, JOIN, REFIT, SCORE) and not self.candidates.labels:  # all left
             self.center = omega.mean(axis=0)
             self._enter(PROBE)
         if self.stage != PROBE:
@@ -183,32 +184,34 @@ class GroupSearch(ByClient):
     @property
     def everybody(self) -> bool:
         """Whether all clients are asked in this stage, whoever was sampled."""
-        return self.stage in (PROBE, REFIT, SCORE)
+        return self.stage not in (CONSENSUS, FUSION)
 
     def asked(self, clients: Sequence[int]) -> list[int]:
         """Return which of these clients are asked: who is missing, or who has a place."""
         if self.stage == PROBE:
             return [client for client in clients if client not in self.probes]
-        return [client for client in clients if client in self.labels]
+        return [client for client in clients if client in self.candidates.labels]
 
     @property
     def num_candidates(self) -> int:
-        """K, the models that each client trains or measures in this stage."""
-        return 1 if self.stage == PROBE else len(self.models)
+        """K, the models that each client trains in this stage."""
+        return 1 if self.stage == PROBE else len(self.candidates)
 
     def vectors(self, client: int) -> list[NDArray[Any]]:
-        """Return the models that a client is sent, one for each candidate."""
+        """Return the models that a client is sent: one for each candidate, or its options."""
         if self.stage == PROBE:
             return [self.center]
-        return [own[label] for own, label in zip(self.models, self.labels[client], strict=True)]
+        if self.stage == JOIN:
+            return self.candidates.models_without(client)
+        return self.candidates.models_of(client)
 
     def epochs(self, usual: int) -> int:
         """Return the local epochs of this stage, by the usual number."""
-        return {PROBE: PROBE_FACTOR * usual, SCORE: 0}.get(self.stage, usual)
+        return {PROBE: PROBE_FACTOR * usual, JOIN: 0, SCORE: 0}.get(self.stage, usual)
 
     def upload_spec(self) -> Spec:
         """Return the names, shapes and dtypes of an upload in the stages that ask everybody."""
-        if self.stage == SCORE:
+        if self.stage in (JOIN, SCORE):
             return {}
         return {
             f"{k}/{name}": spec
@@ -251,63 +254,81 @@ class GroupSearch(ByClient):
             )
         clients = sorted(self.probes)
         probes = np.stack([self.probes[client] for client in clients])
-        candidates = candidate_groups(probes - self.center, CUTS)
-        columns = np.array(candidates, dtype=np.int64).T
-        self.labels = dict(zip(clients, columns, strict=True))
-        self.models = [group_means(probes, labels) for labels in candidates]
-        self.probes = {}
-        self._enter(REFIT)
+        groupings = candidate_groups(probes - self.center, CUTS)
+        self.candidates = Candidates(clients, groupings, probes)
+        self._enter(TRIAL if self.candidates.open_to_change else REFIT)
         log(
             INFO,
             "%s groupings of the clients are tried, of %s groups",
-            len(candidates),
-            ", ".join(str(max(labels) + 1) for labels in candidates),
+            len(groupings),
+            ", ".join(str(max(labels) + 1) for labels in groupings),
         )
 
     def take_refits(self, replies: Mapping[int, Reply]) -> None:
-        """Set every group's model to the mean of what its clients made of it, all alike as in (1).
-
-        A group of which nobody replied keeps its model.
-        """
-        trained = {c: self._vectors(reply) for c, reply in replies.items() if c in self.labels}
-        for k, models in enumerate(self.models):
-            for label in range(len(models)):
-                own = [v[k] for client, v in trained.items() if self.labels[client][k] == label]
-                if own:
-                    models[label] = np.mean(own, axis=0)
+        """Take in what clients made of their groups' models."""
+        candidates = self.candidates
+        trained = {
+            client: np.stack(self._vectors(reply))
+            for client, reply in replies.items()
+            if client in candidates.labels
+        }
+        candidates.refit(trained)
         self.rounds += 1
-        if self.rounds >= REFIT_ROUNDS:
+        if self.stage == TRIAL:
+            candidates.uploads = trained
+            self._enter(JOIN)
+        elif self.rounds >= REFIT_ROUNDS:
             self._enter(SCORE)
+
+    def take_choices(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Let every client join the group whose model has the least loss; begin the refit."""
+        candidates = self.candidates
+        moved = candidates.join(
+            {
+                client: _reported(reply, TRAINING_LOSS, len(candidates.options(client)))
+                for client, reply in replies.items()
+                if client in candidates.labels
+            },
+            self.probes,
+        )
+        self._enter(REFIT)
+        log(
+            INFO,
+            "round %s: %s client%s joined another group in one grouping or more",
+            server_round,
+            moved,
+            "" if moved == 1 else "s",
+        )
 
     def take_scores(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Choose among the candidates by those who replied, and set lambda."""
-        count = len(self.models)
-        everybody = np.stack(list(self.labels.values()))
+        candidates = self.candidates
+        count = len(candidates)
+        everybody = np.stack(list(candidates.labels.values()))
         sizes = np.stack([np.bincount(column)[column] for column in everybody.T], axis=1)
-        for place, client in enumerate(self.labels):
+        for place, client in enumerate(candidates.labels):
             if client in replies:
                 reply = replies[client]
                 held_out, training, norms = (
-                    np.array([reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)])
+                    _reported(reply, name, count)
                     for name in (HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM)
                 )
                 if client in self.optimism:
                     optimism = float(self.optimism[client][0])
                     held_out = corrected(training, optimism, sizes[place], reply.num_examples)
-                own = np.stack([held_out, norms])
-                self._scores[client] = np.where(np.isfinite(own), own, np.nan)
+                self._scores[client] = np.stack([held_out, norms])
         num_groups = np.array([len(np.unique(column)) for column in everybody.T])
         unknown = np.full((2, count), np.nan)
-        scores = np.stack([self._scores.get(client, unknown) for client in self.labels])
+        scores = np.stack([self._scores.get(client, unknown) for client in candidates.labels])
         measured = ~np.isnan(scores[:, 0]).all(axis=1)
         found = compare(scores[measured, 0], num_groups, STANDARD_ERRORS)
         chosen, norms = found.chosen, scores[:, 1, found.chosen]
         groups = numbered(everybody[:, chosen])
         needed = holding_lambda(groups, norms)
-        b = smallest_distance(self.models[chosen][np.unique(everybody[:, chosen])])
+        b = smallest_distance(candidates.models[chosen][np.unique(everybody[:, chosen])])
         self._table = np.stack([num_groups, found.means, found.differences, found.errors])
         self._result = np.array([chosen, b, needed])
-        self.last_round = server_round
+        self.probes, self.last_round = {}, server_round
         self.lam = lambda_between(b, needed)
         self._enter(FUSION)
         log(
@@ -328,11 +349,11 @@ class GroupSearch(ByClient):
 
     def start_of(self, clients: Sequence[int]) -> NDArray[Any]:
         """Return the omega_i that FPFC starts from: alpha_l, or the mean of the consensus."""
-        chosen = int(self._result[0])
-        self.unplaced = {client for client in clients if client not in self.labels}
+        candidates, chosen = self.candidates, int(self._result[0])
+        self.unplaced = {client for client in clients if client not in candidates.labels}
         return np.stack(
             [
-                self.center if c in self.unplaced else self.models[chosen][self.labels[c][chosen]]
+                self.center if c in self.unplaced else candidates.models_of(c)[chosen]
                 for c in clients
             ]
         )
@@ -356,12 +377,12 @@ class GroupSearch(ByClient):
         if self.stage != FUSION:
             return None
         chosen, b, needed = self._result
-        names = list(self.labels)
-        groups = numbered([self.labels[client][int(chosen)] for client in names])
+        labels = self.candidates.labels
+        groups = numbered([own[int(chosen)] for own in labels.values()])
         counts, losses, differences, errors = self._table
         return FoundGroups(
             self.last_round,
-            dict(zip(names, groups, strict=True)),
+            dict(zip(labels, groups, strict=True)),
             counts.astype(np.int64),
             losses,
             differences,
@@ -392,8 +413,9 @@ class GroupSearch(ByClient):
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
         """Forget clients; a group that loses its last one is out of every count."""
         for client in clients:
-            for own in (self.probes, self.optimism, self.labels, self._scores):
+            for own in (self.probes, self.optimism, self._scores):
                 own.pop(client, None)
+            self.candidates.remove(client)
             self.unplaced.discard(client)
 
     def remember(self, clients: Iterable[int]) -> Callable[[], None]:
@@ -403,12 +425,14 @@ class GroupSearch(ByClient):
 
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
-        parts = [self.center, *self.probes.values(), *self.models]
+        own = self.candidates
+        parts = [self.center, *self.probes.values(), *own.models, *own.uploads.values()]
         return all(bool(np.isfinite(part).all()) for part in parts)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables as plain arrays."""
-        count, d = len(self.models), self._block.size
+        tried, d = self.candidates, self._block.size
+        count = len(tried)
         return {
             "stage": np.array([self.stage, self.rounds, self.last_round]),
             "lam": np.array([self.lam]),
@@ -417,14 +441,16 @@ class GroupSearch(ByClient):
             "probe_ids": _ids(self.probes),
             "optimism": _stacked(self.optimism, (1,), np.dtype(np.float64)),
             "optimism_ids": _ids(self.optimism),
-            "labels": _stacked(self.labels, (count,), np.dtype(np.int64)),
-            "label_ids": _ids(self.labels),
+            "labels": _stacked(tried.labels, (count,), np.dtype(np.int64)),
+            "label_ids": _ids(tried.labels),
+            "uploads": _stacked(tried.uploads, (count, d), self._block.dtype),
+            "upload_ids": _ids(tried.uploads),
             "scores": _stacked(self._scores, (2, count), np.dtype(np.float64)),
             "score_ids": _ids(self._scores),
             "unplaced": _ids(sorted(self.unplaced)),
             "table": self._table,
             "result": self._result,
-            **{f"models.{k}": models for k, models in enumerate(self.models)},
+            **{f"models.{k}": models for k, models in enumerate(tried.models)},
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -442,13 +468,14 @@ class GroupSearch(ByClient):
                 "penalty of its own, or cut short."
             )
         models = [arrays[f"models.{k}"] for k in range(len(arrays) - len(expected))]
-        tables = ("probes", "optimism", "labels", "scores")
+        tables = ("probes", "optimism", "labels", "uploads", "scores")
         sizes = {name: f"{name.rstrip('s')}_ids" for name in tables}
         if (
             any(part.ndim != 2 or part.shape[1] != self._block.size for part in models)
             or arrays["center"].shape not in ((0,), (self._block.size,))
             or any(len(arrays[name]) != len(arrays[ids]) for name, ids in sizes.items())
             or arrays["labels"].shape[1:] != (len(models),)
+            or arrays["uploads"].shape[1:] != (len(models), self._block.size)
             or arrays["stage"].shape != (3,)
         ):
             raise ValueError(
@@ -458,13 +485,15 @@ class GroupSearch(ByClient):
         self.stage, self.rounds, self.last_round = map(int, arrays["stage"])
         self.lam = float(arrays["lam"][0])
         self.center = np.array(arrays["center"])
-        self.probes, self.optimism, self.labels, self._scores = (
+        self.candidates = Candidates()
+        tried = self.candidates
+        self.probes, self.optimism, tried.labels, tried.uploads, self._scores = (
             {int(c): np.array(own) for c, own in zip(arrays[ids], arrays[name], strict=True)}
             for name, ids in sizes.items()
         )
         self.unplaced = {int(client) for client in arrays["unplaced"]}
         self._table, self._result = np.array(arrays["table"]), np.array(arrays["result"])
-        self.models = [np.array(part) for part in models]
+        tried.models = [np.array(part) for part in models]
 
 
 def lambda_between(b: float, needed: float) -> float:
@@ -487,6 +516,12 @@ def candidate_arrays(vectors: Sequence[NDArray[Any]], block: Block) -> Arrays | 
     for k, vector in enumerate(vectors[1:], start=1):
         arrays |= prefixed(f"{k}/", block.arrays(vector))
     return arrays or None
+
+
+def _reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
+    """Return what a client says of every model; NaN where it says nothing, or nothing finite."""
+    own = np.array([reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)])
+    return np.where(np.isfinite(own), own, np.nan)
 
 
 def _ids(clients: Iterable[int]) -> NDArray[np.uint64]:

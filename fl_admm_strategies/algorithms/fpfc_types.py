@@ -123,9 +123,10 @@ class FPFCInstruction(Instruction):
     """What a client gets: zeta_i and phi; omega_i where it may not hold it.
 
     In the search for groups: how many models to train or measure (`candidates`), the first of them
-    in the anchor, the blocks of the others in `more`; and the share of its samples that it holds
-    out, chosen by a seed of its own, and the `folds` of a client that holds none out. On a path of
-    lambdas: what it is to `monitor` on these.
+    in the anchor, the blocks of the others in `more`; the share of its samples that the client
+    holds out, chosen by a seed of its own; the `folds` of one that holds none out; and whether it
+    is `choosing` among groups, and so measures on the samples that it trains on. On a path of
+    lambdas: what it is to `monitor` on those held out.
     With `others_fixed` only the clustered block is trained.
     """
 
@@ -140,6 +141,7 @@ class FPFCInstruction(Instruction):
     held_out: float | None = None
     held_out_seed: int | None = None
     folds: int | None = None
+    choosing: bool | None = None
     monitor: str | None = None
     others_fixed: bool | None = None
 

@@ -3,10 +3,10 @@
     python -m tests.benchmarks.fpfc_search digits 201-230 --participation 0.5
     python -m tests.benchmarks.fpfc_search s1 201-225 --participation 0.3 --rounds 80
 
-The mathematics is the library's (`candidate_groups`, `compare`, `PairwiseStore`), the data its
-loaders'; the clients are not: all of them train at once, as stacked matrices, which takes seconds
-where a federation takes minutes. Softmax and linear regression by full gradients, with the step
-sizes, epochs and initial models of the experiments. In the synthetic scenarios, whose largest
+The mathematics is the library's (`candidate_groups`, `Candidates`, `compare`, `PairwiseStore`), the
+data its loaders'; the clients are not: all of them train at once, as stacked matrices, which takes
+seconds where a federation takes minutes. Softmax and linear regression by full gradients, with the
+step sizes, epochs and initial models of the experiments. In the synthetic scenarios, whose largest
 clients hold tens of thousands of samples, a client keeps at most 320 to train and 80 to validate.
 With `--rounds` FPFC's own rounds follow.
 
@@ -44,6 +44,7 @@ from fl_admm_strategies.algorithms.fpfc_search import (
     lambda_between,
     scad,
 )
+from fl_admm_strategies.maths.candidates import Candidates
 from fl_admm_strategies.maths.clustering import cluster_models, clusters
 from fl_admm_strategies.maths.grouping import (
     Labels,
@@ -170,9 +171,11 @@ def optimism(
 
 
 def study(
-    name: str, seed: int, participation: float, rounds: int, validation: str
+    name: str, seed: int, participation: float, rounds: int, validation: str, joins: bool
 ) -> tuple[bool, bool, bool]:
     """Search in one draw of the data and print what was found.
+
+    Without `joins`, clients stay in the groups that the tree has them in.
 
     Returns whether it is the truth; whether the truth was tried; and whether it is found without
     the votes of clients with few samples.
@@ -218,15 +221,27 @@ def study(
     center = omega.mean(0, keepdim=True).expand_as(omega)
     probes = trained.descend(center, PROBE_FACTOR * epochs, lr)
     tried = candidate_groups((probes - center).reshape(m, -1).numpy(), CUTS)
-    models = [means(probes[:, 0], labels) for labels in tried]
+    flat = dict(enumerate(probes.flatten(1).numpy()))
+    candidates = Candidates(range(m), tried, np.stack(list(flat.values())))
 
     def of_clients() -> Tensor:
-        own = [one[torch.tensor(labels)] for one, labels in zip(models, tried, strict=True)]
-        return torch.stack(own, 1)
+        own = np.stack([np.stack(candidates.models_of(i)) for i in range(m)])
+        return torch.from_numpy(own).reshape(m, -1, outputs, features)
 
-    for _ in range(REFIT_ROUNDS):
+    def refit() -> dict[int, NDArray[Any]]:
         made = trained.descend(of_clients(), epochs, lr)
-        models = [means(made[:, k], labels) for k, labels in enumerate(tried)]
+        uploads = dict(enumerate(made.flatten(2).numpy()))
+        candidates.refit(uploads)
+        return uploads
+
+    if joins and candidates.open_to_change:
+        candidates.uploads = refit()
+        offered = [np.stack(candidates.models_without(i)) for i in range(m)]
+        models = torch.from_numpy(np.stack(offered)).reshape(m, -1, outputs, features)
+        candidates.join(dict(enumerate(trained.loss(models)[0].double().numpy())), flat)
+        tried = [numbered(column) for column in np.stack(list(candidates.labels.values())).T]
+    for _ in range(REFIT_ROUNDS):
+        refit()
     losses = scored.loss(of_clients())[0].double().numpy()
     counts = [max(labels) + 1 for labels in tried]
     if validation in ("none", "few-corrected"):
@@ -239,11 +254,12 @@ def study(
             losses[i] = corrected(own[i], o_i, sizes, len(train[i][1]))
     found = compare(losses, counts, STANDARD_ERRORS)
     of_voters = tried[compare(losses[~few], counts, STANDARD_ERRORS).chosen]
-    labels, alpha = tried[found.chosen], models[found.chosen].flatten(1).numpy()
+    labels = tried[found.chosen]
+    starts = np.stack([candidates.models_of(i)[found.chosen] for i in range(m)])
     gradients = trained.loss(of_clients())[1][:, found.chosen].flatten(1)
     needed = holding_lambda(labels, gradients.norm(dim=1).double().numpy())
     truth = numbered(np.arange(m) if data.true_clusters is None else data.true_clusters)
-    lam = lambda_between(smallest_distance(alpha), needed)
+    lam = lambda_between(smallest_distance(np.unique(starts, axis=0)), needed)
     print(
         f"{name} {seed}: {'found' if labels == truth else 'MISSED'}, of "
         f"{counts} groups {max(labels) + 1} were taken "
@@ -251,7 +267,7 @@ def study(
         flush=True,
     )
     if rounds:
-        fuse(trained, alpha[list(labels)], lam, truth, active, (epochs, lr, rounds))
+        fuse(trained, starts, lam, truth, active, (epochs, lr, rounds))
     return labels == truth, truth in tried, of_voters == truth
 
 
@@ -298,11 +314,19 @@ def main() -> None:
     parser.add_argument("--participation", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--validation", choices=VALIDATIONS, default="share")
+    parser.add_argument("--tree-only", action="store_true", help="without the step of joining")
     given = parser.parse_args()
     torch.set_num_threads(1)
     first, last = map(int, given.seeds.split("-"))
     results = [
-        study(given.data, seed, given.participation, given.rounds, given.validation)
+        study(
+            given.data,
+            seed,
+            given.participation,
+            given.rounds,
+            given.validation,
+            not given.tree_only,
+        )
         for seed in range(first, last + 1)
     ]
     right, possible, without = np.sum(results, axis=0)

@@ -44,13 +44,15 @@ def test_the_default_experiment_finds_the_three_groups(tmp_path: Path) -> None:
     assert result["rounds"] == 200
     # lambda was found: three groups of the five groupings that were tried.
     search = result["search"]
-    assert (search["last_round"], search["num_groups"][search["chosen"]]) == (27, 3)
+    assert (search["last_round"], search["num_groups"][search["chosen"]]) == (29, 3)
     assert result["lam"] == pytest.approx(2 * result["nu"] / 3.7)
     # 10 x 64 weights and 10 biases. All 12 once; in the consensus 6 up and 6 down for 20 rounds,
     # the model that half of them start from with it where they have not trained yet; 12 both ways
-    # for the probes, K models each for 5 rounds, and down only for the scores; then 6 both ways.
-    candidates = len(search["num_groups"])
-    sent = 12 + 2 * 6 * 20 + 12 + 2 * 12 + candidates * 12 * (2 * 5 + 1) + 2 * 6 * (200 - 27)
+    # for the probes, K models each for 1 + 5 rounds, and down only for the scores and for the
+    # groups that one may join; then 6 both ways.
+    candidates, groups = len(search["num_groups"]), sum(search["num_groups"][1:-1])
+    search_sent = 12 + 2 * 12 + candidates * 12 * (2 * 6 + 1) + groups * 12
+    sent = 12 + 2 * 6 * 20 + search_sent + 2 * 6 * (200 - 29)
     assert result["cost"] == 650 * sent
     # Within a group the models agree, between groups they do not (heat map and embedding).
     models = load_file(default_run / "state.safetensors")["state/pairs/omega"]
@@ -181,17 +183,17 @@ def test_the_screen_ends_with_what_was_found(
 def test_the_report_tells_of_the_search_for_groups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = ("training.num-rounds=10", "algorithm.consensus-rounds=1", "algorithm.lr=0.5")
+    changes = ("training.num-rounds=12", "algorithm.consensus-rounds=1", "algorithm.lr=0.5")
     folder = run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out"))
     search = result_of(folder)["search"]
-    assert search["last_round"] == 8
+    assert search["last_round"] == 10
     output = " ".join(capsys.readouterr().out.split())
-    assert "Groups tried in rounds 1 to 8, with the mean loss on held-out data: 1 (" in output
+    assert "Groups tried in rounds 1 to 10, with the mean loss on held-out data: 1 (" in output
     assert f"{search['losses'][search['chosen']]:.3g}, taken)" in output
     assert "FPFC has left them as they were." in output
-    # What went both ways in these rounds, and eight runs of ten rounds without a search: all are
-    # sent the model once; half of the clients train. Those of rounds 9 and 10 had no omega_i yet.
-    sent = 6 * (2 + 1) + 12 * 2 + len(search["losses"]) * 12 * (2 * 5 + 1)
+    # What went both ways in these rounds: half of the clients train in the consensus.
+    groups = sum(search["num_groups"][1:-1])
+    sent = 6 * (2 + 1) + 12 * 2 + len(search["losses"]) * 12 * (2 * 6 + 1) + groups * 12
     assert f"The search sent {650 * sent:,} numbers" in output
     assert "come from the distance of the two nearest groups" in output
     one = "data={ name = 'digits', options = { partition = 'noise', clients = 5, sigma = 0.05 } }"

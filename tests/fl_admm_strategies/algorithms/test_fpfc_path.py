@@ -478,7 +478,7 @@ def test_a_penalty_that_cannot_be_set_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="this run finds its lambda itself"):
         changing(along("auto", consensus_rounds=2), 2, {1: L1(0.5)})
     found = along("auto", consensus_rounds=1)
-    changing(found, 10, {9: L1(0.5)})
+    changing(found, 12, {11: L1(0.5)})
     assert found.penalty_in_use == L1(0.5)
 
 

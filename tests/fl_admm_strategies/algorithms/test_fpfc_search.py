@@ -24,6 +24,8 @@ from clients.toolkit.batches import split_batch
 from clients.toolkit.holdout import hold_out
 from fl_admm_strategies import FPFC, InProcessGrid, LegacyStrategy
 from fl_admm_strategies.algorithms.fpfc_search import PROBE_ROUNDS, RENEWAL, GroupSearch, scad
+from fl_admm_strategies.algorithms.fpfc_types import FPFCInstruction
+from fl_admm_strategies.maths.blocks import under
 from fl_admm_strategies.maths.grouping import smallest_distance
 from fl_admm_strategies.runtime.messages import from_array_record, parse_groups
 from tests.support.federation import (
@@ -40,9 +42,10 @@ NUM_CLIENTS = 6
 WEIGHTS = torch.tensor([[2.0, 0.0, 1.0], [-1.0, 1.5, 0.0]])
 GROUPS = [0, 1, 0, 1, 1, 0]
 
-# With one round of consensus: probe 2, refit 3 to 7, scores 8, and from 9 on FPFC's own.
-CONSENSUS, PROBE, REFIT, SCORE, FUSION = 1, 2, 3, 8, 9
-ROUNDS = 11
+# With one round of consensus: probe 2, trial 3, join 4, refit 5 to 9, scores 10, and from 11 on
+# FPFC's own.
+CONSENSUS, PROBE, TRIAL, JOIN, REFIT, SCORE, FUSION = 1, 2, 3, 4, 5, 10, 11
+ROUNDS = 13
 
 
 def model() -> nn.Module:
@@ -127,7 +130,8 @@ def test_the_groups_are_found_and_lambda_from_them() -> None:
     assert search is not None
     assert search.last_round == SCORE
     assert search.labels == dict(enumerate([0, 1, 0, 1, 1, 0]))
-    assert search.num_groups.tolist() == [1, 2, 3, 6]
+    # The third cut had three groups, until the client that was set apart joined its kind.
+    assert search.num_groups.tolist() == [1, 2, 2, 6]
     assert search.num_groups[search.chosen] == 2
     assert search.losses[1] == np.min(search.losses[[1]])
     assert found.lam == search.smallest_distance / 3.7
@@ -141,15 +145,21 @@ def test_who_is_asked_what_in_every_stage() -> None:
     everybody = list(range(NUM_CLIENTS))
     numbers = {r: config(grid.phase(MessageType.TRAIN, r)[0]) for r in range(1, ROUNDS + 1)}
     assert len(asked(grid, CONSENSUS)) == 3
-    assert [numbers[r]["local-epochs"] for r in (1, PROBE, REFIT, SCORE, FUSION)] == [
+    assert [numbers[r]["local-epochs"] for r in (1, PROBE, TRIAL, JOIN, SCORE, FUSION)] == [
         4,
         20,
         4,
         0,
+        0,
         4,
     ]
-    assert [numbers[r].get("candidates") for r in (1, 2, 3, 7, 8, 9)] == [None, 1, 4, 4, 4, None]
-    for server_round in (PROBE, REFIT, REFIT + 4, SCORE):
+    # In the join a model for every group of the two groupings between "one" and "alone".
+    assert [numbers[r].get("candidates") for r in range(1, 12)] == [
+        *(None, 1, 4, 2 + 3),
+        *(4,) * 6,
+        None,
+    ]
+    for server_round in (PROBE, TRIAL, JOIN, REFIT, REFIT + 4, SCORE):
         assert asked(grid, server_round) == everybody
     assert len(asked(grid, FUSION)) == 3
     for server_round in range(1, ROUNDS + 1):
@@ -216,6 +226,52 @@ def test_a_probe_is_plain_descent_on_the_samples_that_are_not_held_out() -> None
     assert_allclose(own["0/weight"], net.weight.detach().numpy(), rtol=1e-5)
 
 
+def flat(arrays: Mapping[str, Any]) -> Any:
+    return np.append(arrays["weight"], arrays["bias"])
+
+
+def sent(grid: WatchedGrid, server_round: int) -> dict[int, list[Any]]:
+    """Return the models that every client was sent in a stage that asks everybody."""
+    found = {}
+    for message in grid.phase(MessageType.TRAIN, server_round):
+        records = message.content.array_records.values()
+        parameters = [array.numpy() for record in records for array in record.values()]
+        asked = FPFCInstruction.decode(parameters, config(message))
+        blocks = [under(f"{k}/", asked.more or {}) for k in range(1, asked.candidates or 0)]
+        found[message.metadata.dst_node_id - FIRST] = list(map(flat, [asked.anchor, *blocks]))
+    return found
+
+
+def test_in_the_join_clients_move_to_the_group_whose_model_suits_them() -> None:
+    # "One group" and "alone" are not open. The second grouping is the true one; the third had
+    # client 0 on its own, which finds that the model of 2 and 5 has the lesser loss.
+    strategy, grid = plain()
+    trial = [[flat(under(f"{k}/", own)) for k in range(4)] for own in uploads(grid, TRIAL).values()]
+
+    def mean(k: int, *clients: int) -> Any:
+        return np.mean([trial[c][k] for c in clients], axis=0)
+
+    offered = sent(grid, JOIN)
+    # Its own group's model is without its own upload; of a group of one it is that upload.
+    assert_allclose(offered[0], [mean(1, 2, 5), mean(1, 1, 3, 4), *offered[0][2:]], rtol=1e-5)
+    alone = [c for c in range(NUM_CLIENTS) if np.allclose(offered[c][2], trial[c][2], rtol=1e-5)]
+    assert alone == [0]
+    # Losses are those on the samples that are trained on.
+    seeds = strategy.run.sampling.client_seeds(range(NUM_CLIENTS), 0)
+    ((x, y),), _ = hold_out([data(0)], split_batch, 0.2, seeds[0])
+    for j, own in enumerate(offered[0]):
+        made = x.numpy() @ own[:3] + own[3]
+        said = strategy.train_metrics[JOIN][0][f"training-loss-{j}"]
+        assert said == pytest.approx(np.mean((made - y.numpy()[:, 0]) ** 2), rel=1e-4)
+    # The refit begins from the probes, by the new groups.
+    probes = [flat(under("0/", own)) for own in uploads(grid, PROBE).values()]
+    for client, models in sent(grid, REFIT).items():
+        own = [c for c in range(NUM_CLIENTS) if GROUPS[c] == GROUPS[client]]
+        for model_, members in zip(models, (range(6), own, own, [client]), strict=True):
+            expected = np.mean([probes[c] for c in members], axis=0)
+            assert_allclose(model_, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_lambda_is_renewed_by_the_present_clusters() -> None:
     strategy = auto()
     found: dict[int, tuple[float, float]] = {}
@@ -268,7 +324,8 @@ def test_only_the_clustered_block_is_searched_with() -> None:
 def test_one_group_and_everybody_alone(caplog: pytest.LogCaptureFixture) -> None:
     def grid(weights: Callable[[int], torch.Tensor]) -> WatchedGrid:
         def client(context: Context) -> Any:
-            inputs, noise = data(number := int(context.node_config["partition-id"]))
+            number = int(context.node_config["partition-id"])
+            inputs, noise = data(number + 6)
             noise = noise - inputs @ WEIGHTS[GROUPS[number]][:, None]
             batch = (inputs, noise + inputs @ weights(number)[:, None])
             return FPFCClient(
@@ -301,7 +358,7 @@ def test_a_run_that_is_too_short_says_so(caplog: pytest.LogCaptureFixture) -> No
     assert strategy.clusters().tolist() == [0] * 6
     (line,) = warnings_in(caplog.records)
     assert line.startswith("After round 4 the groups are still searched for, and all clients count")
-    assert "takes 8 rounds or a few more" in line
+    assert "takes 10 rounds or a few more" in line
     assert strategy.diagnostics().search is None
     assert strategy.diagnostics().lam == 0
 
@@ -444,7 +501,7 @@ def test_a_lost_probe_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> No
     strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)})
     run(strategy, ROUNDS + 1, grid)
     assert asked(grid, PROBE + 1) == [3]
-    assert asked(grid, PROBE + 2) == list(range(NUM_CLIENTS))  # the refit
+    assert asked(grid, PROBE + 2) == list(range(NUM_CLIENTS))  # the trial
     assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
     # The same search a round later: it went from the same point.
     expected = plain()[0].diagnostics().search
@@ -475,7 +532,8 @@ def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(
-    "server_round", [slow(CONSENSUS), REFIT, slow(REFIT + 3), slow(SCORE), slow(FUSION)]
+    "server_round",
+    [*map(slow, (CONSENSUS, TRIAL, REFIT, REFIT + 3, SCORE, FUSION)), JOIN],
 )
 def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None:
     grid = WatchedGrid(app(), NUM_CLIENTS)
@@ -489,13 +547,13 @@ def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None
     assert found is not None
     assert expected is not None
     assert found.last_round == SCORE
-    if server_round != FUSION:  # and the others' replies counted
+    if server_round not in (TRIAL, FUSION):  # the trial is for the choice only
         assert not np.array_equal(found.losses, expected.losses)
 
 
 def test_a_round_without_any_reply_is_repeated() -> None:
     strategy = auto()
-    spoil = {r: without(*range(NUM_CLIENTS)) for r in (REFIT + 1, SCORE + 1)}
+    spoil = {r: without(*range(NUM_CLIENTS)) for r in (JOIN, SCORE + 1)}
     run(strategy, ROUNDS + 2, WatchedGrid(app(), NUM_CLIENTS, spoil=spoil))
     search, expected = strategy.diagnostics().search, plain()[0].diagnostics().search
     assert search is not None
@@ -522,7 +580,7 @@ def test_a_score_that_is_not_finite_is_no_score() -> None:
 # --- Clients that come and go ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", [slow(PROBE), REFIT, slow(SCORE), slow(FUSION)])
+@pytest.mark.parametrize("when", [*map(slow, (PROBE, TRIAL, REFIT, SCORE, FUSION)), JOIN])
 def test_clients_join_and_leave_in_every_stage(when: int) -> None:
     # Client 7, of the first group, comes in a stage; 4 leaves then for good.
     partitions = (*range(NUM_CLIENTS), 6)
@@ -541,8 +599,8 @@ def test_clients_join_and_leave_in_every_stage(when: int) -> None:
 @pytest.mark.parametrize(
     "last",
     [
-        *map(slow, (CONSENSUS, PROBE, REFIT)),
-        REFIT + 2,
+        *map(slow, (CONSENSUS, PROBE, JOIN, REFIT + 2)),
+        TRIAL,
         *map(slow, (SCORE - 1, SCORE, FUSION)),
     ],
 )
@@ -585,6 +643,7 @@ def test_a_saved_search_of_another_run_is_refused() -> None:
         ({k: v for k, v in state.items() if not k.endswith("search/center")}, "lacks"),
         (state | {"state/search/center": np.zeros(3, np.float32)}, "does not fit this model"),
         (state | {"state/search/probe_ids": np.zeros(2, np.uint64)}, "does not fit this model"),
+        (state | {"state/search/upload_ids": np.zeros(2, np.uint64)}, "does not fit this model"),
     ):
         strategy = auto()
         strategy.load_state_dict(damaged)
