@@ -136,7 +136,7 @@ def _told(
         table.add_row("...", "", "", "", "", "")
     without = sum(group is None for group in groups.values())
     sentence = f"{len(groups) - without} of {len(groups)} new clients joined a group"
-    if true is not None:
+    if true is not None and without < len(groups):
         sentence += f", {right} of them that of their kind"
     own_mean, alone_mean = (
         metric.text(scores.models[method.kinds["personal"]].mean, unit=True)

@@ -113,7 +113,7 @@ def draw_cluster_path(
         axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     counts.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     _draw_tree(tree, path.labels[:, ended], true_clusters)
-    tree.set_xticks(x, names)
+    tree.set_xticks([-1, *x], ["alone", *names])
     tree.set_xlabel("λ")
     for axes in (counts, values, tree):
         axes.spines[["top", "right"]].set_visible(False)
@@ -164,5 +164,8 @@ def _draw_tree(axes: Axes, labels: NDArray[np.int64], true_clusters: ArrayLike |
     axes.set_xlim(-1.0, stages - 0.8)
     if true is not None and len(np.unique(kinds)) > 1:
         axes.set_title(
-            "Colours: true clusters. Grey: clients of several.", fontsize=10, color=GREY, loc="left"
+            "Colours: true clusters. Grey: clients of several true clusters in one line.",
+            fontsize=10,
+            color=GREY,
+            loc="left",
         )

@@ -364,7 +364,8 @@ def _sentences(
         )
     if all(check.size == 1 for check in checks):
         sentences.append(
-            f"• Every client is alone: at λ={lam:.3g} no two models were fused. Try a larger λ."
+            f"• Every client is alone: at λ={lam:.3g} no two models were fused. If "
+            "there are groups, try a larger λ."
         )
     elif not failing and not unclear:
         sentences.append(

@@ -189,7 +189,10 @@ def _draw(
 ) -> None:
     omega = run.strategy.state.pairs.omega[honest]
     plots.distance_heat_map(
-        omega, labels, picture=run.picture("distances.png", "distances between the client models")
+        omega,
+        labels,
+        np.asarray(run.strategy.client_ids)[honest].tolist(),
+        picture=run.picture("distances.png", "distances between the client models"),
     )
     plots.embedding(
         omega,

@@ -74,7 +74,7 @@ class Picture:
             (self.title, 13.0, 68, ("black", "bold")),
             (self.setting, 8.5, 115, (GREY, "normal")),
         ):
-            if lines := textwrap.wrap(text, int(wrap * width / 8)):
+            if lines := textwrap.wrap(text, int(wrap * width / 8), break_on_hyphens=False):
                 figure.text(
                     0.15 / width,
                     1 - top / height,
@@ -205,7 +205,13 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
         legend.remove()
 
 
-def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, picture: Picture) -> None:
+def distance_heat_map(
+    omega: ArrayLike,
+    found: ArrayLike,
+    clients: Sequence[int] | None = None,
+    *,
+    picture: Picture,
+) -> None:
     """Draw the Euclidean distance of every two client models, ordered by found cluster.
 
     The largest cluster comes first, clients that are alone in their cluster come last, as one
@@ -217,6 +223,8 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, picture: Picture) -
         The client models omega_i, one per row.
     found : array_like of int, shape (m,)
         Label of the cluster that was found for each client.
+    clients : sequence of int, length m, optional
+        Their numbers; by default they are counted from 0.
     picture : Picture
         Where to draw it, 1200 x 1050 pixels.
 
@@ -275,7 +283,8 @@ def distance_heat_map(omega: ArrayLike, found: ArrayLike, *, picture: Picture) -
     axes.tick_params(length=0)
     axes.set_anchor("N")
     if m <= 25:
-        axes.set_xticks(np.arange(m) + 0.5, [str(i) for i in order], fontsize=9)
+        numbers = range(m) if clients is None else clients
+        axes.set_xticks(np.arange(m) + 0.5, [str(numbers[i]) for i in order], fontsize=9)
         axes.set_xlabel("client number")
     else:
         axes.set_xticks([])

@@ -169,6 +169,10 @@ def setting_of(settings: Settings) -> str:
     parts += _given(settings.algorithm, without=("name",), defaults=True)
     parts += [f"client.{part}" for part in _given(settings.client)]
     parts += _given(training, without=("num_rounds", "evaluate_every", "checkpoint_every"))
+    if settings.attack is not None:
+        parts += [f"attack.{part}" for part in _given(settings.attack)]
+    if settings.newcomers is not None:
+        parts.append(f"newcomers.share={settings.newcomers.share:g}")
     return ", ".join([*parts, f"seed={settings.seed}"])
 
 

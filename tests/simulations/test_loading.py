@@ -11,7 +11,7 @@ from fl_admm_strategies import FPFC, L1, SmoothedSCAD, StepDecay
 from simulations.catalogue import experiment_names
 from simulations.loading import changed_settings, load_settings
 from simulations.methods import METHODS
-from simulations.settings import Settings, published_rows
+from simulations.settings import Settings, published_rows, setting_of
 
 NAMES = experiment_names()
 
@@ -66,6 +66,16 @@ def test_a_profile_and_changes_apply_in_this_order() -> None:
     assert settings.model.name == "linear"
     assert settings.data.options == {"num_clients": 10}
     assert settings.seed == 5
+
+
+def test_what_was_run_has_its_malicious_and_its_new_clients() -> None:
+    changes = ["attack={ kind = 'sign-flip', ratio = 0.4 }", "newcomers.share=0.2"]
+    setting = setting_of(load_settings("mnist-swap", changes=changes))
+    assert "attack.kind=sign-flip, attack.ratio=0.4" in setting
+    assert "newcomers.share=0.2" in setting
+    plain = setting_of(load_settings("mnist-swap"))
+    assert "attack" not in plain
+    assert "newcomers" not in plain
 
 
 def test_the_rate_decays_every_five_rounds_from_the_first() -> None:

@@ -78,11 +78,14 @@ def test_the_report_has_their_groups_and_their_accuracy(
 @pytest.mark.parametrize(
     "epochs", [pytest.param("2", marks=pytest.mark.slow), '{type = "growing", every = 1}']
 )
-def test_beside_them_stands_what_each_reaches_alone(tmp_path: Path, epochs: str) -> None:
+def test_beside_them_stands_what_each_reaches_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: str
+) -> None:
     changes = (
         QUARTER,
         "newcomers.num-rounds=3",
-        'algorithm.penalty={type = "scad", lam = 0.6}',
+        'algorithm.penalty={type = "scad", lam = 0.0}',
+        "algorithm.nu=1e-6",
         f"algorithm.local-epochs={epochs}",
         "training.num-rounds=1",
         "training.fraction-train=1.0",
@@ -97,6 +100,9 @@ def test_beside_them_stands_what_each_reaches_alone(tmp_path: Path, epochs: str)
     assert [alone[str(k)]["personal-accuracy"] for k in range(3)] == pytest.approx(expected)
     row = found["new_clients"]["Local"]["models"]["own model"]
     assert row["mean"] == pytest.approx(np.mean(expected))
+    # Without a penalty every client of the run is alone, and there is no group to join.
+    told = " ".join(capsys.readouterr().out.split())
+    assert "0 of 3 new clients joined a group. Mean test accuracy" in told
 
 
 def _alone(given: dict[str, Any], steps: int) -> float:

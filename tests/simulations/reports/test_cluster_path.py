@@ -82,7 +82,12 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts, values, tree = figures[0].axes
     assert counts.get_lines()[0].get_ydata().tolist() == [6, 3, 1]
     assert values.get_lines()[0].get_ydata().tolist() == [0.8, 0.9, 0.7]
-    assert [text.get_text() for text in tree.get_xticklabels()] == ["0", "0.5", "1"]
+    assert [text.get_text() for text in tree.get_xticklabels()] == [
+        "alone",  # where the lines come from is no lambda
+        "0",
+        "0.5",
+        "1",
+    ]
     (*lines, chosen) = tree.get_lines()
     assert list(chosen.get_xdata()) == [1, 1]
     # Six clients reach lambda_1 alone, join in pairs at lambda_2, and all at lambda_3.

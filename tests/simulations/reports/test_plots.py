@@ -106,6 +106,13 @@ def test_title_setting_axes_and_legend_are_inside_and_apart(names, tmp_path, mon
     assert places[2][3] - places[2][2] > 0.35  # the axes keep their room
 
 
+def test_a_setting_is_not_cut_at_its_hyphen(tmp_path):
+    names = [f"{'x' * k}, on-excess=clip" for k in range(60, 120)]
+    for name in names:
+        figure = Picture(tmp_path / "metric.png", "FPFC", name).figure((8, 5))
+        assert "on-excess=clip" in figure.texts[1].get_text()
+
+
 def test_the_picture_grows_with_its_legend(tmp_path, monkeypatch):
     # Of sixty methods, each with a long name: one column.
     figures = axes_drawn(monkeypatch)
@@ -166,13 +173,16 @@ def test_heat_map_orders_the_clients_by_cluster(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     omega = np.array([[0.0], [5.0], [0.0], [9.0], [5.0], [5.0]])
     # Clusters {1, 4, 5}, {0, 2} and client 3 alone: by size, then the one alone.
-    distance_heat_map(omega, [0, 1, 0, 2, 1, 1], picture=Picture(tmp_path / "heat.png", "Heat"))
+    clients = [0, 2, 3, 5, 7, 8]  # 1, 4 and 6 are malicious
+    distance_heat_map(
+        omega, [0, 1, 0, 2, 1, 1], clients, picture=Picture(tmp_path / "heat.png", "Heat")
+    )
     picture(tmp_path / "heat.png", 1200, 1050)
     axes = figures[0].axes[0]
     order = [1, 4, 5, 0, 2, 3]
     expected = cdist(omega[order], omega[order])
     np.testing.assert_array_equal(np.asarray(axes.images[0].get_array()), expected)
-    assert [label.get_text() for label in axes.get_xticklabels()] == [str(i) for i in order]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "7", "8", "0", "3", "5"]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "cluster 1 (3)",
         "cluster 2 (2)",
