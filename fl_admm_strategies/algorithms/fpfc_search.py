@@ -170,7 +170,7 @@ class GroupSearch(ByClient):
             The clients of the run that are connected.
         omega : ndarray of shape (m, d)
         """
-        if self.stage in (TRIAL, JOIN, REFIT, SCORE) and not self.candidates.labels:  # all left
+        if self.everybody and self.stage != PROBE and not self.candidates.labels:  # all have left
             self.center = omega.mean(axis=0)
             self._enter(PROBE)
         if self.stage != PROBE:

@@ -146,11 +146,6 @@ class Clients:
         return models
 
 
-def means(vectors: Tensor, labels: Labels) -> Tensor:
-    own = torch.tensor(labels)
-    return torch.stack([vectors[own == label].mean(0) for label in range(max(labels) + 1)])
-
-
 def optimism(
     samples: list[Samples], outputs: int, center: Tensor, descent: tuple[int, float], seed: int
 ) -> NDArray[np.float64]:
