@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from .methods.perfedavg import PerFedAvgClient
     from .methods.pfedme import PFedMeClient, PFedMeMatchedClient
     from .methods.sgd import SGDClient
-    from .toolkit.after import losses_of, personalise, state_dict
-    from .toolkit.app import answer, client_app
-    from .toolkit.attacks import Attack, AttackingClient, attacked_app, attacked_client_fn
-    from .toolkit.base import MethodClient
-    from .toolkit.curvature import LeastSquares, Logistic
-    from .toolkit.heads import RoutedHeads, TwoHeaded
-    from .toolkit.minibatches import Minibatches
-    from .toolkit.model_arrays import ModelArrays, initial_arrays
-    from .toolkit.objective import LocalObjective
-    from .toolkit.personalization import SplitInput, input_layers, output_layers, split_input
-    from .toolkit.ratings import Ratings
-    from .toolkit.torch_client import MeanMetric, TorchClient, accuracy, rmse
+    from .toolkit.data.minibatches import Minibatches
+    from .toolkit.data.ratings import Ratings
+    from .toolkit.models.arrays import ModelArrays, initial_arrays
+    from .toolkit.models.heads import RoutedHeads, TwoHeaded
+    from .toolkit.models.personalization import SplitInput, input_layers, output_layers, split_input
+    from .toolkit.round.after import losses_of, personalise, state_dict
+    from .toolkit.round.app import answer, client_app
+    from .toolkit.round.attacks import Attack, AttackingClient, attacked_app, attacked_client_fn
+    from .toolkit.round.base import MethodClient
+    from .toolkit.round.torch_client import MeanMetric, TorchClient, accuracy, rmse
+    from .toolkit.solving.curvature import LeastSquares, Logistic
+    from .toolkit.solving.objective import LocalObjective
 
 __all__ = [
     "Attack",
@@ -132,36 +132,36 @@ _HOME = {
     ".methods.perfedavg": ("PerFedAvgClient",),
     ".methods.pfedme": ("PFedMeClient", "PFedMeMatchedClient"),
     ".methods.sgd": ("SGDClient",),
-    ".toolkit.after": (
+    ".toolkit.round.after": (
         "losses_of",
         "personalise",
         "state_dict",
     ),
-    ".toolkit.app": (
+    ".toolkit.round.app": (
         "answer",
         "client_app",
     ),
-    ".toolkit.attacks": ("Attack", "AttackingClient", "attacked_app", "attacked_client_fn"),
-    ".toolkit.base": ("MethodClient",),
-    ".toolkit.curvature": (
+    ".toolkit.round.attacks": ("Attack", "AttackingClient", "attacked_app", "attacked_client_fn"),
+    ".toolkit.round.base": ("MethodClient",),
+    ".toolkit.solving.curvature": (
         "LeastSquares",
         "Logistic",
     ),
-    ".toolkit.heads": ("RoutedHeads", "TwoHeaded"),
-    ".toolkit.minibatches": ("Minibatches",),
-    ".toolkit.model_arrays": (
+    ".toolkit.models.heads": ("RoutedHeads", "TwoHeaded"),
+    ".toolkit.data.minibatches": ("Minibatches",),
+    ".toolkit.models.arrays": (
         "ModelArrays",
         "initial_arrays",
     ),
-    ".toolkit.objective": ("LocalObjective",),
-    ".toolkit.personalization": (
+    ".toolkit.solving.objective": ("LocalObjective",),
+    ".toolkit.models.personalization": (
         "SplitInput",
         "input_layers",
         "output_layers",
         "split_input",
     ),
-    ".toolkit.ratings": ("Ratings",),
-    ".toolkit.torch_client": (
+    ".toolkit.data.ratings": ("Ratings",),
+    ".toolkit.round.torch_client": (
         "MeanMetric",
         "TorchClient",
         "accuracy",

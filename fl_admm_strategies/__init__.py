@@ -1,10 +1,6 @@
 """ADMM methods for personalised and clustered federated learning, as Flower strategies."""
 
-from .algorithms.async_fpfc import AsyncFPFC
-from .algorithms.base import OwnModelEvaluation
 from .algorithms.cfl import CFL
-from .algorithms.clustered import ClusterInstruction
-from .algorithms.completion import FedMCFactors, initial_item_factors
 from .algorithms.ditto import Ditto, DittoInstruction
 from .algorithms.fedadmm import FedADMM, FedADMMInstruction
 from .algorithms.fedala import FedALA, FedALAEvaluation, FedALAInstruction
@@ -19,9 +15,10 @@ from .algorithms.fedprox import FedProx, FedProxInstruction
 from .algorithms.fedrod import FedRoD, FedRoDInstruction
 from .algorithms.fedsim import FedSim, FedSimInstruction
 from .algorithms.flame import FLAME, FLAMEEvaluation, FLAMEInstruction
-from .algorithms.fpfc import FPFC
-from .algorithms.fpfc_path import LambdaPath
-from .algorithms.fpfc_types import FPFCEvaluation, FPFCInstruction
+from .algorithms.fpfc.async_fpfc import AsyncFPFC
+from .algorithms.fpfc.fpfc import FPFC
+from .algorithms.fpfc.path import LambdaPath
+from .algorithms.fpfc.types import FPFCEvaluation, FPFCInstruction
 from .algorithms.ifca import IFCA, IFCAEvaluation, IFCAInstruction
 from .algorithms.lg_fedavg import LGFedAvg, LGFedAvgInstruction
 from .algorithms.local import Local, LocalInstruction
@@ -36,16 +33,19 @@ from .algorithms.pfedme import (
     PFedMeMatched,
     PFedMeMatchedInstruction,
 )
-from .algorithms.split import SplitEvaluation
+from .algorithms.shared.base import OwnModelEvaluation
+from .algorithms.shared.clustered import ClusterInstruction
+from .algorithms.shared.completion import FedMCFactors, initial_item_factors
+from .algorithms.shared.split import SplitEvaluation
 from .hosting.inprocess import InProcessGrid, run_in_process
 from .hosting.legacy import LegacyStrategy
 from .maths.penalties import L1, MCP, SmoothedSCAD
 from .maths.regularizers import L1Norm, SquaredL2
 from .maths.schedules import GrowingEpochs, RandomDelay, RandomEpochs, StepDecay
-from .runtime.maker import made_by
+from .runtime.messages.schema import Instruction
+from .runtime.messages.stamp import made_by
 from .runtime.models import Models, load_models
 from .runtime.sampled import SampledStrategy
-from .runtime.schema import Instruction
 from .runtime.strategy import StatefulStrategy
 
 __all__ = [

@@ -146,7 +146,7 @@ def run(
 ) -> None:
     """Run an experiment: train, then a table beside the published numbers, and plots."""
     with _ended_by_ctrl_c():
-        from fl_admm_strategies.runtime.files import NotWrittenError
+        from fl_admm_strategies.runtime.saving.files import NotWrittenError
 
         from .experiment import prepare, results_folder
         from .methods import FedAvg
@@ -188,7 +188,7 @@ def run(
 
 def resuming(config: RunConfig, host: Host) -> str:
     """Return what is saved of a run that came to no end, and the command that goes on with it."""
-    from fl_admm_strategies.runtime.checkpoints import Checkpoints
+    from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 
     from .experiment import CHECKPOINTS
 

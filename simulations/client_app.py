@@ -16,7 +16,7 @@ from flwr.client import Client
 from flwr.clientapp import ClientApp
 
 from clients import client_app
-from clients.toolkit.app import Cohort
+from clients.toolkit.round.app import Cohort
 
 from .config import RunConfig, read_run_config
 from .loading import load_experiment

@@ -18,10 +18,10 @@ from flwr.serverapp import Grid
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from clients.toolkit.solvers import one_thread
+from clients.toolkit.solving.solvers import one_thread
 from fl_admm_strategies import Models
-from fl_admm_strategies.runtime.files import lock_folder, replacing
 from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
+from fl_admm_strategies.runtime.saving.files import lock_folder, replacing
 
 from .config import RunConfig
 from .host import Engine, Host

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError, create_model
 
-from fl_admm_strategies.runtime.settings import RENAMED, parameters_of
+from fl_admm_strategies.runtime.common.settings import RENAMED, parameters_of
 
 from .catalogue import read_experiment
 from .config import RunConfig

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from clients.toolkit.personalization import SplitInput
+from clients.toolkit.models.personalization import SplitInput
 
 from .data import FederatedData
 from .wording import unknown

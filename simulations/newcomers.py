@@ -11,9 +11,9 @@ from flwr.app import ArrayRecord
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from clients.toolkit.solvers import one_thread
+from clients.toolkit.solving.solvers import one_thread
 from fl_admm_strategies import Local
-from fl_admm_strategies.algorithms.fpfc_newcomers import FPFCNewcomers
+from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 
 from .host import Engine, Host
 from .methods import (

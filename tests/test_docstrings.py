@@ -106,7 +106,7 @@ def names(method: str) -> dict[str, Any]:
     for package in (fl_admm_strategies, clients):
         given |= {name: getattr(package, name) for name in package.__all__}
     given |= {
-        "Memory": import_module("clients.toolkit.memory").Memory,
+        "Memory": import_module("clients.toolkit.round.memory").Memory,
         "ClientTable": import_module("fl_admm_strategies.maths.clienttable").ClientTable,
         "ClientApp": ClientApp,
         "FedAvg": FedAvg,

@@ -18,7 +18,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid, LegacyStrategy, run_in_process
-from fl_admm_strategies.runtime.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 from tests.support.cases import CHEAP, NUM_CLIENTS
 from tests.support.federation import Adding, Mean, trained
 from tests.support.legacy import with_server_fn

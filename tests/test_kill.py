@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_admm_strategies.runtime.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 from tests.support.federation import assert_same_bits
 from tests.support.kill import outcome, run
 

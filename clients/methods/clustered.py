@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import CFL, IFCA, PACFL
-from fl_admm_strategies.algorithms.clustered import ClusteredStrategy, ClusterInstruction
 from fl_admm_strategies.algorithms.ifca import LOSS, TOOK, IFCAEvaluation, IFCAInstruction
 from fl_admm_strategies.algorithms.pacfl import PACFLQuestion
+from fl_admm_strategies.algorithms.shared.clustered import ClusteredStrategy, ClusterInstruction
 from fl_admm_strategies.maths.blocks import Arrays, under
 
-from ..toolkit.base import Scalars
-from ..toolkit.model_arrays import to_array
-from ..toolkit.objective import LocalObjective
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import TorchClient, to_numpy
+from ..toolkit.models.arrays import to_array
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.torch_client import TorchClient, to_numpy
+from ..toolkit.solving.objective import LocalObjective
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class CFLClient(TorchClient[ClusterInstruction]):

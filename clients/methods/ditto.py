@@ -6,10 +6,10 @@ from fl_admm_strategies import Ditto
 from fl_admm_strategies.algorithms.ditto import DittoInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective, ProximalTerm
-from ..toolkit.own_model import OwnModelClient
-from ..toolkit.steps import Minimisation, Steps
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.own_model import OwnModelClient
+from ..toolkit.solving.objective import LocalObjective, ProximalTerm
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class DittoClient(OwnModelClient[DittoInstruction]):

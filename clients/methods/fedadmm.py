@@ -12,11 +12,11 @@ from fl_admm_strategies import FedADMM
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from ..toolkit.attacks import forge_z
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective, ProximalTerm
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
+from ..toolkit.round.attacks import forge_z
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
+from ..toolkit.solving.objective import LocalObjective, ProximalTerm
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class FedADMMClient(TorchClient[Any]):

@@ -14,13 +14,13 @@ from fl_admm_strategies import FedALA
 from fl_admm_strategies.algorithms.fedala import FedALAEvaluation, FedALAInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective
-from ..toolkit.own_model import OwnModelClient
-from ..toolkit.personalization import last_parameters
-from ..toolkit.solvers import LocalProblem
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import to_numpy, to_tensors
+from ..toolkit.models.personalization import last_parameters
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.own_model import OwnModelClient
+from ..toolkit.round.torch_client import to_numpy, to_tensors
+from ..toolkit.solving.objective import LocalObjective
+from ..toolkit.solving.solvers import LocalProblem
+from ..toolkit.solving.steps import Minimisation, Steps
 
 W = "W/"
 """How W_i is called in the client's memory, beside theta_i, before the names of its parameters."""

@@ -6,10 +6,10 @@ from fl_admm_strategies import FedAlt
 from fl_admm_strategies.algorithms.fedalt import FedAltInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective
-from ..toolkit.split_model import SplitClient
-from ..toolkit.steps import Minimisation, Steps
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.split_model import SplitClient
+from ..toolkit.solving.objective import LocalObjective
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class FedAltClient(SplitClient[FedAltInstruction]):

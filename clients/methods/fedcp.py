@@ -11,11 +11,11 @@ from fl_admm_strategies import FedCP
 from fl_admm_strategies.algorithms.fedcp import FedCPInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.base import Scalars
-from ..toolkit.heads import RoutedHeads, mean_discrepancy
-from ..toolkit.objective import LocalObjective
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.two_headed import TwoHeadedClient
+from ..toolkit.models.heads import RoutedHeads, mean_discrepancy
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.two_headed import TwoHeadedClient
+from ..toolkit.solving.objective import LocalObjective
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class FedCPClient(TwoHeadedClient[FedCPInstruction]):

@@ -20,11 +20,11 @@ from fl_admm_strategies.algorithms.fedgia import (
     FedGiAQuestion,
 )
 from fl_admm_strategies.maths.blocks import Arrays, Block, prefixed
-from fl_admm_strategies.runtime.health import INITIAL_LOSS
+from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 
-from ..toolkit.base import MethodClient, Scalars
-from ..toolkit.curvature import Curvature, ScaledIdentity, Vector
-from ..toolkit.linear import LinearClient
+from ..toolkit.round.base import MethodClient, Scalars
+from ..toolkit.round.linear import LinearClient
+from ..toolkit.solving.curvature import Curvature, ScaledIdentity, Vector
 
 
 def admm_steps(

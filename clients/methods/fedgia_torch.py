@@ -7,11 +7,11 @@ from typing import Any
 from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.base import Scalars
-from ..toolkit.curvature import Curvature
-from ..toolkit.hessian import largest_curvature
-from ..toolkit.model_arrays import to_array
-from ..toolkit.torch_client import TorchClient
+from ..toolkit.models.arrays import to_array
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.torch_client import TorchClient
+from ..toolkit.solving.curvature import Curvature
+from ..toolkit.solving.hessian import largest_curvature
 from .fedgia import FedGiASteps
 
 

@@ -11,8 +11,8 @@ from fl_admm_strategies import FedMAvg, FedMAvgInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.regularizers import Regularizer, squared_l2_weight
 
-from ..toolkit.base import Scalars
-from ..toolkit.completion import (
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.completion import (
     LEAST_LIPSCHITZ,
     CompletionClient,
     Residual,

@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedMCADMM, FedMCFactors, FedMCInstruction
-from fl_admm_strategies.algorithms.completion import CURVATURE
+from fl_admm_strategies.algorithms.shared.completion import CURVATURE
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
-from fl_admm_strategies.runtime.interrupts import Interrupted
+from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
-from ..toolkit.attacks import forge_z
-from ..toolkit.base import MethodClient, Scalars
-from ..toolkit.completion import (
+from ..toolkit.errors import plain_errors
+from ..toolkit.round.attacks import forge_z
+from ..toolkit.round.base import MethodClient, Scalars
+from ..toolkit.round.completion import (
     LEAST_LIPSCHITZ,
     CompletionClient,
     Residual,
@@ -29,8 +30,7 @@ from ..toolkit.completion import (
     descend_users,
     half_square,
 )
-from ..toolkit.errors import plain_errors
-from ..toolkit.steps import Steps
+from ..toolkit.solving.steps import Steps
 
 Curvature = float | NDArray[Any]
 Result = tuple[list[NDArray[Any]], int, Scalars]

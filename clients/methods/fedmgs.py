@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedMCFactors, FedMGS, FedMGSInstruction
-from fl_admm_strategies.algorithms.completion import CURVATURE
+from fl_admm_strategies.algorithms.shared.completion import CURVATURE
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.base import Scalars
-from ..toolkit.completion import CompletionClient, Residual, half_square
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.completion import CompletionClient, Residual, half_square
 from .fedmavg import gradient_steps, largest_eigenvalue
 
 

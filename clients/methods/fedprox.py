@@ -6,10 +6,10 @@ from fl_admm_strategies import FedProx
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective, ProximalTerm
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import TorchClient
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.torch_client import TorchClient
+from ..toolkit.solving.objective import LocalObjective, ProximalTerm
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class FedProxClient(TorchClient[FedProxInstruction]):

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from fl_admm_strategies import FedRoD
 from fl_admm_strategies.algorithms.fedrod import FedRoDInstruction
-from fl_admm_strategies.algorithms.split import SplitEvaluation
+from fl_admm_strategies.algorithms.shared.split import SplitEvaluation
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.base import Scalars
-from ..toolkit.batches import answer_of
-from ..toolkit.heads import TwoHeaded
-from ..toolkit.objective import LocalObjective
-from ..toolkit.split_model import is_personal
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.two_headed import TwoHeadedClient
+from ..toolkit.data.batches import answer_of
+from ..toolkit.models.heads import TwoHeaded
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.split_model import is_personal
+from ..toolkit.round.two_headed import TwoHeadedClient
+from ..toolkit.solving.objective import LocalObjective
+from ..toolkit.solving.steps import Minimisation, Steps
 
 COUNTS = "class-counts"
 """How N_i is called in the client's memory."""

@@ -14,11 +14,12 @@ from fl_admm_strategies.algorithms.flame import FLAMEEvaluation, FLAMEInstructio
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.maths.moreau import advance
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective, ProximalTerm
-from ..toolkit.solvers import Loader, descend_until
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
+from ..toolkit.data.batches import Loader
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
+from ..toolkit.solving.objective import LocalObjective, ProximalTerm
+from ..toolkit.solving.solvers import descend_until
+from ..toolkit.solving.steps import Minimisation, Steps
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
 

@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import FPFC
-from fl_admm_strategies.algorithms.fpfc_path import VALIDATION
-from fl_admm_strategies.algorithms.fpfc_search import (
+from fl_admm_strategies.algorithms.fpfc.path import VALIDATION
+from fl_admm_strategies.algorithms.fpfc.search import (
     GRADIENT_NORM,
     HELD_OUT_LOSS,
     NO_VOTE,
     OPTIMISM,
     TRAINING_LOSS,
 )
-from fl_admm_strategies.algorithms.fpfc_types import FPFCEvaluation, FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc.types import FPFCEvaluation, FPFCInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from ..toolkit.base import Scalars
-from ..toolkit.holdout import TooFewSamplesError, folds, hold_out
-from ..toolkit.objective import LocalObjective, ProximalTerm
-from ..toolkit.solvers import Loader
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import TorchClient, to_numpy, to_tensors
+from ..toolkit.data.batches import Loader
+from ..toolkit.data.holdout import TooFewSamplesError, folds, hold_out
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.torch_client import TorchClient, to_numpy, to_tensors
+from ..toolkit.solving.objective import LocalObjective, ProximalTerm
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class FPFCClient(TorchClient[FPFCInstruction]):

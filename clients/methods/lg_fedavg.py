@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies import LGFedAvg
 from fl_admm_strategies.algorithms.lg_fedavg import BEFORE, LGFedAvgInstruction
-from fl_admm_strategies.algorithms.split import SplitEvaluation
+from fl_admm_strategies.algorithms.shared.split import SplitEvaluation
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from ..toolkit.base import Scalars
+from ..toolkit.round.base import Scalars
 from .fedsim import FedSimClient
 
 U = "u/"

@@ -6,10 +6,10 @@ from fl_admm_strategies import Local
 from fl_admm_strategies.algorithms.local import LocalInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective
-from ..toolkit.own_model import OwnModelClient
-from ..toolkit.steps import Minimisation, Steps
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.own_model import OwnModelClient
+from ..toolkit.solving.objective import LocalObjective
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class LocalClient(OwnModelClient[LocalInstruction]):

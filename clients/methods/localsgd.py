@@ -9,10 +9,10 @@ from fl_admm_strategies import LocalSGD
 from fl_admm_strategies.algorithms.localsgd import LocalSGDInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import TorchClient
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.torch_client import TorchClient
+from ..toolkit.solving.objective import LocalObjective
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class LocalSGDClient(TorchClient[LocalSGDInstruction]):

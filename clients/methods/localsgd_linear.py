@@ -13,11 +13,11 @@ from fl_admm_strategies import LocalSGD
 from fl_admm_strategies.algorithms.localsgd import LocalSGDInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_fraction
-from fl_admm_strategies.runtime.health import INITIAL_LOSS
+from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 
-from ..toolkit.base import Scalars
-from ..toolkit.curvature import DataLoss
-from ..toolkit.linear import LinearClient
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.linear import LinearClient
+from ..toolkit.solving.curvature import DataLoss
 
 
 class LocalSGDLinearClient(LinearClient[LocalSGDInstruction]):

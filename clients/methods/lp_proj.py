@@ -14,10 +14,10 @@ from fl_admm_strategies.algorithms.lp_proj_sgd import LpProjSGDInstruction, W
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.projection import projection
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective, ProjectedTerm
-from ..toolkit.own_model import OwnModelClient
-from ..toolkit.steps import Minimisation, Steps
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.own_model import OwnModelClient
+from ..toolkit.solving.objective import LocalObjective, ProjectedTerm
+from ..toolkit.solving.steps import Minimisation, Steps
 
 Asked = TypeVar("Asked", LpProjInstruction, LpProjSGDInstruction)
 

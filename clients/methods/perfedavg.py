@@ -13,14 +13,15 @@ from torch import Tensor
 from fl_admm_strategies import PerFedAvg
 from fl_admm_strategies.algorithms.perfedavg import PerFedAvgEvaluation, PerFedAvgInstruction
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.health import INITIAL_LOSS
+from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 
-from ..toolkit.base import Scalars
-from ..toolkit.hessian import hessian_product
-from ..toolkit.objective import LocalObjective
-from ..toolkit.solvers import Loader, gradient_descent
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import TorchClient
+from ..toolkit.data.batches import Loader
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.torch_client import TorchClient
+from ..toolkit.solving.hessian import hessian_product
+from ..toolkit.solving.objective import LocalObjective
+from ..toolkit.solving.solvers import gradient_descent
+from ..toolkit.solving.steps import Minimisation, Steps
 
 Block = Mapping[str, Tensor]
 

@@ -10,11 +10,11 @@ from fl_admm_strategies import PFedMe, PFedMeMatched
 from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction, PFedMeMatchedInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective, ProximalTerm
-from ..toolkit.own_model import OwnModelClient
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import to_numpy
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.own_model import OwnModelClient
+from ..toolkit.round.torch_client import to_numpy
+from ..toolkit.solving.objective import LocalObjective, ProximalTerm
+from ..toolkit.solving.steps import Minimisation, Steps
 
 Block = Mapping[str, Tensor]
 

@@ -11,12 +11,12 @@ from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.messages import split_groups
+from fl_admm_strategies.runtime.messages.records import split_groups
 
-from ..toolkit.base import Scalars
-from ..toolkit.objective import LocalObjective
-from ..toolkit.steps import Minimisation, Steps
-from ..toolkit.torch_client import TorchClient
+from ..toolkit.round.base import Scalars
+from ..toolkit.round.torch_client import TorchClient
+from ..toolkit.solving.objective import LocalObjective
+from ..toolkit.solving.steps import Minimisation, Steps
 
 
 class SGDClient(TorchClient[Any]):

@@ -1,1 +1,5 @@
-"""What the clients share: the round, the memory, the solvers, the app that hosts them."""
+"""What the clients share.
+
+`round` (a client's round, its memory, the app that hosts it) over `solving` (local solvers), over
+`models` and `data`.
+"""

@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fl_admm_strategies.runtime.interrupts import Interrupted
-from fl_admm_strategies.runtime.messages import describe
+from fl_admm_strategies.runtime.common.interrupts import Interrupted
+from fl_admm_strategies.runtime.messages.records import describe
 
 
 @contextmanager

@@ -1,1 +1,4 @@
-"""The methods, one file each; a file holds what its paper says."""
+"""The methods, one file each; a file holds what its paper says.
+
+`fpfc` is a folder, `shared` has what several methods need.
+"""

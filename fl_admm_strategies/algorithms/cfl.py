@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Block
 from ..maths.checks import check_choice, check_count, check_not_negative, in_range, listing
 from ..maths.grouping import cut, tree
-from ..runtime.messages import Reply
-from .base import Weights, mean_weights
-from .clustered import (
+from ..runtime.messages.records import Reply
+from .shared.base import Weights, mean_weights
+from .shared.clustered import (
     ClusteredSettings,
     ClusteredState,
     ClusteredStrategy,

@@ -17,11 +17,11 @@ from typing import ClassVar, Unpack
 from ..maths.blocks import Arrays
 from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Reply
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
 from ..runtime.sampled import SampledSettings, SampledStrategy
-from ..runtime.schema import Instruction
-from .base import OwnModelEvaluation, Weights, evaluate_own_models, participants_mean
-from .robust import Aggregation, check_enough, check_rule, robust_or_before
+from .shared.base import OwnModelEvaluation, Weights, evaluate_own_models, participants_mean
+from .shared.robust import Aggregation, check_enough, check_rule, robust_or_before
 
 
 @dataclass

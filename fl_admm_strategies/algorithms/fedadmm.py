@@ -17,9 +17,9 @@ from ..maths.checks import check_count, check_positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Metrics, Reply
-from ..runtime.schema import Instruction
-from .base import ConsensusSettings, ConsensusStrategy
+from ..runtime.messages.records import Metrics, Reply
+from ..runtime.messages.schema import Instruction
+from .shared.base import ConsensusSettings, ConsensusStrategy
 
 
 @dataclass

@@ -23,10 +23,10 @@ from ..maths.checks import (
     check_positive,
 )
 from ..runtime.algorithm import OnClient
-from ..runtime.schema import Instruction
-from .base import ConsensusSettings
+from ..runtime.messages.schema import Instruction
 from .fedadmm import FedADMM, FedADMMInstruction, FedADMMState
-from .split import shared_part
+from .shared.base import ConsensusSettings
+from .shared.split import shared_part
 
 
 class FedADMMSettings(ConsensusSettings, total=False):

@@ -35,10 +35,10 @@ from ..maths.clienttable import ClientTable, Row
 from ..runtime.algorithm import OnClient
 from ..runtime.base_settings import BaseSettings
 from ..runtime.callbacks import StopRule
-from ..runtime.messages import Metrics, Reply
-from ..runtime.schema import Instruction
+from ..runtime.messages.records import Metrics, Reply
+from ..runtime.messages.schema import Instruction
 from ..runtime.strategy import StatefulStrategy
-from .base import Duals
+from .shared.base import Duals
 
 DUAL = "dual/"
 """Before the names of the arrays of pi_i in an upload; those of z_i have the model's names."""

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays
 from ..maths.checks import check_choice, check_count
 from ..maths.regularizers import Regularizer, squared_l2_weight
-from ..runtime.messages import Reply
-from ..runtime.schema import Instruction
-from .completion import CompletionSettings, CompletionStrategy
-from .everyone import EveryoneTrains
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
+from .shared.completion import CompletionSettings, CompletionStrategy
+from .shared.everyone import EveryoneTrains
 
 
 @dataclass

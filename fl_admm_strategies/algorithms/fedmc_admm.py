@@ -28,10 +28,10 @@ from ..maths.clienttable import Row
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.rated import RATED, RatedConsensus
 from ..maths.regularizers import Regularizer
-from ..runtime.messages import ClientInstruction, Reply
-from ..runtime.schema import Instruction
-from .base import Duals, check_bound_of_changes
-from .completion import CURVATURE, CompletionSettings, CompletionStrategy, FedMCFactors
+from ..runtime.messages.records import ClientInstruction, Reply
+from ..runtime.messages.schema import Instruction
+from .shared.base import Duals, check_bound_of_changes
+from .shared.completion import CURVATURE, CompletionSettings, CompletionStrategy, FedMCFactors
 
 
 @dataclass

@@ -25,9 +25,9 @@ from ..maths.blocks import Arrays, Spec
 from ..maths.checks import check_count, largest_allowed
 from ..maths.clienttable import ClientTable, Row
 from ..maths.regularizers import Regularizer, squared_l2_weight
-from ..runtime.messages import ClientInstruction, Metrics, Reply
-from ..runtime.schema import Instruction
-from .completion import CURVATURE, CompletionSettings, CompletionStrategy, FedMCFactors
+from ..runtime.messages.records import ClientInstruction, Metrics, Reply
+from ..runtime.messages.schema import Instruction
+from .shared.completion import CURVATURE, CompletionSettings, CompletionStrategy, FedMCFactors
 
 _LEAST_CURVATURE = 1e-12  # where all users' factors are 0, and gamma is
 

@@ -14,9 +14,9 @@ from typing import ClassVar, Unpack
 from ..maths.blocks import Arrays, weighted_average
 from ..maths.checks import check_count, check_not_negative, check_positive
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Reply
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
 from ..runtime.sampled import SampledSettings, SampledStrategy
-from ..runtime.schema import Instruction
 
 
 @dataclass

@@ -16,8 +16,8 @@ from typing import ClassVar, Unpack
 
 from ..maths.blocks import Arrays
 from ..maths.checks import check_count, check_not_negative, check_positive
-from ..runtime.schema import Instruction
-from .split import PERSONAL_HEAD, SplitSettings, SplitState, SplitStrategy, check_two_headed
+from ..runtime.messages.schema import Instruction
+from .shared.split import PERSONAL_HEAD, SplitSettings, SplitState, SplitStrategy, check_two_headed
 
 
 @dataclass(frozen=True)

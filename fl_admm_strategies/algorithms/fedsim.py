@@ -13,8 +13,8 @@ from typing import ClassVar, Unpack
 
 from ..maths.blocks import Arrays, compile_pattern
 from ..maths.checks import check_count, check_positive
-from ..runtime.schema import Instruction
-from .split import SplitSettings, SplitStrategy
+from ..runtime.messages.schema import Instruction
+from .shared.split import SplitSettings, SplitStrategy
 
 
 @dataclass(frozen=True)

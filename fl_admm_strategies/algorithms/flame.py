@@ -25,9 +25,9 @@ from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..maths.moreau import advance, messages
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Reply
-from ..runtime.schema import Instruction
-from .base import ConsensusSettings, ConsensusStrategy, OwnBuffers
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
+from .shared.base import ConsensusSettings, ConsensusStrategy, OwnBuffers
 
 
 @dataclass

@@ -23,10 +23,10 @@ from flwr.common import log
 
 from ..maths.blocks import Arrays, Spec, compile_pattern, matching, prefixed, under
 from ..maths.checks import check_choice, check_count, check_positive
-from ..runtime.messages import ClientInstruction, Metrics, Reply, from_array_record
-from ..runtime.schema import Instruction
-from .base import Weights, participants_mean
-from .clustered import (
+from ..runtime.messages.records import ClientInstruction, Metrics, Reply, from_array_record
+from ..runtime.messages.schema import Instruction
+from .shared.base import Weights, participants_mean
+from .shared.clustered import (
     ClusteredSettings,
     ClusteredState,
     ClusteredStrategy,

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, Unpack
 
 from ..maths.checks import check_choice
 from .fedsim import FedSim, FedSimInstruction
-from .split import SplitSettings
+from .shared.split import SplitSettings
 
 BEFORE = "before_aggregation"
 

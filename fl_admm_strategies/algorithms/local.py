@@ -13,10 +13,10 @@ from typing import ClassVar, Unpack
 from ..maths.blocks import Arrays, Spec
 from ..maths.checks import check_count, check_positive
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Reply
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
 from ..runtime.sampled import SampledSettings, SampledStrategy
-from ..runtime.schema import Instruction
-from .base import OwnModelEvaluation, evaluate_own_models
+from .shared.base import OwnModelEvaluation, evaluate_own_models
 
 
 @dataclass

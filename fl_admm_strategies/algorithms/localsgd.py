@@ -17,9 +17,9 @@ import numpy as np
 from ..maths.blocks import Arrays, average
 from ..maths.checks import check_count, check_positive
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Reply
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
 from ..runtime.sampled import SampledSettings, SampledStrategy
-from ..runtime.schema import Instruction
 
 
 @dataclass

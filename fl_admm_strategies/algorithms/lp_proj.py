@@ -25,9 +25,9 @@ from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..maths.moreau import advance, messages
 from ..maths.projection import projected_block, projection
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import ClientInstruction, Reply
-from ..runtime.schema import Instruction
-from .base import OwnModelEvaluation, WeightedSettings, WeightedStrategy, evaluate_own_models
+from ..runtime.messages.records import ClientInstruction, Reply
+from ..runtime.messages.schema import Instruction
+from .shared.base import OwnModelEvaluation, WeightedSettings, WeightedStrategy, evaluate_own_models
 
 IMAGE = "P theta"
 """The name of the one array that a client uploads."""

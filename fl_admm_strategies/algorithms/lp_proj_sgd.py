@@ -23,10 +23,10 @@ from ..maths.blocks import Arrays, Spec, average, compile_pattern
 from ..maths.checks import check_choice, check_count
 from ..maths.projection import projected_block, projection
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import ClientInstruction, Reply
-from ..runtime.schema import Instruction
-from .base import OwnModelEvaluation, evaluate_own_models
-from .envelope import EnvelopeSettings, EnvelopeStrategy, averaged
+from ..runtime.messages.records import ClientInstruction, Reply
+from ..runtime.messages.schema import Instruction
+from .shared.base import OwnModelEvaluation, evaluate_own_models
+from .shared.envelope import EnvelopeSettings, EnvelopeStrategy, averaged
 
 W = "w"
 """The name of the one array that travels."""

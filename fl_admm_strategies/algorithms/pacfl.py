@@ -27,9 +27,9 @@ from ..maths.checks import check_choice, check_count, check_positive
 from ..maths.clienttable import Row
 from ..maths.grouping import Labels, Linkage, cut, tree
 from ..maths.subspaces import Basis, Measure, proximity
-from ..runtime.messages import Reply
-from ..runtime.schema import Instruction
-from .clustered import ClusteredSettings, ClusteredState, ClusteredStrategy, Clusters
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
+from .shared.clustered import ClusteredSettings, ClusteredState, ClusteredStrategy, Clusters
 
 BASIS = "basis"
 """The array of a client's directions, in its reply to the handshake and in its row."""

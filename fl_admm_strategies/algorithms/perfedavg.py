@@ -18,10 +18,10 @@ import numpy as np
 from ..maths.blocks import Arrays, average
 from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Reply
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
 from ..runtime.sampled import SampledSettings, SampledStrategy
-from ..runtime.schema import Instruction
-from .base import Weights
+from .shared.base import Weights
 
 MODES = ("fo", "hf", "exact", "finetune")
 

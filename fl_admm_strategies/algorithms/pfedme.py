@@ -22,11 +22,11 @@ from ..maths.checks import check_choice, check_count, check_positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..runtime.algorithm import OnClient
-from ..runtime.messages import Reply
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
 from ..runtime.sampled import SampledSettings, SampledStrategy
-from ..runtime.schema import Instruction
-from .base import OwnModelEvaluation, evaluate_own_models
-from .envelope import EnvelopeSettings, EnvelopeStrategy, averaged, check_outer_step
+from .shared.base import OwnModelEvaluation, evaluate_own_models
+from .shared.envelope import EnvelopeSettings, EnvelopeStrategy, averaged, check_outer_step
 
 KINDS = {"personal": "personal model", "global": "one global model"}
 

@@ -33,8 +33,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from ..maths.checks import check_count
-from ..runtime.interrupts import Interrupted, interruptible
-from ..runtime.messages import describe, printable
+from ..runtime.common.interrupts import Interrupted, interruptible
+from ..runtime.messages.records import describe, printable
 from .workers import Worker, WorkerDiedError, pack_job
 
 ClientAppLike: TypeAlias = Callable[[Message, Context], Message]

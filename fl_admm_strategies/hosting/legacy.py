@@ -30,14 +30,14 @@ from flwr.server.strategy import Strategy
 
 from ..maths.blocks import Arrays
 from ..maths.checks import check_count
-from ..runtime import messages as wire
 from ..runtime.callbacks import saving_if_it_raises
-from ..runtime.connections import NOT_CONNECTED, QUERY_TIMEOUT
-from ..runtime.identity import MOST_CLIENTS, check_actor, is_client_id, most_common
-from ..runtime.messages import ClientInstruction, ClientReply, RawReply, named_arrays
+from ..runtime.members.discovery import NOT_CONNECTED, QUERY_TIMEOUT
+from ..runtime.members.waiting import ConnectionStatus, wait_for_clients
+from ..runtime.messages import records as wire
+from ..runtime.messages.identity import MOST_CLIENTS, check_actor, is_client_id, most_common
+from ..runtime.messages.records import ClientInstruction, ClientReply, RawReply, named_arrays
 from ..runtime.reserved import check_user_settings
 from ..runtime.strategy import StatefulStrategy
-from ..runtime.waiting import ConnectionStatus, wait_for_clients
 from .background import in_background
 
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]

@@ -28,7 +28,7 @@ from typing import Any
 
 import cloudpickle
 
-from ..runtime.messages import describe
+from ..runtime.messages.records import describe
 from .background import in_background
 
 Run = Callable[[Any, bytes], Any]

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec
 from ..maths.clienttable import Row
-from .membership import Membership
-from .messages import ClientInstruction, Metrics, Reply
-from .schema import Instruction
-from .wire import WireDtype
+from .members.membership import Membership
+from .messages.records import ClientInstruction, Metrics, Reply
+from .messages.schema import Instruction
+from .messages.wire import WireDtype
 
 
 @dataclass(frozen=True)

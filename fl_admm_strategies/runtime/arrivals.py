@@ -11,11 +11,11 @@ from typing import Any
 from flwr.app import Message, MessageType, Metadata
 from flwr.serverapp import Grid
 
-from .connections import NOT_CONNECTED
 from .link import GridLink
-from .messages import ClientInstruction, ClientReply
+from .members.discovery import NOT_CONNECTED
+from .messages.records import ClientInstruction, ClientReply
 from .run import Run
-from .underway import Sent
+from .saving.underway import Sent
 
 Delay = Callable[[int, int], float]
 """``delay(server_round, client)``: simulated seconds from an instruction to its reply."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from ..maths.checks import check_choice, check_count, check_fraction, check_positive
-from .bound import MaxNorm, OnExcess
-from .wire import WireDtype
+from .messages.wire import WireDtype
+from .trust.bound import MaxNorm, OnExcess
 
 
 class BaseSettings(TypedDict, total=False):

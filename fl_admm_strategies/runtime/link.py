@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from .connections import ClientDirectory
-from .messages import ClientInstruction, ClientReply
-from .owners import Owners
+from .members.discovery import ClientDirectory
+from .members.owners import Owners
+from .messages.records import ClientInstruction, ClientReply
 
 
 class GridLink:

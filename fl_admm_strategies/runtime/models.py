@@ -17,10 +17,10 @@ from flwr.common import log
 from ..maths.blocks import Arrays
 from ..maths.checks import listing
 from .algorithm import Algorithm, OnClient
-from .files import make_folder, read_arrays, write_arrays
-from .maker import made_by
-from .messages import COLLECT, ClientInstruction, ClientReply, RawReply, from_array_record
+from .messages.records import COLLECT, ClientInstruction, ClientReply, RawReply, from_array_record
+from .messages.stamp import made_by
 from .run import Run
+from .saving.files import make_folder, read_arrays, write_arrays
 
 FOLDER = "models"
 """Of the models in a results folder."""

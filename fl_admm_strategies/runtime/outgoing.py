@@ -7,16 +7,14 @@ from typing import Any
 
 from ..maths.blocks import Spec
 from .algorithm import Algorithm
-from .intake import Intake
-from .maker import made_by
-from .membership import Membership
-from .messages import UPLOAD, ClientInstruction, Scalar, names_setting, to_json
-from .resume import Resume
-from .sampling import Sampling
-from .schema import Instruction
-from .wire import OutOfRangeError, Reduction
-
-OF_RUN = frozenset({"run", "durable"})
+from .members.membership import Membership
+from .members.sampling import Sampling
+from .messages.records import UPLOAD, ClientInstruction, Scalar, names_setting, to_json
+from .messages.schema import Instruction
+from .messages.stamp import made_by
+from .messages.wire import OutOfRangeError, Reduction
+from .saving.resume import Resume
+from .trust.intake import Intake
 
 
 class Outgoing:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .messages import brief
+from .messages.records import brief
 
 
 def in_short(metrics: Mapping[str, float]) -> str:

@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
 from flwr.serverapp.strategy import Result
 
-from .history import History
-from .messages import ClientInstruction, Metrics, Reply
+from .messages.records import ClientInstruction, Metrics, Reply
+from .saving.history import History
 
 MOST_IN_MEMORY = 500_000
 """Numbers of the clients' metrics that are held in memory, some 50 MB."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
 from .algorithm import Algorithm
-from .layout import NAMES
-from .maker import is_stamp
-from .messages import COLLECT, GROUPS, UPLOAD
-from .schema import Instruction, setting_names
-from .settings import parameters_of
+from .common.settings import parameters_of
+from .messages.records import COLLECT, GROUPS, UPLOAD
+from .messages.schema import Instruction, setting_names
+from .messages.stamp import is_stamp
+from .trust.layout import NAMES
 
 OF_EVERY_MESSAGE = frozenset(
     {"server-round", "seed", "version", "run", "durable", "handshake"}

@@ -19,24 +19,25 @@ from flwr.app import MessageType
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, prefixed, spec_of, under
+from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
 from ..maths.checks import listing
 from ..maths.clienttable import Row
 from .algorithm import Algorithm
-from .bound import Bound
-from .collector import collector_paused
-from .guard import Guard, is_finite
-from .health import Health
-from .intake import Intake, weighted_means
-from .layout import Layout
-from .membership import Membership
-from .messages import ClientInstruction, ClientReply, Metrics, Reply, to_array_record
+from .common.collector import collector_paused
+from .common.settings import as_text, settings_of
+from .members.membership import Membership
+from .members.sampling import Sampling
+from .messages.records import ClientInstruction, ClientReply, Metrics, Reply, to_array_record
 from .outgoing import Outgoing
 from .record import Record
-from .resume import Resume, fingerprint
-from .sampling import Sampling
-from .state import BASE, Saved, arrays_of, check_base, keep_in, load_arrays, parts_by_client
-from .underway import UNDERWAY, Underway, read
+from .saving.resume import Resume
+from .saving.state import BASE, Saved, arrays_of, check_base, keep_in, load_arrays, parts_by_client
+from .saving.underway import UNDERWAY, Underway, read
+from .trust.bound import Bound
+from .trust.guard import Guard, is_finite
+from .trust.health import Health
+from .trust.intake import Intake, weighted_means
+from .trust.layout import Layout
 
 Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
 """Sends instructions of a kind to their clients and returns what came back."""
@@ -491,3 +492,14 @@ class Run:
         self.underway.load_state_arrays(under(UNDERWAY, saved))
         self.last_round = int(base["round"])
         self.health.ever_usable = any(self.membership.last_accepted.values())
+
+
+def fingerprint(algorithm: Algorithm, spec: Spec) -> dict[str, Any]:
+    """Return which run it is that starts an algorithm from arrays, for JSON."""
+    settings = {**settings_of(algorithm), **algorithm.given_settings}
+    return {
+        "algorithm": type(algorithm).__name__,
+        "model": {name: f"{dtype} {shape}" for name, (shape, dtype) in spec.items()},
+        "seed": settings.pop("seed"),
+        "settings": {name: as_text(value) for name, value in settings.items()},
+    }

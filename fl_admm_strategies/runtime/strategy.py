@@ -19,22 +19,22 @@ from ..maths.blocks import Arrays
 from ..maths.checks import check_count, check_positive
 from .algorithm import Algorithm, OnClient
 from .base_settings import check_base_settings
-from .bound import Bound, MaxNorm, OnExcess
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
-from .intake import Intake
-from .interrupts import explaining
+from .common.interrupts import explaining
+from .common.settings import as_text, refuse_unknown, settings_of
 from .link import GridLink
-from .maker import declared_method
-from .membership import Membership
-from .messages import NUM_EXAMPLES, ClientReply, Metrics, named_arrays, to_array_record
+from .members.membership import Membership
+from .members.sampling import Sampling
+from .messages.records import NUM_EXAMPLES, ClientReply, Metrics, named_arrays, to_array_record
+from .messages.stamp import declared_method
+from .messages.wire import WireDtype
 from .models import Models, collect_personal, gather, model_here
 from .progress import in_short, progress_bar
 from .record import Traffic
 from .reserved import check_user_settings
 from .run import Exchange, Run
-from .sampling import Sampling
-from .settings import as_text, refuse_unknown, settings_of
-from .wire import WireDtype
+from .trust.bound import Bound, MaxNorm, OnExcess
+from .trust.intake import Intake
 
 _QUERY_TIMEOUT = 3600.0  # seconds for a handshake, where the caller brings a loop of its own
 

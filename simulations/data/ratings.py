@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from clients.toolkit.ratings import Ratings
+from clients.toolkit.data.ratings import Ratings
 
 from .federated import generator
 from .files import missing_file

@@ -17,12 +17,13 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fl_admm_strategies import Models
-from fl_admm_strategies.algorithms.robust import Rule, check_rule, robust_or_before
+from fl_admm_strategies.algorithms.shared.robust import Rule, check_rule, robust_or_before
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_count, check_positive
 from fl_admm_strategies.runtime.callbacks import StopRule
-from fl_admm_strategies.runtime.connections import ClientDirectory
-from fl_admm_strategies.runtime.messages import (
+from fl_admm_strategies.runtime.members.discovery import ClientDirectory
+from fl_admm_strategies.runtime.members.sampling import num_sampled
+from fl_admm_strategies.runtime.messages.records import (
     ERROR,
     NUM_EXAMPLES,
     ClientInstruction,
@@ -32,7 +33,6 @@ from fl_admm_strategies.runtime.messages import (
 )
 from fl_admm_strategies.runtime.progress import progress_bar
 from fl_admm_strategies.runtime.record import Traffic
-from fl_admm_strategies.runtime.sampling import num_sampled
 
 from ..data.federated import generator
 

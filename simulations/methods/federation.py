@@ -14,14 +14,14 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from clients import AttackingClient, client_app
-from clients.toolkit.app import Cohort
+from clients.toolkit.round.app import Cohort
 from fl_admm_strategies import InProcessGrid, Models
-from fl_admm_strategies.algorithms.robust import Aggregation, check_enough
+from fl_admm_strategies.algorithms.shared.robust import Aggregation, check_enough
 from fl_admm_strategies.runtime.callbacks import StopRule
-from fl_admm_strategies.runtime.messages import Metrics
+from fl_admm_strategies.runtime.common.settings import parameters_of
+from fl_admm_strategies.runtime.members.sampling import num_sampled
+from fl_admm_strategies.runtime.messages.records import Metrics
 from fl_admm_strategies.runtime.record import Traffic
-from fl_admm_strategies.runtime.sampling import num_sampled
-from fl_admm_strategies.runtime.settings import parameters_of
 
 from ..measures import finished
 from ..problems import Problem

@@ -15,7 +15,7 @@ import clients as client_package
 import fl_admm_strategies as library
 from clients import MethodClient
 from fl_admm_strategies import StatefulStrategy
-from fl_admm_strategies.runtime.settings import parameters_of
+from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from ..problems import PROBLEMS, Problem
 from ..wording import unknown

@@ -7,7 +7,7 @@ from typing import Any
 
 from fl_admm_strategies import SampledStrategy
 from fl_admm_strategies.maths.schedules import epochs_in, rate_in
-from fl_admm_strategies.runtime.settings import parameters_of
+from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from ..problems import Problem
 from ..settings import AlgorithmTable, BaselineTable, Built, table_of

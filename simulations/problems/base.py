@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from flwr.app import ArrayRecord
 
 from clients import Attack
-from clients.toolkit.attacks import LABELS
+from clients.toolkit.round.attacks import LABELS
 
 from ..scores import Metric, ModelScores, Score, column_means, score
 from ..settings import Section, Settings

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord
 from threadpoolctl import threadpool_limits
 
 from clients import LeastSquares, Logistic
-from clients.toolkit.curvature import DataLoss
+from clients.toolkit.solving.curvature import DataLoss
 
 from ..data import TabularData
 from ..scores import METRICS, Metric, Score

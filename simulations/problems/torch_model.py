@@ -11,8 +11,8 @@ import torch
 from flwr.app import ArrayRecord
 
 from clients import Minibatches, accuracy, rmse
-from clients.toolkit.attacks import LABELS
-from clients.toolkit.torch_client import MetricFn
+from clients.toolkit.round.attacks import LABELS
+from clients.toolkit.round.torch_client import MetricFn
 
 from ..data import ClientData, FederatedData, full_batch
 from ..metrics import auc, macro_f1, weighted_f1

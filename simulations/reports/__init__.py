@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fl_admm_strategies import FLAME, FPFC, AsyncFPFC, FedAPM, FedGiA
-from fl_admm_strategies.algorithms.clustered import ClusteredStrategy
-from fl_admm_strategies.algorithms.completion import CompletionStrategy
+from fl_admm_strategies.algorithms.shared.clustered import ClusteredStrategy
+from fl_admm_strategies.algorithms.shared.completion import CompletionStrategy
 
 from ..problems import Problem
 from . import plots

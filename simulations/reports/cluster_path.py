@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from rich.console import RenderableType
 from rich.text import Text
 
-from fl_admm_strategies.algorithms.fpfc_path import PathTaken
+from fl_admm_strategies.algorithms.fpfc.path import PathTaken
 from fl_admm_strategies.runtime.record import Traffic
 
 from .clusters import small_table

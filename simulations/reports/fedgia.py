@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from clients.toolkit.curvature import FACTOR_CACHE
+from clients.toolkit.solving.curvature import FACTOR_CACHE
 from fl_admm_strategies import FedGiA
 from fl_admm_strategies.runtime.callbacks import StopRule
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from fl_admm_strategies.runtime.files import NotWrittenError, replacing, writing
+from fl_admm_strategies.runtime.saving.files import NotWrittenError, replacing, writing
 
 from .result import Result, total_traffic
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from fl_admm_strategies import LambdaPath
-from fl_admm_strategies.algorithms.fpfc_search import FoundGroups
-from fl_admm_strategies.algorithms.fpfc_types import FPFCDiagnostics
+from fl_admm_strategies.algorithms.fpfc.search import FoundGroups
+from fl_admm_strategies.algorithms.fpfc.types import FPFCDiagnostics
 from fl_admm_strategies.runtime.callbacks import StopRule
 
 from . import plots

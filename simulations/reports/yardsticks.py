@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.toolkit.ratings import Ratings
+from clients.toolkit.data.ratings import Ratings
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

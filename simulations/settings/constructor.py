@@ -33,7 +33,7 @@ from fl_admm_strategies import (
 )
 from fl_admm_strategies.maths.penalties import Penalty
 from fl_admm_strategies.maths.regularizers import Regularizer
-from fl_admm_strategies.runtime.settings import parameters_of
+from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from .documented import parameter_docs
 from .section import Section

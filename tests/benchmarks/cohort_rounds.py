@@ -40,8 +40,8 @@ from numpy.typing import NDArray
 from clients import client_app
 from fl_admm_strategies import FedADMM, run_in_process
 from fl_admm_strategies.maths.blocks import weighted_average
-from fl_admm_strategies.runtime.maker import made_by
-from fl_admm_strategies.runtime.messages import Reply
+from fl_admm_strategies.runtime.messages.records import Reply
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.support.federation import Mean, run_on_ray
 
 ROUNDS = 5  # after the first

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from clients import Minibatches, SGDClient
-from clients.toolkit.cohort import fit_together
+from clients.toolkit.solving.cohort import fit_together
 from simulations.data import load
 
 EPOCHS, TURNS = 10, 3

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_admm_strategies import FedADMM
-from fl_admm_strategies.runtime.messages import Reply
+from fl_admm_strategies.runtime.messages.records import Reply
 
 WIDTH = 100_000
 

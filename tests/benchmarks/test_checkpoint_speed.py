@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_admm_strategies.runtime.checkpoints import Checkpoints
-from fl_admm_strategies.runtime.files import read_arrays
+from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.files import read_arrays
 
 CLIENTS, PARAMETERS = 100, 1_000_000
 

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from clients import FedAPMClient, Minibatches
-from clients.toolkit.batches import split_batch
-from clients.toolkit.objective import LocalObjective, ProximalTerm
-from clients.toolkit.solvers import LocalProblem, gradient_descent
+from clients.toolkit.data.batches import split_batch
+from clients.toolkit.solving.objective import LocalObjective, ProximalTerm
+from clients.toolkit.solving.solvers import LocalProblem, gradient_descent
 from simulations.data import ClientData, FederatedData
 from simulations.models import build
 
@@ -68,7 +68,9 @@ def test_personal_phase(benchmark: Any, how: str, monkeypatch: pytest.MonkeyPatc
     benchmark.group = "FedAPM's personal phase, shared features computed"
     torch.set_num_threads(1)
     if how == "in every epoch":
-        monkeypatch.setattr("clients.toolkit.torch_client.frozen_layers_applied", lambda own: own)
+        monkeypatch.setattr(
+            "clients.toolkit.round.torch_client.frozen_layers_applied", lambda own: own
+        )
     n = 500 if benchmark.enabled else 10
     loader = Minibatches(torch.randn(n, 3, 32, 32), torch.arange(n) % 10, 50)
     context = Context(1, 2, {}, RecordDict(), {})
@@ -97,7 +99,7 @@ FIRST = """
 import resource, time, torch
 from pathlib import Path
 from torch import nn
-from clients.toolkit.solvers import PlainSGD
+from clients.toolkit.solving.solvers import PlainSGD
 parameters = list(nn.Linear(3, 2).parameters())
 memory = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 before, start = memory(), time.perf_counter()

@@ -17,7 +17,7 @@ import pytest
 
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
-from fl_admm_strategies.runtime.messages import Reply
+from fl_admm_strategies.runtime.messages.records import Reply
 
 FEW = 10
 SIZES = {"100,000": (1000, 1), "2,000,000": (50, 20)}  # clients, and copies of these arrays

@@ -21,10 +21,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedGiALinearClient, LeastSquares
-from clients.toolkit.batches import split_batch
-from clients.toolkit.curvature import decompose
-from clients.toolkit.hessian import hessian_product, largest_curvature
-from clients.toolkit.solvers import LocalProblem
+from clients.toolkit.data.batches import split_batch
+from clients.toolkit.solving.curvature import decompose
+from clients.toolkit.solving.hessian import hessian_product, largest_curvature
+from clients.toolkit.solving.solvers import LocalProblem
 from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
 from tests.clients.methods.messages import received
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from clients.methods.fedmc_admm import FedMCADMMClient, item_steps, user_steps
-from clients.toolkit.completion import Residual
-from clients.toolkit.ratings import Ratings
+from clients.toolkit.data.ratings import Ratings
+from clients.toolkit.round.completion import Residual
 from fl_admm_strategies.algorithms.fedmc_admm import FedMCInstruction
 from fl_admm_strategies.maths.regularizers import SquaredL2
 from tests.clients.methods.messages import received

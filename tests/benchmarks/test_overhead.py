@@ -29,7 +29,7 @@ from torch import nn
 
 from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.maths.blocks import weighted_average
-from fl_admm_strategies.runtime.messages import Reply
+from fl_admm_strategies.runtime.messages.records import Reply
 from tests.support.federation import Mean
 
 NUM_CLIENTS, NUM_IMAGES, BATCH = 10, 600, 10

@@ -35,10 +35,10 @@ def test_plain_steps_do_not_load_the_compiler() -> None:
     code = """
 import sys, torch
 from torch import nn
-from clients.toolkit.batches import split_batch
-from clients.toolkit.minibatches import Minibatches
-from clients.toolkit.objective import LocalObjective
-from clients.toolkit.solvers import LocalProblem, descend_until, gradient_descent
+from clients.toolkit.data.batches import split_batch
+from clients.toolkit.data.minibatches import Minibatches
+from clients.toolkit.solving.objective import LocalObjective
+from clients.toolkit.solving.solvers import LocalProblem, descend_until, gradient_descent
 model, data = nn.Linear(2, 1), Minibatches(torch.ones(4, 2), torch.ones(4, 1), 2)
 problem = LocalProblem(model, data, nn.MSELoss(), split_batch, torch.device("cpu"))
 gradient_descent(problem, LocalObjective(), lr=0.1, epochs=2, full_batch=False, max_grad_norm=1.0)

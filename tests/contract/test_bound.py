@@ -21,7 +21,7 @@ from fl_admm_strategies import (
     run_in_process,
 )
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
-from fl_admm_strategies.runtime.state import arrays_of
+from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.cases import (
     CASES,
     CHEAP,

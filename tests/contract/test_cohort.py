@@ -18,8 +18,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from clients import SGDClient, client_app
-from clients.toolkit import app as app_module
-from clients.toolkit import cohort as cohort_module
+from clients.toolkit.round import app as app_module
+from clients.toolkit.solving import cohort as cohort_module
 from fl_admm_strategies import FedProx, InProcessGrid, StatefulStrategy
 from tests.support.cases import CASES, NUM_CLIENTS, Case, at_any_pace, case_of, sampling
 from tests.support.federation import (

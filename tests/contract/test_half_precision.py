@@ -23,8 +23,8 @@ from fl_admm_strategies import (
     SmoothedSCAD,
     run_in_process,
 )
-from fl_admm_strategies.runtime.state import arrays_of
-from fl_admm_strategies.runtime.wire import HELD_BACK
+from fl_admm_strategies.runtime.messages.wire import HELD_BACK
+from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.cases import (
     CASES,
     CHEAP,

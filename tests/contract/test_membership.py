@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from clients import client_app
 from fl_admm_strategies import StatefulStrategy
-from fl_admm_strategies.algorithms.fpfc_search import GroupSearch
+from fl_admm_strategies.algorithms.fpfc.search import GroupSearch
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.state import arrays_of, parts_by_client
+from fl_admm_strategies.runtime.saving.state import arrays_of, parts_by_client
 from tests.support.cases import Case, at_any_pace, each_case
 from tests.support.checkpoints import Killed, killer
 from tests.support.federation import (

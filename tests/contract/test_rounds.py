@@ -22,7 +22,7 @@ from numpy.testing import assert_array_equal
 from torch import nn
 
 from clients import client_app
-from fl_admm_strategies.runtime.state import arrays_of
+from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.cases import (
     CASES,
     NUM_CLIENTS,

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from clients import FPFCClient, LocalClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid, Local, Models, SmoothedSCAD, load_models
 from fl_admm_strategies.runtime.algorithm import OnClient
-from fl_admm_strategies.runtime.files import DamagedFileError
+from fl_admm_strategies.runtime.saving.files import DamagedFileError
 from tests.support.cases import Case, at_any_pace, grid_of
 from tests.support.federation import (
     assert_same_bits,

@@ -18,8 +18,8 @@ from clients import (
     SGDClient,
 )
 from fl_admm_strategies import FPFC, Ditto, FedGiA, FedProx, LegacyStrategy, SmoothedSCAD, SquaredL2
+from fl_admm_strategies.runtime.common.settings import parameters_of
 from fl_admm_strategies.runtime.reserved import OF_EVERY_MESSAGE
-from fl_admm_strategies.runtime.settings import parameters_of
 from tests.support.cases import Case, at_any_pace, case_of, each_case, grid_of, plain
 from tests.support.federation import initial_arrays, make_client
 

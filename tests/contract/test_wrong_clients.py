@@ -21,7 +21,7 @@ from fl_admm_strategies import (
     made_by,
     run_in_process,
 )
-from fl_admm_strategies.runtime import maker
+from fl_admm_strategies.runtime.messages import stamp as maker
 from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, case_of, each_case, sampling
 from tests.support.federation import (
     ClientFn,

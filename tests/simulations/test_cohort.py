@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.toolkit import cohort as cohort_module
+from clients.toolkit.solving import cohort as cohort_module
 from fl_admm_strategies import InProcessGrid
 from simulations.client_app import make_client_app
 from simulations.config import RunConfig

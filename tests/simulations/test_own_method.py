@@ -18,7 +18,7 @@ from rich.text import Text
 from clients.methods.fedprox import FedProxClient
 from fl_admm_strategies import FedProx
 from fl_admm_strategies.maths.checks import check_positive
-from fl_admm_strategies.runtime.messages import ClientInstruction
+from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from simulations import loading
 from simulations.config import RunConfig
 from simulations.data import DATASETS

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import simulations.experiment
 from fl_admm_strategies import InProcessGrid
-from fl_admm_strategies.runtime import files
+from fl_admm_strategies.runtime.saving import files
 from simulations import cli
 from simulations.config import RunConfig
 from simulations.experiment import results_folder

@@ -13,9 +13,9 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from clients import client_app
-from clients.toolkit.memory import Memory
+from clients.toolkit.round.memory import Memory
 from fl_admm_strategies import FedADMM, InProcessGrid, made_by
-from fl_admm_strategies.runtime.messages import split_groups
+from fl_admm_strategies.runtime.messages.records import split_groups
 
 NUM_CLIENTS = 4
 ROUNDS = 6  # of a run that is not interrupted

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clients import accuracy
 from fl_admm_strategies import InProcessGrid, SampledStrategy, StatefulStrategy
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.messages import ClientInstruction, Reply
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
 
 ClientFn = Callable[[Context], Any]
 Spoil = Callable[[list[Message]], list[Message]]

@@ -15,8 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 from clients import client_app
 from fl_admm_strategies import run_in_process
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.checkpoints import Checkpoints
-from fl_admm_strategies.runtime.files import read_arrays
+from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.files import read_arrays
 from tests.support.cases import NUM_CLIENTS, case_of
 from tests.support.federation import client_fn_of, run_on_ray
 

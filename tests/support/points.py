@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from clients import client_app
-from clients.toolkit.memory import Memory
+from clients.toolkit.round.memory import Memory
 from fl_admm_strategies import FPFCInstruction, InProcessGrid, made_by
 
 TARGETS = (0.0, 0.2, 5.0, 5.3, 0.1)

@@ -11,12 +11,12 @@ from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
 from clients import FedMCADMMClient
-from clients.toolkit.completion import CompletionClient
-from clients.toolkit.memory import Memory
-from clients.toolkit.ratings import Ratings
-from fl_admm_strategies.algorithms.completion import CompletionStrategy
+from clients.toolkit.data.ratings import Ratings
+from clients.toolkit.round.completion import CompletionClient
+from clients.toolkit.round.memory import Memory
+from fl_admm_strategies.algorithms.shared.completion import CompletionStrategy
 from fl_admm_strategies.maths.regularizers import Regularizer, SquaredL2
-from fl_admm_strategies.runtime.messages import ClientInstruction, RawReply
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply
 
 NUM_CLIENTS, NUM_ITEMS, RANK = 5, 7, 2
 

@@ -11,11 +11,11 @@ import numpy as np
 from flwr.app import Array, ConfigRecord, MessageType, MetricRecord, RecordDict
 
 from fl_admm_strategies import StatefulStrategy
-from fl_admm_strategies.runtime import messages as wire
-from fl_admm_strategies.runtime import packing
-from fl_admm_strategies.runtime.layout import NAMES, ROLES
-from fl_admm_strategies.runtime.messages import ClientInstruction, ClientReply, RawReply
-from fl_admm_strategies.runtime.state import arrays_of
+from fl_admm_strategies.runtime.messages import packing
+from fl_admm_strategies.runtime.messages import records as wire
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, ClientReply, RawReply
+from fl_admm_strategies.runtime.saving.state import arrays_of
+from fl_admm_strategies.runtime.trust.layout import NAMES, ROLES
 from tests.support.cases import NUM_CLIENTS, Case, grid_of, run
 from tests.support.federation import assert_same_bits
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_admm_strategies.runtime.messages import UPLOAD, ClientInstruction, to_json
-from fl_admm_strategies.runtime.schema import Instruction
+from fl_admm_strategies.runtime.messages.records import UPLOAD, ClientInstruction, to_json
+from fl_admm_strategies.runtime.messages.schema import Instruction
 
 Received = tuple[list[NDArray[Any]], dict[str, Any]]
 

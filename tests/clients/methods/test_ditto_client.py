@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from clients import DittoClient, FedProxClient
-from fl_admm_strategies.algorithms.base import OwnModelEvaluation
 from fl_admm_strategies.algorithms.ditto import DittoInstruction
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
+from fl_admm_strategies.algorithms.shared.base import OwnModelEvaluation
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.maker import made_by
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import Received, received, scalars
 from tests.support.federation import dataset, make_model

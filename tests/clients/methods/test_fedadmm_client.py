@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 
 from clients import FedADMMClient
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
-from fl_admm_strategies.runtime.maker import made_by
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import Received, handshake, received, scalars
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clients import FedAPMClient
 from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruction
-from fl_admm_strategies.runtime.maker import made_by
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.messages import Received, received, scalars
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedGiAClient, FedGiALinearClient
 from clients.methods.fedgia import admm_steps
-from clients.toolkit.curvature import (
+from clients.toolkit.solving.curvature import (
     Curvature,
     DataLoss,
     LeastSquares,
@@ -28,8 +28,8 @@ from clients.toolkit.curvature import (
 )
 from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.maker import made_by
-from fl_admm_strategies.runtime.messages import ClientInstruction
+from fl_admm_strategies.runtime.messages.records import ClientInstruction
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.messages import Received, received
 
 RNG = np.random.default_rng(5)

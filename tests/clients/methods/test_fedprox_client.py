@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 from clients import FedProxClient
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
-from fl_admm_strategies.runtime.maker import made_by
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import Line, line_client, new_context, sample
 from tests.clients.methods.messages import Received, received, scalars
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from clients import FLAMEClient, accuracy, rmse
 from fl_admm_strategies.algorithms.flame import FLAMEEvaluation, FLAMEInstruction
-from fl_admm_strategies.runtime.maker import made_by
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.messages import Received, received
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]

@@ -12,9 +12,9 @@ from numpy.testing import assert_allclose
 from torch import nn
 
 from clients import FPFCClient
-from fl_admm_strategies.algorithms.fpfc_types import FPFCEvaluation, FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc.types import FPFCEvaluation, FPFCInstruction
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.maker import made_by
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.messages import Received, received, scalars
 from tests.support.federation import dataset, make_client, make_model
 

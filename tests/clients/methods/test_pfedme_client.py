@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from clients import LpProjClient, PFedMeClient, PFedMeMatchedClient
 from fl_admm_strategies.algorithms.lp_proj_sgd import LpProjSGDInstruction
 from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction, PFedMeMatchedInstruction
-from fl_admm_strategies.runtime.maker import made_by
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, sample
 from tests.clients.methods.messages import received, scalars
 

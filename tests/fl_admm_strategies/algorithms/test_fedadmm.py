@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.runtime.record import Traffic
-from fl_admm_strategies.runtime.state import arrays_of
+from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
 from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays, make_client, node_of
 

@@ -26,9 +26,9 @@ from clients import (
     output_layers,
     split_input,
 )
-from clients.toolkit.base import Scalars
+from clients.toolkit.round.base import Scalars
 from fl_admm_strategies import FedADMM, FedAPM
-from fl_admm_strategies.runtime.messages import named_arrays
+from fl_admm_strategies.runtime.messages.records import named_arrays
 from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,

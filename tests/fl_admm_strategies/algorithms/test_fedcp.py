@@ -1,6 +1,6 @@
 """FedCP by hand: features routed to a global and a personal head; docs/methods/fedcp.md.
 
-The routing itself is in tests/clients/toolkit/test_heads.py.
+The routing itself is in tests/clients/toolkit/models/test_heads.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from clients import FedCPClient, RoutedHeads, TwoHeaded
-from clients.toolkit.heads import mean_discrepancy
+from clients.toolkit.models.heads import mean_discrepancy
 from fl_admm_strategies import FedCP, FedCPInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 from tests.clients.methods.lines import new_context

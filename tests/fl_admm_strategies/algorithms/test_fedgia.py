@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedGiAClient, FedGiALinearClient, LeastSquares, Logistic, client_app
-from clients.toolkit.curvature import DataLoss
+from clients.toolkit.solving.curvature import DataLoss
 from fl_admm_strategies import FedGiA
 from tests.support.federation import WatchedGrid, assert_same_bits, node_of, warnings_in
 

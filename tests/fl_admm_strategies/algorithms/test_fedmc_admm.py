@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from clients import client_app
 from clients.methods.fedmc_admm import FedMCADMMClient
-from clients.toolkit.ratings import Ratings
+from clients.toolkit.data.ratings import Ratings
 from fl_admm_strategies import FedMCADMM, initial_item_factors, made_by
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
-from fl_admm_strategies.runtime.messages import RawReply
+from fl_admm_strategies.runtime.messages.records import RawReply
 from fl_admm_strategies.runtime.record import Traffic
-from fl_admm_strategies.runtime.state import arrays_of
+from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.federation import WatchedGrid, assert_same_bits, node_of
 from tests.support.ratings import (
     NUM_CLIENTS,

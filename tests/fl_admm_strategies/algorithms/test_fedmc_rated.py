@@ -12,11 +12,11 @@ import pytest
 
 from clients import client_app
 from fl_admm_strategies import FedMCADMM
-from fl_admm_strategies.algorithms.completion import CURVATURE
+from fl_admm_strategies.algorithms.shared.completion import CURVATURE
 from fl_admm_strategies.maths import rated
 from fl_admm_strategies.maths.rated import RatedConsensus
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
-from fl_admm_strategies.runtime.messages import RawReply, to_array_record
+from fl_admm_strategies.runtime.messages.records import RawReply, to_array_record
 from tests.support.federation import WatchedGrid, assert_same_bits
 from tests.support.ratings import (
     NUM_CLIENTS,

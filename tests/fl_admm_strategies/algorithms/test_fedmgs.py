@@ -9,8 +9,8 @@ import pytest
 
 from clients import FedMGSClient
 from fl_admm_strategies import FedMGS, L1Norm, SquaredL2
-from fl_admm_strategies.algorithms.completion import CURVATURE
-from fl_admm_strategies.runtime.messages import Reply
+from fl_admm_strategies.algorithms.shared.completion import CURVATURE
+from fl_admm_strategies.runtime.messages.records import Reply
 from tests.support.ratings import Federation, dense, worked_example
 
 GAMMA, LAM = 0.2, 0.3

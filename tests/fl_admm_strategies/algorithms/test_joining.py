@@ -39,7 +39,7 @@ from fl_admm_strategies import (
     StatefulStrategy,
     made_by,
 )
-from fl_admm_strategies.runtime.messages import RawReply
+from fl_admm_strategies.runtime.messages.records import RawReply
 from tests.support.federation import (
     FROM_ROUND_3,
     INITIAL,

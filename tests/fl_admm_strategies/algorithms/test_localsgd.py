@@ -12,7 +12,7 @@ from flwr.app import MessageType
 from numpy.testing import assert_allclose
 
 from clients import LeastSquares, LocalSGDClient, LocalSGDLinearClient, Logistic
-from clients.toolkit.curvature import DataLoss
+from clients.toolkit.solving.curvature import DataLoss
 from fl_admm_strategies import LocalSGD
 from fl_admm_strategies.algorithms.localsgd import LocalSGDInstruction
 from tests.clients.methods.lines import line_client, new_context

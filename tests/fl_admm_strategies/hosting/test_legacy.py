@@ -23,8 +23,8 @@ from fl_admm_strategies import (
     made_by,
     run_in_process,
 )
-from fl_admm_strategies.runtime import waiting
-from fl_admm_strategies.runtime.state import arrays_of
+from fl_admm_strategies.runtime.members import waiting
+from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.federation import (
     Raising,
     assert_same_bits,

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_admm_strategies import LegacyStrategy, StatefulStrategy, run_in_process
-from fl_admm_strategies.runtime import identity
+from fl_admm_strategies.runtime.messages import identity
 from tests.support.cases import NUM_CLIENTS, case_of
 from tests.support.federation import assert_same_runs, make_client, run_on_ray
 from tests.support.legacy import with_server_fn, with_workflow

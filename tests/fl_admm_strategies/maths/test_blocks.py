@@ -16,7 +16,7 @@ from fl_admm_strategies.maths.blocks import (
     spec_of,
     weighted_average,
 )
-from fl_admm_strategies.runtime.messages import Reply
+from fl_admm_strategies.runtime.messages.records import Reply
 
 MODEL = {
     "body.weight": np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies.maths.seeds import first_states, words_of
-from fl_admm_strategies.runtime.sampling import Sampling
+from fl_admm_strategies.runtime.members.sampling import Sampling
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 9])

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 
-from clients.toolkit.memory import Memory
-from fl_admm_strategies.runtime.files import NotWrittenError, write_arrays
+from clients.toolkit.round.memory import Memory
+from fl_admm_strategies.runtime.saving.files import NotWrittenError, write_arrays
 from tests.support.cases import CHEAP, grid_of
 from tests.support.disk import largest_file
 from tests.support.federation import Mean, assert_same_runs

@@ -42,15 +42,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients import client_app
-from clients.toolkit.memory import Memory
+from clients.toolkit.round.memory import Memory
 from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
-from fl_admm_strategies.runtime import messages as wire
-from fl_admm_strategies.runtime import packing
-from fl_admm_strategies.runtime.connections import ClientDirectory
-from fl_admm_strategies.runtime.files import read_arrays, write_arrays
-from fl_admm_strategies.runtime.layout import NAMES, ROLES
-from fl_admm_strategies.runtime.messages import RawReply
-from fl_admm_strategies.runtime.state import arrays_of
+from fl_admm_strategies.runtime.members.discovery import ClientDirectory
+from fl_admm_strategies.runtime.messages import packing
+from fl_admm_strategies.runtime.messages import records as wire
+from fl_admm_strategies.runtime.messages.records import RawReply
+from fl_admm_strategies.runtime.saving.files import read_arrays, write_arrays
+from fl_admm_strategies.runtime.saving.state import arrays_of
+from fl_admm_strategies.runtime.trust.layout import NAMES, ROLES
 from tests.support import checkpoints as checkpoint_support
 from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, each_case, grid_of, run
 from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, node_of

@@ -13,10 +13,10 @@ from numpy.testing import assert_allclose
 
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM, LegacyStrategy, run_in_process
-from fl_admm_strategies.runtime.layout import NAMES
-from fl_admm_strategies.runtime.messages import ClientInstruction, Reply
-from fl_admm_strategies.runtime.packing import unpack_instructions
+from fl_admm_strategies.runtime.messages.packing import unpack_instructions
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
 from fl_admm_strategies.runtime.record import Traffic
+from fl_admm_strategies.runtime.trust.layout import NAMES
 from tests.support.federation import (
     ClientFn,
     WatchedGrid,

@@ -7,7 +7,7 @@ import json
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord
 
-from fl_admm_strategies.runtime.messages import ClientInstruction, Reply
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
 from fl_admm_strategies.runtime.record import Record, Traffic
 
 MODEL = ArrayRecord({"w": Array(np.zeros(3))})

@@ -14,8 +14,8 @@ from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM
 from fl_admm_strategies.maths import clienttable
 from fl_admm_strategies.maths.clienttable import ClientTable
-from fl_admm_strategies.runtime import files
-from fl_admm_strategies.runtime.files import DamagedFileError, read_arrays, write_arrays
+from fl_admm_strategies.runtime.saving import files
+from fl_admm_strategies.runtime.saving.files import DamagedFileError, read_arrays, write_arrays
 from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, initial_arrays
 
 

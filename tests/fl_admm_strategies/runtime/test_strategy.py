@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid, Local, SmoothedSCAD
-from fl_admm_strategies.runtime import connections, waiting
+from fl_admm_strategies.runtime.members import discovery, waiting
 from tests.support.federation import Mean, WatchedGrid, client_fn_of, initial_arrays, warnings_in
 
 MODEL = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
@@ -149,7 +149,7 @@ def test_a_node_that_never_says_who_it_is_is_named(
 def test_a_federation_of_unknown_size_is_all_that_answer_in_time(
     silent: int, looks: int, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "QUERY_TIMEOUT", 0.0)  # of later rounds
+    monkeypatch.setattr(discovery, "QUERY_TIMEOUT", 0.0)  # of later rounds
     strategy = Mean(node_timeout=0.6 if clients == 2 else 60.0, min_available_nodes=2)
     strategy.start(SilentGrid(0, silent, looks), MODEL)
     assert len(strategy.train_metrics[1]) == clients

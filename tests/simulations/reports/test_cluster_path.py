@@ -11,7 +11,7 @@ import pytest
 from matplotlib.colors import to_hex
 from rich.console import Console
 
-from fl_admm_strategies.algorithms.fpfc_path import PathTaken
+from fl_admm_strategies.algorithms.fpfc.path import PathTaken
 from fl_admm_strategies.runtime.record import Traffic
 from simulations.config import RunConfig
 from simulations.experiment import prepare

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from fl_admm_strategies.runtime.files import NotWrittenError
+from fl_admm_strategies.runtime.saving.files import NotWrittenError
 from simulations.reports import write_metrics_line
 from simulations.reports.files import write_figure, write_text
 from tests.support.disk import largest_file

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from clients.toolkit.ratings import Ratings
+from clients.toolkit.data.ratings import Ratings
 from simulations.reports.yardsticks import (
     alternating_least_squares,
     item_means,

@@ -23,7 +23,7 @@ from fl_admm_strategies import (
 )
 from fl_admm_strategies.maths.checks import check_positive
 from fl_admm_strategies.maths.penalties import Penalty
-from fl_admm_strategies.runtime.settings import parameters_of
+from fl_admm_strategies.runtime.common.settings import parameters_of
 from simulations.loading import load_settings
 from simulations.methods import METHODS, algorithm_table
 from simulations.settings import table_of

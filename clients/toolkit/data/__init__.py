@@ -1,0 +1,1 @@
+"""A client's samples: the forms of batches, minibatches, hold-out, ratings."""

@@ -1,0 +1,1 @@
+"""Models as named arrays, heads, and which layers are personal."""

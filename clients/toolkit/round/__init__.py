@@ -1,0 +1,1 @@
+"""A client's round: the bases of the clients, what they keep, the app that hosts them."""

@@ -1,0 +1,399 @@
+"""Run `NumPyClient`s under Flower's current message API, one or many on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from fl_admm_strategies.maths.checks import check_choice, listing
+from fl_admm_strategies.runtime.common.collector import collector_paused
+from fl_admm_strategies.runtime.common.interrupts import Interrupted
+from fl_admm_strategies.runtime.messages import records as wire
+from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_instructions
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, describe
+
+from ..errors import plain_errors
+
+ClientFn = Callable[[Context], Any]
+_NUMBER = (int, float)
+Cohort = Literal["auto"] | bool
+Run = Callable[[NumPyClient, ClientInstruction], RawReply]
+Jobs = dict[int, tuple[NumPyClient, ClientInstruction]]
+RunAll = Callable[[Jobs], dict[int, RawReply]]
+
+LEAST_COHORT = 16
+"""Clients of a federation from which on "auto" trains them together."""
+TOGETHER = 256
+"""Clients of a cohort that are in memory at a time."""
+
+
+def client_app(
+    client_fn: ClientFn | None = None,
+    *,
+    num_clients: int | Callable[[Context], int] | None = None,
+    cohort: Cohort | Callable[[Context], Cohort] = "auto",
+) -> ClientApp:
+    """Make a `ClientApp` of the current API out of a `client_fn` of the legacy one.
+
+    Parameters
+    ----------
+    client_fn : callable, optional
+        ``client_fn(context)`` returns a `NumPyClient`, or what its ``to_client()`` returns: the
+        same function that ``ClientApp(client_fn=...)`` takes. Without it the app tells the server
+        who its client is, and the handlers for train and evaluate messages are yours (`answer`).
+    num_clients : int or callable, optional
+        Total number of clients, where it is not the number of nodes: node p of P then hosts the
+        clients from p * num_clients // P up to the next node's, each with a context of its own
+        (``partition-id``, ``num-partitions`` and state). A callable gets the node's context, e.g.
+        ``lambda context: context.run_config["num-clients"]``. By default a node is one client.
+    cohort : {"auto"} or bool or callable (default: "auto")
+        Whether the clients of a node train together, in one stack of models, where these and their
+        losses allow it (docs/scaling.md): equal to rounding, several times faster for small models.
+        "auto" does so with 16 clients or more and models that gain by it. It takes `num_clients`.
+        A callable gets the node's context.
+
+    Returns
+    -------
+    ClientApp
+        With handlers for query messages and, given a `client_fn`, train and evaluate.
+
+    Notes
+    -----
+    A hosted client that raises fails alone: its reply says why and its state is that before the
+    message. A `MetricRecord` carries numbers, so metrics that are text do not travel.
+
+    Examples
+    --------
+    >>> app = client_app(client_fn)
+    """
+    if client_fn is None and num_clients is not None:
+        raise ValueError(
+            "num_clients is given without a client_fn, but handlers of one's own answer for one "
+            "client on each node. Give client_app a client_fn, or leave num_clients out."
+        )
+    if not callable(cohort):
+        check_choice("cohort", cohort, ("auto", True, False))
+    app = ClientApp()
+
+    def hosted(context: Context) -> tuple[list[int] | None, int]:
+        """Return the ids of this node's clients (None: it cannot tell) and the total."""
+        partition = context.node_config.get("partition-id")
+        nodes = int(context.node_config.get("num-partitions", 0))
+        total = num_clients(context) if callable(num_clients) else num_clients
+        if total is None:
+            return (None, 0) if partition is None else ([int(partition)], nodes)
+        if partition is None or not 0 <= int(partition) < nodes:
+            raise ValueError(
+                f"node_config says partition-id={partition}, num-partitions={nodes}; hosting "
+                f"{total} clients needs 0 <= partition-id < num-partitions."
+            )
+        node = int(partition)
+        return list(range(node * total // nodes, (node + 1) * total // nodes)), total
+
+    def handle(message: Message, context: Context, run: Run, *, trains: bool) -> Message:
+        assert client_fn is not None
+        if num_clients is None:
+            instruction = _only_instruction(message)
+            with plain_errors():
+                return _reply(run(_numpy_client(client_fn(context)), instruction), message)
+        clients, total = hosted(context)
+        assert clients is not None
+        with collector_paused():
+            asked = dict(unpack_instructions(message.content))
+        if not asked or not asked.keys() <= ({None} if len(clients) == 1 else set(clients)):
+            raise ValueError(
+                f"The message is for {_named(asked)}, but this node hosts "
+                f"{listing(clients)} of {total} clients. Server and nodes must be told the same "
+                "number of clients and nodes."
+            )
+        own = {clients[0] if label is None else label: one for label, one in asked.items()}
+        choice: Cohort = False
+        if trains:
+            choice = cohort(context) if callable(cohort) else cohort
+            check_choice("cohort", choice, ("auto", True, False))
+        if choice is True or (choice == "auto" and total >= LEAST_COHORT):
+            run_all, at_once = partial(_together, choice), TOGETHER
+        else:
+            run_all, at_once = partial(_one_by_one, run), 1
+        replies = run_hosted(client_fn, own, context, total, run_all, at_once)
+        labels = dict(zip(own, asked, strict=True))
+        with collector_paused():
+            content = pack_replies({labels[client]: one for client, one in replies.items()})
+        return Message(content, reply_to=message)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        clients, total = hosted(context)
+        identity = ConfigRecord()
+        if clients is not None:
+            identity[wire.CLIENT_IDS] = clients
+            identity[wire.NUM_CLIENTS] = total
+        return Message(RecordDict({wire.CONFIG: identity}), reply_to=message)
+
+    if client_fn is not None:
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            return handle(message, context, _fit, trains=True)
+
+        @app.evaluate()
+        def evaluate(message: Message, context: Context) -> Message:
+            return handle(message, context, _evaluate, trains=False)
+
+    return app
+
+
+def answer(client: Any, message: Message) -> Message:
+    """Answer a train or evaluate message with a client, in a handler of one's own.
+
+    Parameters
+    ----------
+    client : NumPyClient
+        Made with the handler's context.
+    message : Message
+        The handler's message, for one client.
+
+    Returns
+    -------
+    Message
+        The reply.
+
+    Raises
+    ------
+    ValueError
+        If the message is packed for several clients.
+
+    Examples
+    --------
+    >>> app = client_app()
+    >>> @app.train()
+    ... def train(msg: Message, context: Context) -> Message:
+    ...     train, _ = load_data(context.node_config["partition-id"])
+    ...     return answer(FPFCClient(context, Net(), train, nn.CrossEntropyLoss()), msg)
+    """
+    kind = message.metadata.message_type.partition(".")[0]
+    if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+        raise ValueError(f"The message is of type {kind!r}, expected 'train' or 'evaluate'.")
+    run = _fit if kind == MessageType.TRAIN else _evaluate
+    own = _numpy_client(client, "answer() was given")
+    with plain_errors():
+        return _reply(run(own, _only_instruction(message)), message)
+
+
+def run_hosted(
+    client_fn: ClientFn,
+    asked: Mapping[int, ClientInstruction],
+    context: Context,
+    total: int,
+    run_all: RunAll,
+    at_once: int,
+) -> dict[int, RawReply]:
+    """Have the hosted clients of one message do what they are asked.
+
+    Parameters
+    ----------
+    client_fn : callable
+    asked : mapping of client id to ClientInstruction
+        The arrays are read-only views of the message.
+    context : Context
+        The node's. A client that has not raised leaves its state in it.
+    total : int
+        Clients of the federation.
+    run_all : callable
+        What they do.
+    at_once : int
+        So many clients are made before they do it.
+
+    Returns
+    -------
+    dict of int to RawReply
+        A client that raises, whatever it raises, fails alone.
+    """
+    states = _split_state(context.state)
+    replies: dict[int, RawReply] = {}
+    waiting = list(asked.items())
+    for start in range(0, len(waiting), at_once):
+        jobs: Jobs = {}
+        contexts: dict[int, Context] = {}
+        for client_id, instruction in waiting[start : start + at_once]:
+            own = _own_context(context, client_id, total, states.get(client_id, {}))
+            try:
+                jobs[client_id] = _numpy_client(client_fn(own)), instruction
+            except Interrupted:
+                raise
+            except BaseException as error:
+                replies[client_id] = RawReply(error=describe(error))
+            contexts[client_id] = own
+        replies |= run_all(jobs)
+        for client_id in jobs:
+            if replies[client_id].error is None:
+                for key in states.get(client_id, {}):
+                    del context.state[f"{key}@{client_id}"]
+                for key, record in contexts[client_id].state.items():
+                    context.state[f"{key}@{client_id}"] = record
+    return {client_id: replies[client_id] for client_id in asked}
+
+
+def _one_by_one(run: Run, jobs: Jobs) -> dict[int, RawReply]:
+    """Have clients do something one after another; who raises, whatever it raises, fails alone."""
+    replies = {}
+    for client_id, (client, instruction) in jobs.items():
+        try:
+            replies[client_id] = run(client, instruction)
+        except Interrupted:
+            raise
+        except BaseException as error:
+            replies[client_id] = RawReply(error=describe(error))
+    return replies
+
+
+def _together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
+    """Have clients train, those together that can."""
+    drivers: dict[Any, list[int]] = {}
+    for client_id, (client, instruction) in jobs.items():
+        if not instruction.config.get(wire.COLLECT):
+            drivers.setdefault(getattr(client, "together", None), []).append(client_id)
+    found: dict[int, Any] = {}
+    for driver, ids in drivers.items():
+        if driver is not None:
+            asked = [jobs[client_id] for client_id in ids]
+            work = [(client, _own(one), one.full_config()) for client, one in asked]
+            found |= zip(ids, driver(work, choice), strict=True)
+    replies: dict[int, RawReply] = {}
+    for client_id, job in jobs.items():
+        if client_id not in found:
+            replies |= _one_by_one(_fit, {client_id: job})
+        elif isinstance(result := found[client_id], BaseException):
+            replies[client_id] = RawReply(error=describe(result))
+        else:
+            replies |= _one_by_one(partial(_uploaded, result), {client_id: job})
+    return replies
+
+
+def _only_instruction(message: Message) -> ClientInstruction:
+    """Return what a message for a node with one client asks for."""
+    asked = dict(unpack_instructions(message.content))
+    if list(asked) != [None]:
+        raise ValueError(
+            f"The message is for {_named(asked)}, but this node is one client. "
+            "A node that hosts several needs client_app(client_fn, num_clients=...)."
+        )
+    return asked[None]
+
+
+def _reply(reply: RawReply, message: Message) -> Message:
+    return Message(pack_replies({None: reply}), reply_to=message)
+
+
+def _named(asked: Iterable[int | None]) -> str:
+    names = ["its client" if label is None else f"client {label}" for label in asked]
+    return ", ".join(names[:6]) or "nobody"
+
+
+def identity(context: Context) -> dict[str, Any]:
+    """Return who a client is, for Flower's legacy API: what `get_properties` answers."""
+    partition = context.node_config.get("partition-id")
+    if partition is None:
+        return {}
+    total = context.node_config.get("num-partitions", 0)
+    return {wire.CLIENT_ID: int(partition), wire.NUM_CLIENTS: int(total)}
+
+
+def _fit(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
+    if instruction.config.get(wire.COLLECT):
+        return _personal(client)
+    return _uploaded(client.fit(_own(instruction), instruction.full_config()), client, instruction)
+
+
+def _uploaded(result: Any, client: NumPyClient, instruction: ClientInstruction) -> RawReply:
+    """Return what a client's `fit` returned as a reply."""
+    arrays, num_examples, metrics = result
+    names = instruction.upload_names()
+    if len(arrays) != len(names):
+        raise ValueError(
+            f"{type(client).__name__}.fit returned {len(arrays)} arrays, expected {len(names)}: "
+            f"{', '.join(names)}."
+        )
+    named = {n: _numeric(client, n, a) for n, a in zip(names, arrays, strict=True)}
+    return RawReply(named, _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
+
+
+def _own(instruction: ClientInstruction) -> list[NDArray[Any]]:
+    """Return the arrays of an instruction, copied: what a client gets is its own to change."""
+    return [array.copy() for array in instruction.flat()]
+
+
+def _numeric(client: NumPyClient, name: str, array: Any) -> NDArray[Any]:
+    """Return an array that a client uploads; raise ValueError unless it holds real numbers."""
+    found = np.asarray(array)
+    if found.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{type(client).__name__}.fit returned an array {name!r} of dtype {found.dtype}, "
+            "expected real numbers."
+        )
+    return found
+
+
+def _personal(client: NumPyClient) -> RawReply:
+    """Return a client's personal model, as it travels, under the names of its arrays."""
+    read = getattr(client, "personal_arrays", None)
+    if read is None:
+        raise ValueError(
+            f"{type(client).__name__} has no personal_arrays(), so there is no personal model to "
+            "send. Start the run without collect=True, or give the client one."
+        )
+    travelling = getattr(client, "travelling", dict)
+    return RawReply(travelling(read()), {wire.NUM_EXAMPLES: 1})
+
+
+def _evaluate(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
+    loss, num_examples, metrics = client.evaluate(_own(instruction), instruction.full_config())
+    return RawReply(None, {"loss": loss} | _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, int | float]:
+    return {
+        key: int(value) if isinstance(value, int) else float(value)
+        for key, value in metrics.items()
+        if isinstance(value, _NUMBER)
+    }
+
+
+def _numpy_client(client: Any, source: str = "client_fn returned") -> NumPyClient:
+    client = getattr(client, "numpy_client", client)  # what NumPyClient.to_client() wraps
+    if not isinstance(client, NumPyClient):
+        raise TypeError(
+            f"{source} a {type(client).__name__}, expected a NumPyClient or its to_client()."
+        )
+    return client
+
+
+def _split_state(state: RecordDict) -> dict[int, dict[str, Any]]:
+    """Return the state of a node's hosted clients by client id; the keys end in ``@ID``."""
+    parts: dict[int, dict[str, Any]] = {}
+    for key, record in state.items():
+        name, _, client_id = key.rpartition("@")
+        parts.setdefault(int(client_id), {})[name] = record
+    return parts
+
+
+def _own_context(context: Context, client_id: int, total: int, state: Mapping[str, Any]) -> Context:
+    """Return a hosted client's own context: its partition id and its part of the node's state."""
+    return Context(
+        run_id=context.run_id,
+        node_id=context.node_id,
+        node_config={
+            **context.node_config,
+            "partition-id": client_id,
+            "num-partitions": total,
+        },
+        state=RecordDict(dict(state)),
+        run_config=context.run_config,
+    )

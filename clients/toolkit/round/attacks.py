@@ -1,0 +1,350 @@
+"""Byzantine clients: what a method endures of clients that upload something else than they should.
+
+    same-value   c, in all places                       c ~ N(0, sigma^2)
+    sign-flip    -|c| u, where u is the honest upload    c ~ N(0, sigma^2)
+    gaussian     N(0, sigma^2) in every place
+    one-huge     u, with 1e30 in one place
+    random-labels    u, learned from labels that were drawn at random
+
+The first three are those of FPFC's paper (arXiv:2211.04218, section 6.4.1), whose sigma are the
+defaults, and of FLAME's (arXiv:2407.16397, section VI-A, with sigma^2 = 0.1), which poisons labels
+as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Literal
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.maths.checks import check_choice, check_count, check_positive
+from fl_admm_strategies.runtime.messages.packing import (
+    pack_replies,
+    unpack_instructions,
+    unpack_replies,
+)
+from fl_admm_strategies.runtime.messages.records import (
+    NUM_EXAMPLES,
+    UPLOAD,
+    RawReply,
+    from_array_record,
+    parse_groups,
+    read_names,
+    to_array_record,
+)
+
+from .app import ClientFn
+from .base import MethodClient, Scalars
+
+LABELS: Final = "random-labels"
+Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]
+
+SIGMAS = {"same-value": 100.0, "sign-flip": 10.0, "gaussian": 100.0}
+HUGE = 1e30
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What malicious clients upload, and who they are.
+
+    Parameters
+    ----------
+    kind : {"same-value", "sign-flip", "gaussian", "one-huge", "random-labels"}
+        What is uploaded: one number in all places, the upload times a negative number, noise, the
+        upload with 1e30 in one place, or what is honestly learned from labels drawn at random.
+    ratio : float
+        floor(ratio m) of m clients are malicious, the same for the whole run; 0 is no attack.
+    sigma : float, optional
+        By default 100, for "sign-flip" 10; "one-huge" and "random-labels" have none.
+    seed : int (default: 0)
+        Who is malicious, and every draw: c and the noise are drawn anew for every upload, from the
+        seed, the client and the round.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a parameter is out of range.
+    """
+
+    kind: Kind
+    ratio: float
+    sigma: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, (*SIGMAS, "one-huge", LABELS))
+        if isinstance(self.ratio, bool) or not 0 <= self.ratio < 1:
+            raise ValueError(f"ratio is {self.ratio}, expected a number in [0, 1).")
+        if self.sigma is not None:
+            check_positive("sigma", self.sigma)
+            if self.kind not in SIGMAS:
+                raise ValueError(
+                    f"sigma is {self.sigma}, but {self.kind!r} draws no such number: leave it out."
+                )
+        check_count("seed", self.seed, least=0)
+
+    def malicious(self, num_clients: int) -> frozenset[int]:
+        """Return the malicious ones of the clients 0, 1, ..., drawn uniformly from the seed."""
+        count = int(self.ratio * num_clients + 1e-9)  # 0.29 * 100 is a little less than 29
+        rng = np.random.default_rng([self.seed, *b"malicious"])
+        return frozenset(rng.choice(num_clients, count, replace=False).tolist())
+
+    def poisoned(
+        self, labels: NDArray[np.integer[Any]], num_classes: int, client: int
+    ) -> NDArray[np.integer[Any]]:
+        """Return the labels that a malicious client learns from where `kind` is "random-labels".
+
+        Uniform over all classes, drawn once a run from the seed and the client; of two classes the
+        other one. Give them to the client in the place of its own, and the client to
+        `AttackingClient`.
+        """
+        rng = np.random.default_rng([self.seed, client, *b"labels"])
+        return random_labels(labels, num_classes, rng)
+
+    def draw(self, arrays: Arrays, rng: np.random.Generator) -> Arrays:
+        """Return what is uploaded in the place of arrays; integers stay as they are."""
+        sigma = self.sigma or SIGMAS.get(self.kind, 0.0)
+        floating = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+        made: dict[str, NDArray[np.float64]] = {}
+        if self.kind == "same-value":
+            value = rng.normal(0, sigma)
+            made = {name: np.full(array.shape, value) for name, array in floating.items()}
+        elif self.kind == "sign-flip":
+            factor = -abs(rng.normal(0, sigma))
+            made = {name: factor * array.astype(np.float64) for name, array in floating.items()}
+        elif self.kind == "gaussian":
+            made = {name: rng.normal(0, sigma, array.shape) for name, array in floating.items()}
+        elif self.kind == "one-huge" and (place := _first_filled(floating)):
+            made = {place: floating[place].astype(np.float64)}
+            made[place].flat[0] = HUGE
+        with np.errstate(over="ignore"):  # of float16: infinity, which the server refuses
+            cast = {name: np.asarray(array, arrays[name].dtype) for name, array in made.items()}
+        return arrays | cast
+
+    def replace(self, arrays: Arrays, client: int, server_round: int) -> Arrays:
+        """Return `draw` with the random numbers of a client in a round."""
+        rng = np.random.default_rng([self.seed, client, server_round, *b"attack"])
+        return self.draw(arrays, rng)
+
+
+def random_labels(
+    labels: NDArray[np.integer[Any]], num_classes: int, rng: np.random.Generator
+) -> NDArray[np.integer[Any]]:
+    """Return labels uniform over the classes; of two classes the other one of each."""
+    if num_classes == 2:
+        return (1 - labels).astype(labels.dtype)
+    return rng.integers(0, num_classes, labels.shape).astype(labels.dtype)
+
+
+def _first_filled(arrays: Arrays) -> str | None:
+    return next((name for name, array in arrays.items() if array.size), None)
+
+
+class AttackingClient(NumPyClient):
+    """Another client whose uploads are replaced by an attack.
+
+    It trains honestly on the data that it was given and keeps what it should; only the message is
+    another, and of that what the method's paper calls the message: see `MethodClient.forge`.
+    Handshakes are honest. Where the labels are poisoned, so is the message.
+    It evaluates with 0 examples, so that all metrics are those of the other clients.
+
+    Parameters
+    ----------
+    client : NumPyClient
+        What it would be if it were honest.
+    attack : Attack
+    client_id : int
+    """
+
+    def __init__(self, client: NumPyClient, attack: Attack, client_id: int) -> None:
+        self.client = client
+        self.attack = attack
+        self.client_id = client_id
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Train, and replace the upload."""
+        uploaded, num_examples, metrics = self.client.fit(parameters, config)
+        if config.get("handshake") or self.attack.kind == LABELS:
+            return uploaded, num_examples, metrics
+        named = dict(zip(_upload_names(config, len(uploaded)), uploaded, strict=True))
+        server_round = int(config.get("server-round", 0))
+        attack = partial(self.attack.replace, client=self.client_id, server_round=server_round)
+        if isinstance(self.client, MethodClient) and hasattr(self.client, "instruction"):
+            asked = self.client.instruction.decode(parameters, config)
+            forged = self.client.forge(named, asked, attack)
+        else:  # a client of FedAvg: all of its model is the message
+            forged = attack(named)
+        return [forged[name] for name in named], num_examples, metrics
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate, with 0 examples."""
+        loss, _, metrics = self.client.evaluate(parameters, config)
+        return loss, 0, metrics
+
+    def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
+        """Return the client's."""
+        return self.client.get_parameters(config)
+
+    def get_properties(self, config: Scalars) -> Scalars:
+        """Return the client's."""
+        return self.client.get_properties(config)
+
+
+def forge_z(u: Arrays, asked: Any, attack: Callable[[Arrays], Arrays]) -> Arrays:
+    """Return the u_i of which the server makes the z_i that an attack wants.
+
+    With pi_i <- pi_i + rho (u_i - w) its z_i is 2 u_i - (w - pi_i/rho): twice u_i less the anchor.
+    """
+    z = attack({name: 2 * array - asked.anchor[name] for name, array in u.items()})
+    return {name: (array + asked.anchor[name]) / 2 for name, array in z.items()}
+
+
+def _upload_names(config: Mapping[str, Any], count: int) -> list[str]:
+    if (wanted := config.get(UPLOAD)) is not None:
+        return read_names(UPLOAD, wanted)
+    groups = parse_groups(config)  # none from a plain FedAvg server
+    return [str(place) for place in range(count)] if groups is None else next(iter(groups.values()))
+
+
+def attacked_client_fn(client_fn: ClientFn, attack: Attack) -> ClientFn:
+    """Return a ``client_fn`` some of whose clients are malicious.
+
+    Parameters
+    ----------
+    client_fn : callable
+        As `client_app` and ``ClientApp(client_fn=...)`` take it.
+    attack : Attack
+
+    Returns
+    -------
+    callable
+        Likewise. Which of its clients are malicious follows from ``partition-id`` and
+        ``num-partitions`` of their contexts; the others are those of `client_fn` itself.
+
+    Raises
+    ------
+    ValueError
+        If the attack is on the labels, which `client_fn` reads: see `Attack.poisoned`.
+
+    Examples
+    --------
+    >>> app = client_app(attacked_client_fn(client_fn, Attack("sign-flip", ratio=0.25)))
+    """
+    _check_on_messages(attack)
+
+    def attacked(context: Context) -> Any:
+        client, honest = _client_of(context, None), client_fn(context)
+        if client not in attack.malicious(int(context.node_config["num-partitions"])):
+            return honest
+        inner: Any = getattr(honest, "numpy_client", honest)  # what NumPyClient.to_client() wraps
+        return AttackingClient(inner, attack, client).to_client()
+
+    return attacked
+
+
+def attacked_app(app: ClientApp, attack: Attack, *, num_clients: int | None = None) -> ClientApp:
+    """Return a `ClientApp` some of whose clients are malicious, whatever it is made of.
+
+    All floating point arrays of a reply to a training message are replaced. Of this library's
+    methods some send more than their message: use `attacked_client_fn` for those.
+
+    Parameters
+    ----------
+    app : ClientApp
+    attack : Attack
+    num_clients : int, optional
+        By default ``num-partitions`` of the nodes; give it where a node hosts several clients.
+
+    Raises
+    ------
+    ValueError
+        If the attack is on the labels, which the app's clients read: see `Attack.poisoned`.
+    """
+    _check_on_messages(attack)
+    return _AttackedApp(app, attack, num_clients)
+
+
+def _check_on_messages(attack: Attack) -> None:
+    if attack.kind == LABELS:
+        raise ValueError(
+            f"kind is {LABELS!r}, an attack on the data, expected one on the uploads. Give a "
+            "malicious client attack.poisoned(labels, num_classes, client) to train on, and return "
+            "AttackingClient(client, attack, client_id) in its place."
+        )
+
+
+class _AttackedApp(ClientApp):
+    def __init__(self, app: ClientApp, attack: Attack, num_clients: int | None) -> None:
+        super().__init__()
+        self._app, self._attack, self._num_clients = app, attack, num_clients
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = self._app(message, context)
+        kind = message.metadata.message_type.partition(".")[0]
+        if reply.has_error() or kind not in ("train", "evaluate"):
+            return reply
+        malicious = self._attack.malicious(
+            self._num_clients or int(context.node_config["num-partitions"])
+        )
+        if any("@" in key for key in reply.content):  # of a node with several clients
+            asked = dict(unpack_instructions(message.content))
+            replies: dict[int | None, RawReply] = {
+                client: self._forged(own, asked[client].config, client, kind)
+                if client in malicious
+                else own
+                for client, own in unpack_replies(reply.content)
+            }
+            reply.content = pack_replies(replies)
+            return reply
+        client = _client_of(context, self._num_clients)
+        if client not in malicious:
+            return reply
+        config: dict[str, Any] = dict(next(iter(message.content.config_records.values()), {}))
+        for key, record in list(reply.content.items()):
+            if kind == "evaluate" and isinstance(record, MetricRecord):
+                for name in {NUM_EXAMPLES, "num_examples"} & record.keys():
+                    record[name] = 0
+            elif kind == "train" and isinstance(record, ArrayRecord):
+                own = self._forged(RawReply(from_array_record(record)), config, client, kind)
+                reply.content[key] = to_array_record(own.arrays or {})
+        return reply
+
+    def _forged(
+        self, reply: RawReply, config: Mapping[str, Any], client: int | None, kind: str
+    ) -> RawReply:
+        if kind == "evaluate":
+            return replace(reply, metrics=reply.metrics | {NUM_EXAMPLES: 0})
+        if client is None or reply.arrays is None or config.get("handshake"):
+            return reply
+        server_round = int(config.get("server-round", 0))
+        return replace(reply, arrays=self._attack.replace(reply.arrays, client, server_round))
+
+
+def _client_of(context: Context, num_clients: int | None) -> int:
+    """Return the client of a node that is one.
+
+    Raises
+    ------
+    ValueError
+        If the node does not say which client of how many it is.
+    """
+    config = context.node_config
+    if "partition-id" not in config or "num-partitions" not in config:
+        raise ValueError(
+            f"node_config is {dict(config)}, expected partition-id and num-partitions: they say "
+            "which clients are malicious."
+        )
+    node, nodes = int(config["partition-id"]), int(config["num-partitions"])
+    return node * (num_clients or nodes) // nodes  # as `client_app` deals them out

@@ -1,0 +1,279 @@
+"""The round of a client, whatever its method and whatever it computes with."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Generic, Never, TypeVar
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.common.settings import refuse_unknown
+from fl_admm_strategies.runtime.messages.records import (
+    ARRAYS,
+    UPLOAD,
+    parse_groups,
+    read_names,
+    split_groups,
+)
+from fl_admm_strategies.runtime.messages.schema import Instruction
+from fl_admm_strategies.runtime.messages.stamp import check_instruction_maker, made_by
+from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE, reduced_upload, with_held_back
+from fl_admm_strategies.runtime.strategy import StatefulStrategy
+from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
+
+from ..errors import plain_errors
+from ..solving.steps import Steps, alone
+from .app import identity
+from .memory import Memory
+
+Scalars = dict[str, Any]
+Asked = TypeVar("Asked", bound=Instruction)
+
+
+class MethodClient(NumPyClient, Generic[Asked]):
+    """Base of the clients: reads the typed message, keeps the memory, orders the upload.
+
+    A method's client names its strategy and its message and says in `train` what it does with it,
+    and in `test` how it evaluates. Its replies are stamped with its strategy's `method`, and a
+    message of another method is refused.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context, as `client_fn(context)` receives it.
+    state_dir : str or path, optional
+        Folder for what the client keeps between rounds, so that it outlives the run: see `Memory`.
+        By default that is in ``context.state``.
+
+    Attributes
+    ----------
+    memory : Memory
+        What the client keeps between rounds.
+    """
+
+    strategy: ClassVar[type[StatefulStrategy]]
+    """The server's half."""
+    instruction: ClassVar[type[Instruction]]
+    """What it sends for training."""
+    closed_form: ClassVar[str] = ""
+    """Why there is no objective for a `minimise` of one's own; empty where there is one."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+        **unknown: Never,
+    ) -> None:
+        refuse_unknown(type(self), unknown, self.strategy)
+        self.context = context
+        self.memory = Memory(context, state_dir)
+        kinds = type(self).__mro__
+        named = next(place for place, kind in enumerate(kinds) if "closed_form" in vars(kind))
+        if self.closed_form and any("minimise" in vars(kind) for kind in kinds[:named]):
+            raise TypeError(
+                f"{type(self).__name__} has a minimise() of its own, which "
+                f"{self.strategy.__name__} would never call: {self.closed_form}. Use a method "
+                "whose clients descend, such as FedADMM; docs/own-client.md has the table."
+            )
+
+    def train(self, asked: Asked, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Do the client's part of a round.
+
+        What it keeps goes through ``self.memory``; its randomness is that of the message.
+
+        Parameters
+        ----------
+        asked : Instruction
+            The message.
+        config : dict
+            All settings that came with it, for the memory and the seed.
+
+        Returns
+        -------
+        upload : Arrays
+            At least the arrays that the server wants.
+        metrics : dict
+            What the client reports.
+        """
+        return alone(self.steps(asked, config), self.solution)
+
+    def steps(self, asked: Asked, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+        """Do the client's part of a round, and leave its descents to whoever takes the steps.
+
+        A method of descent has this in place of `train`, so that its clients can train together:
+        ``metrics = yield Minimisation(objective, lr, epochs)``. Parameters and result are those of
+        `train`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither train() nor steps().")
+
+    def training(self, asked: Asked, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+        """Do what `train` does: the steps of the method, unless the class has a `train`."""
+        if type(self).train is not MethodClient.train:
+            return self.train(asked, config)
+        return (yield from self.steps(asked, config))
+
+    def solution(self, asked: Any) -> Scalars:
+        """Do what a step asks for."""
+        raise NotImplementedError(f"{type(self).__name__} has no model to train.")
+
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+        """Evaluate models; parameters, result and errors are those of `evaluate`."""
+        raise ValueError(
+            f"{type(self).__name__} cannot evaluate. Switch federated evaluation off with "
+            "fraction_evaluate=0."
+        )
+
+    def models(self, parameters: list[NDArray[Any]], config: Scalars) -> dict[str, Arrays]:
+        """Return the models of an evaluation's message, by kind."""
+        return split_groups(parameters, config)
+
+    @abstractmethod
+    def train_size(self) -> int:
+        """Return n_i, the number of training examples; raise ValueError if there are none."""
+
+    @plain_errors()
+    def fit(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Take part in a round: `train` on what the message says, or answer a handshake.
+
+        Raises
+        ------
+        ValueError
+            If there is nothing to train on, the message does not fit the method or the model, or
+            the client does not hold the variables that the server takes for its own.
+        """
+        return alone(self.taking_part(parameters, config), self.solution)
+
+    def taking_part(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> Steps[tuple[list[NDArray[Any]], int, Scalars]]:
+        """Do what `fit` does, in steps; parameters, result and errors are its."""
+        self.check_sender(config)
+        if (names := config.get(NAMES)) is not None:
+            answer = self.answer_about_names(read_names(NAMES, names))
+            return list(answer.values()), self.train_size(), self.stamp()
+        if config.get("handshake"):
+            arrays, num_examples, metrics = self.answer_handshake(parameters, config)
+            return arrays, num_examples, metrics | self.stamp()
+        num_examples = self.train_size()
+        asked: Any = self.instruction.decode(parameters, config)
+        with self.seeded(config):
+            upload, metrics = yield from self.training(asked, config)
+        return self.ordered(upload, parameters, config), num_examples, metrics | self.stamp()
+
+    @plain_errors()
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[float, int, Scalars]:
+        """Evaluate the models of a message: `test`.
+
+        Returns
+        -------
+        loss : float
+        num_examples : int
+        metrics : dict
+            Those of `test`, with the stamp.
+
+        Raises
+        ------
+        ValueError
+            If there is nothing to evaluate on, or the message does not fit the method or the model.
+        """
+        self.check_sender(config)
+        loss, num_examples, metrics = self.test(parameters, config)
+        return loss, num_examples, metrics | self.stamp()
+
+    def check_sender(self, config: Scalars) -> None:
+        """Raise ValueError if a message is from another strategy than this client's."""
+        groups = parse_groups(config) or [ARRAYS]  # FedAvg does not name its model
+        check_instruction_maker(
+            config,
+            self.method(),
+            client=type(self).__name__,
+            strategy=self.strategy.__name__,
+            ours=ARRAYS not in groups,
+        )
+
+    def stamp(self) -> Scalars:
+        """Return what says in the metrics of a reply which method made it."""
+        return {} if (method := self.method()) is None else {**made_by(method)}
+
+    def method(self) -> str | None:
+        """Return the strategy's `method`; None for one that takes any client, such as FedAvg."""
+        return getattr(self.strategy, "method", None)
+
+    def answer_about_names(self, names: list[str]) -> Arrays:
+        """Return what the server wants to know of its initial arrays: here, that all are trained.
+
+        See `fl_admm_strategies.runtime.trust.layout`.
+        """
+        return answer(names, dict.fromkeys(names, TRAINED), {})
+
+    def untrained(self, names: list[str]) -> Arrays:
+        """Return those of some arrays that the client has, though it never uploads them unasked."""
+        return {}
+
+    def forge(self, upload: Arrays, asked: Asked, attack: Callable[[Arrays], Arrays]) -> Arrays:
+        """Return an upload in which an attack has replaced what the paper calls the message.
+
+        By default that is all of it. It is for simulations of malicious clients: see `Attack`.
+        """
+        return attack(upload)
+
+    def answer_handshake(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+        """Answer a handshake, which by default asks for the number of training examples only."""
+        return [], self.train_size(), {}
+
+    def ordered(
+        self, upload: Mapping[str, NDArray[Any]], parameters: list[NDArray[Any]], config: Scalars
+    ) -> list[NDArray[Any]]:
+        """Return the arrays of an upload in the order in which the server wants them."""
+        if (wanted := config.get(UPLOAD)) is not None:
+            names = read_names(UPLOAD, wanted)
+        else:
+            names = list(next(iter(split_groups(parameters, config).values())))
+        if missing := [name for name in names if name not in upload]:
+            upload = {**upload, **self.untrained(missing)}
+        if missing := [name for name in names if name not in upload]:
+            raise ValueError(
+                f"The server wants the arrays {', '.join(missing)}, which this client does not "
+                "have. Use one model definition on both sides."
+            )
+        travelling = {name: upload[name] for name in names}
+        return list(reduced_upload(travelling, config, self.buffer_names()).values())
+
+    def whole_change(
+        self, change: Arrays, config: Scalars, *, first: bool
+    ) -> tuple[Arrays, Arrays]:
+        """Complete an upload that the server adds up, and return what to keep with the rest.
+
+        Where it is rounded on its way, what that held back of the last one belongs to this one; see
+        `fl_admm_strategies.runtime.messages.wire`. `first`: there is no last one.
+        """
+        if WIRE_DTYPE not in config:
+            return change, {}
+        before = {} if first else self.memory.require(config)
+        return with_held_back(change, before, config)
+
+    def buffer_names(self) -> Collection[str]:
+        """Return which arrays are buffers, which are never rounded on their way; here none."""
+        return ()
+
+    @contextmanager
+    def seeded(self, config: Scalars) -> Iterator[None]:
+        """Make the client's randomness that of this client in this round; here there is none."""
+        yield
+
+    def get_properties(self, config: Scalars) -> Scalars:
+        """Return who the client is, for Flower's legacy API."""
+        return identity(self.context)

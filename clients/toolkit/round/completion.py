@@ -1,0 +1,429 @@
+"""What the clients of matrix completion share: their ratings, their users, the descents, a list.
+
+The server's half is `fl_admm_strategies.algorithms.shared.completion`, which has the objective.
+
+Items' factors have the papers' shape (r, n) in messages and in the client's memory, and one row for
+each item in the arithmetic, so that the factors of one item lie side by side. Nothing here has a
+number for every user and item: a residual is as long as the list of ratings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Never, Protocol, TypeVar
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fl_admm_strategies.algorithms.shared.completion import FedMCFactors
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.maths.checks import check_count, check_positive
+from fl_admm_strategies.maths.regularizers import Regularizer, check_regularizer, squared_l2_weight
+from fl_admm_strategies.runtime.messages.records import from_array_record, to_array_record
+from fl_admm_strategies.runtime.messages.schema import Instruction
+
+from ..data.ratings import Ratings
+from .base import MethodClient, Scalars
+
+Asked = TypeVar("Asked", bound=Instruction)
+Step = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
+"""From factors and the gradient of f_i in them to the next factors."""
+
+LEAST_LIPSCHITZ = 1e-12
+"""A Lipschitz constant that is 0, where all factors are, must not divide."""
+_EVALUATED = "evaluated"
+
+
+class FirstUsers(Protocol):
+    """What of a message says how U_i^0 is drawn."""
+
+    @property
+    def factor_seed(self) -> int:
+        """Of its generator."""
+
+    @property
+    def factor_scale(self) -> float:
+        """Its entries are uniform on [0, factor_scale]."""
+
+
+class Residual:
+    """E = P(U W - M): one number for each rating, with the structure that all steps share.
+
+    Parameters
+    ----------
+    ratings : Ratings
+        k ratings.
+    dtype : dtype
+        That of the arithmetic.
+    """
+
+    def __init__(self, ratings: Ratings, dtype: np.dtype[Any]) -> None:
+        self._users = ratings.users.astype(np.intp)
+        self._items = ratings.items.astype(np.intp)
+        self._values = ratings.values.astype(dtype)
+        self._matrix = ratings.to_csr()
+
+    def of_users(self, users: NDArray[Any]) -> NDArray[Any]:
+        """Return the factors of each rating's user, shape (r, k), out of (m_i, r)."""
+        return users.T.take(self._users, axis=1)
+
+    def of_items(self, items: NDArray[Any]) -> NDArray[Any]:
+        """Return the factors of each rating's item, shape (r, k), out of (n, r)."""
+        return items.T.take(self._items, axis=1)
+
+    def matrix(self, of_users: NDArray[Any], of_items: NDArray[Any]) -> Any:
+        """Return E as a sparse matrix; it is overwritten by the next call."""
+        predicted = np.einsum("rk,rk->k", of_users, of_items)
+        predicted -= self._values
+        self._matrix.data = predicted
+        return self._matrix
+
+    @classmethod
+    def joined(cls, parts: Sequence[Residual]) -> Residual:
+        """Return that of several clients, whose users and items stand one after another."""
+        joined = cls.__new__(cls)
+        shapes = np.array([part._matrix.shape for part in parts])
+        begins = np.cumsum(shapes, axis=0) - shapes
+        users = [part._users + row for part, (row, _) in zip(parts, begins, strict=True)]
+        items = [part._items + column for part, (_, column) in zip(parts, begins, strict=True)]
+        joined._users, joined._items = np.concatenate(users), np.concatenate(items)
+        joined._values = np.concatenate([part._values for part in parts])
+        per_user = np.concatenate([np.diff(part._matrix.indptr) for part in parts])
+        structure = joined._values, joined._items, np.concatenate([[0], np.cumsum(per_user)])
+        joined._matrix = type(parts[0]._matrix)(structure, tuple(shapes.sum(axis=0).tolist()))
+        return joined
+
+    def __len__(self) -> int:
+        """Return the number of ratings."""
+        return len(self._values)
+
+    def at(self, users: NDArray[Any], items: NDArray[Any]) -> Any:
+        """Return E at factors (m_i, r) and (n, r); it is overwritten by the next call."""
+        return self.matrix(self.of_users(users), self.of_items(items))
+
+
+def descend_users(
+    residual: Residual, users: NDArray[Any], items: NDArray[Any], steps: int, step: Step
+) -> NDArray[Any]:
+    """Return U_i after some steps along E V^T, the gradient of f_i at the items' factors.
+
+    Parameters
+    ----------
+    residual : Residual
+    users : ndarray of shape (m_i, r)
+    items : ndarray of shape (n, r)
+    steps : int
+    step : callable
+        A step.
+    """
+    of_items = residual.of_items(items)
+    for _ in range(steps):
+        users = step(users, residual.matrix(residual.of_users(users), of_items) @ items)
+    return users
+
+
+def descend_items(
+    residual: Residual, users: NDArray[Any], items: NDArray[Any], steps: int, step: Step
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the items' factors after some steps along (U_i^T E)^T, the gradient of f_i there.
+
+    Parameters
+    ----------
+    residual : Residual
+    users : ndarray of shape (m_i, r)
+    items : ndarray of shape (n, r)
+    steps : int
+    step : callable
+        A step.
+
+    Returns
+    -------
+    items : ndarray of shape (n, r)
+    errors : ndarray of shape (k,)
+        E before the last step.
+    """
+    of_users = residual.of_users(users)
+    last = np.zeros(len(residual), users.dtype)
+    for _ in range(steps):
+        errors = residual.matrix(of_users, residual.of_items(items))
+        last = errors.data
+        items = step(items, errors.T @ users)
+    return items, last
+
+
+def half_square(errors: NDArray[Any]) -> float:
+    """Return half the sum of the squares."""
+    return 0.5 * float(np.vdot(errors, errors))
+
+
+class CompletionClient(MethodClient[Asked]):
+    """Base of the clients of matrix completion: the ratings of some users, whose factors stay here.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context, as `client_fn(context)` receives it.
+    train : Ratings
+        M_i to train on; `num_items` is n, the same for all clients.
+    regularizer : Regularizer
+        R_i, on the users' factors.
+    test : Ratings, optional
+        Ratings of the same users to evaluate on. A client without has no part in the RMSE.
+    mean, std : float (default: 0 and 1)
+        Of the stars, where `train` and `test` hold (stars - mean) / std: predictions and the RMSE
+        are in stars then. The same for all clients, e.g. of all their training ratings.
+    state_dir : str or path, optional
+        Folder for what the client keeps, its U_i at least, so that it outlives the run: see
+        `Memory`. By default it is in ``context.state``.
+    """
+
+    smooth: ClassVar[bool] = False
+    """Whether its steps are gradient steps, on a regularizer that is `SquaredL2`."""
+    closed_form: ClassVar = (
+        "its steps go from one factor to the other, with step sizes of their own"
+    )
+
+    def __init__(
+        self,
+        context: Context,
+        train: Ratings,
+        regularizer: Regularizer,
+        *,
+        test: Ratings | None = None,
+        mean: float = 0.0,
+        std: float = 1.0,
+        state_dir: str | os.PathLike[str] | None = None,
+        **unknown: Never,
+    ) -> None:
+        check_regularizer("regularizer", regularizer)
+        if self.smooth:
+            squared_l2_weight("regularizer", regularizer)
+        check_positive("std", std)
+        if not np.isfinite(mean):
+            raise ValueError(f"mean is {mean}, expected a finite number.")
+        if test is not None:
+            shapes = [(part.num_users, part.num_items) for part in (train, test)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(
+                    f"The training ratings are of {shapes[0]} (users, items), the test ratings of "
+                    f"{shapes[1]}. Give both the same num_users and num_items."
+                )
+        super().__init__(context, state_dir=state_dir, **unknown)
+        self.train_ratings = train
+        self.test_ratings = test
+        self.regularizer = regularizer
+        self.mean = mean
+        self.std = std
+
+    def train_size(self) -> int:
+        """Return the number of training ratings."""
+        return len(self.train_ratings)
+
+    # ------------------------------------------------------------------------------------------
+    # What a method needs in a round
+    # ------------------------------------------------------------------------------------------
+
+    def own_users(self, factors: NDArray[Any], asked: FirstUsers, config: Scalars) -> NDArray[Any]:
+        """Return U_i, (m_i, r), or U_i^0 beside items' factors of shape (r, n).
+
+        Raises
+        ------
+        ValueError
+            If the server knows of a U_i that is not here.
+        """
+        if (held := self.memory.recall(config)) is not None:
+            return held["U"]
+        if int(config["version"]) > 0:
+            raise self.memory.lost(config)
+        return self.first_users(factors, asked)
+
+    def first_users(self, factors: NDArray[Any], asked: FirstUsers) -> NDArray[Any]:
+        """Draw U_i^0: the same whenever the client is first asked."""
+        rng = np.random.default_rng(asked.factor_seed)
+        size = (self.train_ratings.num_users, len(factors))
+        return rng.uniform(0, asked.factor_scale, size).astype(factors.dtype)
+
+    def checked(self, arrays: Arrays) -> NDArray[Any]:
+        """Return the one array of a message, of shape (r, n)."""
+        (items,) = arrays.values()
+        known = self.train_ratings.num_items
+        if items.ndim != 2 or items.shape[1] != known:
+            raise ValueError(
+                f"The server's items' factors have shape {items.shape}, but this client's ratings "
+                f"are of {known} items, expected (rank, {known}). All clients and "
+                "initial_item_factors must number the same items."
+            )
+        return items
+
+    def keep(self, config: Scalars, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what came out of a round: U_i, "U", and what else the method has."""
+        self.memory.keep(config, arrays)
+        self.context.state.pop(_EVALUATED, None)
+
+    # ------------------------------------------------------------------------------------------
+    # Evaluation
+    # ------------------------------------------------------------------------------------------
+
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+        """Evaluate U_i with the V of the message.
+
+        Returns
+        -------
+        loss : float
+            f_i(U_i, V) + R_i(U_i) on the training ratings: this client's term of the objective.
+        num_examples : int
+            Number of training ratings, so that a client without test ratings counts in the loss.
+        metrics : dict
+            ``test-ratings``, their number; ``squared-error``, the sum over them, and, where there
+            are any, ``rmse``, both in stars; with a `std` also ``scaled-squared-error``, in the
+            unit of the ratings. ``user-entries``, ``user-nonzeros``: those of U_i.
+        """
+        asked = FedMCFactors.decode(parameters, config)
+        items = self.checked(asked.factors)
+        users = self.own_users(items, asked, config)
+        factors = {"user-factors": users}
+        if not asked.rated_only:  # V would be kept by every client
+            factors["item-factors"] = items
+        self.context.state[_EVALUATED] = to_array_record(factors)
+        loss = half_square(self._errors(self.train_ratings, users, items)) + self.regularizer.value(
+            users
+        )
+        squared, count = 0.0, 0
+        if self.test_ratings is not None:
+            squared, count = (
+                2 * half_square(self._errors(self.test_ratings, users, items)),
+                len(self.test_ratings),
+            )
+        metrics: Scalars = {
+            "test-ratings": count,
+            "squared-error": squared * self.std**2,
+            "user-entries": users.size,
+            "user-nonzeros": int(np.count_nonzero(users)),
+        }
+        if count:
+            metrics["rmse"] = self.std * float(np.sqrt(squared / count))
+        if self.std != 1:
+            metrics["scaled-squared-error"] = squared
+        return loss, self.train_size(), metrics
+
+    def _errors(self, ratings: Ratings, users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:
+        """Return prediction - target of every rating, shape (k,)."""
+        predicted = _products(users, items, ratings.users, ratings.items)
+        errors: NDArray[Any] = predicted - ratings.values.astype(predicted.dtype)
+        return errors
+
+    # ------------------------------------------------------------------------------------------
+    # Recommending, on the client
+    # ------------------------------------------------------------------------------------------
+
+    def personal_arrays(self) -> Arrays:
+        """Return U_i, as "user-factors" of shape (m_i, r), and V, "item-factors" of shape (r, n).
+
+        They are those of the client's last message: V where that was an evaluation, as it is at
+        the end of a run by default, and its own copy W_i after training, where the method keeps
+        one. With FedMC-ADMM's ``rows="rated"`` no client keeps V.
+
+        Raises
+        ------
+        RuntimeError
+            If the client has neither trained nor evaluated yet.
+        """
+        if _EVALUATED in self.context.state:
+            return from_array_record(self.context.state.array_records[_EVALUATED])
+        latest = self.memory.latest()
+        factors = {"user-factors": latest["U"], "item-factors": latest.get("W")}
+        return {name: array for name, array in factors.items() if array is not None}
+
+    def predict(
+        self,
+        users: NDArray[Any],
+        items: NDArray[Any],
+        *,
+        item_factors: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Predict ratings, in stars, by the factors of `personal_arrays`.
+
+        Parameters
+        ----------
+        users, items : array of int, shape (k,)
+            Who, by the client's own numbers, and what.
+        item_factors : ndarray of shape (r, n), optional
+            V, e.g. ``strategy.global_arrays["item-factors"].numpy()``, where the client has none.
+
+        Returns
+        -------
+        ndarray of shape (k,)
+            Not clipped to the range of the ratings.
+
+        Raises
+        ------
+        ValueError
+            If the client has no such user, or there is no such item, or nobody has V.
+        """
+        users, items = np.asarray(users), np.asarray(items)
+        for name, indices, count in (
+            ("users", users, self.train_ratings.num_users),
+            ("items", items, self.train_ratings.num_items),
+        ):
+            wrong = indices[(indices < 0) | (indices >= count)]
+            if wrong.size:
+                raise ValueError(f"{name} holds {wrong[0]}, expected 0 to {count - 1}.")
+        factors = self.personal_arrays()
+        known = factors.get("item-factors") if item_factors is None else item_factors
+        if known is None:
+            raise ValueError(
+                "This client keeps no factors of the items, or has not evaluated yet. Give it the "
+                "strategy's: "
+                "item_factors=strategy.global_arrays['item-factors'].numpy()."
+            )
+        products = _products(factors["user-factors"], known, users, items)
+        predicted: NDArray[Any] = self.mean + self.std * products
+        return predicted
+
+    def top_items(
+        self,
+        user: int,
+        n: int,
+        *,
+        exclude_rated: bool = True,
+        item_factors: NDArray[Any] | None = None,
+    ) -> NDArray[np.int64]:
+        """Return the items with the largest predicted ratings of one user, best first.
+
+        Parameters
+        ----------
+        user : int
+            By the client's own numbers, 0 <= user < m_i.
+        n : int
+            How many; fewer come back where there are not so many.
+        exclude_rated : bool (default: True)
+            Leave out what the user rated in the training ratings.
+        item_factors : ndarray of shape (r, n), optional
+            As in `predict`.
+
+        Returns
+        -------
+        ndarray of int64
+        """
+        check_count("n", n, least=1)
+        everything = np.arange(self.train_ratings.num_items)
+        predicted = self.predict(
+            np.full(len(everything), user), everything, item_factors=item_factors
+        )
+        candidates = everything
+        if exclude_rated:
+            candidates = np.delete(
+                everything, self.train_ratings.items[self.train_ratings.users == user]
+            )
+        best = np.argsort(-predicted[candidates], kind="stable")[:n]
+        return candidates[best]
+
+
+def _products(
+    users: NDArray[Any], items: NDArray[Any], of_users: NDArray[Any], of_items: NDArray[Any]
+) -> NDArray[Any]:
+    """Return (U V)_{tj} for pairs (t, j), shape (k,), out of U (m_i, r) and V (r, n)."""
+    products: NDArray[Any] = np.einsum("rk,rk->k", users.T[:, of_users], items[:, of_items])
+    return products

@@ -1,0 +1,98 @@
+"""Clients with a model of which a part, v_i, stays with them while the rest, u, is shared."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fl_admm_strategies.algorithms.shared.split import SplitEvaluation
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
+
+from .base import Asked, Scalars
+from .torch_client import TorchClient
+
+V = "v/"
+"""How v_i is called in a client's memory, before the names of its arrays."""
+
+
+class SplitClient(TorchClient[Asked]):
+    """Base of the clients that keep a part of their model to themselves.
+
+    The part is named by the strategy's pattern, and its shapes may be this client's own. It starts
+    from the values of the model that the client is given: seed it where you build it, so that a run
+    can be repeated.
+    """
+
+    def load_split(self, shared: Arrays, personal: str | None, config: Scalars) -> None:
+        """Load u, and the client's own v_i, into the model.
+
+        Raises
+        ------
+        ValueError
+            If the pattern leaves other arrays of this model to share, or v_i was lost or is of
+            another model.
+        """
+        state = self.arrays()
+        own = [name for name in state if not is_personal(name, personal)]
+        if sorted(shared) != sorted(own):
+            raise ValueError(
+                f"The server shares {len(shared)} arrays ({', '.join(shared)}), but "
+                f"personal={personal!r} leaves {len(own)} of the client's model to share "
+                f"({', '.join(own)}). Models may differ in their personal arrays only."
+            )
+        self.load(state | self._recall_personal(personal, config) | shared)
+
+    def _recall_personal(self, personal: str | None, config: Scalars) -> Arrays:
+        """Return v_i as it was in the round that the server takes the client to be in."""
+        model = self.personal_part(personal)
+        held = self.memory.recall(config)
+        if held is None:
+            if int(config["version"]) > 0:
+                raise self.memory.lost(config)
+            return model
+        own = under(V, held)
+        shapes, new = ({name: a.shape for name, a in arrays.items()} for arrays in (own, model))
+        if shapes != new:
+            raise ValueError(
+                f"The personal arrays of round {config['version']} were {shapes}, the client's "
+                f"model has {new} now. client_fn must build the same model in every round."
+            )
+        return own
+
+    def personal_part(self, personal: str | None) -> Arrays:
+        """Return the personal arrays of the model, buffers among them."""
+        return {name: a for name, a in self.arrays().items() if is_personal(name, personal)}
+
+    def trained_parts(self, personal: str | None) -> tuple[list[str], list[str]]:
+        """Return the names of the parameters in v_i and in u."""
+        names = self.trained_names()
+        own = [name for name in names if is_personal(name, personal)]
+        return own, [name for name in names if name not in own]
+
+    def kept(self, asked: Any) -> Arrays:
+        """Return what the client is to keep of a training: v_i."""
+        return prefixed(V, self.personal_part(asked.personal))
+
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+        """Evaluate (u, v_i), with v_i of the last training that the server accepted."""
+        asked = SplitEvaluation.decode(parameters, config)
+        self.load_split(asked.global_, asked.personal, config)
+        with self.seeded(config):
+            return self.evaluate_models({"personal": self.arrays()})
+
+    def personal_arrays(self) -> Arrays:
+        """Return v_i after the last training, the part that the server does not have.
+
+        Raises
+        ------
+        RuntimeError
+            If it has not been trained yet.
+        """
+        return {self.model_arrays.prefix + n: a for n, a in under(V, self.memory.latest()).items()}
+
+
+def is_personal(name: str, pattern: str | None) -> bool:
+    """Return whether the strategy's pattern, None where nothing is personal, is in a name."""
+    return pattern is not None and re.search(pattern, name) is not None

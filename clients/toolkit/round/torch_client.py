@@ -1,0 +1,529 @@
+"""What every PyTorch client here shares: its model and data, its evaluation, its randomness."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from itertools import repeat
+from typing import Any, Never, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from flwr.app import Context
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.maths.checks import check_positive
+from fl_admm_strategies.runtime.messages.records import brief, split_groups
+from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
+
+from ..data import batches
+from ..data.batches import Loader, SplitBatch
+from ..models.arrays import ModelArrays, in_full, to_array
+from ..solving.cohort import Driver, fit_together
+from ..solving.features import frozen_layers_applied
+from ..solving.objective import LocalObjective
+from ..solving.solvers import LocalProblem, LossFn, OptimizerFn, SchedulerFn, gradient_descent
+from ..solving.steps import Minimisation, Steps
+from .base import Asked, MethodClient, Scalars
+
+BUFFERS = "b/"
+"""How the buffers of a client's model are called in its memory, before their names."""
+
+MetricFn = Callable[[Any, Any], float | Tensor]
+
+
+@runtime_checkable
+class RunningMetric(Protocol):
+    """A metric that sees the test data batch by batch, as torchmetrics' do."""
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Take in a batch."""
+
+    def compute(self) -> float | Tensor:
+        """Return the metric over all batches since `reset`."""
+
+    def reset(self) -> None:
+        """Begin anew."""
+
+
+class TorchClient(MethodClient[Asked]):
+    """Base of the clients with a PyTorch model: any `torch.nn.Module`, loaders and a loss.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context, as `client_fn(context)` receives it.
+    model : nn.Module
+        Its ``state_dict()`` has the names and shapes of the strategy's initial arrays.
+    train_loader : iterable of batches
+        Training data: a `DataLoader`, or a list of batches.
+    loss_fn : callable, optional
+        ``loss_fn(outputs, targets)``: the mean over the batch. Without it the model returns its
+        loss: as a number, as ``.loss``, or first in a tuple; a batch's dict is its keyword
+        arguments. Where a model returns an object with ``.logits``, these are the outputs.
+    test_loader : iterable of batches, optional
+        Data for `evaluate`; without it the client refuses to evaluate.
+    metrics : mapping of str to callable or RunningMetric, optional
+        By name, e.g. accuracy: ``metric(outputs, targets)`` on all test outputs at once; or objects
+        that see one batch after another (torchmetrics' do, `MeanMetric` makes one of a function).
+        If all are of this kind, or the model returns its loss, outputs are not kept, and the loss
+        is the mean of the batches', weighted by their samples.
+    full_batch : bool (default: False)
+        Gradient descent with one full-gradient step an epoch, in place of mini-batch SGD.
+    optimizer_fn : callable (default: torch.optim.SGD)
+        ``optimizer_fn(parameters, lr=lr)``, e.g. ``partial(SGD, momentum=0.9, weight_decay=1e-4)``.
+        It is made anew for every local objective, so that momentum does not survive a round: the
+        next one begins at another point with another objective.
+    scheduler_fn : callable, optional
+        ``scheduler_fn(optimizer)``, a schedule over the epochs of a round, e.g.
+        ``partial(StepLR, step_size=2)``; it begins anew as the optimizer does.
+    max_grad_norm : float, optional
+        The norm to which every step's gradient, that of the whole objective, is clipped.
+    split_batch : callable, optional
+        Turns what a loader yields into (inputs, targets). By default pairs and dicts are understood
+        (see `batches.split_batch`).
+    device : str or torch.device (default: "cpu")
+        Where the model is moved and trained. "auto": CUDA where this process may use it, else MPS,
+        else the CPU. See docs/scaling.md.
+    state_dir : str or path, optional
+        Folder for what the client keeps between rounds, so that it outlives the run: see `Memory`.
+        By default that is in ``context.state``.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        model: nn.Module,
+        train_loader: Loader,
+        loss_fn: LossFn | None = None,
+        *,
+        test_loader: Loader | None = None,
+        metrics: Mapping[str, MetricFn | RunningMetric] | None = None,
+        full_batch: bool = False,
+        optimizer_fn: OptimizerFn = torch.optim.SGD,
+        scheduler_fn: SchedulerFn | None = None,
+        max_grad_norm: float | None = None,
+        split_batch: SplitBatch | None = None,
+        device: str | torch.device = "cpu",
+        state_dir: str | os.PathLike[str] | None = None,
+        **unknown: Never,
+    ) -> None:
+        super().__init__(context, state_dir=state_dir, **unknown)
+        self.device = find_device(device)
+        self.model = model.to(self.device)
+        self.metrics = dict(metrics or {})
+        self.full_batch = full_batch
+        self.optimizer_fn = optimizer_fn
+        self.scheduler_fn = scheduler_fn
+        if max_grad_norm is not None:
+            check_positive("max_grad_norm", max_grad_norm)
+        self.max_grad_norm = max_grad_norm
+        split = split_batch or batches.split_for(loss_fn)
+        self._first_loss: float | None = None  # in this round
+        self.train_problem = LocalProblem(self.model, train_loader, loss_fn, split, self.device)
+        self.test_problem = (
+            None if test_loader is None else replace(self.train_problem, loader=test_loader)
+        )
+
+    def taking_part(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> Steps[tuple[list[NDArray[Any]], int, Scalars]]:
+        """Take part in a round as any client; in the first, say what the loss was before.
+
+        That is the metric ``initial-loss``, by which the strategy sees whether a run diverges.
+        """
+        self._first_loss = None
+        arrays, num_examples, metrics = yield from super().taking_part(parameters, config)
+        if self._first_loss is not None and config["version"] == 0:
+            metrics = metrics | {INITIAL_LOSS: self._first_loss}
+        return arrays, num_examples, metrics
+
+    def solution(self, asked: Minimisation) -> Scalars:
+        """Do what a step asks for: `solve`, on the samples that it is for."""
+        everything = self.train_problem
+        self.train_problem = self.problem_of(asked)
+        try:
+            return self.solve(asked.objective, lr=asked.lr, epochs=asked.epochs)
+        finally:
+            self.train_problem = everything
+
+    def problem_of(self, asked: Minimisation) -> LocalProblem:
+        """Return the loss that a step is taken on."""
+        own = self.train_problem
+        return own if asked.loader is None else replace(own, loader=asked.loader)
+
+    def draws(self, count: int = 1) -> Iterator[Loader]:
+        """Yield what steps are taken on, without end, for methods that count these and not epochs.
+
+        So many batches after another, beginning anew when the loader ends; or always all samples,
+        where the client takes full-gradient steps.
+        """
+        return repeat(self.train_loader) if self.full_batch else self.train_problem.draws(count)
+
+    @property
+    def train_loader(self) -> Loader:
+        """The training data."""
+        return self.train_problem.loader
+
+    def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
+        """Return the arrays of the model's ``state_dict``."""
+        return list(self.model_arrays.complete({}).values())
+
+    def answer_about_names(self, names: list[str]) -> Arrays:
+        """Return which of the server's initial arrays the model trains."""
+        return self.model_arrays.answer(names)
+
+    def untrained(self, names: list[str]) -> Arrays:
+        """Return frozen arrays and second names, for a strategy that did not ask about them."""
+        own = self.model_arrays
+        return own.read([name for name in names if name in own.tied or name in own.frozen])
+
+    @cached_property
+    def model_arrays(self) -> ModelArrays:
+        """What of the model travels; what is trained is settled with the first message."""
+        return ModelArrays(self.model)
+
+    def travelling(self, state: Arrays) -> Arrays:
+        """Return what travels of a ``state_dict``, by name."""
+        own = self.model_arrays
+        return {name: state[own.prefix + name] for name in own.names if own.prefix + name in state}
+
+    def arrays(self) -> Arrays:
+        """Return what of the model travels, by name; see `ModelArrays`."""
+        return self.model_arrays.read()
+
+    def buffers(self) -> Arrays:
+        """Return the buffers among them."""
+        return self.model_arrays.read(self.model_arrays.buffers)
+
+    def buffer_names(self) -> list[str]:
+        """Return their names."""
+        return self.model_arrays.buffers
+
+    def train_size(self) -> int:
+        """Return n_i, the number of training examples.
+
+        Raises
+        ------
+        ValueError
+            If there are none.
+        """
+        num_examples = self.train_problem.num_examples()
+        if num_examples == 0:
+            raise ValueError("The client's train_loader is empty.")
+        return num_examples
+
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+        """Evaluate every model of the message on the test data.
+
+        Returns
+        -------
+        loss : float
+            Test loss of the first model.
+        num_examples : int
+        metrics : dict
+            ``KIND-loss`` and ``KIND-METRIC`` for every kind of model.
+        """
+        with self.seeded(config):
+            return self.evaluate_models(split_groups(parameters, config, list(self.arrays())))
+
+    def evaluate_models(self, models: Mapping[str, Arrays]) -> tuple[float, int, Scalars]:
+        """Evaluate models, given by kind, on the test data."""
+        if self.test_problem is None:
+            raise ValueError(
+                "This client has no test_loader, so it cannot evaluate. Give it one, or switch "
+                "federated evaluation off with fraction_evaluate=0."
+            )
+        num_examples = self.test_problem.num_examples()
+        if num_examples == 0:
+            raise ValueError("The client's test_loader is empty.")
+        report: Scalars = {}
+        for kind, arrays in models.items():
+            self.load(arrays)
+            for name, value in self.measure(self.test_problem).items():
+                report[f"{kind}-{name}"] = value
+        return report[f"{next(iter(models))}-loss"], num_examples, report
+
+    def measure(self, problem: LocalProblem) -> Scalars:
+        """Return loss and metrics of ``self.model`` on data: where a test of one's own goes.
+
+        Parameters
+        ----------
+        problem : LocalProblem
+            ``problem.loader`` is the `test_loader`, or what the method measures on.
+
+        Returns
+        -------
+        dict of str to float
+            ``loss``, and metrics by name.
+        """
+        self.model.eval()
+        functions = {n: m for n, m in self.metrics.items() if not isinstance(m, RunningMetric)}
+        running = {n: m for n, m in self.metrics.items() if isinstance(m, RunningMetric)}
+        keep = bool(functions) or (problem.loss_fn is not None and not running)
+        for metric in running.values():
+            metric.reset()
+        kept: list[tuple[Any, Any]] = []
+        total, seen = 0.0, 0
+        with torch.no_grad():
+            for batch in problem.batches():
+                loss, outputs = problem.loss_and_outputs(batch)
+                total += float(loss) * batch.size
+                seen += batch.size
+                for metric in running.values():
+                    metric.update(outputs, batch.targets)
+                if keep:
+                    kept.append((outputs, batch.targets))
+            values = {"loss": total / seen}
+            values |= {name: float(metric.compute()) for name, metric in running.items()}
+            if keep:
+                outputs, targets = (torch.cat(parts) for parts in zip(*kept, strict=True))
+                if problem.loss_fn is not None:
+                    values["loss"] = float(problem.loss_fn(outputs, targets))
+                values |= {name: float(m(outputs, targets)) for name, m in functions.items()}
+        return {name: values[name] for name in ("loss", *self.metrics)}
+
+    def solve(self, objective: LocalObjective, *, lr: float, epochs: int) -> Scalars:
+        """Call `minimise`, with what does not move held fixed; see to it that it minimised that.
+
+        Raises
+        ------
+        ValueError
+            If it never asked for the terms of the objective.
+        """
+        with objective.others_fixed(self.model):
+            metrics = self.minimise(objective, lr=lr, epochs=epochs)
+        self.note_first_loss(objective)
+        self.model.to(self.device)  # where a loop of one's own may have moved it from
+        if epochs and not objective.used:
+            raise ValueError(
+                f"{type(self).__name__}.minimise never asked the objective for its terms, so it "
+                "trained on the loss alone, which is another method. Call "
+                "objective.add_gradient(model) between backward() and step(), or add "
+                "objective.penalty(model) to the loss."
+            )
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"{type(self).__name__}.minimise returned {metrics!r}, expected a dict of numbers "
+                'by name, e.g. {"loss": 0.5}.'
+            )
+        return metrics
+
+    def note_first_loss(self, objective: LocalObjective) -> None:
+        """Keep f before the first step of a round, from the first objective that knows it."""
+        if self._first_loss is None:
+            self._first_loss = objective.first_loss
+
+    def minimise(self, objective: LocalObjective, *, lr: float, epochs: int) -> Scalars:
+        """Train ``self.model``, from where it is, on the objective: where a loop of one's own goes.
+
+        Some methods call it more than once in a round, with different objectives.
+
+        Parameters
+        ----------
+        objective : LocalObjective
+            The client's loss and what the method adds to it.
+        lr, epochs
+            The step size and the number of local epochs that the strategy was given.
+
+        Returns
+        -------
+        dict of str to float
+            What the client reports; here the ``loss`` that `gradient_descent` returns.
+        """
+        problem = frozen_layers_applied(self.train_problem) if epochs > 1 else self.train_problem
+        loss = gradient_descent(
+            problem,
+            objective,
+            lr=lr,
+            epochs=epochs,
+            full_batch=self.full_batch,
+            optimizer_fn=self.optimizer_fn,
+            scheduler_fn=self.scheduler_fn,
+            max_grad_norm=self.max_grad_norm,
+        )
+        return {"loss": loss}
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether its class has a loop of its own in place of `minimise` or `solve`."""
+        own = type(self)
+        return own.minimise is not TorchClient.minimise or own.solve is not TorchClient.solve
+
+    @property
+    def together(self) -> Driver | None:
+        """What trains such clients together; None where `fit` is its own."""
+        return fit_together if type(self).fit is MethodClient.fit else None
+
+    @property
+    def knows_loss(self) -> bool:
+        """Whether f can be computed here, and not only in a `minimise` of one's own."""
+        own_loop = type(self).minimise is not TorchClient.minimise
+        return self.train_problem.loss_fn is not None or not own_loop
+
+    @property
+    def own_steps(self) -> list[str]:
+        """What the client was given for its steps beside the step size of plain descent."""
+        given = {
+            "optimizer_fn": self.optimizer_fn is not torch.optim.SGD,
+            "scheduler_fn": self.scheduler_fn is not None,
+            "max_grad_norm": self.max_grad_norm is not None,
+            "a minimise() of its own": type(self).minimise is not TorchClient.minimise,
+        }
+        return [name for name, own in given.items() if own]
+
+    def refuse_own_steps(self, step: str, instead: str) -> None:
+        """Refuse to take a method's step, which is not the client's to choose, in another way.
+
+        Raises
+        ------
+        ValueError
+            If the client was given an optimizer, a schedule, clipping or a loop of its own.
+        """
+        if own := self.own_steps:
+            raise ValueError(
+                f"{type(self).__name__} has {', '.join(own)}, but {step}. Leave it out, or "
+                f"{instead}."
+            )
+
+    def load(self, arrays: Arrays) -> None:
+        """Load what travels of a model; see `ModelArrays.load`."""
+        self.model_arrays.load(arrays)
+
+    def trained_names(self) -> list[str]:
+        """Return the names of the parameters that the model trains."""
+        return self.model_arrays.trained
+
+    def trainable(self, names: Sequence[str], *, setting: str) -> list[str]:
+        """Return the names of a block that the server optimises, once they are seen to be trained.
+
+        Raises
+        ------
+        ValueError
+            If the model does not train one of them; `setting` says where to leave it out.
+        """
+        trained = set(self.model_arrays.trained)
+        if untrained := [name for name in names if name not in trained]:
+            raise ValueError(
+                f"The server optimises {', '.join(untrained)}, which the client's model does not "
+                "train (a buffer, such as a batch norm's running mean, or a frozen parameter). "
+                f"Give {setting} a pattern that leaves it out."
+            )
+        return list(names)
+
+    def load_block(self, block: Mapping[str, Tensor]) -> None:
+        """Overwrite some of the model's parameters."""
+        parameters = self.model_arrays.parameters(block)
+        with torch.no_grad():
+            for name, tensor in block.items():
+                parameters[name].copy_(tensor)
+
+    def block(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return copies of some of the model's parameters, those in half precision as float32."""
+        return {
+            name: in_full(p.detach()).clone()
+            for name, p in self.model_arrays.parameters(names).items()
+        }
+
+    @contextmanager
+    def seeded(self, config: Scalars) -> Iterator[None]:
+        """Make torch's randomness (batch order, dropout) that of this client in this round.
+
+        An evaluation needs it too: a loader that shuffles changes the last bits of its sums.
+
+        The state of torch's generators outside is left as it was. Randomness of a user's own that
+        does not come from torch is the user's to seed, with ``config["seed"]``.
+        """
+        seed = int(config.get("seed", 0))
+        on_cpu = self.device.type == "cpu"
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            # torch.manual_seed notes down the stack for each accelerator that it does not find,
+            # which costs half a millisecond, and sets the generators of those that it does find.
+            (torch.default_generator.manual_seed if on_cpu else torch.manual_seed)(seed)
+            generator = getattr(self.train_problem.loader, "generator", None)
+            if generator is not None:
+                generator.manual_seed(seed)
+            yield
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """Return a device that this process can use; "auto" is CUDA, else MPS, else the CPU.
+
+    Raises
+    ------
+    ValueError
+        If there is none of the name, or this process may not use it.
+    """
+    usable = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device == "auto":
+        return torch.device(next((kind for kind, there in usable.items() if there), "cpu"))
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device is {device!r}, expected 'auto', 'cpu', 'cuda', 'cuda:1', 'mps' or another of "
+            f"PyTorch's. {brief(str(error))}"
+        ) from None
+    if not usable.get(found.type, True):
+        raise ValueError(
+            f"device is '{found}', which PyTorch does not find in this process. Take 'auto' or "
+            "'cpu'. On Ray a client sees a GPU only if it was given a share of one: num_gpus in "
+            "client_resources, --gpus-per-client in the app."
+        )
+    return found
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of samples whose largest output is the target class."""
+    return (outputs.argmax(dim=1) == targets).float().mean()
+
+
+class MeanMetric:
+    """A running metric: the mean over all samples of a function that is the mean over a batch.
+
+    Parameters
+    ----------
+    metric : callable
+        ``metric(outputs, targets)``, e.g. `accuracy`.
+
+    Examples
+    --------
+    >>> metrics = {"accuracy": MeanMetric(accuracy)}
+    """
+
+    def __init__(self, metric: MetricFn) -> None:
+        self.metric = metric
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._sum, self._seen = 0.0, 0
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Take in a batch."""
+        self._sum += float(self.metric(outputs, targets)) * len(targets)
+        self._seen += len(targets)
+
+    def compute(self) -> float:
+        """Return the mean over the samples since `reset`."""
+        return self._sum / self._seen
+
+
+def rmse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the root of the mean squared error, in the unit of the targets."""
+    return ((outputs - targets) ** 2).mean().sqrt()
+
+
+def to_numpy(block: Mapping[str, Tensor], prefix: str = "") -> dict[str, NDArray[Any]]:
+    """Return named tensors as numpy arrays, with a prefix to their names."""
+    return {f"{prefix}{name}": to_array(tensor) for name, tensor in block.items()}
+
+
+def to_tensors(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
+    """Return named numpy arrays as tensors on a device, copied."""
+    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}

@@ -1,0 +1,1 @@
+"""Local solvers: objectives, steps, one client or many together, curvature."""

@@ -1,0 +1,437 @@
+"""Losses whose curvature is known, and the curvature of those where it must be estimated.
+
+FedGiA needs of a client's loss f_i, beside value and gradient, an upper bound H_i of its Hessian
+(Zhou, Li, arXiv:2205.01438, (21) and Table II) and r_i, the Lipschitz constant of its gradient. For
+least squares and logistic regression both are the data matrix's; for any other loss r_i is
+estimated with products of its Hessian, in `clients.toolkit.solving.hessian`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+Vector = NDArray[np.float64]
+Function = Callable[[Vector], Vector]
+"""A real function, applied to every eigenvalue of a matrix."""
+
+_MOST_NONZERO = 1 / 8
+"""Of a data matrix whose products leave its zeros out: twice as fast at 1/10, as fast at 1/4."""
+
+
+class Curvature(Protocol):
+    """H, a symmetric positive semidefinite (n, n) matrix that is never formed."""
+
+    def apply(self, vector: Vector, functions: Sequence[Function]) -> list[Vector]:
+        """Return f(H) vector, shape (n,), for each of the functions f."""
+
+
+@dataclass(frozen=True)
+class ScaledIdentity:
+    """H = value I."""
+
+    value: float
+
+    def apply(self, vector: Vector, functions: Sequence[Function]) -> list[Vector]:
+        """Return f(value) vector for each of the functions."""
+        return [f(np.array(self.value)) * vector for f in functions]
+
+
+@dataclass(frozen=True, eq=False)
+class Factorised:
+    """H = V diag(values) V' + floor (I - V V').
+
+    Attributes
+    ----------
+    transposed : ndarray of shape (k, n)
+        V', the eigenvectors as rows; k <= n.
+    values : ndarray of shape (k,)
+        Their eigenvalues.
+    floor : float
+        The eigenvalue of every direction orthogonal to them.
+    """
+
+    transposed: Vector
+    values: Vector
+    floor: float
+
+    def apply(self, vector: Vector, functions: Sequence[Function]) -> list[Vector]:
+        """Return f(H) vector for each of the functions; O(kn), whatever the functions."""
+        inside = self.transposed @ vector
+        if len(self.values) == len(vector):
+            return [(f(self.values) * inside) @ self.transposed for f in functions]
+        outside = [f(np.array(self.floor)) for f in functions]
+        return [
+            low * vector + ((f(self.values) - low) * inside) @ self.transposed
+            for f, low in zip(functions, outside, strict=True)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixFree:
+    """H = scale A'A + floor I, by products with A alone, where a factorisation costs too much.
+
+    Attributes
+    ----------
+    matrix : ndarray of shape (d, n)
+        A.
+    scale, floor : float
+    tolerance : float
+        Relative accuracy of what `apply` returns.
+    """
+
+    matrix: Vector
+    scale: float
+    floor: float
+    tolerance: float = 1e-10
+
+    def apply(self, vector: Vector, functions: Sequence[Function]) -> list[Vector]:
+        """Return f(H) vector for each of the functions by the Lanczos method.
+
+        For f(h) = 1/(h + c) this is the method of conjugate gradients; all functions share the
+        products with A, so that k0 steps cost what one does. It stops where the last two
+        coefficients in the Krylov basis are below `tolerance` of the result for every function.
+        """
+        norm = float(np.linalg.norm(vector))
+        if norm == 0.0:
+            return [np.zeros_like(vector) for _ in functions]
+        basis = [vector / norm]
+        diagonal: list[float] = []
+        beside: list[float] = []
+        while True:
+            image = self.scale * (self.matrix @ basis[-1]) @ self.matrix + self.floor * basis[-1]
+            diagonal.append(float(image @ basis[-1]))
+            known = np.stack(basis)
+            for _ in range(2):  # once leaves rounding errors that grow from step to step
+                image -= (known @ image) @ known
+            values, vectors = np.linalg.eigh(
+                np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+            )
+            values = np.maximum(values, 0.0)  # H is semidefinite; rounding may say otherwise
+            coefficients = [vectors @ (f(values) * vectors[0]) for f in functions]
+            exhausted = len(basis) == len(vector) or np.linalg.norm(image) <= 1e-14 * values[-1]
+            if exhausted or all(
+                len(c) > 2 and np.abs(c[-2:]).max() <= self.tolerance * np.linalg.norm(c)
+                for c in coefficients
+            ):
+                return [norm * (c @ known) for c in coefficients]
+            beside.append(float(np.linalg.norm(image)))
+            basis.append(image / beside[-1])
+
+
+class DataLoss(ABC):
+    """A loss f(x) = (1/d) sum_j l(<a_j, x>; b_j) + (reg/2) ||x||^2 over the rows of a matrix.
+
+    Keep the object where you can (``functools.lru_cache`` around what makes it): it holds a copy of
+    the data, which nothing can change, and with it the factorisation of A. Where it is made anew
+    for every message, as Flower makes clients, the factorisation is found again by the content of A
+    in a cache of this process (`FACTOR_CACHE`); on Ray every worker has its own. It is not kept in
+    ``context.state``, which travels with every message.
+
+    Parameters
+    ----------
+    matrix : array_like of shape (d, n)
+        A, one row a sample. Columns that are all zero or constant are allowed: a feature that no
+        sample of this client has is usual in federated data and the intercept is constant, and
+        H_i/m + sigma I is invertible whatever A is. `zero_columns` and `constant_columns` name
+        them.
+    targets : array_like of shape (d,)
+        b.
+
+    Attributes
+    ----------
+    matrix, targets : ndarray
+        Read-only copies, float64.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit, an entry is NaN or infinite, or the whole matrix is zero.
+    """
+
+    bend: float
+    """l'' <= bend, so that the Hessian is at most (bend/d) A'A + reg I."""
+
+    def __init__(self, matrix: ArrayLike, targets: ArrayLike) -> None:
+        self.matrix = _frozen("matrix", matrix, ndim=2)
+        self.targets = _frozen("targets", targets, ndim=1)
+        rows, columns = self.matrix.shape
+        if rows == 0 or columns == 0:
+            raise ValueError(
+                f"The data matrix has shape {self.matrix.shape}, expected at least one sample and "
+                "one feature."
+            )
+        if self.targets.shape != (rows,):
+            raise ValueError(
+                f"There are {len(self.targets)} targets for a data matrix of shape "
+                f"{self.matrix.shape}, expected one for each of its {rows} rows."
+            )
+        if not self.matrix.any():
+            raise ValueError(
+                f"All {rows} x {columns} entries of the data matrix are zero, so this client has "
+                "nothing to learn from. Leave it out of the federation."
+            )
+
+    @property
+    def num_examples(self) -> int:
+        """d, the number of samples."""
+        return len(self.targets)
+
+    @property
+    def size(self) -> int:
+        """n, the number of features."""
+        return int(self.matrix.shape[1])
+
+    @cached_property
+    def zero_columns(self) -> list[int]:
+        """The columns that are all zero: x keeps its start there unless other clients know them."""
+        return [int(column) for column in np.flatnonzero(~self.matrix.any(axis=0))]
+
+    @cached_property
+    def constant_columns(self) -> list[int]:
+        """The columns with one value that is not zero; two of them are collinear."""
+        same = (self.matrix == self.matrix[0]).all(axis=0) & (self.matrix[0] != 0)
+        return [int(column) for column in np.flatnonzero(same)]
+
+    @property
+    @abstractmethod
+    def reg(self) -> float:
+        """The factor of ||x||^2 / 2 in f."""
+
+    @abstractmethod
+    def value_and_slopes(self, products: Vector) -> tuple[float, Vector]:
+        """Return the mean loss and l'(<a_j, x>; b_j), shape (d,), at the products A x."""
+
+    @abstractmethod
+    def slopes(self, products: Vector, targets: Vector) -> Vector:
+        """Return l'(<a_j, x>; b_j) of some samples, by their products and targets."""
+
+    @abstractmethod
+    def metrics(self, x: Vector) -> dict[str, float]:
+        """Return what else an evaluation reports."""
+
+    def batch_gradient(self, x: Vector, rows: NDArray[np.int64]) -> Vector:
+        """Return the gradient of the mean loss over some samples, given by their rows, and reg."""
+        batch = self.matrix[rows]
+        slopes = self.slopes(batch @ x, self.targets[rows])
+        return slopes @ batch / len(rows) + self.reg * x
+
+    def value_and_gradient(self, x: Vector) -> tuple[float, Vector]:
+        """Return f(x) and grad f(x), shape (n,)."""
+        sparse = self._sparse
+        value, slopes = self.value_and_slopes((self.matrix if sparse is None else sparse[0]) @ x)
+        pulled = slopes @ self.matrix if sparse is None else sparse[1] @ slopes
+        gradient = pulled / self.num_examples + self.reg * x
+        return value + 0.5 * self.reg * float(x @ x), gradient
+
+    @cached_property
+    def _sparse(self) -> tuple[csr_array, csr_array] | None:
+        """A and A' by row without their zeros, where there are so many that it is faster."""
+        if np.count_nonzero(self.matrix) > _MOST_NONZERO * self.matrix.size:
+            return None
+        from scipy.sparse import csr_array  # here: most data are dense
+
+        return csr_array(self.matrix), csr_array(self.matrix.T)
+
+    def largest_curvature(self) -> float:
+        """Return r = (bend/d) ||A'A|| + reg, the Lipschitz constant of the gradient."""
+        return self._scale * float(np.linalg.eigvalsh(small_gram(self.matrix))[-1]) + self.reg
+
+    @property
+    def _scale(self) -> float:
+        return self.bend / self.num_examples
+
+    @cached_property
+    def gram(self) -> Curvature:
+        """H = (bend/d) A'A + reg I, Table II's Gram matrix, ready for `Curvature.apply`.
+
+        Factorised, where the smaller side of A is at most `LARGEST_FACTOR`.
+        """
+        if min(self.matrix.shape) > LARGEST_FACTOR:
+            return MatrixFree(self.matrix, self._scale, self.reg)
+        values, transposed = FACTOR_CACHE.factor(self.matrix)
+        return Factorised(transposed, self._scale * values + self.reg, self.reg)
+
+
+class LeastSquares(DataLoss):
+    """f(x) = (1/2d) ||A x - b||^2 (Zhou, Li, (2)). Parameters are those of `DataLoss`."""
+
+    bend = 1.0
+
+    @property
+    def reg(self) -> float:
+        """0."""
+        return 0.0
+
+    def value_and_slopes(self, products: Vector) -> tuple[float, Vector]:
+        """Return (1/2d) ||A x - b||^2 and A x - b."""
+        residuals = self.slopes(products, self.targets)
+        return float(residuals @ residuals) / (2 * self.num_examples), residuals
+
+    def slopes(self, products: Vector, targets: Vector) -> Vector:
+        """Return A x - b."""
+        return products - targets
+
+    def metrics(self, x: Vector) -> dict[str, float]:
+        """Return the root mean squared error."""
+        residuals = self.matrix @ x - self.targets
+        return {"rmse": float(np.sqrt(residuals @ residuals / self.num_examples))}
+
+
+class Logistic(DataLoss):
+    """f(x) = (1/d) sum_j [ln(1 + e^<a_j, x>) - b_j <a_j, x>] + (reg/2) ||x||^2 (Zhou, Li, (3)).
+
+    Parameters
+    ----------
+    matrix, targets
+        As in `DataLoss`; every target is 0 or 1.
+    mu : float (default: 0.001)
+        mu, the weight of the regulariser; 0 for none.
+    reg_scaling : {'per_sample', 'full'} (default: 'per_sample')
+        reg = mu/d, with which the paper's Table III was made, or reg = mu, as (3) is printed
+        (docs/methods/fedgia.md, P8).
+    """
+
+    bend = 0.25
+
+    def __init__(
+        self,
+        matrix: ArrayLike,
+        targets: ArrayLike,
+        *,
+        mu: float = 0.001,
+        reg_scaling: Literal["per_sample", "full"] = "per_sample",
+    ) -> None:
+        super().__init__(matrix, targets)
+        strange = np.unique(self.targets[(self.targets != 0) & (self.targets != 1)])
+        if len(strange):
+            raise ValueError(
+                f"The labels of a logistic loss hold {', '.join(f'{v:g}' for v in strange[:5])}, "
+                "expected 0 and 1 only. Labels -1 and 1 become 0 and 1 by (b + 1) / 2."
+            )
+        if not (np.isfinite(mu) and mu >= 0):
+            raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
+        if reg_scaling not in ("per_sample", "full"):
+            raise ValueError(f"reg_scaling is {reg_scaling!r}, expected 'per_sample' or 'full'.")
+        self.mu = float(mu)
+        self.reg_scaling = reg_scaling
+
+    @property
+    def reg(self) -> float:
+        """mu/d or mu, as `reg_scaling` says."""
+        return self.mu / self.num_examples if self.reg_scaling == "per_sample" else self.mu
+
+    def value_and_slopes(self, products: Vector) -> tuple[float, Vector]:
+        """Return the mean logistic loss, and sigmoid(A x) - b."""
+        value = np.logaddexp(0.0, products).mean() - self.targets @ products / self.num_examples
+        return float(value), self.slopes(products, self.targets)
+
+    def slopes(self, products: Vector, targets: Vector) -> Vector:
+        """Return sigmoid(A x) - b."""
+        return 0.5 * (1 + np.tanh(0.5 * products)) - targets
+
+    def metrics(self, x: Vector) -> dict[str, float]:
+        """Return the share of samples on the right side of the boundary."""
+        return {"accuracy": float(np.mean((self.matrix @ x > 0) == (self.targets == 1)))}
+
+
+def small_gram(matrix: Vector) -> Vector:
+    """Return A'A or AA', whichever is smaller: both have the eigenvalues of A'A, zeros aside."""
+    rows, columns = matrix.shape
+    return matrix.T @ matrix if columns <= rows else matrix @ matrix.T
+
+
+def decompose(matrix: Vector) -> tuple[Vector, Vector]:
+    """Return s, shape (k,), and V', shape (k, n), of A'A = V diag(s) V', k <= min(d, n).
+
+    By the eigenvectors of the smaller Gram matrix, several times faster than the singular values of
+    A. For d < n, with AA' = U diag(s) U', it is V' = diag(s)^(-1/2) U'A, without the directions in
+    which s is rounding error: A'A is zero there. Rounding makes the rows of V' for small s less
+    orthogonal, by eps ||A||^2/s; as they enter f(H) times f(s) - f(0), about s f'(0), the error of
+    f(H) is that of H, eps ||A||^2.
+    """
+    values, vectors = np.linalg.eigh(small_gram(matrix))
+    if len(vectors) == matrix.shape[1]:
+        return np.maximum(values, 0.0), np.ascontiguousarray(vectors.T)
+    true = values > len(values) * np.finfo(np.float64).eps * values[-1]
+    values, vectors = values[true], vectors[:, true]
+    return values, (vectors.T @ matrix) / np.sqrt(values)[:, None]
+
+
+LARGEST_FACTOR = 500
+"""Above it neither side of a data matrix is factorised (docs/methods/fedgia.md, P10)."""
+
+
+class FactorCache:
+    """Eigenvalues and eigenvectors of A'A for matrices A, found by the matrices' content.
+
+    Parameters
+    ----------
+    most_bytes : int
+        The least recently used factors make room when they hold more.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._factors: OrderedDict[bytes, tuple[Vector, Vector]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def factor(self, matrix: Vector) -> tuple[Vector, Vector]:
+        """Return s, shape (k,), and V', shape (k, n), of A'A = V diag(s) V'; see `decompose`.
+
+        The key is a cryptographic digest of the entries, so that a matrix which was changed, or
+        another one at the same address, never gets a factor that is not its own.
+        """
+        content = np.ascontiguousarray(matrix).data
+        key = hashlib.sha256(content).digest() + str(matrix.shape).encode()
+        with self._lock:
+            if key in self._factors:
+                self._factors.move_to_end(key)
+                return self._factors[key]
+        values, transposed = decompose(matrix)
+        with self._lock:
+            self._factors[key] = values, transposed
+            while len(self._factors) > 1 and self.num_bytes > self.most_bytes:
+                self._factors.popitem(last=False)
+        return values, transposed
+
+    def clear(self) -> None:
+        """Forget all factors."""
+        with self._lock:
+            self._factors.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """What the factors hold."""
+        return sum(s.nbytes + v.nbytes for s, v in self._factors.values())
+
+
+FACTOR_CACHE = FactorCache(most_bytes=512 * 2**20)
+"""The cache of this process."""
+
+
+def _frozen(name: str, values: ArrayLike, *, ndim: int) -> Vector:
+    """Return a read-only float64 copy; refuse what is not an array of finite numbers."""
+    array = np.asarray(values).astype(np.float64)  # a copy, always; tensors are welcome
+    if array.ndim != ndim:
+        raise ValueError(f"{name} has shape {array.shape}, expected {ndim} dimension(s).")
+    if len(bad := np.argwhere(~np.isfinite(array))):
+        first = ", ".join(str(index) for index in bad[0])
+        raise ValueError(
+            f"{name} holds NaN or infinity in {len(bad)} of {array.size} entries, the first at "
+            f"[{first}]. Fill or drop them. (Scaling an all-zero column to unit length makes NaN.)"
+        )
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,244 @@
+"""The local objective of a method, for the clients' own solvers and for a user's training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..models.arrays import parameters_of
+
+
+@dataclass(frozen=True)
+class ProximalTerm:
+    """A term (c/2) ||u - a||^2 of a local objective.
+
+    Attributes
+    ----------
+    weight : float
+        c > 0.
+    anchor : mapping of str to Tensor
+        a, by parameter name; parameters that it does not name are not in u.
+    """
+
+    weight: float
+    anchor: Mapping[str, Tensor]
+
+    @property
+    def names(self) -> Collection[str]:
+        """The parameters that u consists of."""
+        return self.anchor.keys()
+
+    def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
+        """Add c (u - a) to the parameters' ``.grad``."""
+        for name, anchor in self.anchor.items():
+            if (parameter := moving.get(name)) is not None:
+                _add(parameter, parameter - anchor.to(parameter.device), self.weight)
+
+    def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
+        """Return (c/2) ||u - a||^2."""
+        total = torch.zeros(())
+        for name, anchor in self.anchor.items():
+            if (parameter := moving.get(name)) is not None:
+                total = total + (parameter - anchor.to(parameter.device)).square().sum()
+        return 0.5 * self.weight * total
+
+
+@dataclass(frozen=True)
+class ProjectedTerm:
+    """A term (c/2) ||P u - a||^2, or c ||P u - a||_1, of some linear features of u.
+
+    Attributes
+    ----------
+    weight : float
+        c > 0.
+    projection : Tensor of shape (k, d)
+        P; its columns are the entries of the named parameters, one parameter after another.
+    target : Tensor of shape (k,)
+        a.
+    names : sequence of str
+        The parameters that u consists of; all of them must move.
+    power : {2, 1} (default: 2)
+        Half the squared Euclidean norm, or the sum of the absolute values, with the subgradient
+        sign(.), 0 at 0.
+    """
+
+    weight: float
+    projection: Tensor
+    target: Tensor
+    names: Sequence[str]
+    power: int = 2
+
+    def image(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return P u, shape (k,)."""
+        flat = torch.cat([parameters[name].flatten() for name in self.names])
+        return self.projection.to(flat.device) @ flat.to(self.projection.dtype)
+
+    def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
+        """Add c P^T psi(P u - a) to the parameters' ``.grad``."""
+        slope = self.slope(self._gap(moving))
+        gradient = slope @ self.projection.to(slope)
+        sizes = [moving[name].numel() for name in self.names]
+        for name, part in zip(self.names, torch.split(gradient, sizes), strict=True):
+            _add(moving[name], part.view_as(moving[name]), self.weight)
+
+    def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
+        """Return the term."""
+        gap = self._gap(moving)
+        if self.power == 1:
+            return self.weight * gap.abs().sum()
+        return 0.5 * self.weight * gap.square().sum()
+
+    def slope(self, gap: Tensor) -> Tensor:
+        """Return psi: the gradient of the norm in the gap P u - a."""
+        return gap.sign() if self.power == 1 else gap
+
+    def moved(self, parameters: Mapping[str, Tensor], step: float) -> ProjectedTerm:
+        """Return the term with a one gradient step nearer to P u, of a step size."""
+        change = step * self.weight * self.slope(self._gap(parameters))
+        return replace(self, target=self.target + change.to(self.target))
+
+    def _gap(self, moving: Mapping[str, Tensor]) -> Tensor:
+        image = self.image(moving)
+        return image - self.target.to(image)
+
+
+Term = ProximalTerm | ProjectedTerm
+
+
+def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
+    if parameter.grad is None:  # a parameter the loss does not reach
+        parameter.grad = torch.zeros_like(parameter)
+    parameter.grad.add_(gradient, alpha=weight)
+
+
+class LocalObjective:
+    """What a client minimises in a round: f(u) + sum_k (c_k / 2 alpha) ||u - a_k||^2.
+
+    f is the client's own loss. A training loop of a user's own computes f as it always did and
+    lets this object add the rest, in one of two ways::
+
+        loss.backward()                                       loss = loss + objective.penalty(net)
+        objective.add_gradient(net)                           loss.backward()
+        optimizer.step()                                      optimizer.step()
+
+    A method whose papers have alpha f(u) + sum_k (c_k/2) ||u - a_k||^2 has it over alpha here: the
+    minimiser is the same, and a step size, momentum, weight decay and clipping mean what they mean
+    for f alone.
+
+    Parameters
+    ----------
+    terms : sequence of ProximalTerm or ProjectedTerm
+        May be empty: then u minimises f alone.
+    loss_weight : float (default: 1.0)
+        alpha, the client's weight in the sum over clients.
+    moving : collection of str, optional
+        The parameters that u consists of; the others are held fixed. By default all.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[Term] = (),
+        *,
+        loss_weight: float = 1.0,
+        moving: Collection[str] | None = None,
+    ) -> None:
+        self.terms = list(terms)
+        self.loss_weight = loss_weight
+        self._moving = None if moving is None else frozenset(moving)
+        self.pulls = [replace(term, weight=term.weight / loss_weight) for term in self.terms]
+        """The terms as they stand beside f: their weights over alpha."""
+        self.used = not any(term.weight for term in self.terms)
+        """Whether the terms were asked for; a loop that never did minimises another function."""
+        self.first_loss: float | None = None
+        """f before the first step, on all samples or the first batch, where the solver noted it."""
+
+    def add_gradient(self, model: nn.Module) -> None:
+        """Add sum_k (c_k / alpha) (u - a_k) to the ``.grad`` of the model's parameters.
+
+        To be called once for each step: after ``backward()`` (with gradients that are accumulated,
+        the last one; with a `GradScaler`, after ``scaler.unscale_(optimizer)``) and before
+        ``optimizer.step()``. Before a clipping of the gradient it is clipped too.
+
+        Parameters
+        ----------
+        model : nn.Module
+            The one that is trained.
+
+        Raises
+        ------
+        ValueError
+            If it lacks parameters of the objective.
+        """
+        moving = self._parameters(model)
+        with torch.no_grad():
+            for term in self.pulls:
+                term.add_gradient(moving)
+
+    def penalty(self, model: nn.Module) -> Tensor:
+        """Return sum_k (c_k / 2 alpha) ||u - a_k||^2, to be added to the loss.
+
+        Parameters
+        ----------
+        model : nn.Module
+            The one that is trained.
+
+        Returns
+        -------
+        Tensor of shape ()
+
+        Raises
+        ------
+        ValueError
+            If it lacks parameters of the objective.
+        """
+        moving = self._parameters(model)
+        total = torch.zeros(())  # on no device: it may be added to what is on any
+        for term in self.pulls:
+            total = total + term.value(moving)
+        return total
+
+    def note_loss(self, value: float) -> None:
+        """Keep f of before the first step."""
+        self.first_loss = value if self.first_loss is None else self.first_loss
+
+    def complete_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
+        """Turn grad f, in the parameters' ``.grad``, into that of the whole objective."""
+        self.used = True
+        with torch.no_grad():
+            for term in self.pulls:
+                term.add_gradient(moving)
+
+    @contextmanager
+    def others_fixed(self, model: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
+        """Freeze all parameters of the model that are not in u; yield those that move."""
+        own = {name: p for name, p in parameters_of(model).items() if p.requires_grad}
+        moving = {n: p for n, p in own.items() if self._moving is None or n in self._moving}
+        fixed = [p for name, p in own.items() if name not in moving]
+        try:
+            for parameter in fixed:
+                parameter.requires_grad_(False)
+                parameter.grad = None
+            yield moving
+        finally:
+            for parameter in fixed:
+                parameter.requires_grad_(True)
+
+    def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        self.used = True
+        named = parameters_of(model)
+        lacking = [name for term in self.terms for name in term.names if name not in named]
+        if lacking:
+            raise ValueError(
+                f"The objective is one of the parameters {', '.join(lacking)}, which the model "
+                f"that it was given ({type(model).__name__}) does not have. Give it the client's "
+                "model, the one that is trained."
+            )
+        return {
+            name: p
+            for name, p in named.items()
+            if p.requires_grad and (self._moving is None or name in self._moving)
+        }

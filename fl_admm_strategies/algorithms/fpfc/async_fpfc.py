@@ -1,0 +1,146 @@
+"""AsyncFPFC: FPFC that takes in every reply as it comes, without waiting for slow clients.
+
+Yu, Liu, Wang, Sun, "Clustered Federated Learning based on Nonconvex Pairwise Fusion",
+arXiv:2211.04218v3: Algorithm 3 (appendix), section 6.4.3; see docs/methods/async-fpfc.md. Its
+equations are those of `FPFC` with one active client a round; the clients are `clients.FPFCClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Unpack
+
+from ...maths.checks import check_count, check_not_negative
+from ...maths.penalties import Penalty
+from ...maths.schedules import EpochSchedule, RateSchedule
+from ...runtime.arrivals import ArrivalLink
+from ...runtime.messages.records import Metrics
+from ...runtime.sampled import SampledSettings
+from .fpfc import FPFC
+from .path import LambdaPath
+from .search import FUSION
+
+
+class FPFCSettings(SampledSettings, total=False):
+    """The parameters of `FPFC` but for its penalty."""
+
+    rho: float
+    lr: RateSchedule
+    local_epochs: EpochSchedule
+    clustered: str | None
+    nu: float | None
+    consensus_rounds: int
+    validation_share: float
+    report_diagnostics: bool
+
+
+class AsyncFPFC(FPFC):
+    """FPFC without rounds: the server takes in each client's model as it comes (asyncFPFC).
+
+    A round is one reply here. Its client's model and pairs are updated, and it gets its new zeta_i
+    and goes on at once; all others go on with what they have. So `num_rounds`, `evaluate_every`,
+    `max_missed_rounds` and the schedules count replies, of which m make about as much work as a
+    round of `FPFC` with all m clients.
+
+    Parameters
+    ----------
+    penalty : Penalty or "auto" (default: "auto")
+        As in `FPFC`, but no `LambdaPath`. With "auto" the search for groups is in rounds, as there;
+        the replies are taken in as they come from then on.
+    delay : float or callable, optional
+        Simulated seconds from an instruction to its reply, also as a callable of (round that sends
+        it, client id), such as `RandomDelay(high=20)`. Replies then come in the order of this
+        clock, whenever they really do, and nobody sleeps: the same seed gives the same bits on
+        every engine. By default replies come when they come, so that two runs differ.
+    max_staleness : int, optional
+        Take in no reply after more than so many others since its client was asked: the others wait
+        for it. One less than there are clients that train at a time, or more. By default, as in the
+        paper, nobody waits for anybody.
+    **settings
+        Further parameters of `FPFC`. `fraction_train` is the fraction of the clients that train at
+        any time, by default all; whenever one is done, another is drawn from those that are free.
+
+    Notes
+    -----
+    The metrics of a round of training have ``staleness``, how many replies were taken in between
+    the client's instruction and its reply, and ``clock``, the seconds of the training so far;
+    ``strategy.staleness`` and ``strategy.clock`` have them by round.
+
+    A reply that is refused or missing does not end a round, nor does a client that fails: it is
+    asked again in the next one, with its own omega_i and a new zeta_i. omega_i travels with zeta_i
+    always (2 d numbers down, where `FPFC` sends d): what a client holds is certain only between two
+    rounds, and here there is no such time.
+
+    In real time clients that are in the midst of a training are not asked to evaluate, save after
+    the last round. With a simulated clock all are.
+
+    Examples
+    --------
+    >>> strategy = AsyncFPFC(SmoothedSCAD(0.6), delay=RandomDelay(high=20))
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=2000)
+    >>> seconds, oldest = strategy.clock[strategy.last_round], max(strategy.staleness.values())
+    """
+
+    paper: ClassVar = "Yu, Liu, Wang, Sun, arXiv:2211.04218, Algorithm 3"
+    in_rounds: ClassVar = False
+
+    def __init__(
+        self,
+        penalty: Penalty | Literal["auto"] = "auto",
+        *,
+        delay: float | Callable[[int, int], float] | None = None,
+        max_staleness: int | None = None,
+        **settings: Unpack[FPFCSettings],
+    ) -> None:
+        if isinstance(penalty, LambdaPath):
+            raise TypeError(
+                "AsyncFPFC takes no LambdaPath: the stages of a path are compared round by round. "
+                "Choose lambda by FPFC(LambdaPath([...])), and give AsyncFPFC a SmoothedSCAD(lam)."
+            )
+        super().__init__(penalty, **settings)
+        if delay is not None and not callable(delay):
+            check_not_negative("delay", delay)
+        if max_staleness is not None:
+            check_count("max_staleness", max_staleness, least=0)
+        self.delay = delay
+        self.max_staleness = max_staleness
+        self._link = ArrivalLink(
+            self.run,
+            delay if delay is None or callable(delay) else lambda server_round, client: delay,
+            max_staleness,
+            self._is_searching,
+            self.min_available_nodes,
+            self.node_timeout,
+            self.max_clients_per_node,
+            self.membership.owners,
+        )
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper writes it."""
+        return super().title.replace("FPFC", "asyncFPFC")
+
+    @property
+    def clock(self) -> dict[int, float]:
+        """Seconds that the training had taken after each round that took in a reply."""
+        return {number: float(value) for number, value in self._measured("clock").items()}
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """How many other replies were taken in since the client of a round's reply was asked."""
+        return {number: int(value) for number, value in self._measured("staleness").items()}
+
+    def _measured(self, name: str) -> dict[int, Any]:
+        means = self.run.record.result.train_metrics_clientapp
+        return {number: metrics[name] for number, metrics in means.items()}
+
+    def round_metrics(self) -> Metrics:
+        """Return how old the reply was, and the clock."""
+        underway = self.run.underway
+        return {"staleness": underway.staleness, "clock": underway.clock}
+
+    def _is_searching(self) -> bool:
+        return self._search is not None and self._search.stage != FUSION
+
+    def _holds_omega(self, client: int) -> bool:
+        return False

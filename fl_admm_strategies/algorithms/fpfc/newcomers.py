@@ -1,0 +1,243 @@
+"""New clients after a run of `FPFC`: each finds its group, and nobody's model changes for it.
+
+Yu, Liu, Wang, Sun, "Clustered Federated Learning based on Nonconvex Pairwise Fusion",
+arXiv:2211.04218v3, section 6.4.2. See docs/methods/fpfc.md, "New clients after the run".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays, Block, Spec, compile_pattern, matching, spec_of
+from ...maths.checks import check_positive
+from ...maths.clienttable import ClientRow, ClientTable
+from ...maths.pairs import algebra
+from ...maths.penalties import Penalty
+from ...maths.schedules import (
+    EpochSchedule,
+    RateSchedule,
+    check_epoch_schedule,
+    check_rate_schedule,
+    epochs_in,
+    rate_in,
+)
+from ...runtime.messages.records import Reply
+from ...runtime.models import Models
+from ...runtime.sampled import SampledSettings, SampledStrategy
+from ..shared.base import OwnBuffers
+from .types import KINDS, FPFCEvaluation, FPFCInstruction
+
+
+@dataclass
+class FPFCNewcomersState:
+    """The server's variables.
+
+    Attributes
+    ----------
+    omega : ndarray of shape (m, d)
+        The models of the clients that the run had.
+    clients : ClientTable
+        Of every new client ``omega``, shape (d,); ``delta``, shape (m, d), and ``scale``, shape
+        (m,), of its pairs with these; ``buffers``, where the model has some.
+    """
+
+    omega: NDArray[Any]
+    clients: ClientTable
+
+
+class FPFCNewcomers(SampledStrategy):
+    """The new clients of section 6.4.2: they are the clients of this run, each independent.
+
+    A new client first trains on its own, without a pull. From its first upload on it has a pair
+    with every client that the earlier run had, theta_ij and v_ij as in (6) and (A.3), and is sent
+    zeta_i, the mean over these and itself. Their models stay as they are, and so do the arrays that
+    are not clustered; new clients know nothing of each other.
+
+    Parameters
+    ----------
+    existing : Models
+        What the run of `FPFC` left: ``strategy.models()``, or those of `load_models`.
+    penalty : Penalty
+        g, that of the run.
+    rho, lr, local_epochs, clustered
+        As in `FPFC`, and those of the run; rounds count from 1 again.
+    nu : float (default: 0.1)
+        A new client belongs to the group of the nearest earlier client if ||theta_ij|| <= nu.
+    **base
+        The parameters of `SampledStrategy`.
+
+    Examples
+    --------
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=200)
+    >>> new = strategy.newcomers(min_available_nodes=1)  # with the settings of the run
+    >>> result = new.start(grid, strategy.global_arrays, num_rounds=30)  # a grid of new clients
+    >>> new.groups()  # by client, as `strategy.models().clusters` has them; None: no group's
+    {0: ...}
+    """
+
+    method: ClassVar = "FPFC"
+    paper: ClassVar = "Yu et al. 2022, arXiv:2211.04218, section 6.4.2"
+    kinds: ClassVar = KINDS
+
+    def __init__(
+        self,
+        existing: Models,
+        penalty: Penalty,
+        *,
+        rho: float = 1.0,
+        lr: RateSchedule = 0.1,
+        local_epochs: EpochSchedule = 10,
+        clustered: str | None = None,
+        nu: float = 0.1,
+        **base: Unpack[SampledSettings],
+    ) -> None:
+        super().__init__(**base)
+        if not existing.personal or not existing.clusters:
+            raise ValueError(
+                f"existing is {existing!r}, expected the personal and the cluster models of a run "
+                "of FPFC. Give strategy.models(), or what load_models reads of its folder."
+            )
+        penalty.check(rho)
+        check_positive("nu", nu)
+        check_rate_schedule("lr", lr)
+        check_epoch_schedule("local_epochs", local_epochs)
+        self.existing = existing
+        self.penalty = penalty
+        self.rho = rho
+        self.lr = lr
+        self.local_epochs = local_epochs
+        self.clustered = clustered
+        self.nu = nu
+        self._pattern = compile_pattern("clustered", clustered)
+
+    def init_state(self, arrays: Arrays) -> FPFCNewcomersState:
+        """Start every new client at the initial model, with the shared arrays of the run."""
+        before = list(self.existing.personal.values())
+        known = spec_of(before[0])
+        for name, (shape, dtype) in spec_of(arrays).items():
+            if name not in known or known[name] != (shape, dtype):
+                was = (
+                    "none of this name"
+                    if name not in known
+                    else "{1} of shape {0}".format(*known[name])
+                )
+                raise ValueError(
+                    f"The new clients' '{name}' is {dtype} of shape {shape}, that of the clients "
+                    f"before is {was}. Give new clients the model of the run that they join."
+                )
+        if self._pattern is None:
+            self._block = Block.optimised(arrays, self.trained)
+        else:
+            names = matching("clustered", self._pattern, self.trained)
+            self._block = Block(spec_of({name: arrays[name] for name in names}), list(arrays))
+        self._buffers = OwnBuffers(arrays, self.trained)
+        self._shared = {name: before[0][name] for name in self._block.rest(arrays)}
+        omega = np.stack([self._block.vector(model) for model in before])
+        columns = {
+            "omega": self._block.vector(arrays),
+            "delta": np.zeros_like(omega),
+            "scale": np.ones(len(omega)),
+        }
+        return FPFCNewcomersState(omega, ClientTable(**columns, **self._buffers.column(arrays)))
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FPFCInstruction]:
+        """Send zeta_i; at first the model to start from, without a pull."""
+        instructions = {}
+        for client in client_ids:
+            row, is_new = self.state.clients[client], self.membership.is_new(client)
+            anchor = row.omega if is_new else self._zeta(row)
+            holds_it = self.membership.has_current_state(client)
+            instructions[client] = FPFCInstruction(
+                anchor=self._own(anchor, client),
+                start=None if holds_it else self._block.arrays(row.omega),
+                lr=rate_in(server_round, self.lr),
+                local_epochs=epochs_in(server_round, client, self.local_epochs),
+                rho=0.0 if is_new else self.rho,
+                clustered=self._block.names,
+                others_fixed=True,
+            )
+        return instructions
+
+    def _zeta(self, row: ClientRow) -> NDArray[Any]:
+        """Return (1/(m + 1)) [omega_i + sum_j (omega_j + theta_ij - v_ij/rho)], j from before."""
+        weights = algebra.zeta_weight(row.scale.astype(np.float64))
+        total = self.state.omega.sum(axis=0, dtype=np.float64) + weights @ row.delta + row.omega
+        zeta: NDArray[Any] = (total / (len(self.state.omega) + 1)).astype(self._block.dtype)
+        return zeta
+
+    def upload_spec(self) -> Spec:
+        """Return that omega_i is uploaded, and the buffers of its model."""
+        return {
+            name: spec
+            for name, spec in self.model_spec.items()
+            if name in self._block.spec or name not in self.trained
+        }
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Take in the new omega_i, then theta and v of the pairs with the clients from before."""
+        for client, reply in replies.items():
+            row = self.state.clients[client]
+            row.omega = self._block.vector(reply.arrays)
+            delta = algebra.next_delta(
+                row.omega - self.state.omega,
+                algebra.carried(row.scale)[:, None].astype(row.delta.dtype),
+                row.delta,
+            )
+            norms = np.linalg.norm(delta.astype(np.float64), axis=1)
+            row.scale = algebra.prox_scale(norms, self.penalty, self.rho)  # (6), (A.3)
+            self._buffers.keep(row, reply.arrays)
+
+    def groups(self) -> dict[int, int | None]:
+        """Return the group of every new client, a number of ``existing.clusters``; None: its own.
+
+        That of the nearest client from before, if ||theta_ij|| <= nu; no new client that has not
+        trained has one.
+        """
+        self._need_state()
+        return {client: self._group(client) for client in self.client_ids}
+
+    def _group(self, client: int) -> int | None:
+        if self.membership.is_new(client):
+            return None
+        row = self.state.clients[client]
+        norms = row.scale * np.linalg.norm(row.delta.astype(np.float64), axis=1)
+        nearest = int(norms.argmin())
+        members = list(self.existing.personal)
+        return self.existing.cluster_of[members[nearest]] if norms[nearest] <= self.nu else None
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FPFCEvaluation]:
+        """Send each new client its own, its group's and the run's global model."""
+        return {
+            client: FPFCEvaluation(
+                personal=self.model("personal", client),
+                cluster=self.model("cluster", client),
+                global_=self.model("global", client),
+                mean_dual=None,
+                clustered=self._block.names,
+            )
+            for client in client_ids
+        }
+
+    def model(self, kind: str, client_id: int) -> Arrays:
+        """Return omega_i, the model of its group (its own where it has none), or the run's mean."""
+        own = self._own(self.state.clients[client_id].omega, client_id)
+        if kind == "personal":
+            return own
+        group = self._group(client_id) if kind == "cluster" else None
+        found = self.existing.global_ if kind == "global" else None
+        if group is not None:
+            found = self.existing.clusters[group]
+        return own if found is None else {name: found[name] for name in own}
+
+    def _own(self, vector: NDArray[Any], client: int) -> Arrays:
+        model = self._block.model(vector, self._shared)
+        return self._buffers.into(model, self.state.clients[client])

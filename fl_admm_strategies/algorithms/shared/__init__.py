@@ -1,0 +1,1 @@
+"""What several methods need: base classes, messages and rules; no method."""

@@ -1,0 +1,205 @@
+"""What several methods share: how much a client counts, and consensus over a model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays, Block, average, compile_pattern, spec_of
+from ...maths.checks import check_choice
+from ...maths.clienttable import ClientRow, ClientTable
+from ...maths.clustering import cluster_models
+from ...runtime.members.membership import Membership
+from ...runtime.messages.records import ClientInstruction, Reply
+from ...runtime.messages.schema import Instruction
+from ...runtime.sampled import SampledSettings, SampledStrategy
+from ...runtime.trust.bound import MaxNorm, OnExcess
+
+Weights = Literal["uniform", "size"]
+Duals = Literal["strategy", "client"]
+
+
+class WeightedSettings(SampledSettings, total=False):
+    """The parameters of `WeightedStrategy`."""
+
+    weights: Weights
+
+
+class WeightedStrategy(SampledStrategy):
+    """Base of the methods that minimise a sum of alpha_i f_i.
+
+    Parameters
+    ----------
+    weights : {"uniform", "size"} (default: "uniform")
+        alpha_i: 1/m, or n_i/n, which a handshake asks for. m and n stay those of the start when
+        clients come and go: only the ratios of the alpha_i matter to the minimiser, and nobody's
+        step changes.
+    **base
+        The parameters of `SampledStrategy`.
+    """
+
+    def __init__(self, *, weights: Weights = "uniform", **base: Unpack[SampledSettings]) -> None:
+        super().__init__(**base)
+        check_choice("weights", weights, ("uniform", "size"))
+        self.weights = weights
+
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+        """Ask for n_i where the clients are weighted by it."""
+        if self.weights == "uniform":
+            return {}
+        return {client: ClientInstruction({"nothing": {}}) for client in client_ids}
+
+    def alpha_of(self, reply: Reply | None) -> float:
+        """Return a client's alpha_i, by its reply to the handshake."""
+        if self.weights == "uniform" or reply is None:
+            return 1 / self.membership.num_initial
+        return reply.num_examples / self.membership.initial_examples
+
+
+def participants_mean(arrays: Arrays, replies: Mapping[int, Reply], weights: Weights) -> Arrays:
+    """Return the mean of the uploads' arrays of these names, plain or weighted by examples."""
+    return average(arrays, replies, mean_weights(replies, weights))
+
+
+def mean_weights(replies: Mapping[int, Reply], weights: Weights) -> NDArray[np.float64]:
+    """Return the weights of replies in their mean: n_i, or all alike."""
+    sizes = np.array([reply.num_examples for reply in replies.values()])
+    return sizes if weights == "size" else np.ones_like(sizes)
+
+
+class ConsensusSettings(WeightedSettings, total=False):
+    """The parameters of `ConsensusStrategy`."""
+
+    duals: Duals
+    averaged: str | None
+
+
+class ConsensusStrategy(WeightedStrategy):
+    """Base of the ADMM methods whose clients agree on a model.
+
+    Parameters
+    ----------
+    duals : {"strategy", "client"} (default: "strategy")
+        Where the clients' variables live. "strategy": the server keeps them and a client that was
+        lost can go on. "client", the papers' own placement: the clients keep them and send the
+        change of their message, so that the server needs O(d) memory and never sees them. The same
+        trajectory up to rounding, the same bytes. With "client" all clients start afresh from the
+        global model when one has lost its state or has left: nobody can take its part out of the
+        server's sum.
+    averaged : str, optional
+        Regular expression searched in the arrays' names: arrays that are not optimised together but
+        trained on each client's loss alone and averaged over the participants, weighted by their
+        examples, as all buffers are. By default there are no others.
+    **base
+        The parameters of `WeightedStrategy`.
+    """
+
+    _block: Block
+    """What is optimised; `init_state` sets it."""
+
+    def __init__(
+        self,
+        *,
+        duals: Duals = "strategy",
+        averaged: str | None = None,
+        **base: Unpack[WeightedSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_choice("duals", duals, ("strategy", "client"))
+        check_bound_of_changes(duals, self.max_norm, self.on_excess)
+        self.duals = duals
+        self.averaged = averaged
+        self._averaged = compile_pattern("averaged", averaged)
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure u_i, or theta_i, from the anchor, the change of a message from 0."""
+        arrays = super().upload_reference(sent)
+        return arrays if self.duals == "strategy" else self._block.rest(arrays)
+
+    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
+        """Start everybody from the global model where the clients keep their variables."""
+        if self.duals == "client":
+            self.state.consensus.restart(server_round, len(self.membership))
+
+
+def check_bound_of_changes(duals: Duals, max_norm: MaxNorm, on_excess: OnExcess) -> None:
+    """Raise ValueError if clients' changes would be clipped, of which they would not know.
+
+    A client that keeps its variables goes on from what it sent. Of a refused upload it learns, by
+    the round of its last accepted one in the next message.
+    """
+    if duals == "client" and max_norm is not None and on_excess == "clip":
+        raise ValueError(
+            "on_excess is 'clip', expected 'refuse' beside duals='client' and a max_norm: clients "
+            "send the change of what they keep, and if it were clipped, their variables and the "
+            "server's sum would differ from then on. Give on_excess='refuse' or duals='strategy'."
+        )
+
+
+class OwnBuffers:
+    """The buffers of the clients' own models, in the column ``buffers`` of the state's table.
+
+    Each client's are those of its last upload. Where models have none there is no such column.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        The initial model.
+    trained : collection of str
+        What of it is trained; the rest are buffers.
+    """
+
+    def __init__(self, arrays: Arrays, trained: Collection[str]) -> None:
+        buffers = {name: array for name, array in arrays.items() if name not in trained}
+        self._block = Block(spec_of(buffers))
+
+    def column(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """Return the buffers of a model as an entry of the column."""
+        return {"buffers": self._block.vector(arrays)} if self._block.names else {}
+
+    def keep(self, row: ClientRow, upload: Arrays) -> None:
+        """Take a client's buffers from its upload."""
+        if self._block.names:
+            row.buffers = self._block.vector(upload)
+
+    def into(self, model: Arrays, row: ClientRow) -> Arrays:
+        """Return a model with the buffers of a client."""
+        return model | self._block.arrays(row.buffers) if self._block.names else model
+
+    def into_clusters(
+        self, models: list[Arrays], table: ClientTable, labels: NDArray[np.int64]
+    ) -> list[Arrays]:
+        """Return clusters' models with the means of their clients' buffers, as `cluster_models`."""
+        if not self._block.names:
+            return models
+        weights = table.column("num_examples")
+        means = cluster_models(table.column("buffers"), weights, labels)
+        return [m | self._block.arrays(mean) for m, mean in zip(models, means, strict=True)]
+
+
+@dataclass(frozen=True)
+class OwnModelEvaluation(Instruction):
+    """Evaluate the client's own model, and the global one where the method has one.
+
+    `personal` is empty but for a client that has no model of its own yet.
+    """
+
+    personal: Arrays
+    global_: Arrays | None
+
+
+def evaluate_own_models(
+    membership: Membership,
+    client_ids: Sequence[int],
+    initial: Arrays,
+    global_model: Arrays | None = None,
+) -> dict[int, OwnModelEvaluation]:
+    """Ask clients to evaluate the models that they keep; new ones start from the initial model."""
+    return {
+        client: OwnModelEvaluation(initial if membership.is_new(client) else {}, global_model)
+        for client in client_ids
+    }

@@ -1,0 +1,243 @@
+"""What the methods share that train one model for every cluster of clients: IFCA, CFL, PACFL.
+
+They differ in how a client comes into its cluster. Its members train the cluster's model as FedAvg
+trains its one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays, under
+from ...maths.checks import check_count, in_range
+from ...maths.clienttable import ByClient, Row
+from ...maths.grouping import numbered
+from ...maths.schedules import RateSchedule, check_rate_schedule, rate_in
+from ...runtime.algorithm import OnClient
+from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
+from ...runtime.messages.schema import Instruction
+from ...runtime.sampled import SampledSettings, SampledStrategy
+from .base import Weights, participants_mean
+
+
+@dataclass(frozen=True)
+class ClusterInstruction(Instruction):
+    """What a client gets: the model of its cluster."""
+
+    model: Arrays
+    lr: float
+    local_epochs: int
+
+
+class Clusters(ByClient):
+    """The clusters' models, and which cluster every client is in.
+
+    Parameters
+    ----------
+    models : sequence of Arrays
+        Those at the start. A client comes into the first cluster, until the method moves it.
+
+    Attributes
+    ----------
+    models : list of Arrays
+    of : dict of int to int
+        The cluster of every client of the run.
+    guests : dict of int to int
+        That of clients that are joining, where the method knows it before they train.
+    """
+
+    self_checked: ClassVar[bool] = True
+
+    def __init__(self, models: Sequence[Arrays]) -> None:
+        self.models = list(models)
+        self.of: dict[int, int] = {}
+        self.guests: dict[int, int] = {}
+
+    @property
+    def ids(self) -> list[int]:
+        """The clients of the run, sorted."""
+        return sorted(self.of)
+
+    def model_of(self, client: int) -> Arrays:
+        """Return the model of a client's cluster; the first for one that has none yet."""
+        return self.models[self.of.get(client, self.guests.get(client, 0))]
+
+    def members(self, clients: Iterable[int]) -> dict[int, list[int]]:
+        """Return which of these clients are in a cluster, by cluster."""
+        found: dict[int, list[int]] = {}
+        for client in clients:
+            found.setdefault(self.of[client], []).append(client)
+        return dict(sorted(found.items()))
+
+    def average(self, cluster: int, replies: Mapping[int, Reply], weights: Weights) -> None:
+        """Set a cluster's model to the mean of some uploads."""
+        self.models[cluster] = participants_mean(self.models[cluster], replies, weights)
+
+    # ------------------------------------------------------------------------------------------
+    # Clients that come and go; saving
+    # ------------------------------------------------------------------------------------------
+
+    def insert(self, rows: Mapping[int, Row]) -> None:
+        """Take clients into the first cluster."""
+        self.of |= dict.fromkeys(rows, 0)
+
+    def invite(self, rows: Mapping[int, Row]) -> None:
+        """Nothing: who is joining has no cluster before its first upload."""
+
+    def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
+        """Let clients go; their cluster keeps its model."""
+        for client in clients:
+            self.of.pop(client, None)
+
+    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
+        """Return what puts everything back."""
+        saved = {name: array.copy() for name, array in self.state_arrays().items()}
+        return lambda: self.load_state_arrays(saved)
+
+    def is_finite(self, clients: Iterable[int]) -> bool:
+        """Return whether all models are finite."""
+        return all(in_range(array) for model in self.models for array in model.values())
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all variables; the models of one name in one array, a row each."""
+        ids = self.ids
+        return {
+            "ids": np.array(ids, dtype=np.uint64),
+            "of": np.array([self.of[client] for client in ids], dtype=np.int64),
+            **{
+                f"models/{name}": np.stack([model[name] for model in self.models])
+                for name in self.models[0]
+            },
+        }
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned, for any number of clusters.
+
+        Raises
+        ------
+        ValueError
+            If an array is missing or one too many, or they do not fit together or this model.
+        """
+        expected = self.state_arrays()
+        models, own = under("models/", arrays), under("models/", expected)
+        count = {len(array) for array in models.values()}
+        fits = arrays.keys() == expected.keys() and all(
+            arrays[name].dtype == array.dtype and arrays[name].ndim == array.ndim
+            for name, array in expected.items()
+        )
+        fits = fits and len(count) == 1 and len(arrays["ids"]) == len(arrays["of"])
+        fits = fits and all(
+            models[name].shape[1:] == array.shape[1:] for name, array in own.items()
+        )
+        if not fits or not np.all((arrays["of"] >= 0) & (arrays["of"] < max(count))):
+            raise ValueError(
+                "The saved clusters do not fit this model, or are damaged. Continue with the model "
+                "and the settings of the saved run."
+            )
+        self.of = dict(zip(arrays["ids"].tolist(), arrays["of"].tolist(), strict=True))
+        self.models = [
+            {name: np.array(stack[k]) for name, stack in models.items()} for k in range(*count)
+        ]
+
+
+@dataclass
+class ClusteredState:
+    """The clusters."""
+
+    clusters: Clusters
+
+
+class ClusteredSettings(SampledSettings, total=False):
+    """The parameters of `ClusteredStrategy`."""
+
+    lr: RateSchedule
+    local_epochs: int
+
+
+class ClusteredStrategy(SampledStrategy):
+    """Base of the methods with one model for every cluster.
+
+    Parameters
+    ----------
+    lr : float or callable (default: 0.1)
+        The clients' step size; a callable, such as `StepDecay`, gets the round (from 1).
+    local_epochs : int (default: 1)
+        Local epochs: full-gradient steps with GD, passes over the data with SGD.
+    **base
+        The parameters of `SampledStrategy`.
+    """
+
+    kinds: ClassVar = {"cluster": "cluster model"}
+
+    def __init__(
+        self,
+        *,
+        lr: RateSchedule = 0.1,
+        local_epochs: int = 1,
+        **base: Unpack[SampledSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_rate_schedule("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        self.lr = lr
+        self.local_epochs = local_epochs
+
+    def rate(self, server_round: int) -> float:
+        """Return the step size of a round."""
+        return rate_in(server_round, self.lr)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> Mapping[int, Instruction]:
+        """Send every client the model of its cluster."""
+        lr = self.rate(server_round)
+        return {
+            client: ClusterInstruction(self._starting_model(client), lr, self.local_epochs)
+            for client in client_ids
+        }
+
+    def _starting_model(self, client: int) -> Arrays:
+        model: Arrays = self.state.clusters.model_of(client)
+        return model
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> Mapping[int, Instruction | ClientInstruction]:
+        """Send every client the model of its cluster."""
+        model_of = self.state.clusters.model_of
+        return {client: ClientInstruction({"cluster": model_of(client)}) for client in client_ids}
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return the model of a client's cluster."""
+        model = self.state.clusters.models[self._cluster_of()[client_id]]
+        return {name: array.copy() for name, array in model.items()}
+
+    def clusters(self) -> NDArray[np.int64]:
+        """Return the cluster of every client, in the order of `client_ids`.
+
+        Clusters are numbered by their first client.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+        """
+        self._need_state()
+        return np.array(numbered(list(self._cluster_of().values())), dtype=np.int64)
+
+    def cluster_arrays(self) -> list[ArrayRecord]:
+        """Return the model of every cluster that has a client, by its number in `clusters`."""
+        self._need_state()
+        complete, models = self.run.layout.complete, self.state.clusters.models
+        used = dict.fromkeys(self._cluster_of().values())
+        return [to_array_record(complete(models[cluster])) for cluster in used]
+
+    def _cluster_of(self) -> dict[int, int]:
+        """Return the cluster of every client, in the order of their ids."""
+        of = self.state.clusters.of
+        return {client: of[client] for client in self.membership.ids}

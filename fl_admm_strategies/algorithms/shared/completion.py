@@ -1,0 +1,209 @@
+"""What the methods of matrix completion share: M = U V, of which U stays with the clients.
+
+Each client holds the ratings M_i of its own users, and these users' factors U_i; the factors V of
+the items are shared. The objective is that of FedMC-ADMM's paper (arXiv:2503.12733):
+
+    Phi(U, V) = (1/p) sum_i [1/2 |P_i(M_i - U_i V)|_F^2 + R_i(U_i)] + R(V)                    (17)
+
+where P_i keeps the observed ratings. The clients' half is `clients.toolkit.round.completion`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import DTypeLike, NDArray
+
+from ...maths.blocks import Arrays
+from ...maths.checks import check_count, check_positive
+from ...maths.regularizers import Regularizer, check_regularizer
+from ...runtime.algorithm import OnClient
+from ...runtime.messages.records import Metrics
+from ...runtime.messages.schema import Instruction
+from ...runtime.sampled import SampledSettings, SampledStrategy
+
+CURVATURE = "user-curvature"
+"""The metric of a reply with a bound on the curvature of f_i in V: a norm of U_i^T U_i."""
+
+
+def initial_item_factors(
+    rank: int,
+    num_items: int,
+    *,
+    seed: int = 0,
+    scale: float = 1.0,
+    dtype: DTypeLike = np.float64,
+) -> ArrayRecord:
+    """Return V^0 with independent entries, uniform on [0, scale], for ``start``.
+
+    Parameters
+    ----------
+    rank : int
+        r.
+    num_items : int
+        n.
+    seed : int (default: 0)
+        The run's.
+    scale : float (default: 1.0)
+        The same as the strategy's `init_scale`.
+    dtype : dtype (default: float64)
+        In which the whole run computes.
+
+    Returns
+    -------
+    ArrayRecord
+        One array, "item-factors", of shape (r, n).
+    """
+    check_count("rank", rank, least=1)
+    check_count("num_items", num_items, least=1)
+    check_count("seed", seed, least=0)
+    check_positive("scale", scale)
+    factors = np.random.default_rng(seed).uniform(0, scale, (rank, num_items)).astype(dtype)
+    return ArrayRecord({"item-factors": Array(factors)})
+
+
+@dataclass(frozen=True)
+class FedMCFactors(Instruction):
+    """V for an evaluation or a handshake, and what a client needs to draw its U_i^0."""
+
+    factors: Arrays
+    factor_seed: int
+    factor_scale: float
+    num_clients: int
+    rated_only: bool | None = None
+
+
+class CompletionSettings(SampledSettings, total=False):
+    """The parameters of `CompletionStrategy`, less the regulariser."""
+
+    init_scale: float
+
+
+class CompletionStrategy(SampledStrategy):
+    """Base of the methods of matrix completion; the initial arrays are V^0 alone, (r, n).
+
+    Parameters
+    ----------
+    regularizer : Regularizer
+        R, on the items' factors. The clients have one for their users' factors.
+    init_scale : float (default: 1.0)
+        Entries of U_i^0 are uniform on [0, init_scale].
+    **base
+        The parameters of `SampledStrategy`.
+
+    Notes
+    -----
+    Evaluation reports ``loss``, the objective Phi (17) at (U, V), and ``rmse``, the root of the
+    mean squared error over the test ratings of all clients together, in stars; where the clients'
+    ratings are standardised, ``scaled-rmse`` is in their unit. ``nnz-users`` and ``nnz-items`` are
+    the shares of entries of U and V that are not zero. All are of the clients that were asked.
+    """
+
+    kinds: ClassVar = {"personal": "users' and items' factors", "global": "items' factors"}
+    remedy: ClassVar = "a smaller init_scale"
+
+    def __init__(
+        self,
+        regularizer: Regularizer,
+        *,
+        init_scale: float = 1.0,
+        **base: Unpack[SampledSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_regularizer("regularizer", regularizer)
+        check_positive("init_scale", init_scale)
+        self.regularizer = regularizer
+        self.init_scale = init_scale
+
+    @property
+    @abstractmethod
+    def item_factors(self) -> NDArray[Any]:
+        """V, shape (r, n)."""
+
+    def first_factors(self, arrays: Arrays) -> NDArray[Any]:
+        """Return V^0, the one initial array.
+
+        Raises
+        ------
+        ValueError
+            If there are others, or it is no matrix of floating point numbers.
+        """
+        found = {name: array.shape for name, array in arrays.items()}
+        first = next(iter(arrays.values()))
+        if len(arrays) != 1 or first.ndim != 2 or first.dtype.kind != "f":
+            raise ValueError(
+                f"The initial arrays are {found}, expected one array of floating point numbers, "
+                "the items' factors V of shape (rank, items): initial_item_factors(rank, items)."
+            )
+        (self._name,) = arrays
+        return first
+
+    def first_users(self, client: int) -> dict[str, Any]:
+        """Return what a client must know to draw its U_i^0, and p."""
+        sequence = np.random.SeedSequence([self.seed, client])
+        return {
+            "factor_seed": int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)),
+            "factor_scale": self.init_scale,
+            "num_clients": self.membership.num_initial,
+        }
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedMCFactors]:
+        """Send V; the users' factors are on the client."""
+        factors = self.global_model()
+        return {client: FedMCFactors(factors, **self.first_users(client)) for client in client_ids}
+
+    def evaluation_metrics(self, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+        """Return Phi (17), the RMSE over all test ratings and the nonzeros, by the clients' sums.
+
+        The mean of the clients' errors would weigh a client, not a rating, and a client without
+        test ratings has part in Phi all the same.
+        """
+        if not {"loss", "test-ratings", "squared-error"} <= means.keys():
+            return means  # of a client that is not ours, or that says less than it must
+        pooled, reports, items = dict(means), clients.values(), self.item_factors
+        terms = _total(report["loss"] for report in reports) / len(reports)
+        pooled["loss"] = terms + self.regularizer.value(items)
+        count = _total(report["test-ratings"] for report in reports)
+        for error, name in (("squared-error", "rmse"), ("scaled-squared-error", "scaled-rmse")):
+            if error in means:
+                total = _total(report[error] for report in reports)
+                pooled.pop(error)
+                pooled.pop(name, None)
+                if count > 0 and not total < 0:
+                    pooled[name] = math.sqrt(total / count)
+        del pooled["test-ratings"]
+        if {"user-entries", "user-nonzeros"} <= means.keys():
+            entries, nonzeros = (
+                _total(report[name] for report in reports)
+                for name in ("user-entries", "user-nonzeros")
+            )
+            del pooled["user-entries"], pooled["user-nonzeros"]
+            pooled["nnz-users"] = nonzeros / entries if entries > 0 else math.nan
+            pooled["nnz-items"] = np.count_nonzero(items) / items.size
+        return pooled
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return V; the users' factors are private to their client."""
+        if kind == "personal":
+            return OnClient(
+                f"{self.method}Client(...).personal_arrays() returns the users' factors there; "
+                "predict and top_items use them."
+            )
+        return {self._name: np.array(self.item_factors, order="C")}
+
+
+def _total(values: Iterable[float]) -> float:
+    """Return the exact sum, NaN where a value is not finite: these are numbers of clients."""
+    numbers = list(values)
+    try:
+        return math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
+    except OverflowError:  # each of them is a number, their sum is none
+        return math.nan

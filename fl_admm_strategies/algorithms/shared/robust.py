@@ -1,0 +1,150 @@
+"""Robust rules in the place of a server's mean: what uploads come to where some of them lie.
+
+    krum           the upload closest to its n - f - 2 nearest others, in sum of squared distances
+    multi-krum     the plain mean of the n - f uploads that are closest so
+    median         the median in every coordinate
+    trimmed-mean   the mean in every coordinate without the f lowest and the f highest
+
+n uploads were received, of which f = floor(malicious n) are taken for false. Krum and multi-Krum:
+Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
+Gradient Descent", NeurIPS 2017, arXiv:1703.02757. Median and trimmed mean: Yin, Chen, Ramchandran,
+Bartlett, ICML 2018, arXiv:1803.01498. The mathematics is Flower's own; see docs/robustness.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Literal, cast
+
+import numpy as np
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, MultiKrum
+
+from ...maths.blocks import Arrays
+from ...maths.checks import check_choice, check_fraction
+from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, to_array_record
+
+Rule = Literal["krum", "multi-krum", "median", "trimmed-mean"]
+Aggregation = Literal["mean"] | Rule
+RULES: tuple[Rule, ...] = ("krum", "multi-krum", "median", "trimmed-mean")
+
+
+@dataclass
+class _Uploaded:
+    """A reply as Flower's rules read it; a `Message` can be made by Flower's own app only."""
+
+    content: RecordDict
+
+    def has_error(self) -> bool:
+        return False
+
+
+def check_rule(aggregation: str, malicious: object) -> None:
+    """Raise ValueError or TypeError unless these are a rule, or "mean", and its share of liars."""
+    check_choice("aggregation", aggregation, ("mean", *RULES))
+    check_fraction("malicious", malicious, zero=True)
+    if aggregation == "trimmed-mean" and malicious >= 0.5:  # type: ignore[operator]
+        raise ValueError(
+            f"malicious is {malicious}, expected a number in [0, 0.5) for a trimmed mean: so much "
+            "is cut off at both ends. Lower it, or take another aggregation."
+        )
+
+
+def taken_for_false(malicious: float, num_uploads: int) -> int:
+    """Return f, how many of the uploads of a round are taken for false."""
+    return int(malicious * num_uploads + 1e-9)  # 0.29 * 100 is a little less than 29
+
+
+def check_enough(rule: Rule, malicious: float, num_uploads: int) -> None:
+    """Raise ValueError if so few uploads are no work for a rule; the message says how many are."""
+    n, f = num_uploads, taken_for_false(malicious, num_uploads)
+    if rule in ("krum", "multi-krum") and n - f - 2 < 1:
+        why = (
+            f"of which malicious={malicious:g} takes {f} for false, so that a score is over "
+            f"n - f - 2 = {n - f - 2} neighbours: expected at least 1"
+        )
+    elif rule == "median" and n < 3:
+        why = "expected at least 3: the median of two is their mean"
+    elif rule == "trimmed-mean" and malicious > 0 and f < 1:
+        why = (
+            f"of which malicious={malicious:g} cuts nobody off: expected at least "
+            f"{int(np.ceil(1 / malicious - 1e-9))}"
+        )
+    else:
+        return
+    raise ValueError(
+        f"A round has {n} uploads for aggregation={rule!r}, {why}. Let more clients train in a "
+        "round, change malicious, or take another aggregation."
+    )
+
+
+def aggregate(rule: Rule, malicious: float, uploads: Sequence[Arrays]) -> Arrays:
+    """Return what a rule makes of the uploads of a round, each of which counts alike.
+
+    Parameters
+    ----------
+    rule : {"krum", "multi-krum", "median", "trimmed-mean"}
+    malicious : float
+        The share of the uploads that is taken for false.
+    uploads : sequence of Arrays
+        Of the same names and shapes. The rule sees the floating point arrays, in double precision:
+        Flower's distances are differences of squares. Of integers, such as a batch norm's counter,
+        it is the rounded median.
+
+    Raises
+    ------
+    ValueError
+        If there are too few: see `check_enough`.
+    """
+    n, f = len(uploads), taken_for_false(malicious, len(uploads))
+    check_enough(rule, malicious, n)
+    flowers: MultiKrum | FedMedian | FedTrimmedAvg
+    if rule == "median":
+        flowers = FedMedian()
+    elif rule == "trimmed-mean":
+        flowers = FedTrimmedAvg(beta=(f + 0.25) / n)  # it rounds n beta down
+    else:
+        selected = 1 if rule == "krum" else n - f
+        flowers = MultiKrum(num_malicious_nodes=f, num_nodes_to_select=selected)
+    first = uploads[0]
+    floating = [name for name, array in first.items() if array.dtype.kind == "f"]
+    replies = [
+        _Uploaded(
+            RecordDict(
+                {
+                    ARRAYS: to_array_record({k: own[k].astype(np.float64) for k in floating}),
+                    METRICS: MetricRecord({NUM_EXAMPLES: 1}),
+                }
+            )
+        )
+        for own in uploads
+    ]
+    arrays, _ = flowers.aggregate_train(0, cast(list[Message], replies))
+    assert arrays is not None
+    made = {name: array.numpy() for name, array in arrays.items()}
+    return {
+        name: (
+            made[name]
+            if name in made
+            else np.rint(np.median([own[name] for own in uploads], axis=0))
+        ).astype(array.dtype)
+        for name, array in first.items()
+    }
+
+
+def robust_or_before(
+    rule: Rule,
+    malicious: float,
+    before: Arrays,
+    server_round: int,
+    uploads: Sequence[Arrays],
+) -> Arrays:
+    """Return `aggregate` of a round's uploads; the model as it was, and a warning, of too few."""
+    try:
+        return aggregate(rule, malicious, uploads)
+    except ValueError as error:
+        log(WARNING, "Round %s changes nothing: %s", server_round, error)
+        return before

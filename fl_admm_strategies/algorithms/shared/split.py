@@ -1,0 +1,120 @@
+"""What the methods share whose clients keep a part of their model: u is averaged, v_i stays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+from ...maths.blocks import Arrays, Spec, compile_pattern, matching, spec_of
+from ...maths.checks import check_choice, listing
+from ...runtime.algorithm import OnClient
+from ...runtime.messages.records import Reply
+from ...runtime.messages.schema import Instruction
+from ...runtime.sampled import SampledSettings, SampledStrategy
+from .base import Weights, participants_mean
+
+PERSONAL_HEAD = "^personal_head[.]"
+"""v_i of a `clients.TwoHeaded`."""
+
+
+@dataclass
+class SplitState:
+    """u, the shared arrays."""
+
+    shared: Arrays
+
+
+@dataclass(frozen=True)
+class SplitEvaluation(Instruction):
+    """What a client needs to evaluate (u, v_i): u; it has v_i."""
+
+    global_: Arrays
+    personal: str | None
+
+
+class SplitSettings(SampledSettings, total=False):
+    """The parameters of `SplitStrategy`."""
+
+    weights: Weights
+
+
+class SplitStrategy(SampledStrategy):
+    """Base of the methods that average a part of the model, while the rest stays with the clients.
+
+    Parameters
+    ----------
+    weights : {"size", "uniform"} (default: "size")
+        Whether u is the mean of the participants' u_i weighted by their examples, or the plain one.
+    **base
+        The parameters of `SampledStrategy`.
+    """
+
+    kinds: ClassVar = {"personal": "personal model", "global": "shared part"}
+    personal: str | None
+    """Regular expression searched in the names of the arrays: v_i. None: nothing is personal."""
+
+    def __init__(self, *, weights: Weights = "size", **base: Unpack[SampledSettings]) -> None:
+        super().__init__(**base)
+        check_choice("weights", weights, ("size", "uniform"))
+        self.weights = weights
+
+    def init_state(self, arrays: Arrays) -> SplitState:
+        """Start with u^0, the shared part of the initial model."""
+        pattern = compile_pattern("personal", self.personal)
+        return SplitState(shared_part(arrays, pattern, self.trained))
+
+    def upload_spec(self) -> Spec:
+        """Return the shared arrays' names, shapes and dtypes."""
+        return spec_of(self.state.shared)
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set u to the mean of the participants' u_i."""
+        self.state.shared = participants_mean(self.state.shared, replies, self.weights)
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, SplitEvaluation]:
+        """Send u to everybody."""
+        return dict.fromkeys(client_ids, SplitEvaluation(self.state.shared, self.personal))
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return u; v_i stays with its client."""
+        if kind == "personal":
+            return OnClient(
+                f"Read {self.method}Client(...).personal_arrays() there; global_arrays has the "
+                "shared part."
+            )
+        return {name: array.copy() for name, array in self.state.shared.items()}
+
+
+def shared_part(
+    arrays: Arrays, personal: re.Pattern[str] | None, trained: Collection[str]
+) -> Arrays:
+    """Return the arrays of a model that are shared: in whose names a pattern is not found.
+
+    Raises
+    ------
+    ValueError
+        If what is trained is all personal, or none of it.
+    """
+    if personal is None:
+        return arrays
+    if all(personal.search(name) for name in trained):
+        raise ValueError(
+            f"personal={personal.pattern!r} matches all of the model's trained arrays: "
+            f"{', '.join(trained)}. Nothing would be shared: give a pattern that names a part of "
+            "them, e.g. '^fc2[.]', or take Local, whose clients share nothing."
+        )
+    matching("personal", personal, trained)
+    return {name: array for name, array in arrays.items() if not personal.search(name)}
+
+
+def check_two_headed(arrays: Arrays, model: str) -> None:
+    """Raise ValueError unless initial arrays have two heads; `model` is the class of such."""
+    if not any(re.search(PERSONAL_HEAD, name) for name in arrays):
+        raise ValueError(
+            f"The initial arrays {listing(list(arrays))} are of a model with one head, expected "
+            f"one of clients.{model}. Start with ArrayRecord({model}.of(model).state_dict())."
+        )

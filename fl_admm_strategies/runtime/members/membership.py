@@ -1,0 +1,196 @@
+"""Who belongs to a run, who came and who left, and what each client surely holds."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..messages.records import Reply
+from .owners import Owners
+
+
+class Membership:
+    """The clients of a run.
+
+    Parameters
+    ----------
+    max_missed_rounds : int or None
+        Rounds in a row in which a client is not connected until it has left; None: never.
+    client_keys : str or mapping of int to str
+        Which node may be which client; see `StatefulStrategy`.
+
+    Attributes
+    ----------
+    ids : list of int
+        The clients of the run, sorted.
+    num_initial : int
+        How many clients the run began with. It stands for m (or p, n) wherever that is a mere scale
+        of the objective, so that nobody's step changes when clients come and go; means are over
+        those that belong to the run.
+    initial_examples : float
+        The number of examples of those, where a handshake asked for it; NaN otherwise.
+    announced : int
+        The size of the federation as its nodes know it; 0 where they do not.
+    last_accepted : dict of int to int
+        By client, the round of its last accepted upload; 0 before the first.
+    last_seen : dict of int to int
+        By client, the last round that found it connected.
+    joining : dict of int to (Reply or None)
+        Connected clients that do not belong to the run until a reply of theirs was accepted, with
+        their reply to the handshake where there was one.
+    owners : Owners
+        Whose the clients' ids are.
+    """
+
+    def __init__(
+        self,
+        max_missed_rounds: int | None = None,
+        client_keys: str | Mapping[int, str] = "first",
+    ) -> None:
+        self.max_missed_rounds = max_missed_rounds
+        self.owners = Owners(client_keys)
+        self.begin((), 0)
+
+    def begin(self, ids: Iterable[int], announced: int) -> None:
+        """Start a run with these clients."""
+        self.ids = sorted(ids)
+        self.num_initial = len(self.ids)
+        self.initial_examples = np.nan
+        self.announced = announced
+        self.last_accepted = dict.fromkeys(self.ids, 0)
+        self.last_seen = dict.fromkeys(self.ids, 0)
+        self.joining: dict[int, Reply | None] = {}
+        self._current: set[int] = set()
+        self.owners.bind(self.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self.last_accepted
+
+    def row(self, client: int) -> int:
+        """Return a client's place in `ids`."""
+        return bisect(self.ids, client) - 1
+
+    def is_new(self, client: int) -> bool:
+        """Return whether nothing of a client was accepted yet."""
+        return self.last_accepted.get(client, 0) == 0
+
+    def has_current_state(self, client: int) -> bool:
+        """Return whether a client surely holds what the server knows of it.
+
+        Not before its first accepted upload, nor after one that was lost or refused, nor after a
+        restart: then the server sends along what the client needs.
+        """
+        return client in self._current
+
+    # ------------------------------------------------------------------------------------------
+    # Changes
+    # ------------------------------------------------------------------------------------------
+
+    def see(self, server_round: int, connected: Collection[int], announced: int) -> None:
+        """Note who is connected before a round."""
+        self.announced = max(self.announced, announced)
+        here = [client for client in self.ids if client in connected]
+        self.last_seen |= dict.fromkeys(here, server_round)
+        self.owners.bind(here)
+        self.joining = {c: reply for c, reply in self.joining.items() if c in connected}
+
+    def unknown(self, connected: Iterable[int]) -> list[int]:
+        """Return those of the connected clients that are not known yet, sorted."""
+        return sorted(c for c in connected if c not in self and c not in self.joining)
+
+    def overdue(self, server_round: int) -> list[int]:
+        """Return the clients that have missed too many rounds; somebody must be left."""
+        if self.max_missed_rounds is None:
+            return []
+        limit = server_round - self.max_missed_rounds
+        gone = [client for client, last in self.last_seen.items() if last <= limit]
+        return gone if len(gone) < len(self.ids) else []
+
+    def remove(self, clients: Collection[int]) -> list[int]:
+        """Strike clients off; return the rows that they had."""
+        gone = set(clients)
+        rows = [self.row(client) for client in clients]
+        self.ids = [client for client in self.ids if client not in gone]
+        for client in clients:
+            del self.last_accepted[client], self.last_seen[client]
+        self._current.difference_update(clients)
+        return rows
+
+    def admit(self, clients: Sequence[int], server_round: int) -> list[int]:
+        """Let joining clients belong to the run.
+
+        Returns
+        -------
+        list of int
+            For each of them the row before which its row goes, as `numpy.insert` counts.
+        """
+        places = [bisect(self.ids, client) for client in clients]
+        self.ids = sorted([*self.ids, *clients])
+        accepted = self.last_accepted | dict.fromkeys(clients, 0)
+        seen = self.last_seen | dict.fromkeys(clients, server_round)
+        self.last_accepted = {client: accepted[client] for client in self.ids}
+        self.last_seen = {client: seen[client] for client in self.ids}
+        for client in clients:
+            del self.joining[client]
+        self.owners.bind(clients)
+        return places
+
+    def accept(self, clients: Iterable[int], server_round: int) -> None:
+        """Note whose uploads became part of the state in a round."""
+        self.last_accepted |= dict.fromkeys(clients, server_round)
+        self._current.update(clients)
+
+    def doubt(self, clients: Iterable[int]) -> None:
+        """Note clients that may hold something else than the server knows: they were asked."""
+        self._current.difference_update(clients)
+
+    def reset(self, clients: Iterable[int]) -> None:
+        """Take clients that lost what they keep for clients without an accepted upload."""
+        known = [client for client in clients if client in self]
+        self.last_accepted |= dict.fromkeys(known, 0)
+        self._current.difference_update(known)
+
+    def remember(self) -> Callable[[], None]:
+        """Return what puts back who belongs to the run."""
+        ids, accepted, seen, joining = self.ids, self.last_accepted, self.last_seen, self.joining
+        joining, keys = dict(joining), self.owners.keys
+
+        def undo() -> None:
+            self.ids, self.last_accepted, self.last_seen = ids, accepted, seen
+            self.owners.keys = keys
+            self.joining = dict(joining)
+
+        return undo
+
+    # ------------------------------------------------------------------------------------------
+    # Saving
+    # ------------------------------------------------------------------------------------------
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return everything that outlives the process."""
+        return {
+            "client_ids": np.array(self.ids, dtype=np.uint64),
+            "num_initial": np.array(self.num_initial, dtype=np.int64),
+            "initial_examples": np.array(self.initial_examples),
+            "announced": np.array(self.announced, dtype=np.int64),
+            "last_accepted": np.array(list(self.last_accepted.values()), dtype=np.int64),
+            "last_seen": np.array(list(self.last_seen.values()), dtype=np.int64),
+            **self.owners.state_arrays(),
+        }
+
+    def load_state_arrays(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned, after `begin` with its clients."""
+        rounds = (arrays[name].tolist() for name in ("last_accepted", "last_seen"))
+        self.last_accepted, self.last_seen = (
+            dict(zip(self.ids, own, strict=True)) for own in rounds
+        )
+        self.num_initial = int(arrays["num_initial"])
+        self.initial_examples = float(arrays["initial_examples"])
+        self.announced = max(self.announced, int(arrays["announced"]))

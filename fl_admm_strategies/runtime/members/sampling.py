@@ -1,0 +1,138 @@
+"""Chance on the server: which clients take part, all from the user's one seed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...maths.seeds import first_states, words_of
+
+
+class Sampling:
+    """Draws the clients of a phase uniformly without replacement.
+
+    Parameters
+    ----------
+    fraction_train, fraction_evaluate : float
+        Shares of the clients.
+    min_train, min_evaluate : int
+        Draw at least so many.
+    seed : int
+        The run's.
+    """
+
+    def __init__(
+        self,
+        *,
+        fraction_train: float,
+        fraction_evaluate: float,
+        min_train: int,
+        min_evaluate: int,
+        seed: int,
+    ) -> None:
+        self.fraction_train = fraction_train
+        self.fraction_evaluate = fraction_evaluate
+        self.min_train = min_train
+        self.min_evaluate = min_evaluate
+        self.seed = seed
+        self.begin()
+
+    def begin(self) -> None:
+        """Start from the seed."""
+        self._train, self._evaluate = np.random.default_rng(self.seed).spawn(2)
+
+    def for_training(self, clients: Sequence[int], busy: Collection[int] = ()) -> list[int]:
+        """Draw who trains out of these sorted ids, beside those busy with it; sorted."""
+        size = num_sampled(len(clients), self.fraction_train, self.min_train) - len(busy)
+        return _sample(self._train, [c for c in clients if c not in busy], size)
+
+    def for_evaluation(self, clients: Sequence[int]) -> list[int]:
+        """Draw who evaluates."""
+        if self.fraction_evaluate == 0:
+            return []
+        size = num_sampled(len(clients), self.fraction_evaluate, self.min_evaluate)
+        return _sample(self._evaluate, clients, size)
+
+    def client_seeds(self, clients: Iterable[int], server_round: int) -> dict[int, int]:
+        """Return clients' seeds for a round: 63 bits, since a ConfigRecord's int is signed.
+
+        Each is that of ``SeedSequence([seed, client, server_round])``.
+        """
+        before, after = words_of(self.seed), words_of(server_round)
+        by_length: dict[int, list[int]] = {}
+        for client in clients:
+            by_length.setdefault(1 if client < 2**32 else 2, []).append(client)
+        seeds: dict[int, int] = {}
+        for length, own in by_length.items():
+            ids = np.array(own, dtype=np.uint64).astype("<u8").view("<u4").reshape(-1, 2)
+            columns = [np.full(len(own), word, np.uint32) for word in before]
+            columns += list(ids.T[:length])
+            columns += [np.full(len(own), word, np.uint32) for word in after]
+            states = first_states(np.stack(columns, axis=1)) >> np.uint64(1)
+            seeds |= zip(own, states.tolist(), strict=True)
+        return seeds
+
+    def state_arrays(self) -> dict[str, NDArray[np.uint64]]:
+        """Return the states of the generators."""
+        return {
+            "train_rng": _generator_to_array(self._train),
+            "evaluate_rng": _generator_to_array(self._evaluate),
+        }
+
+    def load_state_arrays(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned.
+
+        Raises
+        ------
+        ValueError
+            If it is something else.
+        """
+        self._train = _generator_from_array(arrays["train_rng"])
+        self._evaluate = _generator_from_array(arrays["evaluate_rng"])
+
+
+def _sample(rng: np.random.Generator, clients: Sequence[int], size: int) -> list[int]:
+    if size <= 0:
+        return []
+    chosen = rng.choice(len(clients), size=size, replace=False)
+    return [clients[index] for index in sorted(chosen)]
+
+
+def num_sampled(num_clients: int, fraction: float, least: int = 1) -> int:
+    """Return how many of some clients a fraction of them is, at least one."""
+    # The small term undoes roundings such as 0.29 * 100 = 28.999999999999996.
+    return min(num_clients, max(int(fraction * num_clients + 1e-9), least, 1))
+
+
+def _generator_to_array(generator: np.random.Generator) -> NDArray[np.uint64]:
+    """Return the state of a generator as numbers, for a checkpoint."""
+    state = generator.bit_generator.state
+    words: list[int] = []
+    for number in (state["state"]["state"], state["state"]["inc"]):
+        words += [number >> 64, number & (2**64 - 1)]
+    return np.array([*words, state["has_uint32"], state["uinteger"]], dtype=np.uint64)
+
+
+def _generator_from_array(array: NDArray[Any]) -> np.random.Generator:
+    """Return a generator in the state that `_generator_to_array` returned.
+
+    Raises
+    ------
+    ValueError
+        If it is not what `_generator_to_array` returned.
+    """
+    words = [int(word) for word in array]
+    # With an even increment PCG64 may stand still, and a draw would never end.
+    if words[3] % 2 == 0 or words[4] > 1 or words[5] >= 2**32:
+        raise ValueError(f"The saved state of a random generator, {words}, is none of PCG64.")
+    bits = np.random.PCG64()
+    bits.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3]},
+        "has_uint32": words[4],
+        "uinteger": words[5],
+    }
+    return np.random.Generator(bits)

@@ -1,0 +1,430 @@
+"""The content of messages between a strategy and a node, which hosts one client or many.
+
+With one client a message has the layout of Flower's own `FedAvg`: an `ArrayRecord` under
+``"arrays"`` and a `ConfigRecord` under ``"config"``; the reply has ``"arrays"`` and ``"metrics"``,
+or a `ConfigRecord` under ``"error"``.
+
+With several it has blocks. Clients whose messages have the same names and types share one, number N
+(most messages have one, 0):
+
+    "clients@N"   a `ConfigRecord`: the ids, and of each setting that differs a list in their order
+    "config@N"    a `ConfigRecord`: the settings that are the same for all of them
+    "arrays@N"    an `ArrayRecord`: for each array one array with a row for each client
+    "shapes.arrays@N"  an `ArrayRecord` with the shapes, shape (k, ndim), of the arrays whose rows
+                  differ in theirs: the block is flat, one client's numbers after another's
+
+Arrays that all clients of the message get, which have one, are in it once, under ``"arrays"``.
+A reply has ``"clients@N"``, ``"arrays@N"`` and ``"metrics@N"``, a `MetricRecord` with a list for
+each metric; of clients that failed it has in ``"clients@N"`` a list ``"error"`` and nothing else,
+so that each fails alone.
+
+A client may need more than one group of arrays (an anchor and a starting point; a personal and a
+cluster model to evaluate). The first group is the one under ``"arrays"``, any further one stands
+under ``"arrays.GROUP"``, and ``config["groups"]`` lists them in order with the names of their
+arrays, as JSON: ``{"anchor": ["weight", "bias"], "start": ["weight"]}``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, repeat
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays
+from ...maths.checks import largest_of_rows, listing
+from .identity import is_client_id
+from .records import (
+    ARRAYS,
+    CLIENT_IDS,
+    CONFIG,
+    ERROR,
+    GROUPS,
+    METRICS,
+    VERSIONS,
+    ClientInstruction,
+    RawReply,
+    brief,
+    groups_setting,
+    joined,
+    parse_groups,
+    to_array_record,
+    views,
+)
+
+CLIENTS = "clients"
+SHAPES = "shapes"
+
+
+def _record(position: int, group: str) -> str:
+    return ARRAYS if position == 0 else f"{ARRAYS}.{group}"
+
+
+# --- Instructions -------------------------------------------------------------------------------
+
+
+def pack_instructions(instructions: Mapping[int, ClientInstruction], *, hosted: bool) -> RecordDict:
+    """Put the instructions of one node's clients into the content of one message.
+
+    Parameters
+    ----------
+    instructions : mapping of client id to ClientInstruction
+        With ``hosted=False`` exactly one.
+    hosted : bool
+        Whether the node hosts several clients.
+    """
+    content = RecordDict()
+    if not hosted:
+        (instruction,) = instructions.values()
+        for position, (group, arrays) in enumerate(instruction.groups.items()):
+            content[_record(position, group)] = to_array_record(arrays)
+        content[CONFIG] = ConfigRecord(dict(instruction.full_config()))
+        return content
+    common = _common_arrays(instructions.values())
+    for record in dict.fromkeys(record for record, _ in common):
+        own = {name: array for (of, name), array in common.items() if of == record}
+        content[record] = to_array_record(own)
+    for number, clients in enumerate(_alike(instructions, _kind_of_instruction)):
+        asked = [instructions[client] for client in clients]
+        settings, columns = _split([one.config for one in asked])
+        settings[GROUPS] = groups_setting(asked[0].groups)
+        content[f"{CONFIG}@{number}"] = ConfigRecord(settings)
+        content[f"{CLIENTS}@{number}"] = ConfigRecord({CLIENT_IDS: clients, **columns})
+        for position, (group, names) in enumerate(asked[0].groups.items()):
+            record = _record(position, group)
+            own_names = [name for name in names if (record, name) not in common]
+            rows = [one.groups[group] for one in asked]
+            _put_block(content, record, number, own_names, rows)
+    return content
+
+
+def _common_arrays(
+    instructions: Iterable[ClientInstruction],
+) -> dict[tuple[str, str], NDArray[Any]]:
+    """Return, by record and name, the arrays that are the same for all clients that get one."""
+    first: dict[tuple[str, str], NDArray[Any]] = {}
+    own: set[tuple[str, str]] = set()
+    for instruction in instructions:
+        for position, (group, arrays) in enumerate(instruction.groups.items()):
+            record = _record(position, group)
+            for name, array in arrays.items():
+                key = record, name
+                if key not in own and not _same_bits(first.setdefault(key, array), array):
+                    own.add(key)
+    return {key: array for key, array in first.items() if key not in own}
+
+
+def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one is other or (
+        (one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes()
+    )
+
+
+def _kind_of_arrays(arrays: Arrays) -> tuple[Any, ...]:
+    return tuple((name, array.ndim, array.dtype) for name, array in arrays.items())
+
+
+def _kind_of_instruction(instruction: ClientInstruction) -> tuple[Any, ...]:
+    groups = tuple((g, _kind_of_arrays(arrays)) for g, arrays in instruction.groups.items())
+    config = instruction.config
+    return groups, tuple(config), tuple(map(type, config.values()))
+
+
+def _alike(items: Mapping[int, Any], kind: Callable[[Any], object]) -> list[list[int]]:
+    """Return the clients in blocks of one kind."""
+    blocks: dict[object, list[int]] = {}
+    for client, item in items.items():
+        blocks.setdefault(kind(item), []).append(client)
+    return list(blocks.values())
+
+
+def _split(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return the settings that are the same in all, and lists of the others."""
+    common: dict[str, Any] = {}
+    columns: dict[str, list[Any]] = {}
+    for name, first in configs[0].items():
+        values = [config[name] for config in configs]
+        # 0.0 == -0.0, so zeros are a column.
+        if (first or not isinstance(first, float)) and values.count(first) == len(values):
+            common[name] = first
+        else:
+            columns[name] = values
+    return common, columns
+
+
+def _put_block(
+    content: RecordDict, record: str, number: int, names: Iterable[str], rows: Sequence[Arrays]
+) -> None:
+    """Put arrays into the content as blocks with a row for each client."""
+    blocks: dict[str, Array] = {}
+    shapes: Arrays = {}
+    for name in names:
+        own = [row[name] for row in rows]
+        if all(array.shape == own[0].shape for array in own):
+            blocks[name] = joined(own, (len(own), *own[0].shape))
+        else:
+            blocks[name] = joined(own, (sum(array.size for array in own),))
+            shapes[name] = np.array([array.shape for array in own], dtype=np.int64)
+    if blocks:
+        content[f"{record}@{number}"] = ArrayRecord(blocks)
+    if shapes:
+        content[f"{SHAPES}.{record}@{number}"] = to_array_record(shapes)
+
+
+def unpack_instructions(content: RecordDict) -> Iterator[tuple[int | None, ClientInstruction]]:
+    """Yield what a message asks for as (client id, instruction); a single client has no id.
+
+    The arrays are read-only views of the message.
+
+    Raises
+    ------
+    ValueError
+        If the message is not one of this library's or of `FedAvg`'s layout.
+    """
+    for key, record in content.items():
+        name, at, number = key.partition("@")
+        if not isinstance(record, ConfigRecord):
+            continue
+        if key == CONFIG:
+            groups = {}
+            for position, group in enumerate(parse_groups(record) or {ARRAYS: None}):
+                groups[group] = _common(content, _record(position, group))
+            config: dict[str, Any] = dict(record)
+            yield None, ClientInstruction(groups, config)
+        elif at and name == CLIENTS:
+            yield from _unpack_block(content, record, number)
+
+
+def _common(content: RecordDict, key: str) -> Arrays:
+    if not isinstance(record := content.get(key), ArrayRecord):
+        raise ValueError(f"The message lacks the ArrayRecord {brief(repr(key))}. {VERSIONS}")
+    return views(record)
+
+
+def _unpack_block(
+    content: RecordDict, record: ConfigRecord, number: str
+) -> Iterator[tuple[int, ClientInstruction]]:
+    clients, columns = _read_clients(record)
+    settings = content.get(f"{CONFIG}@{number}")
+    config: dict[str, Any] = dict(settings) if isinstance(settings, ConfigRecord) else {}
+    if (groups := parse_groups(config)) is None:
+        raise ValueError(f"The message lacks the groups of 'config@{brief(number)}'. {VERSIONS}")
+    by_group: dict[str, Iterable[Arrays]] = {}
+    for position, (group, names) in enumerate(groups.items()):
+        key = _record(position, group)
+        found, shapes = (content.get(f"{name}@{number}") for name in (key, f"{SHAPES}.{key}"))
+        own: dict[str, Iterable[NDArray[Any]]] = {
+            name: _rows_of(block)
+            for name, block in _read_blocks(found, shapes, len(clients)).items()
+        }
+        if missing := [name for name in names if name not in own]:
+            shared = _common(content, key)
+            if absent := [name for name in missing if name not in shared]:
+                raise ValueError(
+                    f"The message lacks the arrays {brief(listing(absent))} of {brief(repr(key))}. "
+                    f"{VERSIONS}"
+                )
+            own |= {name: repeat(shared[name]) for name in missing}
+        by_group[group] = _by_client({name: own[name] for name in names})
+    for client, values, *arrays in zip(
+        clients, _by_client(columns), *by_group.values(), strict=False
+    ):
+        yield client, ClientInstruction(dict(zip(by_group, arrays, strict=True)), config | values)
+
+
+def _read_clients(record: object) -> tuple[list[int], dict[str, list[Any]]]:
+    """Return the clients of a block, and the lists with an entry for each.
+
+    Raises
+    ------
+    ValueError
+        If the record is none of a block.
+    """
+    columns: dict[str, Any] = dict(record) if isinstance(record, ConfigRecord) else {}
+    clients = columns.pop(CLIENT_IDS, None)
+    if not isinstance(clients, list) or not all(map(is_client_id, clients)):
+        raise ValueError(
+            f"the clients of a block are {brief(repr(clients))}, expected a list of ids"
+        )
+    _check_columns(columns, len(clients))
+    return clients, columns
+
+
+def _check_columns(columns: Mapping[str, Any], count: int) -> None:
+    for name, column in columns.items():
+        if not isinstance(column, list) or len(column) != count:
+            found = f"{len(column)} values" if isinstance(column, list) else "one value"
+            raise ValueError(f"{brief(repr(name))} has {found} for {count} clients")
+
+
+def _by_client(columns: Mapping[str, Iterable[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a dict for each client; without any columns, empty ones for ever."""
+    if not columns:
+        return repeat({})
+    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False))
+
+
+def _read_blocks(blocks: object, shapes: object, count: int) -> dict[str, Any]:
+    """Return the blocks of some records by name: an array of `count` rows, or a list of arrays.
+
+    Raises
+    ------
+    ValueError
+        If there is a block that has not as many rows.
+    """
+    sizes = views(shapes) if isinstance(shapes, ArrayRecord) else {}
+    found: dict[str, Any] = {}
+    for name, block in (views(blocks) if isinstance(blocks, ArrayRecord) else {}).items():
+        if (own := sizes.get(name)) is not None:
+            found[name] = _unequal_rows(name, block, own, count)
+        elif block.shape[:1] == (count,):
+            found[name] = block
+        else:
+            raise ValueError(
+                f"the block of {brief(repr(name))} has the shape {brief(str(block.shape))} for "
+                f"{count} clients"
+            )
+    return found
+
+
+def _unequal_rows(
+    name: str, block: NDArray[Any], shapes: NDArray[Any], count: int
+) -> list[NDArray[Any]]:
+    """Cut a flat block into arrays of these shapes, shape (count, ndim)."""
+    good = shapes.dtype == np.int64 and shapes.ndim == 2 and len(shapes) == count
+    each = [tuple(shape) for shape in shapes.tolist()] if good and block.ndim == 1 else []
+    sizes = [math.prod(shape) if min(shape, default=0) >= 0 else -1 for shape in each]
+    if len(each) != count or min(sizes, default=0) < 0 or sum(sizes) != block.size:
+        raise ValueError(f"the block of {brief(repr(name))} has shapes that do not fit it")
+    stops = list(accumulate(sizes))
+    return [
+        block[stop - size : stop].reshape(shape)
+        for shape, size, stop in zip(each, sizes, stops, strict=True)
+    ]
+
+
+def _rows_of(block: NDArray[Any] | list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return the rows of a block as arrays, those of single numbers as well."""
+    if isinstance(block, list) or block.ndim > 1:
+        return list(block)
+    return [block[row, ...] for row in range(len(block))]
+
+
+# --- Replies ------------------------------------------------------------------------------------
+
+
+def pack_replies(replies: Mapping[Any, RawReply]) -> RecordDict:
+    """Put the replies of one node's clients into the content of one message.
+
+    Parameters
+    ----------
+    replies : mapping of (int or None) to RawReply
+        By client; that of a node's only one is under None. Their arrays hold real numbers.
+    """
+    content = RecordDict()
+    if None in replies:
+        (reply,) = replies.values()
+        if reply.error is not None:
+            return RecordDict({ERROR: ConfigRecord({"reason": reply.error})})
+        if reply.arrays is not None:
+            content[ARRAYS] = to_array_record(reply.arrays)
+        content[METRICS] = MetricRecord(reply.metrics)
+        return content
+    for number, clients in enumerate(_alike(replies, _kind_of_reply)):
+        said = [replies[client] for client in clients]
+        if said[0].error is not None:
+            errors: dict[str, Any] = {CLIENT_IDS: clients, ERROR: [one.error for one in said]}
+            content[f"{CLIENTS}@{number}"] = ConfigRecord(errors)
+            continue
+        content[f"{CLIENTS}@{number}"] = ConfigRecord({CLIENT_IDS: clients})
+        if said[0].arrays is not None:
+            rows = [one.arrays or {} for one in said]
+            _put_block(content, ARRAYS, number, said[0].arrays, rows)
+        metrics: dict[str, Any] = {
+            name: [one.metrics[name] for one in said] for name in said[0].metrics
+        }
+        content[f"{METRICS}@{number}"] = MetricRecord(metrics)
+    return content
+
+
+def _kind_of_reply(reply: RawReply) -> tuple[Any, ...]:
+    if reply.error is not None:
+        return ()
+    arrays = None if reply.arrays is None else _kind_of_arrays(reply.arrays)
+    return arrays, tuple(reply.metrics), tuple(map(type, reply.metrics.values()))
+
+
+def unpack_replies(content: RecordDict) -> Iterator[tuple[int | None, RawReply]]:
+    """Yield the replies of a message as (client id that it says, reply).
+
+    The sender is not trusted: whatever cannot be read becomes a reply with an error, of the clients
+    that a block says it is of, of None where it does not. None is also the id of a node's only
+    client, whose own choice of record names is accepted where there is no doubt (one
+    `ArrayRecord`, one `MetricRecord`), as `FedAvg` does.
+    """
+    blocks: dict[str, dict[str, Any]] = {}
+    alone: dict[str, Any] = {}
+    for key, record in content.items():
+        name, at, number = key.partition("@")
+        (blocks.setdefault(number, {}) if at else alone)[name] = record
+    if alone or not blocks:
+        yield None, _read_reply(alone)
+    for own in blocks.values():
+        yield from _read_block_of_replies(own)
+
+
+def _read_reply(records: Mapping[str, Any]) -> RawReply:
+    if isinstance(error := records.get(ERROR), ConfigRecord):
+        return RawReply(error=brief(str(error.get("reason", "no reason given"))))
+    array_records = [value for value in records.values() if isinstance(value, ArrayRecord)]
+    metric_records = [value for value in records.values() if isinstance(value, MetricRecord)]
+    if len(array_records) > 1 or len(metric_records) != 1:
+        return RawReply(
+            error=f"the reply holds {len(array_records)} ArrayRecords and {len(metric_records)} "
+            "MetricRecords, expected one of each"
+        )
+    metrics = dict(metric_records[0])
+    try:
+        arrays = views(array_records[0]) if array_records else None
+    except ValueError as unreadable:
+        return RawReply(None, metrics, str(unreadable))
+    return RawReply(arrays, metrics)
+
+
+def _read_block_of_replies(records: Mapping[str, Any]) -> Iterator[tuple[int | None, RawReply]]:
+    try:
+        clients, columns = _read_clients(records.get(CLIENTS))
+    except ValueError as unreadable:
+        yield None, RawReply(error=str(unreadable))
+        return
+    if (reasons := columns.get(ERROR)) is not None:
+        for client, reason in zip(clients, reasons, strict=True):
+            yield client, RawReply(error=brief(str(reason)))
+        return
+    try:
+        if not isinstance(record := records.get(METRICS), MetricRecord):
+            raise ValueError("its node replied without metrics")
+        metrics: dict[str, Any] = dict(record)
+        _check_columns(metrics, len(clients))
+        arrays = records.get(ARRAYS)
+        blocks = _read_blocks(arrays, records.get(f"{SHAPES}.{ARRAYS}"), len(clients))
+    except ValueError as unreadable:
+        for client in clients:
+            yield client, RawReply(error=str(unreadable))
+        return
+    measured = {
+        name: largest_of_rows(block).tolist()
+        for name, block in blocks.items()
+        if isinstance(block, np.ndarray) and block.dtype.kind in "biuf"
+    }
+    rows = (
+        repeat(None) if arrays is None else _by_client({n: _rows_of(b) for n, b in blocks.items()})
+    )
+    for client, own, values, largest in zip(
+        clients, rows, _by_client(metrics), _by_client(measured), strict=False
+    ):
+        yield client, RawReply(own or None, values, None, largest)

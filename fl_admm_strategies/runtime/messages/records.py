@@ -1,0 +1,375 @@
+"""What a strategy and a client say to each other; `packing` has how it travels.
+
+A `NumPyClient` receives the groups of arrays of its instruction concatenated, in their order. All
+lists of names travel as JSON, since a setting of Flower's legacy API is one number or text and a
+name may hold any character.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from io import BytesIO
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays
+from ..common.interrupts import Interrupted
+from .wire import restored
+
+ARRAYS = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
+ERROR = "error"
+GROUPS = "groups"
+UPLOAD = "upload"
+"""The setting that names the arrays to upload, where they are not those of the first group."""
+NUM_EXAMPLES = "num-examples"
+CLIENT_ID = "client-id"
+CLIENT_IDS = "client-ids"
+NUM_CLIENTS = "num-clients"
+COLLECT = "collect"
+"""The setting of a training message that asks for the client's personal model and nothing else."""
+STATE_LOST = "state-lost"
+"""In the error of a client that does not hold what the server takes it to hold, before its id."""
+OF_RUN = frozenset({"run", "durable"})
+"""The settings that differ between runs of the same bits."""
+
+VERSIONS = "Server and client must use the same version of fl-admm-strategies."
+_LONGEST_REASON = 500  # characters of somebody else's text in our log
+
+Scalar = bool | bytes | float | int | str
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInstruction:
+    """What one client is asked to do in one phase of a round.
+
+    Attributes
+    ----------
+    groups : dict of str to Arrays
+        Named sets of arrays; the first is the one a plain FedAvg client reads.
+    config : dict of str to Scalar
+        Settings for this client in this round.
+    """
+
+    groups: dict[str, Arrays]
+    config: dict[str, Scalar] = field(default_factory=dict)
+
+    def full_config(self) -> dict[str, Scalar]:
+        """Return the settings with the groups and the names of their arrays added."""
+        if GROUPS in self.config:  # of a message that was received
+            return dict(self.config)
+        return {**self.config, GROUPS: groups_setting(self.groups)}
+
+    def flat(self) -> list[NDArray[Any]]:
+        """Return the arrays of all groups as one list, as a `NumPyClient` receives them."""
+        return list(chain.from_iterable(map(dict.values, self.groups.values())))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.flat())
+
+    def upload_names(self) -> list[str]:
+        """Return the names of the arrays to upload."""
+        if (names := self.config.get(UPLOAD)) is not None:
+            return read_names(UPLOAD, names)
+        return list(next(iter(self.groups.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class RawReply:
+    """One client's reply as it arrived: nothing about it has been checked.
+
+    Attributes
+    ----------
+    arrays : Arrays or None
+        None where the phase has no arrays (evaluation).
+    metrics : dict of str to Any
+        Includes the number of examples.
+    error : str or None
+        Why there is no result. Then there are no arrays, and metrics only if the client replied
+        something that cannot be read.
+    largest : mapping of str to float, optional
+        The largest absolute value of an array, where it is known already: NaN beside a NaN.
+    """
+
+    arrays: Arrays | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    largest: Mapping[str, float] = field(default_factory=dict)
+
+
+ClientReply = tuple[int | None, RawReply]
+"""Who replied, None for somebody who is no client of the run, and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One client's reply after it was checked.
+
+    Attributes
+    ----------
+    arrays : Arrays
+        The uploaded arrays, in the order of the model; empty in an evaluation.
+    num_examples : float
+        Number of examples, more than 0.
+    metrics : dict of str to float
+        Every number the client reported.
+    largest : float
+        The largest absolute value in the arrays.
+    nbytes : int
+        Bytes of the arrays as they travelled.
+    """
+
+    arrays: Arrays
+    num_examples: float
+    metrics: Metrics
+    largest: float = 0.0
+    nbytes: int = 0
+
+
+def to_json(value: Any) -> str:
+    """Return lists and numbers as text, in the shortest form."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def names_setting(names: Iterable[str]) -> str:
+    """Return a list of names as a setting, which `read_names` reads."""
+    return _as_json(tuple(names))
+
+
+# All clients of a round are told the same names.
+@lru_cache(maxsize=64)
+def _as_json(names: tuple[str, ...]) -> str:
+    return to_json(names)
+
+
+def read_names(setting: str, text: object) -> list[str]:
+    """Read a list of names that travelled as JSON.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    names = _names_of(text) if isinstance(text, str) else None
+    if names is None:
+        raise ValueError(
+            f"The message's {setting} is {brief(repr(text))}, expected a JSON list of names. "
+            f"{VERSIONS}"
+        )
+    return list(names)
+
+
+@lru_cache(maxsize=64)
+def _names_of(text: str) -> tuple[str, ...] | None:
+    names = _parsed(text)
+    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if good else None
+
+
+def _parsed(text: object) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def who_lost(error: str) -> int | None:
+    """Return which client says in an error that it lost what it keeps; None for another error."""
+    found = re.search(rf"\[{STATE_LOST} ([0-9]{{1,20}})\]", error)
+    return None if found is None else int(found[1])
+
+
+def groups_setting(groups: Mapping[str, Arrays]) -> str:
+    """Return the setting ``groups``, which `parse_groups` reads."""
+    return to_json({name: list(arrays) for name, arrays in groups.items()})
+
+
+def parse_groups(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
+    """Read ``config["groups"]``; None for a message of a plain FedAvg server, which has none.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read.
+    """
+    text = config.get(GROUPS)
+    return None if text is None else _groups_of(text if isinstance(text, str) else repr(text))
+
+
+@lru_cache(maxsize=64)
+def _groups_of(text: str) -> dict[str, list[str]]:
+    groups = _parsed(text)
+    if not (
+        isinstance(groups, dict)
+        and groups
+        and all(isinstance(names, list) for names in groups.values())
+        and all(isinstance(name, str) for names in groups.values() for name in names)
+        and all(len(set(names)) == len(names) for names in groups.values())
+    ):
+        raise ValueError(
+            f"The message's groups are {brief(repr(text))}, expected JSON with the names of the "
+            f'arrays of every group, e.g. {{"anchor":["weight"]}}. {VERSIONS}'
+        )
+    return groups
+
+
+def split_groups(
+    parameters: Sequence[NDArray[Any]], config: Mapping[str, Any], names: Sequence[str] = ()
+) -> dict[str, Arrays]:
+    """Cut the list that a `NumPyClient` received into its groups of named arrays.
+
+    Those that travelled in half precision are in full precision again.
+
+    Parameters
+    ----------
+    parameters, config
+        What the client received.
+    names : sequence of str, optional
+        Names of the arrays of a plain FedAvg server, which sends one group and does not say them.
+
+    Raises
+    ------
+    ValueError
+        If ``config["groups"]`` cannot be read, or the list is not as long as it says.
+    """
+    expected = parse_groups(config)
+    groups: dict[str, list[str]] = {ARRAYS: list(names)} if expected is None else expected
+    found, announced = len(parameters), sum(map(len, groups.values()))
+    if found != announced:
+        raise ValueError(
+            f"The message has {found} arrays, expected {announced}: "
+            f"{brief(', '.join(name for own in groups.values() for name in own))}. {VERSIONS}"
+        )
+    arrays = iter(restored(parameters, config))
+    return {group: {name: next(arrays) for name in own} for group, own in groups.items()}
+
+
+def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return named numpy arrays as an `ArrayRecord`."""
+    return ArrayRecord({name: to_array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def to_array(array: NDArray[Any]) -> Array:
+    """Return an array as Flower's `Array` of it, with one copy in place of three."""
+    plain = array.flags.c_contiguous and array.dtype.kind in "biuf"
+    return joined([array], array.shape) if plain else Array(array)
+
+
+def joined(arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]) -> Array:
+    """Return arrays of real numbers of one type, one after another, as one of a given shape."""
+    dtype = arrays[0].dtype
+    parts: list[Any] = [_header(shape, dtype), *map(np.ascontiguousarray, arrays)]
+    data = b"".join(parts)
+    return Array(dtype=str(dtype), shape=shape, stype="numpy.ndarray", data=data)
+
+
+@lru_cache(maxsize=256)
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Return what `numpy.save` writes before the numbers of an array."""
+    file, descr = BytesIO(), npy.dtype_to_descr(dtype)
+    npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def view(array: Array) -> NDArray[Any]:
+    """Return a Flower `Array` as a read-only view of its bytes; raise anything if it is none."""
+    if array.stype != "numpy.ndarray":
+        raise TypeError(f"they are of the type {array.stype!r}, expected 'numpy.ndarray'")
+    file = BytesIO(array.data)
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran_order, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("they hold Python objects")
+    start = file.tell()
+    return np.ndarray(shape, dtype, array.data, start, order="F" if fortran_order else "C")
+
+
+def views(record: ArrayRecord) -> Arrays:
+    """Return an `ArrayRecord` as read-only views of its bytes, by name.
+
+    Raises
+    ------
+    ValueError
+        If an array's bytes are not one plain numpy array. Pickled objects are never loaded.
+    """
+    return {name: read_array(name, partial(view, array)) for name, array in record.items()}
+
+
+def from_array_record(record: ArrayRecord) -> Arrays:
+    """Return an `ArrayRecord` as named numpy arrays of their own; errors are those of `views`."""
+    return {name: array.copy(order="K") for name, array in views(record).items()}
+
+
+def named_arrays(record: ArrayRecord) -> Arrays:
+    """Return the initial model as named arrays; raise TypeError unless it is an `ArrayRecord`."""
+    if not isinstance(record, ArrayRecord):
+        raise TypeError(
+            f"initial_arrays is a {type(record).__name__}, expected a flwr.app.ArrayRecord, e.g. "
+            "ArrayRecord(model.state_dict())."
+        )
+    return from_array_record(record)
+
+
+def read_array(name: str, read: Callable[[], Any]) -> NDArray[Any]:
+    """Return what `read` decodes from somebody else's bytes.
+
+    Raises
+    ------
+    ValueError
+        If it is not one plain numpy array.
+    """
+    try:
+        array = read()
+    except Exception as error:  # numpy may raise anything
+        reason = brief(f"{type(error).__name__}: {error}")
+    else:
+        if isinstance(array, np.ndarray):
+            return array
+        reason = f"they are a {type(array).__name__}"  # np.load takes archives too
+    raise ValueError(f"the bytes of array {brief(repr(name))} cannot be read: {reason}")
+
+
+def brief(text: str) -> str:
+    """Return somebody else's text as one line of bounded length, without what does not print."""
+    most = 4 * _LONGEST_REASON
+    if cut := len(text) > 2 * most:  # before the work
+        text = f"{text[:most]} {text[-most:]}"
+    line = " ".join(printable(text).split())
+    if not cut and len(line) <= _LONGEST_REASON:
+        return line
+    half = _LONGEST_REASON // 2  # the end of a traceback says most
+    return f"{line[:half]} ... {line[-half:]}"
+
+
+def printable(text: str) -> str:
+    """Return text with spaces for all that does not print, but the ends of its lines.
+
+    A terminal takes some of it as commands, and marks of the writing direction show a line as
+    another than it is.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one line, "its type: its text", whatever its ``__str__`` does."""
+    try:
+        text = str(error)
+    except Interrupted:
+        raise
+    except BaseException as worse:  # a client's error may be anything
+        text = f"(no text: its __str__ raises {type(worse).__name__})"
+    return brief(f"{type(error).__name__}: {text}")

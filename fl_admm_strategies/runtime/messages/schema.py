@@ -1,0 +1,119 @@
+"""Typed messages: one dataclass a method says what a client gets, and both halves use it.
+
+    @dataclass(frozen=True)
+    class FedProxInstruction(Instruction):
+        model: Arrays
+        lr: float
+        names: list[str]
+
+Fields that hold arrays are the groups of the message, in their order; all others are its settings,
+under their names with dashes (``global_`` is "global"). An optional field that is None does not
+travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, NamedTuple, Self, get_args, get_type_hints
+
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays
+from .records import (
+    VERSIONS,
+    ClientInstruction,
+    Scalar,
+    brief,
+    names_setting,
+    read_names,
+    split_groups,
+)
+
+
+class _Field(NamedTuple):
+    name: str
+    key: str
+    kind: Any
+    optional: bool
+    is_arrays: bool
+    is_names: bool
+
+
+@cache
+def _fields_of(schema: Any) -> tuple[_Field, ...]:
+    hints = get_type_hints(schema)
+    found = []
+    for own in fields(schema):
+        parts = [part for part in get_args(hints[own.name]) if part is not type(None)]
+        optional = type(None) in get_args(hints[own.name])
+        kind = parts[0] if optional else hints[own.name]
+        key = own.name.rstrip("_").replace("_", "-")
+        found.append(_Field(own.name, key, kind, optional, kind == Arrays, kind == list[str]))
+    return tuple(found)
+
+
+def setting_names(schema: Any) -> list[str]:
+    """Return the names of the settings in a kind of message, as they travel."""
+    return [own.key for own in _fields_of(schema) if not own.is_arrays]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Base of the messages to clients. Fields: `Arrays`, bool, int, float, str, list[str]."""
+
+    def encode(self) -> ClientInstruction:
+        """Return the message as groups of arrays and settings."""
+        schema: Any = type(self)
+        groups: dict[str, Arrays] = {}
+        config: dict[str, Scalar] = {}
+        for own in _fields_of(schema):
+            value = getattr(self, own.name)
+            if value is None:
+                continue
+            if own.is_arrays:
+                groups[own.key] = value
+            else:
+                config[own.key] = names_setting(value) if own.is_names else own.kind(value)
+        return ClientInstruction(groups, config)
+
+    @classmethod
+    def decode(cls, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Self:
+        """Read the message that a `NumPyClient` received.
+
+        Raises
+        ------
+        ValueError
+            If it is not a message of this kind; the error says what is missing or wrong.
+        """
+        schema: Any = cls
+        groups = split_groups(parameters, config)
+        values: dict[str, Any] = {}
+        for own in _fields_of(schema):
+            source: Mapping[str, Any] = groups if own.is_arrays else config
+            if (value := source.get(own.key)) is None:
+                if not own.optional:
+                    what = "group of arrays" if own.is_arrays else "setting"
+                    raise ValueError(
+                        f"The message lacks the {what} {own.key!r} of {cls.__name__}: it is not "
+                        f"from this method's strategy. {VERSIONS}"
+                    )
+                values[own.name] = None
+            elif own.is_arrays:
+                values[own.name] = value
+            else:
+                values[own.name] = _read(own, value)
+        return cls(**values)
+
+
+def _read(own: _Field, value: Any) -> Any:
+    if own.is_names:
+        return read_names(own.key, value)
+    number = own.kind is float and isinstance(value, int) and not isinstance(value, bool)
+    if type(value) is not own.kind and not number:
+        raise ValueError(
+            f"The message's {own.key} is {brief(repr(value))}, expected {own.kind.__name__}. "
+            f"{VERSIONS}"
+        )
+    return own.kind(value)

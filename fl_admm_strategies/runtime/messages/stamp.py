@@ -1,0 +1,155 @@
+"""Which method made a message: the stamp that instructions and replies carry.
+
+It is a number among the settings or metrics, ``{"made-by.FPFC": 1}``: the name of the method, and
+the version of its messages. Numbers travel under both of Flower's APIs and in every kind of client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .records import brief
+
+VERSION = 1
+"""Of the messages; another one is not understood."""
+
+_PREFIX = "made-by."
+_INSTALL = "Install the same version of fl-admm-strategies on both sides."
+
+
+class WrongMakerError(ValueError):
+    """A message was made by something else than what can be used here."""
+
+
+def made_by(method: str) -> dict[str, int]:
+    """Return the stamp of a method, which a client of one's own puts among its metrics.
+
+    A strategy refuses every reply, of training and of evaluation, that does not have it.
+
+    Parameters
+    ----------
+    method : str
+        The strategy's `method`, e.g. ``FPFC.method``, which is "FPFC".
+
+    Examples
+    --------
+    >>> metrics = {"loss": 0.3, **made_by("FPFC")}
+    """
+    return {f"{_PREFIX}{method}": VERSION}
+
+
+def is_stamp(name: str) -> bool:
+    """Return whether a setting or metric says who made the message."""
+    return name.startswith(_PREFIX)
+
+
+def makers_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the methods that a message's settings or metrics name, with their versions."""
+    return {name.removeprefix(_PREFIX): record[name] for name in record if is_stamp(name)}
+
+
+def is_compatible(version: object) -> bool:
+    """Return whether messages of a version are understood."""
+    return version == VERSION
+
+
+def declared_method(strategy: type) -> str | None:
+    """Return the `method` of a strategy's class; raise TypeError if it does not say one."""
+    try:
+        method: str | None = strategy.method  # type: ignore[attr-defined]
+    except AttributeError:
+        name = strategy.__name__
+        raise TypeError(
+            f"{name} does not say which clients it is for. Give the class method = {name!r} and "
+            f"let its clients stamp their replies with made_by({name!r}), or method = None, if any "
+            "client that was written for FedAvg will do."
+        ) from None
+    return method
+
+
+def client_of(method: str) -> str:
+    """Return the name of a method's client class."""
+    return f"{method}Client"
+
+
+def check_reply_maker(metrics: Mapping[str, Any], method: str | None) -> None:
+    """Check that a reply is one that a strategy can use.
+
+    Parameters
+    ----------
+    metrics : mapping
+        The reply's.
+    method : str or None
+        The strategy's; None: any client's reply will do.
+
+    Raises
+    ------
+    WrongMakerError
+        If it is not; the message says which client is expected, and what to change.
+    """
+    if method is None or metrics.get(f"{_PREFIX}{method}") == VERSION:
+        return
+    found = makers_of(metrics)
+    if method in found:
+        if not is_compatible(found[method]):
+            raise WrongMakerError(
+                f"its reply is of version {found[method]!s:.20} of {method}'s messages, expected "
+                f"{VERSION}. {_INSTALL}"
+            )
+    elif found:
+        others = brief(" and ".join(sorted(found)))
+        raise WrongMakerError(
+            f"its reply was made by a client of {others}, expected {client_of(method)}: use "
+            f"{client_of(method)} for the clients, or the strategy {others}."
+        )
+    else:
+        raise WrongMakerError(
+            "its reply does not say which method made it, like those of a plain client of FedAvg, "
+            f"which ignores what {method} asks for; expected {client_of(method)}. Use that for the "
+            f"clients; a client of your own for {method} adds made_by({method!r}) to the metrics "
+            "of every reply."
+        )
+
+
+def check_instruction_maker(
+    config: Mapping[str, Any], method: str | None, *, client: str, strategy: str, ours: bool
+) -> None:
+    """Check that an instruction is one that a client can follow.
+
+    Parameters
+    ----------
+    config : mapping
+        The settings that came with it.
+    method : str or None
+        What the client's replies are stamped with; None: nothing.
+    client, strategy : str
+        The classes of the client and of its strategy.
+    ours : bool
+        Whether the message has the form of this library's.
+
+    Raises
+    ------
+    WrongMakerError
+        If it is not; the message says which strategy the client belongs to.
+    """
+    found = makers_of(config)
+    if method in found:
+        if not is_compatible(found[method]):
+            raise WrongMakerError(
+                f"The message is of version {found[method]} of {method}'s, {client} speaks "
+                f"{VERSION}. {_INSTALL}"
+            )
+    elif found:
+        others = " and ".join(sorted(found))
+        raise WrongMakerError(
+            f"{client} is the client of the strategy {strategy}, but the message is from {others}: "
+            f"use {' or '.join(map(client_of, sorted(found)))} for the clients, or {strategy} for "
+            "the strategy."
+        )
+    elif method is not None and not ours:
+        raise WrongMakerError(
+            f"{client} is the client of the strategy {strategy}, but the message is from another, "
+            f"such as Flower's FedAvg: use {strategy} for the strategy, or SGDClient (or a client "
+            "of your own) for the clients of FedAvg."
+        )

@@ -1,0 +1,207 @@
+"""Saving a run and going on from what was saved."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ...maths.checks import listing
+from ..common.settings import changed_settings
+from .checkpoints import Checkpoint, Checkpoints, differences
+from .history import History
+from .state import Saved, check_saved
+
+_KEPT = "base/kept"
+
+
+class Resume:
+    """The checkpoints of a run, and the state that the coming run goes on from.
+
+    Attributes
+    ----------
+    saved : dict of str to ndarray, or None
+        The state to go on from at the next start.
+    run_id : str
+        Names the run to its clients, through all resumptions.
+    has_unreported : bool
+        Whether the user's functions have not been called for the last round of the saved run.
+    """
+
+    def __init__(self) -> None:
+        self.saved: dict[str, NDArray[Any]] | None = None
+        self.run_id = ""
+        self.has_unreported = False
+        self._folder: Checkpoints | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._kept: deque[dict[int, int]] = deque()  # last_accepted of every checkpoint there is
+
+    @property
+    def saved_clients(self) -> list[int]:
+        """The clients of the saved state, if there is one."""
+        return [] if self.saved is None else [int(c) for c in self.saved["base/client_ids"]]
+
+    def open(
+        self,
+        folder: str | os.PathLike[str] | None,
+        fingerprint: Mapping[str, Any],
+        *,
+        every: int,
+        keep: int,
+        resume: bool,
+    ) -> Saved | None:
+        """Prepare to save the rounds of the coming run, and to continue a saved one.
+
+        Parameters
+        ----------
+        folder, every, keep, resume
+            As `checkpoint_dir`, ... in `StatefulStrategy.start`; without a folder nothing is saved.
+        fingerprint : dict
+            Which run it is: algorithm, model, seed and settings.
+
+        Returns
+        -------
+        dict of str to ndarray, or None
+            The saved state that the run is to go on from.
+
+        Raises
+        ------
+        ValueError, RuntimeError
+            As in `StatefulStrategy.start`.
+        """
+        self._folder = self._checkpoint = None
+        if folder is None:
+            if resume:
+                raise ValueError("resume=True needs a checkpoint_dir to resume from.")
+            return None
+        checkpoints = Checkpoints(folder, every=every, keep=keep)
+        checkpoints.lock()
+        if not resume and (rounds := checkpoints.rounds()):
+            raise ValueError(
+                f"{checkpoints.folder} holds checkpoints of a run, the last of round {rounds[-1]}. "
+                "Continue it with resume=True, or give another checkpoint_dir."
+            )
+        self._folder = checkpoints
+        self._kept = deque(maxlen=keep)
+        if not resume:
+            return None
+        if (saved := checkpoints.newest()) is None:
+            log(INFO, "No checkpoint in %s: starting anew", checkpoints.folder)
+            return None
+        if found := differences(saved.fingerprint, fingerprint):
+            raise ValueError(
+                f"{saved.path} is of another run: {'; '.join(found)}. Resume with the algorithm, "
+                "the model and the seed of that run, or give another checkpoint_dir."
+            )
+        if changed := changed_settings(
+            saved.fingerprint.get("settings", {}), fingerprint["settings"]
+        ):
+            log(WARNING, "Resuming with other settings: %s", "; ".join(changed))
+        log(INFO, "Resuming after round %s from %s", saved.server_round, saved.path)
+        self._checkpoint = saved
+        return saved.arrays
+
+    @property
+    def history(self) -> History | None:
+        """What was measured in the rounds of the run, where it is saved."""
+        return None if self._folder is None else self._folder.history
+
+    def check_kept(self) -> None:
+        """Raise ValueError unless the checkpoint says which uploads its neighbours hold."""
+        if self._checkpoint is not None:
+            arrays = self._checkpoint.arrays
+            kept = arrays.get(_KEPT, np.zeros(0))
+            size = (kept.shape[:1] or (0,)) + arrays["base/client_ids"].shape
+            check_saved({_KEPT: kept}, {_KEPT: np.zeros(size, np.int64)})
+
+    def compare_clients(self, found: list[int], announced: int, *, allow_missing: bool) -> None:
+        """Refuse to go on from a saved state with another federation than its own."""
+        if self.saved is None:
+            return
+        saved, known = self.saved_clients, int(self.saved["base/announced"])
+        missing, more = set(saved).difference(found), set(found).difference(saved)
+        # More clients than the saved run knew of could be new ones, were it not for their word
+        # that the federation is larger: in a simulation all of them then have other data.
+        if (more and announced > known) or (missing and not allow_missing):
+            raise ValueError(
+                f"The saved state belongs to clients {listing(saved)}, but the federation has "
+                f"clients {listing(found)}. Continue with the same clients, or start anew without "
+                "the saved state."
+            )
+        if missing:
+            log(WARNING, "clients %s of the saved run are not connected", listing(sorted(missing)))
+
+    def begin(self, client_ids: list[int]) -> Iterator[dict[str, Any]]:
+        """Start a run, or go on with a saved one; return what was measured in its rounds."""
+        checkpoint, self._checkpoint, self.saved = self._checkpoint, None, None
+        self._kept.clear()
+        self.has_unreported = False
+        if checkpoint is None:
+            self.run_id = uuid.uuid4().hex
+            return iter(())
+        self.run_id = checkpoint.fingerprint["run"]
+        for rounds in checkpoint.arrays[_KEPT].tolist():
+            self._kept.append(dict(zip(client_ids, rounds, strict=True)))
+        assert self.history is not None
+        self.has_unreported = checkpoint.unreported is not None
+        last = [checkpoint.unreported] if checkpoint.unreported is not None else []
+        return chain(self.history.entries(), last)
+
+    def durable_rounds(self, client: int) -> list[int] | None:
+        """Return the rounds of a client that a resumed run may go back to; None: there is none."""
+        if self._folder is None:
+            return None
+        return sorted({last_accepted.get(client, 0) for last_accepted in self._kept})
+
+    def record(self, entry: Mapping[str, Any]) -> bool:
+        """Add what was measured in a round; return whether the round can be saved."""
+        return self._folder is not None and self._folder.record(entry)
+
+    def is_due(self, server_round: int) -> bool:
+        """Return whether a round is to be saved though more rounds follow."""
+        assert self._folder is not None
+        return server_round > 0 and server_round % self._folder.every == 0
+
+    def save(
+        self,
+        server_round: int,
+        state: Saved,
+        last_accepted: Mapping[int, int],
+        fingerprint: Mapping[str, Any],
+        unreported: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a round's checkpoint; `unreported` is what was measured in an incomplete one."""
+        assert self._folder is not None
+        self._kept.append(dict(last_accepted))
+        kept = [[then.get(client, 0) for client in last_accepted] for then in self._kept]
+        self._folder.save(
+            server_round,
+            {**state, _KEPT: np.array(kept, dtype=np.int64)},
+            {**fingerprint, "run": self.run_id},
+            unreported,
+        )
+
+    def after_an_interrupt(self) -> str:
+        """Return what is saved, and how to go on from it."""
+        if self._folder is None:
+            return "The run was interrupted. Nothing is saved: start() got no checkpoint_dir."
+        rounds = self._folder.rounds()
+        saved = f"It is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
+        folder = os.fspath(self._folder.folder)
+        return (
+            f"The run was interrupted. {saved}; go on with start(..., checkpoint_dir={folder!r}, "
+            "resume=True)."
+        )
+
+    def close(self) -> None:
+        """Leave the folder to others: the run has ended."""
+        if self._folder is not None:
+            self._folder.unlock()

@@ -1,0 +1,179 @@
+"""Saving and loading an algorithm's state, a dataclass, without the algorithm's help.
+
+Its fields are arrays, numbers, named arrays, dataclasses of these, what is kept by client
+(`ByClient`), or structures of their own kind with ``state_arrays`` and ``load_state_arrays``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays, prefixed, under
+from ...maths.checks import listing
+from ...maths.clienttable import ByClient
+from ..members.owners import read_owners
+from .files import make_folder
+
+BASE = "base/"
+"""Before the names of what a run saves itself."""
+
+Saved = Mapping[str, NDArray[Any]]
+
+
+def arrays_of(state: Any) -> dict[str, NDArray[Any]]:
+    """Return a state as named arrays, ``FIELD`` or ``FIELD/NAME``; they may be views of it."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, value in _fields(state):
+        found |= _arrays_of_field(name, value)
+    return found
+
+
+def _fields(state: Any) -> Iterator[tuple[str, Any]]:
+    for field in fields(state):
+        yield field.name, getattr(state, field.name)
+
+
+def _arrays_of_field(name: str, value: Any) -> dict[str, NDArray[Any]]:
+    if isinstance(value, np.ndarray | bool | int | float):
+        return {name: np.asarray(value)}
+    return prefixed(f"{name}/", _parts(value))
+
+
+def _parts(value: Any) -> dict[str, NDArray[Any]]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "state_arrays"):
+        arrays: dict[str, NDArray[Any]] = value.state_arrays()
+        return arrays
+    return arrays_of(value)
+
+
+def _checks_itself(value: Any) -> bool:
+    return bool(getattr(value, "self_checked", False))
+
+
+def load_arrays(state: Any, saved: Saved, owner: str) -> None:
+    """Put back what `arrays_of` returned of a state like this one.
+
+    Raises
+    ------
+    ValueError
+        If an array is missing or one too many, or has another shape or dtype; `owner` is whose
+        state it is.
+    """
+    expected = {
+        name: array
+        for field, value in _fields(state)
+        if not _checks_itself(value)
+        for name, array in _arrays_of_field(field, value).items()
+    }
+    if missing := sorted(expected.keys() - saved.keys()):
+        raise ValueError(
+            f"The saved state lacks {missing}, which {owner} needs. It was saved by another "
+            "algorithm or with other settings."
+        )
+    own = tuple(f"{field}/" for field, value in _fields(state) if _checks_itself(value))
+    if more := sorted(n for n in saved.keys() - expected.keys() if not n.startswith(own)):
+        raise ValueError(
+            f"The saved state has {more}, which {owner} does not have here. Continue with the "
+            "settings (such as `duals`) that the state was saved with."
+        )
+    check_saved(saved, expected)
+    _load(state, saved)
+
+
+def _load(state: Any, saved: Saved) -> None:
+    for name, value in _fields(state):
+        parts = under(f"{name}/", saved)
+        if isinstance(value, np.ndarray):
+            setattr(state, name, np.array(saved[name]))
+        elif isinstance(value, bool | int | float):
+            setattr(state, name, type(value)(saved[name]))
+        elif isinstance(value, Mapping):
+            setattr(state, name, {key: np.array(parts[key]) for key in value})
+        elif is_dataclass(value):
+            _load(value, parts)
+        else:
+            value.load_state_arrays(parts)
+
+
+def check_saved(saved: Saved, expected: Saved) -> None:
+    """Raise ValueError unless saved arrays have the shapes and dtypes of those that a run has."""
+    for name, own in expected.items():
+        found = saved[name]
+        if (found.shape, found.dtype) != (own.shape, own.dtype):
+            raise ValueError(
+                f"The saved '{name}' has shape {found.shape}, this run's {own.shape} (as "
+                f"{found.dtype} and {own.dtype}). Continue with the model and the settings (such "
+                "as `duals`) that the state was saved with."
+            )
+
+
+def check_base(saved: Saved, expected: Saved, owner: str) -> None:
+    """Raise ValueError unless a saved state has what that of every run has, whatever its clients.
+
+    Parameters
+    ----------
+    saved : mapping
+    expected : mapping
+        What a run of no clients has, the names with `BASE` before them.
+    owner : str
+        Whose state it is.
+    """
+    if missing := sorted(expected.keys() - saved.keys()):
+        raise ValueError(f"This is not a state of {owner}.state_dict(): it lacks {missing}.")
+    sizes = dict.fromkeys(("client_ids", "last_accepted", "last_seen"), "client_ids")
+    sizes |= dict.fromkeys(("owned_ids", "owner_keys"), "owned_ids")
+    wanted = dict(expected)
+    for name, of in sizes.items():
+        like = expected[f"{BASE}{name}"]
+        size = np.size(saved[f"{BASE}{of}"])
+        wanted[f"{BASE}{name}"] = np.zeros((size, *like.shape[1:]), like.dtype)
+    check_saved(saved, wanted)
+    read_owners(under(BASE, saved))
+    known = saved[f"{BASE}client_ids"]
+    if not len(known) or np.any(known[1:] <= known[:-1]):
+        raise ValueError(f"The saved clients are {listing(known.tolist())}, not sorted ids.")
+    if negative := [name for name in expected if np.any(saved[name] < 0)]:
+        raise ValueError(f"The saved {negative} hold numbers below 0: no run has these.")
+
+
+def parts_by_client(state: Any) -> list[ByClient]:
+    """Return the fields of a state that hold something for every client."""
+    return [value for _, value in _fields(state) if isinstance(value, ByClient)]
+
+
+def keep_in(folder: Path, state: Any) -> None:
+    """Have what a state keeps by client in files in a folder, where it is large.
+
+    Raises
+    ------
+    ValueError
+        If there can be no such folder.
+    """
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise ValueError(
+            f"state_on_disk is {str(folder)!r}, which cannot be made ({error.strerror}). Give a "
+            "folder on a disk with room for what is kept of all clients."
+        ) from error
+    for part in parts_by_client(state):
+        part.keep_in(folder)
+
+
+def check_initial_arrays(arrays: Arrays) -> None:
+    """Raise ValueError unless arrays are a model that a run can start from."""
+    if not arrays:
+        raise ValueError("The initial arrays are empty; give the model's parameters.")
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"Array '{name}' has dtype {array.dtype}, expected real numbers.")
+        if not np.isfinite(array).all():
+            raise ValueError(f"Array '{name}' of the initial model holds NaN or infinity.")

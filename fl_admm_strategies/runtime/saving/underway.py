@@ -1,0 +1,169 @@
+"""Instructions whose replies are still to come, where rounds do not wait for all of them."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..messages.records import OF_RUN, ClientInstruction, groups_setting, parse_groups, to_json
+
+UNDERWAY = "underway/"
+"""Before the names of what a run saves of them."""
+
+_CLOCK, _CLIENTS = "clock", "clients"
+_BYTES = "base64:"  # before a setting of bytes; other texts have "text:"
+_TEXT = "text:"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An instruction that is under way.
+
+    Attributes
+    ----------
+    instruction : ClientInstruction
+    server_round : int
+        The round that sent it.
+    arrival : float
+        When its reply is due on a simulated clock; NaN without one.
+    """
+
+    instruction: ClientInstruction
+    server_round: int
+    arrival: float
+
+
+class Underway:
+    """What is on its way to clients and back. Where rounds wait for everybody it is empty.
+
+    Attributes
+    ----------
+    sent : dict of int to Sent
+        By client.
+    training : set of int
+        Clients that are not to be asked to evaluate now.
+    clock : float
+        Seconds that the training has taken, by the simulated clock where there is one.
+    staleness : int
+        Of the reply that was taken in last: how many others were since its client was asked.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a run."""
+        self.sent: dict[int, Sent] = {}
+        self.training: set[int] = set()
+        self.clock = 0.0
+        self.staleness = 0
+
+    def add(
+        self, client: int, instruction: ClientInstruction, server_round: int, arrival: float
+    ) -> None:
+        """Note what a client is sent, without what names the run (`Outgoing.of_run`).
+
+        With copies of the arrays, which may be views of a state.
+        """
+        groups = {
+            group: {name: array.copy() for name, array in arrays.items()}
+            for group, arrays in instruction.groups.items()
+        }
+        config = {name: value for name, value in instruction.config.items() if name not in OF_RUN}
+        self.sent[client] = Sent(ClientInstruction(groups, config), server_round, arrival)
+
+    def keep(self, clients: Collection[int]) -> None:
+        """Forget what is under way to all but these."""
+        for client in self.sent.keys() - set(clients):
+            del self.sent[client]
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return everything that outlives the process; nothing where nothing ever was under way."""
+        if not self.sent and not self.clock:
+            return {}
+        arrays: dict[str, NDArray[Any]] = {
+            _CLOCK: np.array(self.clock),
+            _CLIENTS: np.array(sorted(self.sent), dtype=np.uint64),
+        }
+        for client, sent in self.sent.items():
+            own = sent.instruction
+            told = {
+                "round": sent.server_round,
+                "arrival": sent.arrival,
+                "groups": groups_setting(own.groups),
+                "config": {name: _as_json(value) for name, value in own.config.items()},
+            }
+            arrays[f"{client}"] = np.frombuffer(to_json(told).encode(), np.uint8)
+            arrays |= {f"{client}/{k}": array for k, array in enumerate(own.flat())}
+        return arrays
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned; errors are those of `read`."""
+        self.clock, self.sent = read(arrays)
+
+
+def read(arrays: Mapping[str, NDArray[Any]]) -> tuple[float, dict[int, Sent]]:
+    """Return the clock and the instructions in what `Underway.state_arrays` returned.
+
+    Raises
+    ------
+    ValueError
+        If these are none.
+    """
+    if not arrays:
+        return 0.0, {}
+    try:
+        clock = float(arrays[_CLOCK])
+        sent = {int(client): _read_one(int(client), arrays) for client in arrays[_CLIENTS]}
+        expected = {_CLOCK, _CLIENTS, *_names(sent)}
+        if not clock >= 0 or not np.isfinite(clock) or arrays.keys() != expected:
+            raise ValueError("its parts do not agree")
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"What the saved run had under way to its clients cannot be read ({error}): the state "
+            "is damaged."
+        ) from error
+    return clock, sent
+
+
+def _names(sent: Mapping[int, Sent]) -> Iterable[str]:
+    for client, own in sent.items():
+        yield f"{client}"
+        yield from (f"{client}/{k}" for k in range(len(own.instruction.flat())))
+
+
+def _read_one(client: int, arrays: Mapping[str, NDArray[Any]]) -> Sent:
+    told = json.loads(arrays[f"{client}"].tobytes())
+    named = parse_groups({"groups": told["groups"]}) or {}
+    numbers = iter(range(sum(map(len, named.values()))))
+    groups = {
+        group: {name: np.array(arrays[f"{client}/{next(numbers)}"]) for name in names}
+        for group, names in named.items()
+    }
+    if not all(np.isfinite(a).all() for own in groups.values() for a in own.values()):
+        raise ValueError("it is not finite")
+    config = {name: _from_json(value) for name, value in told["config"].items()}
+    server_round = told["round"]
+    if type(server_round) is not int or server_round < 1 or config["server-round"] != server_round:
+        raise ValueError(f"its round is {server_round!r}")
+    return Sent(ClientInstruction(groups, config), server_round, float(told["arrival"]))
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return _BYTES + b64encode(value).decode()
+    return _TEXT + value if isinstance(value, str) else value
+
+
+def _from_json(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.startswith(_BYTES):
+        return b64decode(value.removeprefix(_BYTES), validate=True)
+    return value.removeprefix(_TEXT)

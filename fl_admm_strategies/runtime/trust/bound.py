@@ -1,0 +1,193 @@
+"""A bound on what one client can do in a round: its upload stays near what it was sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from logging import INFO
+from statistics import median_low
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays
+from ...maths.checks import check_choice, check_positive, listing
+from ..messages.records import ClientInstruction, Metrics, Reply
+
+MaxNorm = float | Literal["auto"] | None
+OnExcess = Literal["clip", "refuse"]
+
+FACTOR = 1.5
+"""``"auto"``: the bound is so many times the running median."""
+_NORMS = 50  # of which it is the median
+
+
+class Held(NamedTuple):
+    """The replies of a round after their uploads were held to the bound.
+
+    Attributes
+    ----------
+    replies : dict of int to Reply
+        Those that may be used.
+    clipped : list of int
+        Clients whose upload is not what they sent.
+    refused : dict of int to str
+        Why others are not used.
+    """
+
+    replies: dict[int, Reply]
+    clipped: list[int]
+    refused: dict[int, str]
+
+
+class Bound:
+    """Holds uploads to a distance from what their clients were sent.
+
+    The distance is the Euclidean norm over all floating point arrays of an upload. Integers, such
+    as a batch norm's counter, would drown it and are not counted; with an upload that is clipped
+    they move as well.
+
+    Parameters
+    ----------
+    max_norm : float, "auto" or None
+        The largest distance. "auto": `FACTOR` times the median of the last 50, those of the present
+        round among them (all of these, should they be more). In it an earlier upload counts as no
+        more than the bound of its round. None: there is no bound.
+    on_excess : {"clip", "refuse"}
+        What becomes of an upload beyond it.
+    """
+
+    def __init__(self, max_norm: MaxNorm, on_excess: OnExcess) -> None:
+        if max_norm is not None and max_norm != "auto":
+            if isinstance(max_norm, str):
+                raise ValueError(f"max_norm is {max_norm!r}, expected 'auto' or a number > 0.")
+            check_positive("max_norm", max_norm)
+        check_choice("on_excess", on_excess, ("clip", "refuse"))
+        self.max_norm = max_norm
+        self.on_excess = on_excess
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a run."""
+        self._norms: deque[float] = deque(maxlen=_NORMS)
+        self._measured: Metrics = {}
+
+    def hold(
+        self,
+        server_round: int,
+        replies: dict[int, Reply],
+        asked: Mapping[int, ClientInstruction],
+        reference: Callable[[ClientInstruction], Arrays],
+    ) -> Held:
+        """Return what may be used of a round's replies.
+
+        Parameters
+        ----------
+        server_round : int
+        replies : dict of int to Reply
+        asked : mapping of int to ClientInstruction
+            What the clients were sent.
+        reference : callable
+            Returns what an upload is measured from, by what its client was sent; an array that is
+            missing there, or has another shape, is measured from 0.
+        """
+        # Who uploads nothing is at no distance, and would draw the median to 0.
+        moved = [client for client, reply in replies.items() if reply.arrays]
+        if self.max_norm is None or not moved:
+            return Held(replies, [], {})
+        starts = {client: reference(asked[client]) for client in moved}
+        norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
+        limit = self._limit(norms)
+        excess = {client: norm for client, norm in norms.items() if norm > limit}
+        name = "clipped" if self.on_excess == "clip" else "refused"
+        self._measured = {name: len(excess), "norm-bound": limit}
+        if self.on_excess == "refuse":
+            return Held(
+                {client: reply for client, reply in replies.items() if client not in excess},
+                [],
+                {
+                    client: f"its upload is {norm:.3g} from what it was sent, the bound is "
+                    f"{limit:.3g}"
+                    for client, norm in excess.items()
+                },
+            )
+        if excess:
+            log(
+                INFO,
+                "round %s: the uploads of clients %s, up to %.3g from what they were sent, are "
+                "clipped to %.3g",
+                server_round,
+                listing(list(excess)),
+                max(excess.values()),
+                limit,
+            )
+        clipped = {c: _scaled(replies[c], starts[c], limit / norm) for c, norm in excess.items()}
+        return Held(replies | clipped, list(clipped), {})
+
+    def _limit(self, norms: Mapping[int, float]) -> float:
+        if self.max_norm is not None and self.max_norm != "auto":
+            return float(self.max_norm)
+        known = [*self._norms, *norms.values()][-max(_NORMS, len(norms)) :]
+        limit = FACTOR * median_low(known)
+        # What is beyond the bound counts as the bound, refused or not: if honest clients come to
+        # move further all at once, the bound follows in some rounds. From 0 it could not.
+        self._norms.extend(min(norm, limit) if limit > 0 else norm for norm in norms.values())
+        return limit
+
+    def measured(self) -> Metrics:
+        """Return ``clipped`` or ``refused``, how many the last round had, and ``norm-bound``."""
+        return self._measured
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what a resumed run needs: the last norms, NaN where there are fewer."""
+        if self.max_norm != "auto":
+            return {}
+        norms = np.full(_NORMS, np.nan)
+        norms[: len(self._norms)] = self._norms
+        return {"norms": norms}
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned; a run that had no such bound starts with none.
+
+        Raises
+        ------
+        ValueError
+            If a norm is infinite.
+        """
+        saved = arrays.get("norms", np.zeros(0))
+        if np.isinf(saved).any():
+            raise ValueError("The saved 'norms' are infinite, which no run's are: it is damaged.")
+        self._norms = deque(saved[~np.isnan(saved)].tolist(), maxlen=_NORMS)
+
+
+def _distance(arrays: Arrays, reference: Arrays) -> float:
+    """Return the Euclidean norm of the change, over the floating point arrays."""
+    norm = 0.0
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and array.size:
+            change = (array - _start(array, reference.get(name))).ravel()
+            largest = float(np.abs(change).max())
+            if largest > 0:  # so that no square overflows
+                norm = float(np.hypot(norm, largest * np.linalg.norm(change / largest)))
+    return norm
+
+
+def _scaled(reply: Reply, reference: Arrays, factor: float) -> Reply:
+    """Return a reply whose upload has only a part of the change."""
+    arrays: Arrays = {}
+    for name, array in reply.arrays.items():
+        start = _start(array, reference.get(name))
+        moved = np.asarray(start + factor * (array - start))
+        arrays[name] = (moved if array.dtype.kind == "f" else np.rint(moved)).astype(array.dtype)
+    largest = max((float(np.abs(array).max(initial=0)) for array in arrays.values()), default=0.0)
+    return replace(reply, arrays=arrays, largest=largest)
+
+
+def _start(array: NDArray[Any], reference: NDArray[Any] | None) -> NDArray[np.float64]:
+    """Return what an array is measured from."""
+    if reference is None or reference.shape != array.shape:
+        return np.zeros(array.shape)
+    return reference.astype(np.float64)

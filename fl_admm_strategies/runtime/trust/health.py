@@ -1,0 +1,149 @@
+"""Whether a run gets anywhere: rounds without a usable reply, losses that rise, infinite models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from logging import WARNING
+from typing import Any
+
+from flwr.common import log
+
+from ..messages.records import Reply
+from .guard import is_finite
+from .intake import weighted_means
+
+INITIAL_LOSS, LOSS = "initial-loss", "loss"
+"""What a client reports: its training loss before its first step, once, and that of a round."""
+
+_MARGIN, _FAR = 0.1, 9.0  # of the loss at the start, above it
+_ROUNDS = 3  # in a row, above the margin; chance is rarely that steady
+
+
+class Health:
+    """Counts rounds, and ends a run that cannot be a success.
+
+    Parameters
+    ----------
+    patience : int
+        Rounds in a row without any usable reply after which a run has failed.
+    method, remedy : str
+        The method's name, and its setting to change where a run diverges.
+
+    Attributes
+    ----------
+    ever_usable : bool
+        Whether any reply of the run was usable.
+    empty_rounds : int
+        How many of the last rounds had none.
+    """
+
+    def __init__(self, patience: int, method: str, remedy: str) -> None:
+        self.patience = patience
+        self.advice = f"Give {method} {remedy}"
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a run."""
+        self.ever_usable = False
+        self.empty_rounds = 0
+        self._starts: dict[int, float] = {}
+        self._rounds_above = 0
+        self._warned = False
+
+    def watch(self, server_round: int, replies: Mapping[int, Reply]) -> dict[int, Reply]:
+        """Warn, once, where the clients' training loss rises above that of their start.
+
+        It does where the mean over a round's clients is a tenth above the mean of what the same
+        clients started from in three rounds in a row, is ten times that, or is not finite. Their
+        own start, since it differs by client, and not their first round's result: with few labels a
+        client is soon near 0 on its own, and above that again when it has to agree with others.
+        A run that was continued knows the start of those clients only that are new to it.
+
+        Parameters
+        ----------
+        server_round : int
+        replies : mapping of int to Reply
+
+        Returns
+        -------
+        dict of int to Reply
+            The replies without ``initial-loss``.
+        """
+        kept = dict(replies)
+        for client, reply in replies.items():
+            if INITIAL_LOSS in reply.metrics:
+                metrics = dict(reply.metrics)
+                first = metrics.pop(INITIAL_LOSS)
+                if math.isfinite(first):
+                    self._starts.setdefault(client, first)
+                kept[client] = replace(reply, metrics=metrics)
+        if self._warned:
+            return kept
+        known = {
+            client: replace(reply, metrics={"first": self._starts[client], "now": metrics[LOSS]})
+            for client, reply in kept.items()
+            if client in self._starts and LOSS in (metrics := reply.metrics)
+        }
+        if known:
+            means = weighted_means(known)
+            first, now = means["first"], means["now"]
+            rise = (now - first) / max(abs(first), 1e-12)
+            self._rounds_above = 0 if rise <= _MARGIN else self._rounds_above + 1
+            if not rise < _FAR or self._rounds_above == _ROUNDS:
+                what = f"the mean training loss is {now:.3g}, the clients started from {first:.3g}"
+                self._warn(server_round, what)
+        return kept
+
+    def note_infinite(self, server_round: int, share: float) -> None:
+        """Warn, once, where that share of the clients, half or more, sent NaN or infinity."""
+        if share >= 0.5:
+            self._warn(server_round, "what clients sent is not finite")
+
+    def _warn(self, server_round: int, what: str) -> None:
+        if not self._warned:
+            log(WARNING, "round %s: %s: the run diverges. %s.", server_round, what, self.advice)
+        self._warned = True
+
+    def count_usable_round(
+        self, server_round: int, replies: Mapping[int, Reply]
+    ) -> dict[int, Reply]:
+        """Note that somebody could train; `watch` how far that leads."""
+        self.ever_usable, self.empty_rounds = True, 0
+        return self.watch(server_round, replies)
+
+    def count_empty_round(self, last_refusal: str, *, hopeless: bool = False) -> None:
+        """Note that nobody could; raise RuntimeError if nobody ever could, `patience` times.
+
+        Or at once, where it is `hopeless` to wait.
+        """
+        self.empty_rounds += 1
+        if not self.ever_usable and (hopeless or self.empty_rounds >= self.patience):
+            first = "round" if self.empty_rounds == 1 else f"{self.empty_rounds} rounds"
+            raise RuntimeError(
+                f"No client could train in the first {first}, so the run ends. The last refusal: "
+                f"{last_refusal}"
+            )
+
+    def check_end(self, server_round: int, last_refusal: str) -> None:
+        """Raise RuntimeError if a run that comes to its end has no usable result."""
+        if not self.ever_usable:
+            raise RuntimeError(
+                "The run ended without a single usable reply, so the model is still the initial "
+                f"one. The last refusal: {last_refusal}"
+            )
+        if self.empty_rounds >= self.patience:
+            raise RuntimeError(
+                f"No reply was usable in the last {self.empty_rounds} rounds, so the model is that "
+                f"of round {server_round - self.empty_rounds}. The last refusal: {last_refusal}"
+            )
+
+    def check_finite(self, state: Any, server_round: int) -> None:
+        """Raise RuntimeError if the state of a round is not finite."""
+        if not is_finite(state, ()):
+            raise RuntimeError(
+                f"The model is not finite after round {server_round}: the run diverged. "
+                f"{self.advice}, or look for clients whose uploads are large. Checkpoints of "
+                "earlier rounds are whole."
+            )

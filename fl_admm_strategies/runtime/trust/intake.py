@@ -1,0 +1,293 @@
+"""Taking in replies: nothing that comes from a client is believed before it was checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import WARNING
+from typing import Any, NamedTuple
+
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ...maths.blocks import Spec
+from ...maths.checks import largest_allowed, largest_of_rows, listing
+from ..members.membership import Membership
+from ..messages.records import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
+from ..messages.stamp import WrongMakerError, check_reply_maker, client_of, is_stamp
+from ..messages.wire import WIRE_DTYPE
+
+_MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
+_MOST_METRICS = 1000  # of one reply, and the letters of a name: every one is kept for every round
+_LONGEST_NAME = 200
+_NUMBER = (int, float)
+
+
+class NotFiniteError(ValueError):
+    """A reply holds NaN or infinity."""
+
+
+class Accepted(NamedTuple):
+    """The checked replies of a phase.
+
+    Attributes
+    ----------
+    replies : dict of int to Reply
+        The usable replies by client, in the order of the ids.
+    lost : list of int
+        Clients that say that they do not hold what the server takes them to hold.
+    """
+
+    replies: dict[int, Reply]
+    lost: list[int]
+
+
+class Intake:
+    """Checks what comes back from the clients that were asked.
+
+    Parameters
+    ----------
+    weighted_by_key : str
+        The metric of a reply that holds its number of examples.
+    membership : Membership
+        Says of whom anything was accepted before.
+    method : str or None
+        The method whose clients' replies are accepted; None: any client's.
+    max_examples : int or None
+        A reply that reports more examples counts as if it had reported so many.
+
+    Attributes
+    ----------
+    asked : dict of int to ClientInstruction
+        What the clients of the present phase were asked; empty between two phases.
+    last_refusal : str
+        Who was refused last, and why.
+    only_wrong_clients : bool
+        Whether the last phase had several replies (or that of the only client), all of them made by
+        the wrong kind of client.
+    infinite : float
+        The share of the clients asked in the last phase that sent NaN or infinity.
+    """
+
+    def __init__(
+        self,
+        weighted_by_key: str,
+        membership: Membership,
+        method: str | None = None,
+        max_examples: int | None = None,
+    ) -> None:
+        self.weighted_by_key = weighted_by_key
+        self._most_examples = math.inf if max_examples is None else float(max_examples)
+        self._membership = membership
+        self._method = method
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a run."""
+        self.asked: dict[int, ClientInstruction] = {}
+        self.last_refusal = "nobody was asked"
+        self.only_wrong_clients = False
+        self.infinite = 0.0
+        self._has_right_clients = False
+
+    def accept(
+        self,
+        server_round: int,
+        replies: Iterable[ClientReply],
+        spec: Spec | Callable[[int], Spec] | None,
+        *,
+        optional: bool = False,
+    ) -> Accepted:
+        """Return the usable replies; one log line for every other client, unless it is `optional`.
+
+        Two replies of one client are both refused: which came first is chance, and the result of a
+        round must not depend on chance.
+
+        Parameters
+        ----------
+        server_round : int
+        replies : iterable of ClientReply
+            In any order.
+        spec : Spec, callable or None
+            The arrays that every reply must hold, or that of a client; None: those of an evaluation
+            hold none.
+        """
+        accepted: dict[int, Reply] = {}
+        refused: dict[int, str] = {}
+        answered: set[int] = set()
+        wrong: set[int] = set()
+        infinite = 0
+        for client, raw in replies:
+            if client is None or client not in self.asked:
+                who = "somebody who is no client" if client is None else f"client {client}"
+                reason = brief(raw.error or "it was not asked in this round")
+                self.last_refusal = f"{who}: {reason}"
+                log(WARNING, "round %s: reply of %s refused: %s", server_round, who, reason)
+            elif client in answered:
+                accepted.pop(client, None)
+                refused[client] = "it replied more than once"
+            else:
+                answered.add(client)
+                try:
+                    reply = self._checked(client, raw, spec)
+                except ValueError as error:
+                    refused[client] = str(error)
+                    wrong |= {client} if isinstance(error, WrongMakerError) else set()
+                    infinite += isinstance(error, NotFiniteError)
+                else:
+                    accepted[client] = reply
+                    self._has_right_clients = True
+        several = len(wrong) >= min(2, len(self._membership))
+        self.only_wrong_clients = several and wrong == answered
+        refused |= {c: "no reply within the timeout" for c in self.asked if c not in answered}
+        self.infinite = infinite / max(len(self.asked), 1)
+        self.asked = {}
+        lost = [c for c, reason in sorted(refused.items()) if self._has_lost(c, reason)]
+        for client, reason in sorted(refused.items()):
+            if client not in lost and not optional:
+                self.refuse(server_round, client, reason)
+        return Accepted(dict(sorted(accepted.items())), lost)
+
+    def _checked(
+        self, client: int, raw: RawReply, spec: Spec | Callable[[int], Spec] | None
+    ) -> Reply:
+        if raw.error is None or raw.metrics:
+            check_reply_maker(raw.metrics, self._method)
+        wire_dtype = self.asked[client].config.get(WIRE_DTYPE)
+        wanted = spec(client) if callable(spec) else spec
+        return check_reply(raw, wanted, self.weighted_by_key, wire_dtype, self._most_examples)
+
+    def is_usable(
+        self, client: int, replies: Sequence[ClientReply], spec: Callable[[int], Spec]
+    ) -> bool:
+        """Return whether these are one reply, of this client, that `accept` would take."""
+        if [who for who, _ in replies] != [client]:
+            return False
+        try:
+            self._checked(client, replies[0][1], spec)
+        except ValueError:
+            return False
+        return True
+
+    def _has_lost(self, client: int, reason: str) -> bool:
+        return who_lost(reason) is not None and not self._membership.is_new(client)
+
+    def refuse(self, server_round: int, client: int, reason: str) -> None:
+        """Say in one log line that a client's reply is not used, and why."""
+        reason = brief(reason)  # the names of arrays and metrics are a client's words, too
+        self.last_refusal = f"client {client}: {reason}"
+        log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
+
+    def explain(self) -> str:
+        """Return why a phase had no usable reply: the last refusal.
+
+        As long as no reply of the run was usable, also whose are wanted.
+        """
+        if self.only_wrong_clients:
+            return f"{self.last_refusal} All replies were of this kind."
+        if self._method is None or self._has_right_clients:
+            return self.last_refusal
+        return f"{self.last_refusal} ({self._method} needs {client_of(self._method)}.)"
+
+
+def check_reply(
+    raw: RawReply,
+    spec: Spec | None,
+    weighted_by_key: str,
+    wire_dtype: object = None,
+    most_examples: float = math.inf,
+) -> Reply:
+    """Return one client's reply, checked; what travelled as `wire_dtype` is in full precision.
+
+    More examples than `most_examples` count as so many.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be used; the message says why, for a line in the log.
+    """
+    if raw.error is not None:
+        raise ValueError(f"it failed: {raw.error}")
+    metrics: dict[str, float] = {}
+    for key, value in raw.metrics.items():
+        if not isinstance(value, _NUMBER) or isinstance(value, bool) or is_stamp(key):
+            continue
+        if len(key) > _LONGEST_NAME:
+            raise ValueError(
+                f"the name of the metric {brief(repr(key))} has {len(key):,} letters, expected at "
+                f"most {_LONGEST_NAME}"
+            )
+        # 64 bits is what Flower's own messages hold
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"the metric {brief(repr(key))} has more than 64 bits")
+        metrics[key] = value
+    if len(metrics) > _MOST_METRICS:
+        raise ValueError(f"it has {len(metrics):,} metrics, expected at most {_MOST_METRICS:,}")
+    num_examples = metrics.get(weighted_by_key)
+    if num_examples is None:
+        raise ValueError(f"its metrics lack the number '{weighted_by_key}'")
+    if spec is None and num_examples == 0:
+        return Reply({}, 0.0, {})
+    if not 0 < num_examples <= _MOST_EXAMPLES:
+        raise ValueError(
+            f"'{weighted_by_key}' is {num_examples}, expected more than 0 and at most 2^53"
+        )
+    counted = min(float(num_examples), most_examples)
+    if spec is None:
+        return Reply({}, counted, metrics)
+    arrays = raw.arrays or {}
+    if arrays.keys() != spec.keys():
+        missing = [name for name in spec if name not in arrays]
+        strange = [name for name in arrays if name not in spec]
+        faults = [f"lack {listing(missing)}"] * bool(missing)
+        faults += [f"have {listing(strange)}, which was not asked for"] * bool(strange)
+        raise ValueError(f"its arrays {' and '.join(faults)}")
+    largest, nbytes, checked = 0.0, 0, {}
+    for name, (shape, dtype) in spec.items():
+        array = arrays[name]
+        if not _has_shape(array, shape):
+            raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
+        if array.dtype != dtype and not (array.dtype.name == wire_dtype and dtype.kind == "f"):
+            raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
+        own = raw.largest.get(name, math.nan)
+        if name not in raw.largest:
+            (own,) = largest_of_rows(array[None])
+        if not math.isfinite(own):
+            raise NotFiniteError(f"'{name}' holds NaN or infinity")
+        if dtype.kind == "f" and own > largest_allowed(dtype):
+            raise ValueError(f"'{name}' holds {own:.2g}, too large for a sum over the clients")
+        largest = max(largest, own)
+        nbytes += array.nbytes
+        checked[name] = array if array.dtype == dtype else array.astype(dtype)
+    return Reply(checked, counted, metrics, largest, nbytes)
+
+
+def _has_shape(array: NDArray[Any], shape: tuple[int, ...]) -> bool:
+    """Return whether an array has a shape, in which a length of -1 may be any."""
+    lengths = zip(array.shape, shape, strict=False)
+    return array.ndim == len(shape) and all(wanted in (own, -1) for own, wanted in lengths)
+
+
+def weighted_means(replies: Mapping[int, Reply]) -> dict[str, float]:
+    """Return the example-weighted mean of every metric that all replies have.
+
+    Beside an infinite metric (a client that diverged) it is NaN or infinite too.
+    """
+    common = set.intersection(*(set(reply.metrics) for reply in replies.values()))
+    weights = [reply.num_examples for reply in replies.values()]
+    names = [name for name in next(iter(replies.values())).metrics if name in common]
+    return {
+        name: _sum(
+            weight * reply.metrics[name]
+            for weight, reply in zip(weights, replies.values(), strict=True)
+        )
+        / math.fsum(weights)
+        for name in names
+    }
+
+
+def _sum(terms: Iterable[float]) -> float:
+    try:
+        return math.fsum(terms)
+    except (OverflowError, ValueError):  # too large, or infinity minus infinity
+        return math.nan

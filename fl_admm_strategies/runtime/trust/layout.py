@@ -1,0 +1,223 @@
+"""Which of a model's arrays travel: what the clients train, and their buffers, each once.
+
+The server knows arrays by name; only the clients' model knows which of them have a gradient, which
+are buffers, which are frozen, and which are one parameter under two names. So before round 1 a few
+clients are asked, and the answer has one number for each name of the initial arrays: a role, or the
+place of the name that it is another name of. Frozen arrays and second names do not travel and are
+not in the state; `Layout.complete` puts them back into the models that a user gets.
+
+A wrapper's prefix before all names (``module.`` of `DataParallel`) does not travel either, so that
+it may be on one side alone. Half precision travels and is summed up as float32; a client casts to
+the dtype of its model when it loads.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO
+from typing import Any, Self
+
+import numpy as np
+from flwr.app import MessageType
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays, Spec, spec_of
+from ...maths.checks import listing
+from ..messages.records import ClientInstruction, ClientReply, Reply, to_json
+from ..saving.state import check_initial_arrays
+from .intake import Intake
+
+TRAINED, BUFFER, FROZEN, ABSENT = -1, -2, -3, -4
+"""The roles of arrays. A number k >= 0 in place of a role: another name of the k-th array."""
+
+ROLES, CHECKSUMS = "roles", "checksums"
+NAMES = "initial-arrays"
+"""The setting that has the names which a client is asked about, as JSON."""
+
+_WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DistributedDataParallel, torch.compile
+_ASKED = 3  # one that is wrong is outvoted
+_BATCH_NORM = re.compile(r"(running_mean|running_var|num_batches_tracked)$")
+
+
+Asked = dict[int, ClientInstruction]
+Complete = Callable[[Asked, Spec], Asked]
+Exchange = Callable[[Asked, str], Iterable[ClientReply]]
+
+
+def wrapper_of(names: Collection[str]) -> str:
+    """Return what wrappers of a model have put before all names, such as ``module.``."""
+    prefix = ""
+    while found := [w for w in _WRAPPERS if names and all(n.startswith(prefix + w) for n in names)]:
+        prefix += found[0]
+    return prefix
+
+
+def travelling(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array as it travels: half precision as float32."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def checksum(array: NDArray[Any]) -> int:
+    """Return a CRC-32 of an array as it would travel; never 0, which stands for an unknown one."""
+    dense = np.ascontiguousarray(travelling(array))
+    return zlib.crc32(dense.reshape(-1).view(np.uint8).data) or 1
+
+
+@dataclass
+class Layout:
+    """How the initial arrays travel.
+
+    Attributes
+    ----------
+    initial : Arrays
+        As they travel, in their order.
+    prefix : str
+        Before the names on the server.
+    trained : list of str
+        What has a gradient on the clients.
+    frozen : list of str
+        What has none, and stays where it is.
+    tied : dict of str to str
+        Second names, and which array they are another name of.
+    given : Spec
+        The initial arrays as the user gave them.
+    """
+
+    initial: Arrays = field(default_factory=dict)
+    prefix: str = ""
+    trained: list[str] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)
+    tied: dict[str, str] = field(default_factory=dict)
+    given: Spec = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Self:
+        """Return the layout of initial arrays of which nobody has said anything.
+
+        All floating point arrays count as trained but for those with the names of a batch norm's
+        statistics.
+
+        Raises
+        ------
+        ValueError
+            If the arrays are not a usable model.
+        """
+        check_initial_arrays(arrays)
+        prefix = wrapper_of(arrays)
+        own = {name.removeprefix(prefix): array for name, array in arrays.items()}
+        trained = [n for n, a in own.items() if a.dtype.kind == "f" and not _BATCH_NORM.search(n)]
+        return cls(
+            initial={name: travelling(array) for name, array in own.items()},
+            prefix=prefix,
+            trained=trained,
+            given=spec_of(arrays),
+        )
+
+    def ask(
+        self, complete: Complete, exchange: Exchange, intake: Intake, clients: Sequence[int]
+    ) -> None:
+        """Ask a few clients what they train, and the others where none of these says.
+
+        That of an only array there is nothing to ask.
+
+        Parameters
+        ----------
+        complete, exchange, intake
+            Make messages of instructions, send them, and check the replies.
+        clients : sequence of int
+            All there are.
+
+        Raises
+        ------
+        ValueError
+            As `learn`.
+        """
+        names, entry = list(self.initial), ((len(self.initial),), np.dtype(np.int64))
+        if len(names) == 1:
+            return
+        question = ClientInstruction({"nothing": {}}, {NAMES: to_json(names)})
+        spec: Spec = {ROLES: entry, CHECKSUMS: entry}
+        for some in filter(None, (clients[:_ASKED], clients[_ASKED:])):
+            asked = complete(dict.fromkeys(some, question), spec)
+            replies = intake.accept(0, exchange(asked, MessageType.TRAIN), spec, optional=True)
+            usable = {}
+            for client, reply in replies.replies.items():
+                try:
+                    self.check(reply.arrays[ROLES])
+                except ValueError as error:
+                    intake.refuse(0, client, str(error))
+                else:
+                    usable[client] = reply
+            if usable:
+                self.learn(usable)
+                return
+        log(INFO, "No client says what it trains: floats are, less a batch norm's statistics")
+
+    def check(self, roles: NDArray[np.int64]) -> None:
+        """Raise ValueError unless an answer can be true of these arrays."""
+        names = list(self.initial)
+        for name, role in zip(names, roles.tolist(), strict=True):
+            own = self.initial[name]
+            if role < ABSENT or role >= len(names):
+                raise ValueError(f"it says {role} of '{name}', which is no role")
+            if role == TRAINED and own.dtype.kind != "f":
+                raise ValueError(f"it says that it trains '{name}', an array of {own.dtype}")
+            if role >= 0 and (roles[role] >= 0 or self.initial[names[role]].shape != own.shape):
+                raise ValueError(f"it says that '{name}' is another name of '{names[role]}'")
+
+    def learn(self, answers: Mapping[int, Reply]) -> None:
+        """Take the word of most of the clients that were asked.
+
+        Raises
+        ------
+        ValueError
+            If a frozen array of one of them is not the server's.
+        """
+        given = {client: tuple(reply.arrays[ROLES].tolist()) for client, reply in answers.items()}
+        (roles, _), *_ = Counter(given.values()).most_common(1)
+        names = list(self.initial)
+        self.trained = [n for n, role in zip(names, roles, strict=True) if role == TRAINED]
+        self.frozen = [n for n, role in zip(names, roles, strict=True) if role == FROZEN]
+        self.tied = {n: names[r] for n, r in zip(names, roles, strict=True) if r >= 0}
+        sums = {name: checksum(self.initial[name]) for name in self.frozen}
+        for client in (client for client, said in given.items() if said == roles):
+            theirs = dict(zip(names, answers[client].arrays[CHECKSUMS].tolist(), strict=True))
+            if other := [n for n, own in sums.items() if theirs[n] not in (0, own)]:
+                raise ValueError(
+                    f"The frozen arrays {listing(other)} of client {client} are not those of the "
+                    "initial arrays, and frozen arrays do not travel. Load the same weights on "
+                    "both sides; or, where they are meant to differ (a quantised copy), leave them "
+                    "out of the initial arrays."
+                )
+
+    def to_send(self) -> Arrays:
+        """Return the initial arrays that travel."""
+        kept = {*self.frozen, *self.tied}
+        return {name: array for name, array in self.initial.items() if name not in kept}
+
+    def complete(self, model: Arrays) -> Arrays:
+        """Return a model for its user: names, order and dtypes of the initial arrays, and all.
+
+        Of a model that has a part of them only, as many as that gives.
+        """
+        whole = {name: self.initial[name] for name in self.frozen} | model
+        whole |= {name: whole[first] for name, first in self.tied.items() if first in whole}
+        order = [name for name in self.initial if name in whole]
+        order += [name for name in whole if name not in self.initial]
+        return {
+            full: whole[name].astype(self.given[full][1]) if full in self.given else whole[name]
+            for full, name in ((self.prefix + name, name) for name in order)
+        }
+
+
+def answer(names: Sequence[str], roles: Mapping[str, int], sums: Mapping[str, int]) -> Arrays:
+    """Return a client's answer about names, of which it does not have all."""
+    return {
+        ROLES: np.array([roles.get(name, ABSENT) for name in names], dtype=np.int64),
+        CHECKSUMS: np.array([sums.get(name, 0) for name in names], dtype=np.int64),
+    }

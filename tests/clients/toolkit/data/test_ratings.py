@@ -1,0 +1,120 @@
+"""`Ratings`: order, explicit zeros, the split, the sparse matrix, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from clients.toolkit.data.ratings import Ratings
+
+# [[., 0, 4], [2, ., .], [., ., .]]: user 2 rated nothing, one rating is 0.
+SMALL = Ratings(np.array([1, 0, 0]), np.array([0, 2, 1]), np.array([2.0, 4.0, 0.0]), 3, 3)
+
+
+def random_ratings(num_users: int, num_items: int, k: int, seed: int = 0) -> Ratings:
+    rng = np.random.default_rng(seed)
+    cells = rng.choice(num_users * num_items, k, replace=False)
+    users, items = np.divmod(cells, num_items)
+    return Ratings(users, items, rng.normal(size=k), num_users, num_items)
+
+
+def triples(ratings: Ratings) -> list[tuple[int, int, float]]:
+    columns = (ratings.users.tolist(), ratings.items.tolist(), ratings.values.tolist())
+    return list(zip(*columns, strict=True))
+
+
+def test_ratings_are_sorted_by_user_and_item_and_stay_together() -> None:
+    assert triples(SMALL) == [(0, 1, 0.0), (0, 2, 4.0), (1, 0, 2.0)]
+    assert len(SMALL) == 3
+    assert (SMALL.users.dtype, SMALL.items.dtype, SMALL.values.dtype) == (
+        np.int32,
+        np.int32,
+        np.float64,
+    )
+
+
+def test_the_arrays_given_are_neither_changed_nor_kept() -> None:
+    users, items, values = np.arange(3, dtype=np.int32), np.zeros(3, np.int32), np.ones(3)
+    ratings = Ratings(users, items, values, 3, 1)
+    values[0] = 7
+    assert ratings.values.tolist() == [1, 1, 1]
+
+
+def test_a_rating_of_zero_is_in_the_sparse_matrix() -> None:
+    sparse = SMALL.to_csr()
+    assert sparse.shape == (3, 3)
+    assert sparse.nnz == 3  # stored entries, not those that differ from 0
+    assert sparse.data.tolist() == SMALL.values.tolist()
+    assert sparse.toarray().tolist() == [[0, 0, 4], [2, 0, 0], [0, 0, 0]]
+
+
+def test_the_sparse_matrix_holds_every_rating_in_its_place() -> None:
+    ratings = random_ratings(7, 11, 30)
+    dense = np.zeros((7, 11))
+    dense[ratings.users, ratings.items] = ratings.values
+    np.testing.assert_array_equal(ratings.to_csr().toarray(), dense)
+    np.testing.assert_array_equal(ratings.to_csr().data, ratings.values)
+
+
+def test_a_split_keeps_every_rating_once() -> None:
+    ratings = random_ratings(20, 30, 200)
+    train, test = ratings.split(0.2, np.random.default_rng(1))
+    assert (len(train), len(test)) == (160, 40)
+    assert sorted(triples(train) + triples(test)) == triples(ratings)
+    assert (test.num_users, test.num_items) == (20, 30)
+
+
+def test_a_split_is_random_and_follows_its_generator() -> None:
+    ratings = random_ratings(20, 30, 200)
+    one, again, other = (
+        triples(ratings.split(0.2, np.random.default_rng(s))[1]) for s in (1, 1, 2)
+    )
+    assert one == again != other
+    # Uniform over the ratings: the mean rank of the test part is 99.5 with a deviation of
+    # sqrt((200 + 1) (200 - 40) / (12 * 40)) = 8.2 (mean of 40 of 0..199 without replacement).
+    ranks = [triples(ratings).index(t) for t in one]
+    assert abs(np.mean(ranks) - 99.5) < 4 * 8.2
+
+
+@pytest.mark.parametrize(("fraction", "k", "expected"), [(0.01, 10, 1), (0.99, 10, 9), (0.5, 2, 1)])
+def test_neither_part_of_a_split_is_empty(fraction: float, k: int, expected: int) -> None:
+    train, test = random_ratings(5, 5, k).split(fraction, np.random.default_rng(0))
+    assert (len(train), len(test)) == (k - expected, expected)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
+def test_a_split_needs_a_share_between_0_and_1(fraction: float) -> None:
+    with pytest.raises(ValueError, match="expected 0 < test_fraction < 1"):
+        SMALL.split(fraction, np.random.default_rng(0))
+
+
+def test_one_rating_cannot_be_split() -> None:
+    with pytest.raises(ValueError, match="One rating cannot be split"):
+        Ratings(np.array([0]), np.array([0]), np.array([1.0]), 1, 1).split(
+            0.5, np.random.default_rng(0)
+        )
+
+
+GOOD = {"users": [0, 1, 1], "items": [0, 0, 2], "values": [1.0, 2.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"users": [0, 2, 1]}, ValueError, r"users\[1\] is 2, expected 0 to 1; 1 entries"),
+        ({"users": [0, 1, -1]}, ValueError, r"users\[2\] is -1, expected 0 to 1.*num_users"),
+        ({"items": [3, 0, 4]}, ValueError, r"items\[0\] is 3, expected 0 to 2; 2 .*num_items"),
+        ({"users": [0, 2**32, 1]}, ValueError, r"users\[1\] is 4294967296"),  # 0 as an int32
+        ({"values": [1, np.nan, 3]}, ValueError, r"values\[1\] is nan, expected a finite"),
+        ({"values": [1, 2, -np.inf]}, ValueError, r"values\[2\] is -inf"),
+        ({"users": [1, 0, 1], "items": [2, 0, 2]}, ValueError, "Entries 0 and 2 .* item 2 by user"),
+        ({"users": [0, 1]}, ValueError, r"shapes \(2,\), \(3,\) and \(3,\).*same length"),
+        ({"users": [[0], [1], [1]]}, ValueError, r"shapes \(3, 1\)"),
+        ({"users": [], "items": [], "values": []}, ValueError, "no rating"),
+        ({"items": [0.0, 0.5, 2.0]}, TypeError, "items has dtype float64, expected integers"),
+        ({"num_users": 0}, ValueError, "num_users is 0, expected an integer >= 1"),
+        ({"num_items": 3.0}, TypeError, "num_items is 3.0"),
+    ],
+)
+def test_what_is_refused(change: dict, error: type[Exception], message: str) -> None:
+    Ratings(**GOOD, num_users=2, num_items=3)
+    with pytest.raises(error, match=message):
+        Ratings(**({"num_users": 2, "num_items": 3} | GOOD | change))

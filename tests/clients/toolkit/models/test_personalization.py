@@ -1,0 +1,281 @@
+"""Which parameters a selector names as personal, the split input, and what is refused."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clients.toolkit.models.personalization import (
+    SplitInput,
+    input_layers,
+    output_layers,
+    split_input,
+)
+from simulations.data import ClientData, FederatedData
+from simulations.models import build
+
+Select = Callable[[nn.Module, int], str]
+
+
+def model_of(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    x, y = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64)
+    client = ClientData((x, y), None, (x, y))
+    return build(name, FederatedData("made-up", [client], None, "classification", shape, classes))
+
+
+def parts(model: nn.Module, pattern: str) -> tuple[list[str], list[str]]:
+    """Personal and other names of the state_dict, as FedAPM's `re.search` divides them."""
+    names = list(model.state_dict())
+    personal = [name for name in names if re.search(pattern, name)]
+    return personal, [name for name in names if name not in personal]
+
+
+def size(model: nn.Module, names: list[str]) -> int:
+    return sum(model.state_dict()[name].numel() for name in names)
+
+
+def normalised() -> nn.Module:
+    """Two convolutions with batch norm, a nested block with one more, and a head."""
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(1, 2, 3),
+            bn1=nn.BatchNorm2d(2),
+            relu=nn.ReLU(),
+            block=nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)),
+            flatten=nn.Flatten(),
+            head=nn.Linear(3, 2),
+        )
+    )
+
+
+def test_parts_have_the_sizes_of_the_papers_table() -> None:
+    """docs/methods/fedapm.md, P14: CIFAR-10 with output, KU-HAR (8 classes) with split input.
+
+    Input personalisation of the same CNN is the complement: n counts layers with parameters.
+    """
+    cnn = model_of("cnn-cifar", (3, 32, 32), 10)
+    v, u = parts(cnn, output_layers(cnn, 2))
+    assert (size(cnn, v), size(cnn, u)) == (263_562, 5_088)
+    assert parts(cnn, input_layers(cnn, 2)) == (u, v)
+
+    har = model_of("har", (6, 128), 8)
+    assert isinstance(har, SplitInput)
+    v, u = parts(har, split_input(har))
+    assert (size(har, v), size(har, u)) == (51_904, 368_910)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("select", [input_layers, output_layers])
+def test_the_first_and_the_last_layers(select: Select, n: int) -> None:
+    cnn = model_of("cnn-cifar", (3, 32, 32), 10)
+    layers = ["conv1", "conv2", "fc1", "fc2"]
+    chosen = layers[:n] if select is input_layers else layers[-n:]
+    v, u = parts(cnn, select(cnn, n))
+    assert v == [f"{layer}.{kind}" for layer in chosen for kind in ("weight", "bias")]
+    # Disjoint, and together all parameters.
+    assert sorted(v + u) == sorted(name for name, _ in cnn.named_parameters())
+
+
+def test_names_are_matched_whole() -> None:
+    """Layer '1' is neither '11' nor '2.1', and the dot is a dot."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12)), nn.Sequential(nn.Linear(2, 2)))
+    assert parts(model, input_layers(model, 2))[0] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert parts(model, output_layers(model, 1))[0] == ["12.0.weight", "12.0.bias"]
+    assert re.search(input_layers(model, 2), "10weight") is None
+
+
+def test_parameters_beside_submodules() -> None:
+    """A parameter that stands in a module is a layer of its own, without what is nested in it."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+            self.fc = nn.Linear(2, 2)
+
+    inner = nn.Sequential(OrderedDict(a=Scaled(), b=nn.Linear(2, 2)))
+    assert parts(inner, input_layers(inner, 1))[0] == ["a.scale"]
+    assert parts(inner, input_layers(inner, 2))[0] == ["a.scale", "a.fc.weight", "a.fc.bias"]
+    model = Scaled()
+    assert parts(model, input_layers(model, 1)) == (["scale"], ["fc.weight", "fc.bias"])
+    assert parts(model, output_layers(model, 1)) == (["fc.weight", "fc.bias"], ["scale"])
+
+
+@pytest.mark.parametrize("select", [input_layers, output_layers])
+def test_affine_weights_go_with_their_layer_and_statistics_stay_local(select: Select) -> None:
+    """docs/methods/fedapm.md, P4."""
+    model = normalised()
+    v, u = parts(model, select(model, 1))
+    affine = ["conv1.weight", "conv1.bias", "bn1.weight", "bn1.bias"]
+    buffers = [name for name, _ in model.named_buffers()]
+    assert len(buffers) == 6  # mean, variance and count of two
+    assert set(v) == {*(affine if select is input_layers else ["head.weight", "head.bias"])} | {
+        *buffers
+    }
+    assert set(v) | set(u) == set(model.state_dict())
+    v, u = parts(model, input_layers(model, 2))
+    assert u == ["head.weight", "head.bias"]
+    assert parts(model, output_layers(model, 2))[1] == affine
+
+
+def test_a_buffer_takes_no_parameter_along() -> None:
+    """The buffer 'scale' of a shared layer stays local, its parameter 'scale_bias' does not."""
+    layer = nn.Linear(2, 2, bias=False)
+    layer.register_buffer("scale", torch.ones(2))
+    layer.register_parameter("scale_bias", nn.Parameter(torch.zeros(2)))
+    model = nn.Sequential(nn.Linear(2, 2), layer)
+    assert parts(model, input_layers(model, 1)) == (
+        ["0.weight", "0.bias", "1.scale"],
+        ["1.weight", "1.scale_bias"],
+    )
+
+
+def test_a_model_may_begin_with_a_normalisation() -> None:
+    model = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 2), nn.LayerNorm(2))
+    assert parts(model, input_layers(model, 1))[0] == ["0.weight", "0.bias"]
+    assert parts(model, output_layers(model, 1))[1] == ["0.weight", "0.bias"]
+
+
+def split_model(personal: nn.Module, shared: nn.Module, upper: nn.Module) -> SplitInput:
+    return SplitInput(
+        personal=personal, shared=shared, upper=upper, split=lambda x: (x[:, :2], x[:, 2:])
+    )
+
+
+def test_split_input_feeds_each_part_its_portion() -> None:
+    """By hand: personal gives 1 + 2 = 3, shared 10 * 3 = 30; the upper layer their difference."""
+
+    def filled(weights: list[list[float]]) -> nn.Linear:
+        layer = nn.Linear(len(weights[0]), len(weights), bias=False)
+        with torch.no_grad():
+            layer.weight.copy_(torch.tensor(weights))
+        return layer
+
+    model = split_model(filled([[1.0, 1.0]]), filled([[10.0]]), filled([[1.0, -1.0]]))
+    assert model(torch.tensor([[1.0, 2.0, 3.0]])).tolist() == [[3.0 - 30.0]]
+    assert split_input(model) == "^personal[.]"
+    assert parts(model, split_input(model)) == (
+        ["personal.weight"],
+        ["shared.weight", "upper.weight"],
+    )
+
+
+def test_split_input_concatenates_along_the_axis_asked_for() -> None:
+    model = SplitInput(
+        personal=nn.Linear(4, 4),
+        shared=nn.Identity(),
+        upper=nn.Linear(4, 3),
+        split=lambda x: (x[:, :2], x[:, 2:]),
+        dim=1,
+    )
+    x = torch.randn(5, 6, 4)
+    expected = model.upper(torch.cat([model.personal(x[:, :2]), x[:, 2:]], dim=1))
+    torch.testing.assert_close(model(x), expected)
+    model.dim = 0
+    assert model(torch.randn(5, 4, 4)).shape == (10, 2, 3)
+
+
+def test_split_input_keeps_statistics_local() -> None:
+    norm = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    model = split_model(nn.Linear(2, 2), norm, nn.Linear(4, 1))
+    v, u = parts(model, split_input(model))
+    buffers = ["running_mean", "running_var", "num_batches_tracked"]
+    assert v == ["personal.weight", "personal.bias", *(f"shared.1.{name}" for name in buffers)]
+    assert "shared.1.weight" in u
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[2].weight = model[0].weight
+    return model
+
+
+class Flat(nn.Module):
+    """Holds parameters itself, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("model", "n", "message"),
+    [
+        (nn.Sequential(nn.ReLU()), 1, "a Sequential, holds no parameters"),
+        (nn.Linear(2, 2), 1, "one layer with parameters, Linear: .*FedADMM"),
+        (Flat(), 1, "one layer with parameters, Flat"),
+        (
+            normalised(),
+            0,
+            "n=0: nothing would be personal. Expected 1 to 2 of the model's 3",
+        ),
+        (normalised(), -1, "n=-1: nothing would be personal"),
+        (normalised(), 3, "n=3: nothing would be shared.*conv1, block.0, head"),
+        (tied(), 1, "one parameter under two names"),
+    ],
+)
+@pytest.mark.parametrize("select", [input_layers, output_layers])
+def test_what_cannot_be_divided(select: Select, model: nn.Module, n: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        select(model, n)
+
+
+def test_a_layer_used_twice_is_on_one_side() -> None:
+    layer = nn.Linear(2, 2)
+    model = nn.Sequential(layer, nn.Linear(2, 2), layer, nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"'0.weight' would be personal and '2.weight' shared"):
+        input_layers(model, 1)
+    personal = parts(model, input_layers(model, 3))[0]
+    assert [name.split(".")[0] for name in personal] == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_split_inputs_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="personal part of SplitInput has no parameters"):
+        split_model(nn.Flatten(), nn.Linear(1, 1), nn.Linear(3, 1))
+    with pytest.raises(ValueError, match="everything would be personal"):
+        split_model(nn.Linear(2, 2), nn.Identity(), nn.ReLU())
+    with pytest.raises(TypeError, match="takes a SplitInput, got Linear"):
+        split_input(nn.Linear(1, 1))  # type: ignore[arg-type]
+    layer = nn.Linear(2, 2)
+    with pytest.raises(
+        ValueError, match=r"'personal.weight' would be personal and 'shared.weight'"
+    ):
+        split_input(split_model(layer, layer, nn.Linear(4, 1)))
+
+
+@pytest.mark.parametrize(
+    ("split", "returned"),
+    [
+        (lambda x: x[:, :2], "it returned a Tensor"),
+        (lambda x: x.split(1, dim=1), "it returned a tuple of length 3"),
+    ],
+)
+def test_a_split_that_does_not_give_two_portions(
+    split: Callable[[Tensor], tuple[Tensor, Tensor]], returned: str
+) -> None:
+    model = SplitInput(
+        personal=nn.Linear(2, 2),
+        shared=nn.Linear(1, 1),
+        upper=nn.Linear(3, 1),
+        split=split,
+    )
+    with pytest.raises(TypeError, match=f"two portions of a batch.*{returned}"):
+        model(torch.zeros(1, 3))
+
+
+def test_output_follows_both_portions() -> None:
+    """The gradient of each part comes from its own portion alone."""
+    torch.manual_seed(0)
+    model = split_model(nn.Linear(2, 2, bias=False), nn.Linear(1, 2, bias=False), nn.Linear(4, 1))
+
+    def gradients(x: Tensor) -> tuple[bool, bool]:
+        model.zero_grad()
+        model(x).sum().backward()
+        grads = [part.weight.grad for part in (model.personal, model.shared)]
+        return bool(grads[0].any()), bool(grads[1].any())
+
+    assert gradients(torch.tensor([[1.0, 1.0, 0.0]])) == (True, False)
+    assert gradients(torch.tensor([[0.0, 0.0, 1.0]])) == (False, True)

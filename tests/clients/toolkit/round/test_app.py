@@ -1,0 +1,252 @@
+"""The bridge from NumPyClient to the message API, and clients that share a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+
+from clients import answer, client_app
+from fl_admm_strategies import InProcessGrid
+from fl_admm_strategies.runtime.messages.packing import pack_instructions, unpack_replies
+from fl_admm_strategies.runtime.messages.records import ClientInstruction
+
+
+class Counting(NumPyClient):
+    """Adds the number of its calls, kept in the context, and its partition to the array."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.client = int(context.node_config["partition-id"])
+
+    def fit(self, parameters, config):
+        calls = int(self.context.state.metric_records.get("calls", {"n": 0})["n"]) + 1
+        self.context.state["calls"] = MetricRecord({"n": calls})
+        match config.get("do"):
+            case "raise":
+                raise KeyError("no such column")
+            case "one array more":
+                parameters = [*parameters, parameters[0]]
+        total = int(self.context.node_config["num-partitions"])
+        report = {"calls": calls, "total": total, "name": "text", "done": True}
+        return [parameters[0] + calls, *parameters[1:]], 10 + self.client, report
+
+    def evaluate(self, parameters, config):
+        return float(parameters[0].sum()), 5, {"accuracy": 0.5}
+
+
+def send(
+    grid: InProcessGrid, node: int, asked: dict[int, ClientInstruction], **kwargs: Any
+) -> Message:
+    hosted = kwargs.pop("hosted", len(asked) > 1)
+    kind = kwargs.pop("kind", MessageType.TRAIN)
+    message = Message(pack_instructions(asked, hosted=hosted), node, kind, group_id="1")
+    (reply,) = grid.send_and_receive([message])
+    return reply
+
+
+def ask(**config: Any) -> ClientInstruction:
+    return ClientInstruction({"model": {"w": np.zeros(2)}}, config)
+
+
+def replies(message: Message) -> dict[int | None, Any]:
+    return dict(unpack_replies(message.content))
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_a_single_client_replies_in_the_layout_of_fedavg(wrap: bool) -> None:
+    def client_fn(context: Context) -> Any:
+        return Counting(context).to_client() if wrap else Counting(context)
+
+    grid = InProcessGrid(client_app(client_fn), 2)
+    reply = send(grid, 3, {1: ask()})
+    assert set(reply.content) == {"arrays", "metrics"}
+    assert list(reply.content["arrays"]) == ["w"]
+    # Text is left out, a truth value is a number, and the examples are there.
+    assert dict(reply.content["metrics"]) == {
+        "calls": 1,
+        "total": 2,
+        "done": 1,
+        "num-examples": 11,
+    }
+    assert send(grid, 3, {1: ask()}).content["metrics"]["calls"] == 2  # the state is kept
+    reply = send(grid, 3, {1: ask()}, kind=MessageType.EVALUATE)
+    assert dict(reply.content["metrics"]) == {"loss": 0.0, "accuracy": 0.5, "num-examples": 5}
+    assert set(reply.content) == {"metrics"}
+
+
+def test_only_the_first_group_comes_back() -> None:
+    grid = InProcessGrid(client_app(Counting), 1)
+
+    class FirstGroup(Counting):
+        def fit(self, parameters, config):
+            return parameters[:1], 1, {}
+
+    grid = InProcessGrid(client_app(FirstGroup), 1)
+    two = ClientInstruction({"anchor": {"w": np.zeros(2)}, "start": {"u": np.ones(2)}})
+    reply = send(grid, 2, {0: two})
+    assert list(reply.content["arrays"]) == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "expected"),
+    [(1, [[0, 1, 2, 3, 4]]), (2, [[0, 1], [2, 3, 4]]), (5, [[0], [1], [2], [3], [4]])],
+)
+def test_nodes_share_the_clients_and_say_so(num_nodes: int, expected: list[list[int]]) -> None:
+    grid = InProcessGrid(client_app(Counting, num_clients=lambda context: 5), num_nodes)
+    queries = [Message(RecordDict(), n, MessageType.QUERY) for n in grid.get_node_ids()]
+    answers = [reply.content["config"] for reply in grid.send_and_receive(queries)]
+    assert [list(answer["client-ids"]) for answer in answers] == expected
+    assert [answer["num-clients"] for answer in answers] == [5] * num_nodes
+
+
+def test_hosted_clients_have_a_partition_and_a_state_of_their_own() -> None:
+    grid = InProcessGrid(client_app(Counting, num_clients=6), 2)  # node 3 hosts 3, 4 and 5
+    send(grid, 3, {3: ask(), 5: ask()})
+    send(grid, 3, {5: ask()}, hosted=True)
+    last = replies(send(grid, 3, {3: ask(), 4: ask(), 5: ask()}))
+    assert {k: reply.metrics["calls"] for k, reply in last.items()} == {3: 2, 4: 1, 5: 3}
+    assert {k: reply.metrics["num-examples"] for k, reply in last.items()} == {
+        3: 13,
+        4: 14,
+        5: 15,
+    }
+    assert {reply.metrics["total"] for reply in last.values()} == {6}
+    assert {k: reply.arrays["w"][0] for k, reply in last.items()} == {3: 2, 4: 1, 5: 3}
+
+
+def test_a_hosted_client_that_raises_fails_alone_and_keeps_its_state() -> None:
+    grid = InProcessGrid(client_app(Counting, num_clients=6), 2)
+    send(grid, 3, {3: ask(), 4: ask()})
+    last = replies(send(grid, 3, {3: ask(do="raise"), 4: ask()}))
+    assert last[3].error == "KeyError: 'no such column'"
+    assert last[4].metrics["calls"] == 2
+    again = replies(send(grid, 3, {3: ask(), 4: ask()}))
+    assert again[3].metrics["calls"] == 2  # the call that raised left no trace
+    assert again[4].metrics["calls"] == 3
+
+
+def test_a_state_record_that_a_hosted_client_deletes_is_gone() -> None:
+    class Forgetting(Counting):
+        def fit(self, parameters, config):
+            result = super().fit(parameters, config)
+            if config.get("forget"):
+                del self.context.state["calls"]
+            return result
+
+    grid = InProcessGrid(client_app(Forgetting, num_clients=2), 1)
+    send(grid, 2, {0: ask(), 1: ask()})
+    send(grid, 2, {0: ask(forget=True), 1: ask()})
+    last = replies(send(grid, 2, {0: ask(), 1: ask()}))
+    assert (last[0].metrics["calls"], last[1].metrics["calls"]) == (1, 3)
+
+
+@pytest.mark.parametrize("num_clients", [None, 2])
+def test_what_a_client_gets_is_its_own_to_change(num_clients: int | None) -> None:
+    class Changing(Counting):
+        def fit(self, parameters, config):
+            parameters[0] += 1 + self.client
+            return parameters, 1, {}
+
+    grid = InProcessGrid(client_app(Changing, num_clients=num_clients), 1 if num_clients else 2)
+    if num_clients is None:
+        assert replies(send(grid, 3, {1: ask()}))[None].arrays["w"].tolist() == [2, 2]
+        return
+    found = replies(send(grid, 2, {0: ask(), 1: ask()}))  # both get the same array
+    assert [found[client].arrays["w"][0] for client in (0, 1)] == [1, 2]
+
+
+@pytest.mark.parametrize("upload", [np.array([None]), np.array(["x"]), np.array([1j])], ids=str)
+def test_an_upload_that_is_no_array_of_numbers_fails_alone(upload: np.ndarray) -> None:
+    class Strange(Counting):
+        def fit(self, parameters, config):
+            return ([upload] if self.client == 0 else parameters), 1, {}
+
+    grid = InProcessGrid(client_app(Strange, num_clients=2), 1)
+    found = replies(send(grid, 2, {0: ask(), 1: ask()}))
+    assert f"Strange.fit returned an array 'w' of dtype {upload.dtype}" in found[0].error
+    assert found[1].error is None
+
+
+@pytest.mark.parametrize("num_clients", [None, 2])
+def test_a_wrong_number_of_arrays_is_told(num_clients: int | None) -> None:
+    grid = InProcessGrid(client_app(Counting, num_clients=num_clients), 2)
+    reply = send(grid, 2, {0: ask(do="one array more")})
+    reason = reply.error.reason if reply.has_error() else replies(reply)[None].error
+    assert "Counting.fit returned 2 arrays, expected 1: w" in reason
+
+
+@pytest.mark.parametrize("returned", [None, "client", Counting])
+def test_a_client_fn_that_returns_something_else_is_told(returned: Any) -> None:
+    grid = InProcessGrid(client_app(lambda context: returned), 1)
+    reply = send(grid, 2, {0: ask()})
+    assert f"client_fn returned a {type(returned).__name__}, expected a NumPyClient" in (
+        reply.error.reason
+    )
+
+
+def test_hosting_needs_to_know_the_partition() -> None:
+    app = client_app(Counting, num_clients=6)
+    query = Message(RecordDict(), 2, MessageType.QUERY)
+    for config in ({}, {"partition-id": 3, "num-partitions": 2}, {"partition-id": 0}):
+        grid = InProcessGrid(app, 1, node_configs=[config])
+        (reply,) = grid.send_and_receive([query])
+        assert reply.has_error(), config
+        assert "partition-id" in reply.error.reason
+        assert "num-partitions" in reply.error.reason
+
+
+def test_a_node_without_a_partition_is_known_by_its_node_id() -> None:
+    grid = InProcessGrid(client_app(Counting), 1, node_configs=[{}])
+    (reply,) = grid.send_and_receive([Message(RecordDict(), 2, MessageType.QUERY)])
+    assert isinstance(reply.content["config"], ConfigRecord)
+    assert "client-ids" not in reply.content["config"]
+
+
+def test_it_is_an_ordinary_client_app() -> None:
+    assert isinstance(client_app(Counting), ClientApp)
+
+
+# --- Handlers of one's own ----------------------------------------------------------------------
+
+
+def own_handlers(client: Any = Counting) -> ClientApp:
+    app = client_app()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return answer(client(context), message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return answer(client(context), message)
+
+    return app
+
+
+def test_a_handler_of_ones_own_answers_as_the_app_does() -> None:
+    own, ours = InProcessGrid(own_handlers(), 2), InProcessGrid(client_app(Counting), 2)
+    for kind in (MessageType.TRAIN, MessageType.TRAIN, MessageType.EVALUATE):
+        one, other = (send(grid, 3, {1: ask()}, kind=kind) for grid in (own, ours))
+        assert dict(one.content["metrics"]) == dict(other.content["metrics"])
+        assert set(one.content) == set(other.content)
+    queries = [Message(RecordDict(), 3, MessageType.QUERY)]
+    one, other = (next(iter(grid.send_and_receive(queries))) for grid in (own, ours))
+    assert dict(one.content["config"]) == dict(other.content["config"])
+
+
+def test_a_packed_message_needs_an_app_that_hosts() -> None:
+    reply = send(InProcessGrid(own_handlers(), 2), 3, {1: ask(), 2: ask()})
+    assert "for client 1, client 2, but this node is one client" in reply.error.reason
+    assert "client_app(client_fn, num_clients=...)" in reply.error.reason
+
+
+def test_answer_refuses_what_is_no_client() -> None:
+    reply = send(InProcessGrid(own_handlers(lambda context: None), 2), 3, {1: ask()})
+    assert "answer() was given a NoneType, expected a NumPyClient" in reply.error.reason
+    with pytest.raises(ValueError, match="num_clients is given without a client_fn"):
+        client_app(num_clients=4)

@@ -1,0 +1,403 @@
+"""Clients that train together: what each gets alone, and the same bits in any company."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+
+from clients import SGDClient
+from clients.toolkit.solving import cohort
+from clients.toolkit.solving.cohort import fit_together
+
+CONFIG: dict[str, Any] = {"lr": 0.2, "local-epochs": 2, "seed": 3, "server-round": 1}
+SIZES = (21, 10, 40, 16, 34)
+FEATURES, CLASSES = 5, 3
+
+
+def linear() -> nn.Module:
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def network(activation: type[nn.Module] = nn.Tanh) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 7), activation(), nn.Linear(7, CLASSES))
+
+
+class Net(nn.Module):
+    """A class of a user's own."""
+
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__()
+        self.inner, self.outer, self.scale = linear(), nn.Linear(CLASSES, CLASSES), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = F.relu(self.inner(x.view(len(x), -1))) * self.scale
+        return self.outer(hidden)
+
+
+def samples(client: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(client)
+    size = SIZES[client % len(SIZES)]
+    x = torch.randn(size, FEATURES, generator=generator, dtype=dtype)
+    return x, (x.sum(1) > 0).long() + (torch.rand(size, generator=generator) > 0.5)
+
+
+def make(
+    client: int,
+    model: Callable[[], nn.Module] = linear,
+    loss: Any = None,
+    loader: Any = None,
+    client_class: type[SGDClient] = SGDClient,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> SGDClient:
+    node_config = {"partition-id": client, "num-partitions": 20}
+    context = Context(1, client + 2, node_config, RecordDict(), {})
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        net = model().to(dtype)
+    if loader is None:
+        loader = DataLoader(TensorDataset(*samples(client, dtype)), batch_size=8, shuffle=True)
+    return client_class(context, net, loader, loss or nn.CrossEntropyLoss(), **options)
+
+
+def job(client: SGDClient) -> Any:
+    return client, list(client.arrays().values()), dict(CONFIG)
+
+
+def alone(client: SGDClient) -> Any:
+    return client.fit(list(client.arrays().values()), dict(CONFIG))
+
+
+def arrays_of(result: Any) -> list[bytes]:
+    assert not isinstance(result, BaseException), result
+    return [array.tobytes() for array in result[0]]
+
+
+@pytest.fixture
+def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of all stacks that are trained."""
+    sizes: list[int] = []
+    descend = cohort.descend
+
+    def counted(members: Any, **options: Any) -> Any:
+        sizes.append(len(members))
+        return descend(members, **options)
+
+    monkeypatch.setattr(cohort, "descend", counted)
+    return sizes
+
+
+# --- The same as one by one -----------------------------------------------------------------------
+
+momentum = partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01, nesterov=True)
+
+
+class HalfError(nn.MSELoss):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002
+        return 0.5 * super().forward(input, target)
+
+
+class Scalar(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze(-1)
+
+
+def regression(client: int) -> list[tuple[Tensor, Tensor]]:
+    x, y = samples(client)
+    return [(x[:8], y[:8].float()), (x[8:], y[8:].float())]
+
+
+def sevenfold(samples: Tensor) -> Tensor:
+    return torch.cat([samples] * 7)
+
+
+TOGETHER: dict[str, Callable[[int], SGDClient]] = {
+    "minibatches": make,
+    "all at once": lambda i: make(i, loader=[samples(i)], full_batch=True),
+    "all at once, shuffled": lambda i: make(i, full_batch=True),
+    "momentum": lambda i: make(i, network, optimizer_fn=momentum),
+    "clipping": lambda i: make(i, network, max_grad_norm=0.05),
+    "float64": lambda i: make(i, network, dtype=torch.float64),
+    "a function as loss": lambda i: make(i, network, F.cross_entropy),
+    "smoothed labels": lambda i: make(i, network, nn.CrossEntropyLoss(label_smoothing=0.1)),
+    "hinge": lambda i: make(i, network, nn.MultiMarginLoss()),
+    "regression": lambda i: make(i, lambda: Scalar(FEATURES, 1), HalfError(), regression(i)),
+    "a class of its own": lambda i: make(i, Net),
+    "large batches": lambda i: make(i, loader=[tuple(map(sevenfold, samples(i)))]),
+}
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_in_a_cohort_a_client_gets_what_it_gets_alone(kind: str, stacked: list[int]) -> None:
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    results = fit_together([job(TOGETHER[kind](i)) for i in range(5)], True)
+    assert sum(stacked) == 5
+    assert max(stacked) > 1
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+    for i, result in enumerate(results):
+        assert not isinstance(result, BaseException), result
+        arrays, size, metrics = alone(TOGETHER[kind](i))
+        assert result[1] == size
+        assert result[2] == pytest.approx(metrics, rel=1e-5)
+        for ours, theirs in zip(result[0], arrays, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.Tanh, nn.Softplus])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_who_is_beside_a_client_changes_none_of_its_bits(
+    activation: type[nn.Module], dtype: torch.dtype
+) -> None:
+    def client(i: int) -> SGDClient:
+        # 13, 11, 7: matrices of which the second in a stack begins in the middle of a line
+        def model() -> nn.Module:
+            return nn.Sequential(
+                *(nn.Linear(FEATURES, 13), activation(), nn.Linear(13, 11), activation()),
+                nn.Linear(11, CLASSES),
+            )
+
+        return make(i, model, dtype=dtype, optimizer_fn=momentum, max_grad_norm=0.5)
+
+    single = [arrays_of(fit_together([job(client(i))], True)[0]) for i in range(5)]
+    choice = random.Random(0)
+    for _ in range(3):
+        company = choice.sample(range(5), choice.randint(2, 5))
+        results = fit_together([job(client(i)) for i in company], True)
+        assert [arrays_of(result) for result in results] == [single[i] for i in company]
+
+
+def test_many_samples_fit_in_little_memory(
+    stacked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit_together([job(make(i)) for i in range(5)], True)
+    monkeypatch.setattr(cohort, "STACK_BYTES", 1000)
+    parts = fit_together([job(make(i)) for i in range(5)], True)
+    assert stacked[0] == 5
+    assert len(stacked) > 2
+    assert list(map(arrays_of, parts)) == list(map(arrays_of, whole))
+
+
+# --- Who cannot -----------------------------------------------------------------------------------
+
+
+class OwnLoop(SGDClient):
+    def minimise(self, objective: Any, *, lr: float, epochs: int) -> Any:
+        return {"loss": 1.0}
+
+
+class OwnFit(SGDClient):
+    def fit(self, *args: Any) -> Any:
+        return super().fit(*args)
+
+
+class Coupled(nn.Linear):
+    """What a sample gives depends on the others of its batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+class Noisy(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), 0.5, self.training)
+
+
+class Multiplied(nn.Linear):
+    """Of such a product nobody has seen that its bits are the same in every stack."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t()
+
+
+class ModelWithLoss(nn.Linear):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(super().forward(x), y)
+
+
+def of_layers(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(copy.deepcopy(nn.Linear(FEATURES, 4)), *copy.deepcopy(layers))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(3)))
+    model[1].weight = model[0].weight
+    return model
+
+
+def lambda_inside() -> nn.Module:
+    model: Any = Net()
+    model.way = lambda x: x
+    return model
+
+
+def of_two_inputs(client: int) -> Any:
+    x, y = samples(client)
+    return [({"x": x, "y": x}, y)]
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x + y)
+
+
+def but_one(i: int) -> tuple[Tensor, Tensor]:
+    x, y = samples(i)
+    y[0] = -100
+    return x, y
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 1, 3), nn.Flatten())
+
+
+ALONE: dict[str, Callable[[int], SGDClient]] = {
+    "batch norm": lambda i: make(i, of_layers(nn.BatchNorm1d(4))),
+    "dropout": lambda i: make(i, of_layers(nn.Dropout(0.5))),
+    "convolution": lambda i: make(i, convolution),
+    "tied parameters": lambda i: make(i, tied),
+    "half precision": lambda i: make(i, dtype=torch.bfloat16),
+    "Adam": lambda i: make(i, optimizer_fn=torch.optim.Adam),
+    "a schedule": lambda i: make(
+        i, scheduler_fn=partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+    ),
+    "weights of classes": lambda i: make(i, loss=nn.CrossEntropyLoss(torch.ones(CLASSES))),
+    "an ignored target": lambda i: make(i, loader=[but_one(i)]),
+    "a loss of its own": lambda i: make(i, loss=lambda out, y: F.cross_entropy(out, y)),
+    "two inputs": lambda i: make(i, lambda: TwoInputs(FEATURES, 3), loader=of_two_inputs(i)),
+    "a minimise of its own": lambda i: make(i, client_class=OwnLoop),
+    "coupled samples": lambda i: make(i, lambda: Coupled(FEATURES, CLASSES)),
+    "noise": lambda i: make(i, lambda: Noisy(FEATURES, CLASSES)),
+    "an unknown product": lambda i: make(i, lambda: Multiplied(FEATURES, CLASSES)),
+    "a lambda": lambda i: make(i, lambda_inside),
+}
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_what_cannot_be_stacked_is_trained_one_by_one_to_the_same_bits(kind: str) -> None:
+    results = fit_together([job(ALONE[kind](i)) for i in range(3)], True)
+    for i, result in enumerate(results):
+        assert arrays_of(result) == arrays_of(alone(ALONE[kind](i)))
+
+
+def test_a_model_that_returns_its_loss_trains_alone() -> None:
+    def client(i: int) -> SGDClient:
+        own = make(i, lambda: ModelWithLoss(FEATURES, CLASSES))
+        return SGDClient(own.context, own.model, own.train_loader)
+
+    results = fit_together([job(client(i)) for i in range(2)], True)
+    assert [arrays_of(r) for r in results] == [arrays_of(alone(client(i))) for i in range(2)]
+
+
+def test_a_client_with_a_fit_of_its_own_is_left_to_it() -> None:
+    assert make(0).together is not None
+    assert make(0, client_class=OwnFit).together is None
+
+
+def test_models_that_differ_in_a_number_share_no_stack(stacked: list[int]) -> None:
+    def client(i: int) -> SGDClient:
+        return make(i, lambda: Net(scale=1.0 + i % 2))
+
+    results = fit_together([job(client(i)) for i in range(4)], True)
+    assert stacked == [2, 2]
+    for i, (arrays, *_) in enumerate(results):  # type: ignore[misc]
+        np.testing.assert_allclose(arrays[0], alone(client(i))[0][0], rtol=1e-4, atol=1e-6)
+
+
+def test_auto_stacks_small_models_only(stacked: list[int]) -> None:
+    def client(i: int, width: int) -> SGDClient:
+        return make(i, lambda: nn.Sequential(nn.Linear(FEATURES, width), nn.Linear(width, 3)))
+
+    fit_together([job(client(i, 4)) for i in range(2)], "auto")
+    assert stacked == [2]
+    fit_together([job(client(i, cohort.LARGEST)) for i in range(2)], "auto")
+    assert stacked == [2]
+
+
+# --- Who fails, fails alone -----------------------------------------------------------------------
+
+
+class Breaking:
+    """A loader that raises in the second epoch."""
+
+    def __init__(self, client: int) -> None:
+        self.dataset, self.epochs = TensorDataset(*samples(client)), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epochs += 1
+        for number in range(3):
+            if self.epochs == 2 and number == 1:
+                raise OSError("the disk is gone")
+            yield self.dataset[8 * number : 8 * number + 8]
+
+
+def mislabelled(client: int) -> list[tuple[Tensor, Tensor]]:
+    x, y = samples(client)
+    return [(x[:8], y[:8]), (x[8:], y[8:] + 2)]
+
+
+FAILING: dict[str, tuple[Callable[[int], SGDClient], str]] = {
+    "a loader": (lambda i: make(i, network, loader=Breaking(i)), "OSError: the disk is gone"),
+    "a label": (lambda i: make(i, network, loader=mislabelled(i)), "IndexError"),
+    "a shape": (
+        lambda i: make(i, network, loader=[(torch.ones(8, 4), torch.ones(8).long())]),
+        "RuntimeError: mat1 and mat2",
+    ),
+    "no data": (lambda i: make(i, network, loader=[]), "ValueError: The client's train_loader"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_who_fails_fails_alone(kind: str) -> None:
+    failing, error = FAILING[kind]
+    expected = fit_together([job(make(i, network)) for i in (0, 2)], True)
+    clients = [make(0, network), failing(1), make(2, network)]
+    first, raised, last = fit_together([job(client) for client in clients], True)
+    assert f"{type(raised).__name__}: {raised}".startswith(error)
+    assert [arrays_of(first), arrays_of(last)] == list(map(arrays_of, expected))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_descent_that_fails_leaves_torchs_random_numbers_as_they_were(together: bool) -> None:
+    failing = make(0, loader=mislabelled(0))
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    kept: list[Any] = []  # errors and their frames live on, as in a log or a test's report
+    if together:
+        kept += fit_together([job(failing), job(make(1))], True)
+        assert isinstance(kept[0], BaseException)
+    else:
+        with pytest.raises(Exception, match=r"\S") as raised:
+            alone(failing)
+        kept.append(raised)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    before = torch.get_rng_state()
+    kept.clear()
+    del failing
+    raised = None  # type: ignore[assignment]
+    gc.collect()  # what it held went before, not now, in the middle of somebody else's work
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_not_a_number_stays_with_its_client() -> None:
+    x, y = samples(1)
+    x[3] = torch.nan
+    expected = fit_together([job(make(i, network)) for i in (0, 2)], True)
+    clients = [make(0, network), make(1, network, loader=[(x, y)]), make(2, network)]
+    results = fit_together([job(client) for client in clients], True)
+    assert [arrays_of(results[0]), arrays_of(results[2])] == list(map(arrays_of, expected))
+    assert not isinstance(results[1], BaseException)
+    assert np.isnan(results[1][2]["loss"])

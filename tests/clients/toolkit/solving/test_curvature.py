@@ -1,0 +1,299 @@
+"""The losses with a known curvature, their Gram matrices, and the curvature of any loss.
+
+See docs/methods/fedgia.md, P8, P10 and P16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from clients.toolkit.data.batches import split_batch
+from clients.toolkit.solving import curvature as module
+from clients.toolkit.solving import hessian
+from clients.toolkit.solving.curvature import (
+    DataLoss,
+    FactorCache,
+    LeastSquares,
+    Logistic,
+    decompose,
+)
+from clients.toolkit.solving.hessian import largest_curvature
+from clients.toolkit.solving.solvers import LocalProblem
+
+RNG = np.random.default_rng(5)
+
+
+def matrix(rows: int, columns: int) -> NDArray[np.float64]:
+    return np.random.default_rng(rows).normal(size=(rows, columns))
+
+
+def labels(rows: int) -> NDArray[np.float64]:
+    return np.random.default_rng(rows).integers(0, 2, rows).astype(float)
+
+
+tall = LeastSquares(matrix(9, 5), np.zeros(9))
+wide = LeastSquares(matrix(4, 7), np.zeros(4))
+ridge = Logistic(matrix(4, 7), labels(4), mu=0.5)
+
+
+# --- Losses -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [LeastSquares, Logistic])
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_the_zeros_of_mostly_empty_data_are_left_out(kind: Any, share: float) -> None:
+    data = matrix(30, 40) * (np.random.default_rng(0).random((30, 40)) < share)
+    loss = kind(data, labels(30))
+    assert (loss._sparse is None) == (share == 0.5)
+    x = RNG.normal(size=40)
+    value, gradient = loss.value_and_gradient(x)
+    expected, slopes = loss.value_and_slopes(data @ x)
+    assert value == pytest.approx(expected + loss.reg * float(x @ x) / 2, rel=1e-13)
+    np.testing.assert_allclose(gradient, data.T @ slopes / 30 + loss.reg * x, atol=1e-15)
+
+
+def test_least_squares_by_hand() -> None:
+    # A x - b = (1, 2) at x = (1, 1): f = 5/4, grad = A'(1, 2)/2 = (3, 2)/2, A'A = [[2, 0], [0, 1]]
+    loss = LeastSquares([[1.0, 0.0], [1.0, 1.0]], [0.0, 0.0])
+    value, gradient = loss.value_and_gradient(np.ones(2))
+    assert value == pytest.approx(1.25)
+    np.testing.assert_allclose(gradient, [1.5, 1.0])
+    # ||A'A|| = (3 + sqrt 5)/2, the golden ratio squared
+    assert loss.largest_curvature() == pytest.approx((3 + 5**0.5) / 4)
+    assert loss.metrics(np.ones(2)) == {"rmse": pytest.approx(2.5**0.5)}
+
+
+@pytest.mark.parametrize(("scaling", "reg"), [("per_sample", 0.6 / 2), ("full", 0.6)])
+def test_logistic_by_hand(scaling: Any, reg: float) -> None:
+    # A x = (ln 3, 0): sigmoid (3/4, 1/2), ln(1 + e^u) = (ln 4, ln 2)
+    loss = Logistic([[np.log(3)], [0.0]], [1, 0], mu=0.6, reg_scaling=scaling)
+    value, gradient = loss.value_and_gradient(np.ones(1))
+    assert value == pytest.approx((np.log(4) - np.log(3) + np.log(2)) / 2 + reg / 2)
+    np.testing.assert_allclose(gradient, [-np.log(3) / 4 / 2 + reg])
+    assert loss.largest_curvature() == pytest.approx(np.log(3) ** 2 / 8 + reg)
+    assert loss.metrics(np.ones(1)) == {"accuracy": 1.0}
+
+
+def test_logistic_does_not_overflow() -> None:
+    loss = Logistic([[1000.0], [-1000.0]], [1, 1], mu=0.0)
+    value, gradient = loss.value_and_gradient(np.ones(1))
+    assert value == pytest.approx(500.0)
+    np.testing.assert_allclose(gradient, [500.0])
+
+
+@pytest.mark.parametrize("loss", [tall, wide, ridge, Logistic(matrix(9, 5), labels(9))])
+def test_the_gradient_is_lipschitz_with_the_reported_curvature(loss: DataLoss) -> None:
+    # (21) with Theta = H_i: f(x) <= f(z) + <grad f(z), x - z> + |x - z|_H^2 / 2, and H <= r I
+    for _ in range(20):
+        x, z = RNG.normal(size=(2, loss.size))
+        (f_x, g_x), (f_z, g_z) = loss.value_and_gradient(x), loss.value_and_gradient(z)
+        (image,) = loss.gram.apply(x - z, [lambda h: h])
+        assert f_x <= f_z + g_z @ (x - z) + (x - z) @ image / 2 + 1e-12
+        distance = np.linalg.norm(x - z)
+        assert np.linalg.norm(g_x - g_z) <= loss.largest_curvature() * distance + 1e-12
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (5, 9), (6, 6)])
+@pytest.mark.parametrize("rank", [None, 3])
+def test_a_decomposition_is_that_of_the_gram_matrix(shape: tuple[int, int], rank: Any) -> None:
+    data = matrix(*shape) * 10.0 ** -np.arange(shape[1])  # singular values down to 1e-8
+    if rank is not None:
+        data = matrix(shape[0], rank) @ matrix(rank, shape[1])
+    values, transposed = decompose(data)
+    gram = data.T @ data
+    near = {"rtol": 0, "atol": 1e-14 * np.linalg.norm(gram)}
+    np.testing.assert_allclose(transposed.T @ (values[:, None] * transposed), gram, **near)
+    loss = LeastSquares(data, np.zeros(len(data)))
+    norm = np.linalg.norm(data, 2) ** 2 / len(data)
+    assert loss.largest_curvature() == pytest.approx(norm, rel=1e-14)
+    # 1/(h + 1) - 1, which a step of the method is made of
+    vector, floor = RNG.normal(size=shape[1]), loss.largest_curvature()
+    (image,) = loss.gram.apply(vector, [lambda h: 1 / (h + floor)])
+    inverse = np.linalg.inv(gram / len(data) + floor * np.eye(shape[1]))
+    np.testing.assert_allclose(image, inverse @ vector, rtol=1e-10)
+
+
+# --- The cache ----------------------------------------------------------------------------------
+
+
+def test_a_factor_is_found_again_by_content_and_never_stale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, decompositions = FactorCache(10**6), []
+    monkeypatch.setattr(module, "FACTOR_CACHE", cache)
+    eigh = np.linalg.eigh
+    monkeypatch.setattr(np.linalg, "eigh", lambda a: decompositions.append(1) or eigh(a))
+    data = matrix(9, 5)
+
+    def image(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        x = np.ones(rows.shape[1])
+        (result,) = LeastSquares(rows, np.zeros(len(rows))).gram.apply(x, [lambda h: h])
+        np.testing.assert_allclose(result, rows.T @ (rows @ x) / len(rows), atol=1e-12)
+        return result
+
+    image(data)
+    image(data.copy())  # a client that was made anew with data that were read anew
+    assert len(decompositions) == 1
+    loss = LeastSquares(data, np.zeros(9))
+    data[3, 2] += 1.0  # in place: the same array object
+    image(data)
+    image(data.reshape(15, 3))  # the same bytes
+    assert len(decompositions) == 3
+    assert loss.matrix[3, 2] != data[3, 2]  # a loss holds a copy of its own
+    with pytest.raises(ValueError, match="read-only"):
+        loss.matrix[0, 0] = 0.0
+
+
+def test_the_cache_is_bounded() -> None:
+    cache = FactorCache(most_bytes=3 * (5 + 25) * 8)
+    matrices = [matrix(rows, 5) for rows in range(6, 12)]
+    for each in matrices:
+        cache.factor(each)
+    assert cache.num_bytes <= cache.most_bytes
+    _, kept = cache.factor(matrices[-1])
+    assert cache.factor(matrices[-1])[1] is kept
+
+
+# --- Bad data -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_matrix_with_nan_is_refused(value: float) -> None:
+    data = matrix(9, 5)
+    data[3, 2] = data[4, 1] = value
+    with pytest.raises(ValueError, match=r"in 2 of 45 entries, the first at \[3, 2\]"):
+        LeastSquares(data, np.zeros(9))
+    with pytest.raises(ValueError, match=r"targets holds NaN or infinity .* at \[1\]"):
+        LeastSquares(matrix(2, 5), [0.0, value])
+
+
+def test_zero_and_constant_columns_are_named() -> None:
+    data = matrix(9, 5)
+    data[:, 1], data[:, 3], data[:, 4] = 0.0, 2.0, 2.0
+    loss = LeastSquares(data, np.ones(9))
+    assert loss.zero_columns == [1]
+    assert loss.constant_columns == [3, 4]
+    assert loss.value_and_gradient(RNG.normal(size=5))[1][1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("data", "targets", "message"),
+    [
+        (np.zeros((3, 2)), np.ones(3), "All 3 x 2 entries of the data matrix are zero"),
+        (np.ones(3), np.ones(3), "matrix has shape .*, expected 2 dimension"),
+        (np.ones((3, 2)), np.ones(2), "2 targets for a data matrix of shape"),
+        (np.ones((0, 2)), np.ones(0), "expected at least one sample"),
+    ],
+)
+def test_bad_shapes(data: Any, targets: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LeastSquares(data, targets)
+
+
+def test_bad_logistic_settings() -> None:
+    data = np.ones((3, 2))
+    with pytest.raises(ValueError, match=r"hold -1, 2, expected 0 and 1 only.*\(b \+ 1\) / 2"):
+        Logistic(data, [-1, 1, 2])
+    with pytest.raises(ValueError, match="mu is -1"):
+        Logistic(data, [0, 1, 1], mu=-1)
+    with pytest.raises(ValueError, match="reg_scaling is 'half'"):
+        Logistic(data, [0, 1, 1], reg_scaling="half")  # type: ignore[arg-type]
+
+
+# --- Any loss -----------------------------------------------------------------------------------
+
+
+def torch_problem(loss: DataLoss, model: nn.Module, loss_fn: Any) -> LocalProblem:
+    data = TensorDataset(torch.tensor(loss.matrix), torch.tensor(loss.targets))
+    return LocalProblem(model, DataLoader(data, 4), loss_fn, split_batch, torch.device("cpu"))
+
+
+class Linear(nn.Linear):
+    """x -> <a, x>, in float64 and without intercept."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)[:, 0]
+
+
+def test_the_largest_curvature_is_found() -> None:
+    # At x = 0 every sample of the logistic loss has l'' = 1/4, its maximum
+    loss = Logistic(matrix(30, 5), labels(30), mu=0.0)
+    problem = torch_problem(loss, Linear(5), nn.BCEWithLogitsLoss())
+    estimate = largest_curvature(problem, seed=3, tolerance=1e-9)
+    assert estimate == pytest.approx(loss.largest_curvature(), rel=1e-8)
+    assert estimate == largest_curvature(problem, seed=3, tolerance=1e-9)
+    for seed in range(20):  # from above, by at most the tolerance
+        ratio = largest_curvature(problem, seed) / loss.largest_curvature()
+        assert 1 - 1e-9 <= ratio <= 1.001
+
+
+def spectrum(values: Sequence[float]) -> LocalProblem:
+    """f = 1/2 sum_k values_k x_k^2 as a loss of a linear model."""
+    weights = torch.tensor(values)
+    model = nn.Linear(len(values), 1, bias=False)
+    return LocalProblem(
+        model,
+        [(torch.eye(len(values)), torch.zeros(len(values)))],
+        lambda outputs, _: 0.5 * (weights * outputs[:, 0] ** 2).sum(),
+        split_batch,
+        torch.device("cpu"),
+    )
+
+
+def test_a_negative_curvature_counts() -> None:
+    # f = 1/2 (x_1^2 - 3 x_2^2): the gradient is Lipschitz with 3
+    assert largest_curvature(spectrum([1.0, -3.0]), seed=0) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_two_curvatures_of_opposite_sign_and_like_size_are_told_apart() -> None:
+    """Power iteration rests between them: 200 products find 1 where it is 1.03."""
+    rest = np.linspace(-0.5, 0.5, 200)
+    for values in ([-1.0, 1.03], [1.0, -1.03]):
+        for seed in range(5):
+            found = largest_curvature(spectrum([*values, *rest]), seed)
+            assert 1.03 - 1e-6 <= found <= 1.03 * 1.001
+
+
+def test_few_products_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    product = hessian.hessian_product
+    monkeypatch.setattr(hessian, "hessian_product", lambda *a: calls.append(1) or product(*a))
+    tail = 0.8 / np.arange(1, 2000)
+    assert largest_curvature(spectrum([1.0, *tail]), 0) == pytest.approx(1.0, rel=1e-3)
+    assert len(calls) <= 20
+
+
+def test_of_many_samples_some_batches_are_looked_at_that_are_spread_over_them() -> None:
+    """The samples' curvatures are 0, 1, ..., 99; batches of 5, of which every fifth is taken."""
+    x = torch.arange(100, dtype=torch.float64).sqrt()[:, None]
+    problem = replace(
+        torch_problem(tall, Linear(1), lambda outputs, _: 0.5 * (outputs**2).mean()),
+        loader=DataLoader(TensorDataset(x, x[:, 0]), 5),
+    )
+    assert largest_curvature(problem, 0) == pytest.approx(np.arange(100).mean())
+    taken = np.arange(100).reshape(20, 5)[::5]
+    assert largest_curvature(problem, 0, samples=20) == pytest.approx(taken.mean())
+
+
+@pytest.mark.parametrize("wrong", ["linear", "infinite"])
+def test_a_loss_without_curvature_is_refused(wrong: str) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        difference = (outputs - targets).mean()
+        return difference if wrong == "linear" else (difference * 1e200) ** 2
+
+    problem = torch_problem(tall, Linear(5), loss)
+    with pytest.raises(ValueError, match=r"curvature (0|inf|nan).*curvature=\.\.\."):
+        largest_curvature(problem, seed=0)

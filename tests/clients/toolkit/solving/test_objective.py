@@ -1,0 +1,237 @@
+"""The local objective in training loops that are not ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import nn
+
+from clients import (
+    DittoClient,
+    FedAPMClient,
+    FedGiAClient,
+    FedMCADMMClient,
+    FPFCClient,
+    MethodClient,
+    TorchClient,
+    client_app,
+)
+from clients.toolkit.solving.objective import LocalObjective, ProjectedTerm, ProximalTerm, Term
+from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
+from tests.clients.methods.lines import line_client, new_context
+from tests.clients.methods.messages import received, scalars
+from tests.support.cases import NUM_CLIENTS, Case, case_of, plain, run, sampling
+from tests.support.federation import WatchedGrid, client_fn_of
+
+
+def number(value: float) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.float64)
+
+
+class Pair(nn.Module):
+    """u x + v, in float64."""
+
+    def __init__(self, u: float, v: float) -> None:
+        super().__init__()
+        self.u = nn.Parameter(number(u))
+        self.v = nn.Parameter(number(v))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.u * inputs + self.v
+
+
+# --- By hand ------------------------------------------------------------------------------------
+
+# u = 3, v = 4. (2/2) |u - 1|^2 = 4, slope 4 in u. (3/2) |(1 -1)(u v) - 2|^2 = 3/2 (-3)^2 = 13.5,
+# slope 3 (-3)(1 -1) = (-9, 9). f = 5 u + 7 v has slope (5, 7).
+PULL = ProximalTerm(2.0, {"u": number(1.0)})
+IMAGE = ProjectedTerm(3.0, torch.tensor([[1.0, -1.0]]).double(), number(2.0), ["u", "v"])
+
+
+@pytest.mark.parametrize(
+    ("terms", "value", "slope"),
+    [([PULL], 4.0, (4.0, 0.0)), ([IMAGE], 13.5, (-9.0, 9.0)), ([PULL, IMAGE], 17.5, (-5.0, 9.0))],
+)
+@pytest.mark.parametrize("alpha", [1.0, 0.25])
+def test_penalty_and_gradient_by_hand(
+    terms: list[Term], value: float, slope: tuple[float, float], alpha: float
+) -> None:
+    # Over alpha, so that the loss counts as it is: both are 1/alpha of the terms.
+    objective = LocalObjective(terms, loss_weight=alpha)
+    by_gradient, by_penalty = Pair(3.0, 4.0), Pair(3.0, 4.0)
+    (5 * by_gradient.u + 7 * by_gradient.v).backward()
+    objective.add_gradient(by_gradient)
+    penalty = objective.penalty(by_penalty)
+    (5 * by_penalty.u + 7 * by_penalty.v + penalty).backward()
+    assert penalty.item() == pytest.approx(value / alpha, rel=1e-15)
+    for model in (by_gradient, by_penalty):
+        expected = (5 + slope[0] / alpha, 7 + slope[1] / alpha)
+        assert (model.u.grad.item(), model.v.grad.item()) == pytest.approx(expected, rel=1e-15)
+
+
+def test_a_wrapped_model_is_the_same_model_and_another_one_is_refused() -> None:
+    model = Pair(3.0, 4.0)
+    LocalObjective([PULL]).add_gradient(nn.DataParallel(model))
+    assert model.u.grad.item() == 4.0
+    with pytest.raises(ValueError, match=r"parameters u, which the model .*\(Linear\) does not"):
+        LocalObjective([PULL]).penalty(nn.Linear(1, 1))
+
+
+def test_what_does_not_move_is_neither_pulled_nor_counted() -> None:
+    model = Pair(3.0, 4.0)
+    objective = LocalObjective([PULL], moving=["v"])
+    assert objective.penalty(model).item() == 0.0
+    objective.add_gradient(model)
+    assert model.u.grad is None
+
+
+# --- A loop of one's own takes the steps of the method's client ----------------------------------
+
+
+class OwnLoop(TorchClient[Any]):
+    """The loop of any project: SGD on its loss, and one line."""
+
+    def minimise(self, objective: LocalObjective, *, lr: float, epochs: int) -> dict[str, float]:
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
+        self.model.train()
+        for _ in range(epochs):
+            total = 0.0
+            for inputs, labels in self.train_loader:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(self.model(inputs), labels)
+                loss.backward()
+                objective.add_gradient(self.model)
+                optimizer.step()
+                total += loss.item() * len(labels)
+        return {"loss": total / len(self.train_loader.dataset)}
+
+
+def with_own_loop(client_class: Any) -> Any:
+    return type(f"Own{client_class.__name__}", (OwnLoop, client_class), {})
+
+
+def numbers(value: Any) -> list[Any]:
+    """Return all arrays and numbers of a state, in its order."""
+    if isinstance(value, dict):
+        return [one for part in value.values() for one in numbers(part)]
+    return [np.asarray(value)] if isinstance(value, np.ndarray | int | float) else []
+
+
+EXACT = ["FPFC", "FPFC-head", "FLAME", "LpProjADMM", "FedProx", "Ditto", "Local"]
+EXACT += ["PFedMe", "PFedMeMatched", "LpProj"]
+# alpha (g + c/alpha d) is alpha g + c d but for rounding.
+ROUNDED = ["FedADMM", "FedADMM-client-duals", "FedAPM"]
+
+
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
+def test_a_loop_of_ones_own_ends_where_the_methods_client_does(name: str) -> None:
+    case = case_of(name)
+    clients = client_app(client_fn_of(with_own_loop(case.client_class)))
+    own = run(case, WatchedGrid(clients, NUM_CLIENTS), strategy=sampling(case))
+    ours, _ = plain(case)
+    compare = assert_array_equal if name in EXACT else _close
+    for mine, theirs in zip(numbers(own.state_dict()), numbers(ours.state_dict()), strict=True):
+        compare(mine, theirs)
+    for mine, theirs in zip(
+        numbers(own.evaluate_metrics), numbers(ours.evaluate_metrics), strict=True
+    ):
+        compare(mine, theirs)
+
+
+def _close(mine: Any, theirs: Any) -> None:
+    assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+# --- What cannot be honoured is refused ---------------------------------------------------------
+
+
+class Forgetful(OwnLoop):
+    """Never asks the objective."""
+
+    def minimise(self, objective: LocalObjective, *, lr: float, epochs: int) -> dict[str, float]:
+        return {"loss": 0.0}
+
+
+def fpfc_message() -> Any:
+    start = scalars(w=0.0, b=0.0)
+    model = start | scalars(seen=0.0)
+    return received(FPFCInstruction(model, start, 0.1, 1, 1.0, ["w", "b"]))
+
+
+def test_a_loop_that_forgets_the_objective_is_refused() -> None:
+    own = line_client(type("Own", (Forgetful, FPFCClient), {}))
+    with pytest.raises(ValueError, match=r"Own.minimise never asked .*objective.add_gradient"):
+        own.fit(*fpfc_message())
+
+
+def test_what_a_loop_reports_is_a_dict() -> None:
+    class Loose(FPFCClient):
+        def minimise(self, objective: Any, *, lr: float, epochs: int) -> Any:
+            objective.penalty(self.model)
+            return 0.5
+
+    with pytest.raises(TypeError, match=r"Loose.minimise returned 0.5, expected a dict"):
+        line_client(Loose).fit(*fpfc_message())
+
+
+@pytest.mark.parametrize("client_class", [FedGiAClient, FedMCADMMClient])
+def test_a_method_in_closed_form_has_no_objective(client_class: Any) -> None:
+    own = type("Own", (client_class,), {"minimise": OwnLoop.minimise})
+    with pytest.raises(TypeError, match=r"Own has a minimise\(\) of its own, which Fed\w+ would"):
+        MethodClient.__init__(own.__new__(own), new_context())
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"optimizer_fn": torch.optim.Adam},
+    {"scheduler_fn": lambda optimizer: optimizer},
+    {"max_grad_norm": 1.0},
+]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: next(iter(option)))
+def test_fedgia_takes_no_optimizer(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"FedGiAClient has {next(iter(option))}, but FedGiA"):
+        line_client(FedGiAClient, **option)
+
+
+@pytest.mark.parametrize("name", ["FLAME-client-duals", "FedAPM-client-duals"])
+def test_an_accuracy_tested_step_takes_no_optimizer(name: str) -> None:
+    case = case_of(name)
+    with_momentum = client_fn_of(_given_max_grad_norm(case))
+    grid = WatchedGrid(client_app(with_momentum), NUM_CLIENTS)
+    with pytest.raises(RuntimeError, match=r"has max_grad_norm, but the server"):
+        run(case, grid, num_rounds=1)
+
+
+def _given_max_grad_norm(case: Case) -> Any:
+    def make(context: Context, *args: Any, **kwargs: Any) -> Any:
+        return case.client_class(context, *args, max_grad_norm=1.0, **kwargs)
+
+    return make
+
+
+# --- Methods with two steps -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client_class", [DittoClient, FedAPMClient])
+def test_two_objectives_a_round(client_class: Any) -> None:
+    seen: list[LocalObjective] = []
+
+    class Watching(OwnLoop):
+        def minimise(
+            self, objective: LocalObjective, *, lr: float, epochs: int
+        ) -> dict[str, float]:
+            seen.append(objective)
+            return super().minimise(objective, lr=lr, epochs=epochs)
+
+    case = case_of(client_class.__name__.removesuffix("Client"))
+    clients = client_app(client_fn_of(type("Own", (Watching, client_class), {})))
+    run(case, WatchedGrid(clients, NUM_CLIENTS), num_rounds=1)
+    weights = [[term.weight for term in objective.terms] for objective in seen]
+    assert weights[:2] == ([[], [0.5]] if client_class is DittoClient else [[0.1], [0.1]])
+    assert len(seen) == 2 * NUM_CLIENTS

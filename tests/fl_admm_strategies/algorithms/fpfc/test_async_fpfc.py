@@ -1,0 +1,444 @@
+"""AsyncFPFC: its trace by hand, beside FPFC, slow clients, faults, membership, resuming.
+
+See docs/methods/async-fpfc.md.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from numpy.testing import assert_allclose
+
+from clients import FPFCClient, client_app
+from fl_admm_strategies import (
+    FPFC,
+    AsyncFPFC,
+    InProcessGrid,
+    LambdaPath,
+    LegacyStrategy,
+    RandomDelay,
+    SmoothedSCAD,
+)
+from fl_admm_strategies.algorithms.fpfc.async_fpfc import FPFCSettings
+from fl_admm_strategies.runtime.common.settings import parameters_of
+from tests.support.checkpoints import Killed, killer
+from tests.support.federation import (
+    FROM_ROUND_3,
+    RestlessGrid,
+    assert_same_bits,
+    assert_same_runs,
+    client_fn_of,
+    initial_arrays,
+    run_on_ray,
+    warnings_in,
+)
+from tests.support.points import ScriptedGrid, Spoil, failing, faultless, first, point_app
+
+SCAD = SmoothedSCAD(lam=0.6, a=3.7, xi=1e-4)
+SETTINGS: Mapping[str, Any] = {"rho": 1.0, "lr": 0.1, "local_epochs": 1}
+
+
+def run(
+    num_rounds: int,
+    *,
+    num_clients: int = 3,
+    spoil: Spoil = faultless,
+    grid: InProcessGrid | None = None,
+    start: Mapping[str, Any] | None = None,
+    kind: type[FPFC] = AsyncFPFC,
+    **settings: Any,
+) -> Any:
+    strategy = kind(SCAD, **{**SETTINGS, "fraction_evaluate": 0.0, **settings})
+    grid = grid or InProcessGrid(point_app(spoil), num_clients)
+    strategy.start(grid, first(), num_rounds, **(start or {}))
+    return strategy
+
+
+def order(strategy: AsyncFPFC) -> list[int]:
+    """Return whose reply was taken in, round by round."""
+    return [client for clients in strategy.train_metrics.values() for client in clients]
+
+
+def clock(strategy: AsyncFPFC) -> list[float]:
+    return list(strategy.clock.values())
+
+
+def staleness(strategy: AsyncFPFC) -> list[int]:
+    return list(strategy.staleness.values())
+
+
+# --- The trace ------------------------------------------------------------------------------------
+
+# Device 0 takes 1 s, device 1 2.5 s, device 2 4 s; the lower id is first where two are due.
+DELAYS = (1.0, 2.5, 4.0, 1.5, 1.2)
+ORDER = [0, 0, 1, 0, 0, 2, 0, 1]
+CLOCK = [1.0, 2.0, 2.5, 3.0, 4.0, 4.0, 5.0, 5.0]
+STALENESS = [0, 0, 2, 1, 0, 5, 1, 4]
+# omega after each reply and (v_01, v_02, v_12), by hand. The first: zeta_0 = 1, so omega_0 =
+# 1 - 0.1 (1 - 0) = 0.9, delta_01 = 0.9 - 1 = -0.1 and, by (6), v_01 = (1 - 1e-4/0.6001) (-0.1).
+# Then zeta_0 = (0.9 + 2 (1 - 2e-4/1.2002 + 0.09998333611)) / 3 = 1.03331111481, and the second:
+# omega_0 = 0.9 - 0.1 (0.9 + 0.9 - 1.03331111481) = 0.82333111148. The third: device 1 was sent
+# zeta_1 = 1 at the start and has not heard of device 0: omega_1 = 1 - 0.1 (1 - 0.2) = 0.92, and
+# delta_12 = 0.92 - 1. The sixth is device 2's, as old as the run: omega_2 = 1 - 0.1 (1 - 5) = 1.4.
+OMEGA = [
+    (0.9, 1.0, 1.0),
+    (0.82333111148, 1.0, 1.0),
+    (0.82333111148, 0.92, 1.0),
+    (0.77121326107, 0.92, 1.0),
+    (0.7409127177, 0.92, 1.0),
+    (0.7409127177, 0.92, 1.4),
+    (0.712580739, 0.92, 1.4),
+    (0.712580739, 0.837671794713, 1.4),
+]
+V = [
+    (-0.09998333611, -0.09998333611, 0.0),
+    (-0.27660612361, -0.27660612361, 0.0),
+    (-0.37321280999, -0.27660612361, -0.07998666889),
+    (-0.52191256349, -0.50530864443, -0.07998666889),
+    (-0.6, -0.6, -0.07998666889),
+    (-0.6, -0.56524277512, -0.55989335333),
+    (-0.6, -0.5690223317, -0.55989335333),
+    (-0.6, -0.5690223317, -0.6),
+]
+
+
+def by_delays(server_round: int, client: int) -> float:
+    return DELAYS[client]
+
+
+def test_the_trace_of_three_devices_of_unequal_speed() -> None:
+    seen: list[tuple[Any, Any]] = []
+
+    def look(server_round: int, metrics: Any) -> None:
+        pairs = strategy.state.pairs
+        v = [pairs.v(0, 1)[0], pairs.v(0, 2)[0], pairs.v(1, 2)[0]]
+        seen.append((pairs.omega[:, 0].copy(), v))
+
+    strategy = AsyncFPFC(SCAD, delay=by_delays, fraction_evaluate=0.0, **SETTINGS)
+    strategy.start(InProcessGrid(point_app(), 3), first(), 8, on_round=look)
+    assert order(strategy) == ORDER
+    assert clock(strategy) == CLOCK
+    assert staleness(strategy) == STALENESS
+    for (omega, v), expected, duals in zip(seen, OMEGA, V, strict=True):
+        assert_allclose(omega, expected, rtol=0, atol=1e-9)
+        assert_allclose(v, duals, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("num_clients", "fraction"), [(3, 0.3), (1, 1.0)])
+def test_with_one_client_at_a_time_it_is_sequential_fpfc(num_clients: int, fraction: float) -> None:
+    settings = {"fraction_train": fraction, "min_available_nodes": 1, "seed": 4}
+    own = run(12, num_clients=num_clients, delay=1.0, **settings)
+    fpfc = run(12, num_clients=num_clients, kind=FPFC, min_train_nodes=1, **settings)
+    assert order(own) == order(fpfc)
+    assert staleness(own) == [0] * 12
+    assert_allclose(own.state.pairs.omega, fpfc.state.pairs.omega, rtol=0, atol=0)
+    assert_same_bits(own.state.pairs.state_arrays(), fpfc.state.pairs.state_arrays())
+
+
+def test_some_clients_at_a_time_are_drawn_from_those_that_are_free() -> None:
+    strategy = run(60, num_clients=5, delay=RandomDelay(20.0), fraction_train=0.4, seed=2)
+    assert len(strategy.run.underway.sent) == 1  # and one is drawn at the start of a round
+    assert set(order(strategy)) == {0, 1, 2, 3, 4}
+
+
+# --- Slow clients ---------------------------------------------------------------------------------
+
+
+def slow(server_round: int, client: int) -> float:
+    return 1000.0 if client == 2 else 1.0
+
+
+def test_a_client_that_is_1000_times_slower_holds_up_nobody() -> None:
+    strategy = run(41, num_clients=5, delay=slow)
+    assert Counter(order(strategy)) == {0: 11, 1: 10, 3: 10, 4: 10}
+    assert strategy.run.underway.clock == 11.0
+
+
+@pytest.mark.slow
+def test_and_its_own_reply_is_taken_in_when_it_comes() -> None:
+    strategy = run(2010, delay=slow)
+    found = order(strategy)
+    assert found.count(2) == 1
+    assert clock(strategy)[found.index(2)] == 1000.0
+    assert staleness(strategy)[found.index(2)] == found.index(2)
+
+
+def test_a_bound_on_the_staleness_makes_the_others_wait() -> None:
+    strategy = run(41, num_clients=5, delay=slow, max_staleness=9)
+    assert max(staleness(strategy)) == 9
+    assert [k for k, client in enumerate(order(strategy)) if client == 2] == [9, 19, 29, 39]
+    assert strategy.run.underway.clock >= 4000
+
+
+@pytest.mark.parametrize("bound", [4, 6])
+def test_the_bound_holds_for_any_delays(bound: int) -> None:
+    strategy = run(60, num_clients=5, delay=RandomDelay(20.0, seed=1), max_staleness=bound)
+    assert max(staleness(strategy)) == bound
+
+
+def test_a_bound_that_cannot_be_kept_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_staleness is 3, but 5 clients train at a time"):
+        run(5, num_clients=5, delay=1.0, max_staleness=3)
+
+
+# --- Real time ------------------------------------------------------------------------------------
+
+
+def test_without_a_clock_replies_are_taken_in_as_they_come() -> None:
+    arrivals = [1, 2, 1, 1, 0, 2, 1]
+    strategy = run(7, grid=ScriptedGrid(point_app(), 3, arrivals))
+    assert order(strategy) == arrivals
+    assert staleness(strategy) == [0, 1, 1, 0, 4, 3, 2]
+    assert clock(strategy) == sorted(clock(strategy))
+    assert clock(strategy)[0] > 0
+
+
+def test_a_client_that_trains_is_not_asked_to_evaluate_but_after_the_last_round() -> None:
+    strategy = run(3, grid=ScriptedGrid(point_app(), 3, [1, 2, 1]), fraction_evaluate=1.0)
+    assert {r: list(own) for r, own in strategy.evaluate_metrics.items()} == {
+        1: [1, 2],  # 2 has replied as well, which is taken in next
+        2: [1, 2],
+        3: [0, 1, 2],
+    }
+
+
+def test_with_a_clock_everybody_evaluates() -> None:
+    strategy = run(3, delay=slow, fraction_evaluate=1.0)
+    assert {r: list(own) for r, own in strategy.evaluate_metrics.items()} == {
+        r: [0, 1, 2] for r in (1, 2, 3)
+    }
+
+
+def test_a_reply_that_does_not_come_within_the_timeout_is_asked_for_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = ScriptedGrid(point_app(), 2, [0, 0])
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="last 1 rounds"):
+        run(3, grid=grid, patience=1, start={"timeout": 0.3})
+    assert time.monotonic() - began >= 0.3
+    lines = [line for line in warnings_in(caplog.records) if "within the timeout" in line]
+    assert any(line.startswith("round 3: client 1 refused: no reply") for line in lines)
+
+
+# --- Faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, math.nan], ids=["fails", "is refused"])
+def test_a_reply_that_is_of_no_use_ends_no_round(
+    value: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil = failing([1], [1], value)
+    strategy = run(8, spoil=spoil, delay=by_delays)
+    # Device 1's reply is due at 2.5 s, in round 3, which ends with device 0's at 3 s. It is asked
+    # again in round 4, at 3 s, and due at 5.5 s.
+    assert order(strategy) == [0, 0, 0, 0, 2, 0, 1, 0]
+    (line,) = (line for line in warnings_in(caplog.records) if "client 1 refused" in line)
+    assert line.startswith("round 3: client 1 refused")
+    assert strategy.last_round == 8
+
+
+def test_one_client_of_five_that_sends_nan_is_no_divergence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run(12, num_clients=5, spoil=failing([1], range(1, 99), math.nan), delay=1.0)
+    assert not [line for line in warnings_in(caplog.records) if "diverges" in line]
+
+
+def test_a_run_in_which_everybody_fails_ends_with_their_error() -> None:
+    with pytest.raises(RuntimeError, match=r"first 3 rounds.*the disk is full"):
+        run(9, spoil=failing([0, 1, 2], range(1, 99)), delay=1.0)
+
+
+def test_a_round_without_any_usable_reply_asks_everybody_again() -> None:
+    strategy = run(4, spoil=failing([0, 1, 2], [1]), delay=1.0)
+    assert dict(strategy.train_metrics) == {r: strategy.train_metrics[r] for r in (2, 3, 4)}
+    assert order(strategy) == [0, 1, 2]
+    assert clock(strategy) == [2.0, 2.0, 2.0]
+
+
+# --- Clients that come and go ---------------------------------------------------------------------
+
+
+def test_a_client_joins_with_its_first_reply() -> None:
+    grid = RestlessGrid(point_app(), (0, 1, 4, 2), FROM_ROUND_3)
+    strategy = run(7, grid=grid, delay=1.0)
+    # Asked in round 3, when the first two have replied, it is due with them at 2 s.
+    assert order(strategy) == [0, 1, 4, 0, 1, 2, 4]
+    assert strategy.client_ids == [0, 1, 2, 4]
+    assert strategy.membership.num_initial == 3
+    # Its first instruction had no pull; it set out from the mean of omega_0, omega_1 and omega_4.
+    assert_allclose(strategy.state.pairs.omega[2], 0.9 * np.mean([0.9, 0.92, 1.0]) + 0.5)
+
+
+def test_what_was_on_its_way_to_a_client_that_left_is_forgotten() -> None:
+    grid = RestlessGrid(point_app(), (0, 1, 2), {0: [2, 3, 4], 3: [2, 3], 9: [2, 3, 4]})
+    members: dict[int, list[int]] = {}
+
+    def on_round(server_round: int, metrics: Any) -> None:
+        members[server_round] = list(strategy.client_ids)
+        if server_round == 6:
+            assert 2 not in strategy.run.underway.sent
+
+    strategy = AsyncFPFC(
+        SCAD, delay=by_delays, max_missed_rounds=2, fraction_evaluate=0.0, **SETTINGS
+    )
+    strategy.start(grid, first(), 24, on_round=on_round)
+    assert members[3] == [0, 1, 2]
+    assert members[5] == [0, 1]
+    assert 2 not in order(strategy)[:8]
+    assert members[24] == [0, 1, 2]
+
+
+def test_a_client_that_leaves_before_its_first_reply_leaves_no_trace() -> None:
+    online = {0: [2, 3, 4], 3: [2, 3, 4, 5], 4: [2, 3, 4]}
+    strategy = run(12, grid=RestlessGrid(point_app(), (0, 1, 4, 2), online), delay=by_delays)
+    assert strategy.client_ids == [0, 1, 4]
+    assert 2 not in order(strategy)
+
+
+# --- Resuming -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_a_killed_run_resumes_to_the_same_bits(every: int, tmp_path: Path) -> None:
+    spoil = failing([4], range(1, 9))
+
+    def start(kill: int | None, **options: Any) -> AsyncFPFC:
+        folder: dict[str, Any] = {} if kill is None else {"checkpoint_dir": tmp_path}
+        if kill:
+            folder |= {"on_round": killer(kill)}
+        settings: dict[str, Any] = {"delay": RandomDelay(20.0), "fraction_evaluate": 0.5}
+        options = {
+            "train_config": ConfigRecord({"note": "a", "raw": b"\x00\xff"}),
+            "checkpoint_every": every,
+            **folder,
+            **options,
+        }
+        return run(30, num_clients=5, spoil=spoil, start=options, max_norm="auto", **settings)  # type: ignore[no-any-return]
+
+    whole = start(None)
+    for kill in (8, 9, 21):
+        with pytest.raises(Killed):
+            start(kill, resume=kill > 8)
+    resumed = start(0, resume=True)
+    assert_same_runs(resumed, whole)
+    assert clock(resumed) == clock(whole)
+
+
+def test_a_run_of_which_a_client_is_joining_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    def start(**options: Any) -> AsyncFPFC:
+        grid = RestlessGrid(point_app(), (0, 1, 4, 2), FROM_ROUND_3)
+        if options.get("resume"):
+            grid.server_round = 4
+        return run(12, grid=grid, delay=by_delays, start=options)  # type: ignore[no-any-return]
+
+    whole = start()
+    with pytest.raises(Killed):
+        start(checkpoint_dir=tmp_path, on_round=killer(5))
+    assert_same_runs(start(checkpoint_dir=tmp_path, resume=True), whole)
+
+
+def test_a_damaged_state_is_refused_in_words() -> None:
+    strategy = run(5, delay=by_delays)
+    state = strategy.state_dict()
+    for name, wrong in (
+        ("underway/clock", np.array(-1.0)),
+        ("underway/1", np.zeros(3, np.uint8)),
+        ("underway/1/0", np.array([np.nan])),
+        ("underway/clients", np.array([1], np.uint64)),
+    ):
+        with pytest.raises(ValueError, match="under way to its clients cannot be read"):
+            strategy.load_state_dict(state | {name: wrong})
+
+
+# --- Other settings -------------------------------------------------------------------------------
+
+
+def test_many_clients_on_a_node_are_the_same_run() -> None:
+    one_each = run(20, num_clients=4, delay=RandomDelay(20.0))
+    grid = InProcessGrid(point_app(num_clients=4), 2)
+    hosted = run(20, grid=grid, delay=RandomDelay(20.0))
+    assert_same_runs(hosted, one_each)
+
+
+@pytest.mark.slow
+def test_it_is_the_same_run_on_ray() -> None:
+    expected = run(20, num_clients=4, delay=RandomDelay(20.0), fraction_evaluate=0.5)
+    found: dict[str, AsyncFPFC] = {}
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        for name, delay in (("clock", RandomDelay(20.0)), ("real", None)):
+            settings: Any = {**SETTINGS, "fraction_evaluate": 0.5, "delay": delay}
+            found[name] = AsyncFPFC(SCAD, min_available_nodes=4, **settings)
+            found[name].start(grid, first(), 20)
+
+    run_on_ray(server_app, point_app(num_clients=4), 2)
+    assert_same_runs(found["clock"], expected)
+    assert sorted(set(order(found["real"]))) == [0, 1, 2, 3]
+    assert len(order(found["real"])) == 20
+
+
+def test_arrays_may_travel_in_half_precision() -> None:
+    strategy = run(12, delay=by_delays, wire_dtype="float16")
+    assert order(strategy)[:8] == ORDER
+    assert_allclose(strategy.state.pairs.omega, run(12, delay=by_delays).state.pairs.omega, 1e-2)
+
+
+@pytest.mark.slow
+def test_without_a_lambda_the_search_comes_first_in_rounds() -> None:
+    strategy = AsyncFPFC(lr=0.2, delay=1.0, consensus_rounds=2, fraction_evaluate=0.0)
+    strategy.start(InProcessGrid(client_app(client_fn_of(FPFCClient)), 4), initial_arrays(), 14)
+    search = strategy.state.search.last_round
+    assert {len(own) for r, own in strategy.train_metrics.items() if 1 <= r <= search} == {4}
+    assert {len(own) for r, own in strategy.train_metrics.items() if r > search} == {1}
+    assert clock(strategy)[search - 1] == search
+    assert clock(strategy)[-1] == search + math.ceil((14 - search) / 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"delay": -1.0}, "delay is -1.0"),
+        ({"max_staleness": -1}, "max_staleness is -1"),
+        ({"delays": 1.0}, "did you mean delay"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: Any, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        AsyncFPFC(SCAD, **settings)
+
+
+def test_a_path_of_lambdas_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"AsyncFPFC takes no LambdaPath.*SmoothedSCAD"):
+        AsyncFPFC(LambdaPath([0.1, 0.2]))  # type: ignore[arg-type]
+
+
+def test_a_delay_that_is_none_is_refused_by_client_and_round() -> None:
+    with pytest.raises(ValueError, match=r"delay\(1, 0\) is nan, expected a finite number"):
+        run(2, delay=lambda server_round, client: math.nan)
+
+
+def test_what_waits_for_rounds_is_refused() -> None:
+    strategy = AsyncFPFC(SCAD)
+    with pytest.raises(ValueError, match="Flower's legacy API waits for all of a round"):
+        LegacyStrategy(strategy, first())
+    with pytest.raises(RuntimeError, match="AsyncFPFC takes in every reply as it comes"):
+        strategy.configure_train(1, first(), ConfigRecord(), InProcessGrid(point_app(), 2))
+
+
+def test_its_settings_are_those_of_fpfc() -> None:
+    assert {"penalty", *FPFCSettings.__annotations__} >= parameters_of(FPFC).keys() - set(
+        parameters_of(FPFC.__mro__[2])
+    )

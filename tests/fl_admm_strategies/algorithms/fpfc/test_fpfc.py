@@ -1,0 +1,617 @@
+"""FPFC end to end: its trace, the warm start, averaged arrays, schedules, clusters.
+
+See docs/methods/fpfc.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message, MessageType
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import nn
+
+from clients import FPFCClient, client_app
+from fl_admm_strategies import FPFC, L1, MCP, SmoothedSCAD, made_by
+from fl_admm_strategies.maths.pairs import store
+from fl_admm_strategies.maths.pairs.history import History
+from fl_admm_strategies.runtime.messages.records import RawReply, from_array_record, parse_groups
+from tests.support.federation import (
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    dataset,
+    initial_arrays,
+    make_model,
+    node_of,
+    warnings_in,
+)
+
+SCAD = SmoothedSCAD(lam=0.6, a=3.7, xi=1e-4)
+
+
+# --- The three devices of E1 --------------------------------------------------------------------
+
+
+class Point(nn.Module):
+    """omega, one number; the inputs are ignored but for their shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.omega = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.omega * inputs
+
+
+def half_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return 0.5 * ((outputs - targets) ** 2).mean()
+
+
+TARGETS = (0.0, 0.2, 5.0)
+
+
+def point_client(context: Context) -> Any:
+    """Device i has f_i = (omega - c_i)^2 / 2, as one sample x = 1, y = c_i in float64."""
+    c = TARGETS[int(context.node_config["partition-id"])]
+    batch = (torch.ones(1, dtype=torch.float64), torch.tensor([c], dtype=torch.float64))
+    return FPFCClient(
+        context, Point(), [batch], half_square, test_loader=[batch], full_batch=True
+    ).to_client()
+
+
+STAMP = made_by("FPFC")
+
+
+def sampling(strategy: FPFC, rounds: Mapping[int, Sequence[int]]) -> FPFC:
+    """Fix who takes part in which round."""
+    instructions = strategy.train_instructions
+
+    def fixed(server_round: int, client_ids: Sequence[int]) -> Any:
+        return instructions(server_round, rounds.get(server_round, client_ids))
+
+    strategy.train_instructions = fixed  # type: ignore[method-assign]
+    return strategy
+
+
+def trace_strategy(**settings: Any) -> FPFC:
+    return FPFC(SCAD, rho=1.0, lr=0.1, local_epochs=1, report_diagnostics=True, **settings)
+
+
+# A = {1, 3}, {2, 3}, {1, 2, 3} of rounds 0, 1, 2, counted from 1 and from 0 here.
+TRACE_SETS = {1: [0, 2], 2: [1, 2], 3: [0, 1, 2]}
+OMEGA = [
+    (0.9, 1.0, 1.4),
+    (0.9, 0.93999666722, 1.70000999833),
+    (0.83541508464, 0.88666822174, 1.98392269262),
+]
+# v_12, v_13, v_23. For example, in the second and the third round, by (6), first case, and (A.3):
+# delta_12 = -0.03999666722 - 0.09998333611 = -0.13998000333, v_12 = (1 - 1e-4 / 0.6001) delta_12
+# = -0.13995667722; and, third case, delta_13 = 0.83541508464 - 1.98392269262
+# - 0.54121960065 = -1.68972720863, |theta_13| = (1 - 2.22 / (2.7 * 1.68972720863)) / (1 - 1 / 2.7)
+# * 1.68972720863 = 1.37780203724, v_13 = -1.68972720863 + 1.37780203724 = -0.31192517139.
+V = [
+    (-0.09998333611, -0.49991668055, -0.39993334444),
+    (-0.13995667722, -0.54121960065, -0.6),
+    (-0.19117795133, -0.31192517139, -0.30749737007),
+]
+ZETA = [
+    (1.0, 1.0, 1.0),
+    (1.29993334444, 1.19996667222, 0.80009998334),
+    (1.15415084636, 1.14670887963, 1.23914693956),
+    (0.94375840716, 0.81086672664, 1.95138086520),
+]
+
+
+def test_the_three_device_trace_end_to_end() -> None:
+    strategy = sampling(trace_strategy(), TRACE_SETS)
+    seen: list[tuple[Any, Any, Any]] = []
+
+    def look(server_round: int, metrics: Mapping[str, float]) -> None:
+        pairs = strategy.state.pairs
+        v = [pairs.v(0, 1)[0], pairs.v(0, 2)[0], pairs.v(1, 2)[0]]
+        seen.append((pairs.omega[:, 0].copy(), v, pairs.zeta([0, 1, 2])[:, 0]))
+
+    grid = WatchedGrid(client_app(point_client), 3)
+    strategy.start(grid, ArrayRecord(Point().state_dict()), 3, on_round=look)
+    for server_round, (omega, v, zeta) in enumerate(seen):
+        assert_allclose(omega, OMEGA[server_round], rtol=0, atol=1e-9)
+        assert_allclose(v, V[server_round], rtol=0, atol=1e-9)
+        assert_allclose(zeta, ZETA[server_round + 1], rtol=0, atol=1e-9)
+        # And zeta_i is what device i was sent.
+        for message in grid.phase(MessageType.TRAIN, server_round + 1):
+            device = message.metadata.dst_node_id - node_of(0)
+            sent = message.content["arrays"]["omega"].numpy()
+            assert_allclose(sent, [ZETA[server_round][device]], rtol=0, atol=1e-9)
+    for device in range(3):
+        personal = strategy.personal_arrays(device)["omega"].numpy()
+        assert personal.dtype == np.float64
+        assert_allclose(personal, [OMEGA[2][device]], rtol=0, atol=1e-9)
+    assert_allclose(strategy.global_arrays["omega"].numpy(), [np.mean(OMEGA[2])], atol=1e-9)
+
+
+def test_diagnostics_of_the_trace_by_hand() -> None:
+    # After round 2: r1 = max_i |omega_i - c_i + (v_i1 + v_i2 + v_i3) / 3|, v_ji = -v_ij.
+    strategy = sampling(trace_strategy(nu=0.5), TRACE_SETS)
+    strategy.start(WatchedGrid(client_app(point_client), 3), ArrayRecord(Point().state_dict()), 3)
+    omega, (v12, v13, v23) = np.array(OMEGA[2]), V[2]
+    dual = np.array([v12 + v13, v23 - v12, -v13 - v23]) / 3
+    residuals = np.abs(omega - TARGETS + dual)
+    metrics = strategy.evaluate_metrics[3]
+    for device in range(3):
+        assert metrics[device]["stationarity"] == pytest.approx(residuals[device], abs=1e-9)
+    found = strategy.diagnostics(nus=(0.5, 5.0))
+    assert found.stationarity == pytest.approx(residuals.max(), abs=1e-9)
+    # theta_ij = omega_i - omega_j + (v_ij before - v_ij after) / rho  (A.3)
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    theta = [
+        omega[i] - omega[j] + before - after
+        for (i, j), before, after in zip(pairs, V[1], V[2], strict=True)
+    ]
+    for (i, j), value in zip(pairs, theta, strict=True):
+        assert found.theta_norms[i, j] == pytest.approx(abs(value), abs=1e-9)
+    distribution = found.norm_distribution
+    assert distribution is not None
+    assert_allclose(distribution.norms, np.sort(np.abs(theta)), atol=1e-9)
+    r2 = max(abs(omega[i] - omega[j] - t) for (i, j), t in zip(pairs, theta, strict=True))
+    assert found.primal_residual == pytest.approx(r2, abs=1e-9)
+    # theta_12 is about 0, the other two are about 1.4: clusters {1, 2} and {3}.
+    assert_array_equal(found.labels, [0, 0, 1])
+    assert found.clusters_at == {0.5: 2, 5.0: 1}
+    # One example each: alpha = (omega_1 + omega_2) / 2 and omega_3; gradients alpha - c_i.
+    alpha = np.array([omega[:2].mean(), omega[:2].mean(), omega[2]])
+    assert_allclose(found.gradient_norms, np.abs(alpha - TARGETS), atol=1e-9)
+    assert_allclose(found.fusion_bounds, [0.6 * 1 / 3, 0.0], rtol=1e-12)
+    for device in range(3):
+        loss = 0.5 * (alpha[device] - TARGETS[device]) ** 2
+        assert metrics[device]["cluster-loss"] == pytest.approx(loss, abs=1e-9)
+        loss = 0.5 * (omega[device] - TARGETS[device]) ** 2
+        assert metrics[device]["personal-loss"] == pytest.approx(loss, abs=1e-9)
+        assert metrics[device]["loss"] == metrics[device]["personal-loss"]
+        loss = 0.5 * (omega.mean() - TARGETS[device]) ** 2
+        assert metrics[device]["global-loss"] == pytest.approx(loss, abs=1e-9)
+
+
+# --- The network of the contract test -----------------------------------------------------------
+
+
+def grid_of(num_nodes: int = 4, **kwargs: Any) -> WatchedGrid:
+    return WatchedGrid(client_app(client_fn_of(FPFCClient)), num_nodes, **kwargs)
+
+
+def fpfc(**settings: Any) -> FPFC:
+    usual = {"penalty": SmoothedSCAD(0.5), "lr": 0.2, "local_epochs": 1, "report_diagnostics": True}
+    return FPFC(**(usual | settings))
+
+
+def groups_of(message: Message) -> dict[str, int]:
+    """Return the groups of a message and how many arrays are in each."""
+    groups = parse_groups(message.content["config"])
+    assert groups is not None
+    return {group: len(names) for group, names in groups.items()}
+
+
+def groups_sent(grid: WatchedGrid, client: int) -> dict[int, dict[str, int]]:
+    """Return by round what a client was sent for training."""
+    return {
+        server_round: groups_of(message)
+        for kind, server_round, messages in grid.sent
+        if kind == MessageType.TRAIN and server_round
+        for message in messages
+        if message.metadata.dst_node_id == node_of(client)
+    }
+
+
+BOTH, ANCHOR = {"anchor": 4, "start": 4}, {"anchor": 4}
+
+
+def nobody(*_: Any) -> list[Any]:
+    """Ask nobody: FPFC shakes no hands."""
+    return []
+
+
+def losing(client: int) -> Callable[[list[Message]], list[Message]]:
+    return lambda replies: [r for r in replies if r.metadata.src_node_id != node_of(client)]
+
+
+def test_omega_is_sent_at_the_first_contact_only() -> None:
+    grid = grid_of()
+    sets = {1: [0, 1], 2: [1, 2], 3: [0, 1, 2, 3], 4: [0, 1, 2, 3]}
+    sampling(fpfc(), sets).start(grid, initial_arrays(), 4)
+    assert groups_sent(grid, 0) == {1: BOTH, 3: ANCHOR, 4: ANCHOR}
+    assert groups_sent(grid, 1) == {1: BOTH, 2: ANCHOR, 3: ANCHOR, 4: ANCHOR}
+    assert groups_sent(grid, 2) == {2: BOTH, 3: ANCHOR, 4: ANCHOR}
+    assert groups_sent(grid, 3) == {3: BOTH, 4: ANCHOR}
+
+
+def test_omega_is_sent_again_after_a_lost_reply_and_the_run_goes_on_as_if_not_sampled() -> None:
+    grid = grid_of(spoil={2: losing(1)})
+    strategy = fpfc(seed=1)
+    strategy.start(grid, initial_arrays(), 4)
+    assert groups_sent(grid, 1) == {1: BOTH, 2: ANCHOR, 3: BOTH, 4: ANCHOR}
+    assert groups_sent(grid, 0) == {1: BOTH, 2: ANCHOR, 3: ANCHOR, 4: ANCHOR}
+    # What was sent is the server's omega_1, not the client's own newer iterate.
+    expected = sampling(fpfc(seed=1), {2: [0, 2, 3]})
+    expected.start(grid_of(), initial_arrays(), 4)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+
+
+def test_a_client_that_lost_its_state_sits_out_once_and_is_sent_omega(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = grid_of()
+
+    def forget(server_round: int, metrics: Mapping[str, float]) -> None:
+        if server_round == 2:
+            state = grid.context(node_of(1)).state
+            for key in list(state):
+                del state[key]
+
+    strategy = fpfc(seed=1)
+    strategy.start(grid, initial_arrays(), 4, on_round=forget)
+    assert groups_sent(grid, 1) == {1: BOTH, 2: ANCHOR, 3: ANCHOR, 4: BOTH}
+    (line,) = warnings_in(caplog.records)
+    assert "round 3: clients [1]" in line
+    assert "they start afresh" in line
+    expected = sampling(fpfc(seed=1), {3: [0, 2, 3]})
+    expected.start(grid_of(), initial_arrays(), 4)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+
+
+def test_pairs_kept_by_models_give_the_same_run_and_resume_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(rounds: int, **checkpoints: Any) -> FPFC:
+        strategy = fpfc(seed=1, fraction_train=0.5, penalty=SmoothedSCAD(2.0))
+        strategy.start(grid_of(), initial_arrays(), rounds, **checkpoints)
+        return strategy
+
+    by_vectors = run(6)
+    monkeypatch.setattr(store, "_MOST_BYTES", 0)
+    monkeypatch.setattr(History, "nbytes", 0)  # a few pairs would take less as vectors
+    whole = run(6)
+    assert whole.state.pairs._history.num_pairs == by_vectors.state.pairs.num_stored > 0
+    for client in range(4):
+        for name, array in by_vectors.personal_arrays(client).items():
+            assert_allclose(whole.personal_arrays(client)[name].numpy(), array.numpy(), atol=1e-5)
+    run(3, checkpoint_dir=tmp_path)
+    resumed = run(6, checkpoint_dir=tmp_path, resume=True)
+    assert_same_bits(resumed.state_dict(), whole.state_dict())
+    assert_array_equal(resumed.clusters(), by_vectors.clusters())
+
+
+def test_a_client_on_which_nothing_depends_keeps_its_omega() -> None:
+    # Devices that sit out keep omega_i = omega^0 (Algorithm 2, step 3).
+    strategy = sampling(fpfc(), {1: [0, 1], 2: [0, 1]})
+    strategy.start(grid_of(), initial_arrays(), 2)
+    for name, array in initial_arrays().items():
+        assert_array_equal(strategy.personal_arrays(3)[name].numpy(), array.numpy())
+        assert not np.array_equal(strategy.personal_arrays(0)[name].numpy(), array.numpy())
+
+
+def test_shared_arrays_are_averaged_by_examples_and_integers_rounded() -> None:
+    # n = 1 and 3: floats (1 + 3 * 5) / 4 = 4; integers (9 * 1 + 14 * 3) / 4 = 12.75 -> 13 and
+    # (2 * 1 + 5 * 3) / 4 = 4.25 -> 4; -7 * 3 / 4 = -5.25 -> -5.
+    model = {
+        "head": np.zeros(2, dtype=np.float32),
+        "body": np.zeros((1, 2), dtype=np.float64),
+        "steps": np.array(0, dtype=np.int64),
+        "counts": np.zeros(2, dtype=np.int32),
+    }
+    strategy = FPFC(SCAD, clustered="head")
+    strategy.run.begin(model, [4, 7, 9])
+    strategy.run.handshake(nobody, {})
+    strategy.run.configure_train(1, {})
+
+    def reply(n: int, head: float, body: float, steps: int, counts: list[int]) -> RawReply:
+        arrays = {
+            "head": np.full(2, head, dtype=np.float32),
+            "body": np.full((1, 2), body),
+            "steps": np.array(steps),
+            "counts": np.array(counts, dtype=np.int32),
+        }
+        return RawReply(arrays, {"num-examples": n, **STAMP})
+
+    strategy.run.aggregate_train(
+        1, [(9, reply(3, 2.0, 5.0, 14, [5, -7])), (4, reply(1, 1.0, 1.0, 9, [2, 0]))]
+    )
+    # What is not trained, a client's own model has from its own upload.
+    own_of = {4: (1.0, 9, [2, 0]), 7: (0.0, 0, [0, 0]), 9: (2.0, 14, [5, -7])}
+    for client, (head, steps, counts) in own_of.items():
+        own = from_array_record(strategy.personal_arrays(client))
+        assert_array_equal(own["head"], [head, head])
+        assert_array_equal(own["body"], [[4.0, 4.0]])
+        assert int(own["steps"]) == steps
+        assert_array_equal(own["counts"], counts)
+    together = from_array_record(strategy.global_arrays)
+    assert list(together) == list(model)
+    steps_of_all = together["steps"]
+    assert (steps_of_all.dtype, steps_of_all.shape, int(steps_of_all)) == (np.int64, (), 13)
+    assert_array_equal(together["counts"], np.array([4, -5], dtype=np.int32))
+    assert_array_equal(together["head"], [1.0, 1.0])  # all three clients count, equally
+
+
+def test_only_the_clustered_block_is_pulled_and_paired() -> None:
+    strategy = fpfc(clustered="^head")
+    grid = grid_of()
+    strategy.start(grid, initial_arrays(), 2)
+    assert strategy.state.pairs.omega.shape == (4, 15)  # head: 3 x 4 + 3
+    models = [from_array_record(strategy.personal_arrays(client)) for client in range(4)]
+    for name in ("body.weight", "body.bias"):
+        for model in models[1:]:
+            assert_array_equal(model[name], models[0][name])
+    assert not np.array_equal(models[0]["head.weight"], models[1]["head.weight"])
+    message = grid.phase(MessageType.TRAIN, 1)[0]
+    assert message.content["config"]["clustered"] == '["head.weight","head.bias"]'
+    assert groups_of(message) == {"anchor": 4, "start": 2}
+
+
+def test_schedules_reach_the_clients() -> None:
+    grid = grid_of(3)
+    strategy = fpfc(
+        lr=lambda server_round: 0.5 / server_round,
+        local_epochs=lambda server_round, client: -(-server_round // 2) + client,  # ceil(k/2)
+        rho=2,
+    )
+    strategy.start(grid, initial_arrays(), 3)
+    for server_round, growing in ((1, 1), (2, 1), (3, 2)):
+        for message in grid.phase(MessageType.TRAIN, server_round):
+            config = message.content["config"]
+            client = message.metadata.dst_node_id - node_of(0)
+            assert config["local-epochs"] == growing + client
+            assert config["lr"] == 0.5 / server_round
+            assert config["rho"] == 2.0
+            assert isinstance(config["rho"], float)
+
+
+def test_more_local_epochs_are_really_taken() -> None:
+    # One device, zeta = omega = 1, f = omega^2 / 2 (c = 0), rho = 1, alpha = 0.1:
+    # omega <- omega - 0.1 (omega + omega - 1) = 0.8 omega + 0.1: 0.9, then 0.82.
+    for epochs, expected in ((1, 0.9), (2, 0.82)):
+        strategy = FPFC(SCAD, lr=0.1, local_epochs=epochs, min_available_nodes=1)
+        grid = WatchedGrid(client_app(point_client), 1)
+        strategy.start(grid, ArrayRecord(Point().state_dict()), 1)
+        assert_allclose(strategy.personal_arrays(0)["omega"].numpy(), [expected], rtol=1e-14)
+
+
+def test_cluster_models_are_weighted_by_examples() -> None:
+    # omega: 0 and 4 with n = 1 and 3 in one cluster, 10 alone; a fourth client at omega^0 = 10
+    # never took part: it has no n_i and does not count beside one that has.
+    strategy = FPFC(L1(0.0), clustered=None, nu=5.0)
+    strategy.run.begin({"w": np.array([10.0])}, [0, 1, 2, 3])
+    strategy.run.handshake(nobody, {})
+    strategy.run.configure_train(1, {})
+    uploads = {0: (0.0, 1), 1: (4.0, 3), 2: (10.0, 2)}
+    strategy.run.aggregate_train(
+        1,
+        [
+            (c, RawReply({"w": np.array([w])}, {"num-examples": n, **STAMP}))
+            for c, (w, n) in uploads.items()
+        ],
+    )
+    # lambda = 0: theta_ij = omega_i - omega_j, so the distances are 4, 6, 10, and 0 of 3 from 2.
+    assert_array_equal(strategy.clusters(), [0, 0, 1, 1])
+    models = [float(record["w"].numpy()[0]) for record in strategy.cluster_arrays()]
+    assert models == pytest.approx([(0 * 1 + 4 * 3) / 4, 10.0])
+    # At nu = 1 nobody has n_i in no cluster but {3}: it is its own plain mean.
+    assert_array_equal(strategy.clusters(nu=0.0), [0, 1, 2, 2])
+    assert len(strategy.cluster_arrays(nu=7.0)) == 1
+    alone = float(strategy.cluster_arrays(nu=7.0)[0]["w"].numpy()[0])
+    assert alone == pytest.approx((0 * 1 + 4 * 3 + 10 * 2) / 6)
+    assert strategy.diagnostics().fusion_bounds.tolist() == [0.0, 0.0]
+
+
+def test_a_cluster_of_clients_that_never_took_part_is_their_mean() -> None:
+    strategy = FPFC(L1(0.0), nu=1.0)
+    strategy.run.begin({"w": np.array([10.0])}, [0, 1, 2])
+    strategy.run.handshake(nobody, {})
+    strategy.run.configure_train(1, {})
+    strategy.run.aggregate_train(
+        1, [(0, RawReply({"w": np.array([0.0])}, {"num-examples": 5, **STAMP}))]
+    )
+    assert_array_equal(strategy.clusters(), [0, 1, 1])
+    assert [float(r["w"].numpy()[0]) for r in strategy.cluster_arrays()] == [0.0, 10.0]
+
+
+def test_evaluation_sends_the_three_kinds_and_the_dual() -> None:
+    grid = grid_of()
+    strategy = fpfc(clustered="^head")
+    strategy.start(grid, initial_arrays(), 2)
+    labels = strategy.clusters()
+    clusters = strategy.cluster_arrays()
+    dual = strategy.state.pairs.mean_dual([0, 1, 2, 3])
+    for message in grid.phase(MessageType.EVALUATE, 2):
+        client = message.metadata.dst_node_id - node_of(0)
+        content = message.content
+        assert groups_of(message) == {"personal": 4, "cluster": 4, "global": 4, "mean-dual": 2}
+        for record, expected in (
+            ("arrays", strategy.personal_arrays(client)),
+            ("arrays.cluster", clusters[labels[client]]),
+            ("arrays.global", strategy.global_arrays),
+        ):
+            assert_same_bits(from_array_record(content[record]), from_array_record(expected))
+        sent = [array.numpy().ravel() for array in content["arrays.mean-dual"].values()]
+        assert_allclose(np.concatenate(sent), dual[client], rtol=1e-6, atol=1e-8)
+    grid = grid_of()
+    FPFC(SmoothedSCAD(0.5)).start(grid, initial_arrays(), 1)  # nobody asked
+    message = grid.phase(MessageType.EVALUATE, 1)[0]
+    assert groups_of(message) == {"personal": 4, "cluster": 4, "global": 4}
+
+
+def test_reported_norms_equal_a_direct_computation() -> None:
+    strategy = fpfc()
+    strategy.start(grid_of(), initial_arrays(), 2)
+    dual = strategy.state.pairs.mean_dual([0, 1, 2, 3])
+    clusters, labels = strategy.cluster_arrays(), strategy.clusters()
+
+    def gradient(client: int, record: ArrayRecord) -> np.ndarray:
+        model = make_model()
+        model.load_state_dict(record.to_torch_state_dict())
+        inputs, targets = dataset(client).tensors
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        return np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
+
+    for client, metrics in strategy.evaluate_metrics[2].items():
+        own = gradient(client, strategy.personal_arrays(client)) + dual[client]
+        assert metrics["stationarity"] == pytest.approx(np.linalg.norm(own), rel=1e-5)
+        at_alpha = gradient(client, clusters[labels[client]])
+        expected = np.linalg.norm(at_alpha)
+        assert metrics["cluster-gradient-norm"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_client_that_did_not_evaluate_has_no_gradient_norm() -> None:
+    strategy = fpfc(fraction_evaluate=0.5)
+    strategy.start(grid_of(), initial_arrays(), 1)
+    norms = strategy.diagnostics().gradient_norms
+    reported = sorted(strategy.evaluate_metrics[1])
+    assert len(reported) == 2
+    assert_array_equal(np.flatnonzero(np.isfinite(norms)), reported)
+    never = fpfc(fraction_evaluate=0.0)
+    never.start(grid_of(), initial_arrays(), 1)
+    assert np.isnan(never.diagnostics().stationarity)
+
+
+def test_the_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        fpfc(clustered="head").summary()
+    text = caplog.text
+    for word in ("SmoothedSCAD(lam=0.5", "rho: 1.0", "clustered: head", "seed: 0"):
+        assert word in text
+
+
+# --- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "text"),
+    [
+        ({"rho": 0}, ValueError, "rho is 0, expected a finite number > 0"),
+        ({"rho": float("nan")}, ValueError, "rho is nan"),
+        ({"rho": "1"}, TypeError, "rho is '1', expected a number > 0"),
+        ({"nu": -0.1}, ValueError, "nu is -0.1"),
+        ({"nu": "wide"}, TypeError, "nu is 'wide'"),
+        ({"consensus_rounds": 0}, ValueError, "consensus_rounds is 0, expected an integer >= 1"),
+        ({"validation_share": -0.1}, ValueError, "validation_share is -0.1"),
+        ({"validation_share": 1.0}, ValueError, "Nothing is left to train on"),
+        ({"penalty": "auto", "rho": 0.37}, ValueError, r"expected \(a - 1\) \* rho > 1"),
+        ({"penalty": "Auto"}, TypeError, r"MCP\(lam\) or 'auto'"),
+        ({"lr": 0.0}, ValueError, "lr is 0.0, expected a finite number > 0"),
+        ({"lr": "fast"}, TypeError, "lr is 'fast'"),
+        ({"local_epochs": 0}, ValueError, "local_epochs is 0, expected an integer >= 1"),
+        ({"local_epochs": 2.5}, TypeError, "local_epochs is 2.5, expected an integer >= 1"),
+        ({"local_epochs": True}, TypeError, "local_epochs is True"),
+        ({"penalty": 0.6}, TypeError, r"penalty is 0.6, expected SmoothedSCAD\(lam\), L1\(lam\)"),
+        ({"penalty": SmoothedSCAD}, Exception, "SmoothedSCAD"),
+        (
+            {"penalty": SCAD, "rho": 0.37},
+            ValueError,
+            r"rho is 0.37 with a = 3.7, expected \(a - 1\)",
+        ),
+        ({"penalty": MCP(0.6), "rho": 0.01}, ValueError, r"expected gamma \* rho > 1 for MCP"),
+        ({"clustered": "("}, ValueError, r"clustered is '\(', expected a regular expression"),
+        ({"clustered": 3}, ValueError, "clustered is 3, expected a regular expression"),
+        ({"fraction_train": 2}, ValueError, "fraction_train is 2"),
+        ({"fraction_fit": 0.5}, TypeError, "fraction_fit is not a parameter of FPFC; did you mean"),
+    ],
+    ids=str,
+)
+def test_the_constructor_refuses(argument: dict[str, Any], error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        fpfc(**argument)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"lr": lambda k: 0.1 if k < 2 else -1.0}, ValueError, r"lr in round 2 is -1.0"),
+        ({"lr": lambda k: None}, TypeError, r"lr in round 1 is None"),
+        ({"local_epochs": lambda k, i: i}, ValueError, r"local_epochs\(1, 0\) is 0, expected an i"),
+        ({"local_epochs": lambda k, i: k / 2}, TypeError, r"local_epochs\(1, 0\) is 0.5"),
+        ({"clustered": "neck"}, ValueError, r"'neck' matches none .*: body.weight, .*'head'"),
+        ({"clustered": "."}, ValueError, r"'.' matches all .*leave `clustered` out"),
+    ],
+    ids=["no step", "no number", "no epoch", "half an epoch", "no array", "all arrays"],
+)
+def test_start_refuses(settings: dict[str, Any], error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        fpfc(**settings).start(grid_of(2), initial_arrays(), 3)
+
+
+def test_a_model_without_floating_point_arrays() -> None:
+    arrays = ArrayRecord({"n": Array(np.arange(3))})
+    with pytest.raises(ValueError, match="no array of floating point numbers"):
+        fpfc().start(grid_of(2), arrays)
+
+
+def test_methods_before_start_say_what_to_do() -> None:
+    strategy = fpfc()
+    for call in (
+        strategy.clusters,
+        strategy.cluster_arrays,
+        strategy.diagnostics,
+        strategy.state_dict,
+        lambda: strategy.global_arrays,
+        lambda: strategy.personal_arrays(0),
+    ):
+        with pytest.raises(RuntimeError, match=r"FPFC has no state yet: call start\(grid, initial"):
+            call()
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(inputs))
+
+
+def normed_client(context: Context) -> FPFCClient:
+    data = dataset(int(context.node_config["partition-id"]))
+    with torch.random.fork_rng():
+        return FPFCClient(
+            context, Normed(), [data.tensors], nn.CrossEntropyLoss(), test_loader=[data.tensors]
+        )
+
+
+@pytest.mark.parametrize("clustered", [None, "^head"])
+def test_batch_norm_buffers_are_averaged_and_not_in_the_block(clustered: str | None) -> None:
+    with torch.random.fork_rng():
+        arrays = ArrayRecord(Normed().state_dict())
+    strategy = fpfc(clustered=clustered)
+    strategy.start(WatchedGrid(client_app(normed_client), 3), arrays, 2)
+    trained = 12 if clustered else 18
+    assert strategy.state.pairs.omega.shape == (3, trained)
+    model = from_array_record(strategy.global_arrays)
+    assert model["norm.num_batches_tracked"].dtype == np.int64
+    assert int(model["norm.num_batches_tracked"]) == 2  # one batch a round
+    assert np.any(model["norm.running_mean"] != 0)
+
+
+def test_a_model_mismatch_is_told_with_both_sides() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"server sent a model of 2 arrays \(.*\), the client's has 4"
+    ):
+        fpfc().start(grid_of(2), ArrayRecord(nn.Linear(3, 3).state_dict()), 1)
+
+
+def test_a_state_of_another_clustered_block_is_refused() -> None:
+    whole = fpfc()
+    whole.start(grid_of(2), initial_arrays(), 1)
+    state = whole.state_dict()
+    head = fpfc(clustered="^head")
+    head.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"lacks .*averaged_arrays/body.weight.*other settings"):
+        head.start(grid_of(2), initial_arrays(), 2)
+    other = fpfc(rho=2.0)
+    other.load_state_dict(state)
+    with pytest.raises(ValueError, match="rho"):
+        other.start(grid_of(2), initial_arrays(), 2)

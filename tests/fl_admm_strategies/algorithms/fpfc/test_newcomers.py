@@ -1,0 +1,211 @@
+"""New clients after a run of FPFC: independent of each other, and of no consequence to the others.
+
+See docs/methods/fpfc.md, "New clients after the run".
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, MessageType
+from numpy.testing import assert_allclose
+from torch import nn
+
+from clients import FPFCClient, client_app
+from fl_admm_strategies import FPFC, SmoothedSCAD, load_models
+from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
+from fl_admm_strategies.maths.pairs import PairwiseStore
+from fl_admm_strategies.runtime.messages.records import from_array_record
+from tests.support.federation import (
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    initial_arrays,
+)
+
+SLOPES = torch.tensor([[2.0, 0.0, 1.0], [-1.0, 1.5, 0.0]])
+OLD = 6
+PENALTY = SmoothedSCAD(0.8)
+
+
+def model(features: int = 3) -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return nn.Linear(features, 1)
+
+
+def arrays() -> ArrayRecord:
+    return ArrayRecord(model().state_dict())
+
+
+def app(first: int, slopes: torch.Tensor = SLOPES, features: int = 3) -> Any:
+    """Return clients `first`, ...: even ones have one regression, odd ones another."""
+
+    def client_fn(context: Context) -> Any:
+        client = first + int(context.node_config["partition-id"])
+        generator = torch.Generator().manual_seed(client)
+        inputs = torch.randn(20, 3, generator=generator)
+        noise = 0.1 * torch.randn(20, generator=generator)
+        batch = inputs, (inputs @ slopes[client % 2] + noise)[:, None]
+        return FPFCClient(
+            context,
+            model(features),
+            [batch],
+            nn.functional.mse_loss,
+            test_loader=[batch],
+            full_batch=True,
+        ).to_client()
+
+    return client_app(client_fn)
+
+
+@cache
+def trained() -> FPFC:
+    strategy = FPFC(PENALTY, lr=0.1, local_epochs=5, fraction_evaluate=0.0)
+    strategy.start(WatchedGrid(app(0), OLD), arrays(), 30)
+    return strategy
+
+
+def joined(count: int = 2, rounds: int = 12, first: int = 10, **base: Any) -> tuple[Any, Any]:
+    strategy = trained().newcomers(min_available_nodes=1, seed=1, **base)
+    grid = WatchedGrid(app(first), count)
+    strategy.start(grid, trained().global_arrays, rounds)
+    return strategy, grid
+
+
+def test_they_find_their_groups_and_nobody_changes() -> None:
+    before = trained().state_dict()
+    assert trained().clusters().tolist() == [0, 1, 0, 1, 0, 1]
+    strategy, _ = joined()
+    number = trained().models().cluster_of
+    assert strategy.groups() == {0: number[0], 1: number[1]}
+    assert_same_bits(trained().state_dict(), before)
+    last = strategy.evaluate_metrics[12]
+    for client in (0, 1):
+        assert last[client]["personal-loss"] < 0.05
+        assert last[client]["cluster-loss"] < 0.05 < last[client]["global-loss"]
+    own = from_array_record(strategy.model_arrays("personal", 0))
+    group = trained().models().clusters[number[0]]
+    assert_allclose(own["weight"], group["weight"], atol=0.1)
+    cluster = from_array_record(strategy.model_arrays("cluster", 0))
+    assert np.array_equal(cluster["weight"], group["weight"])
+
+
+def test_one_is_as_among_many() -> None:
+    together, _ = joined(count=3)
+    alone, _ = joined(count=1)
+    for name in ("personal", "cluster"):
+        assert_same_bits(
+            from_array_record(alone.model_arrays(name, 0)),
+            from_array_record(together.model_arrays(name, 0)),
+        )
+    assert alone.groups()[0] == together.groups()[0]
+
+
+def test_its_pairs_are_those_of_the_method() -> None:
+    # The store of FPFC, with the newcomer as one more client and nobody else active: (6), (A.3).
+    _, grid = joined(count=1, rounds=5)
+    omega = trained().state.pairs.omega
+    uploads = []
+    for server_round in range(1, 6):
+        (reply,) = grid.replies(MessageType.TRAIN, server_round)
+        own = from_array_record(reply.content["arrays"])
+        uploads.append(np.concatenate([own[name].ravel() for name in ("weight", "bias")]))
+    store = PairwiseStore(np.vstack([omega, omega[:1]]), PENALTY, 1.0)
+    for server_round, upload in enumerate(uploads, start=1):
+        if server_round > 1:
+            (message,) = grid.phase(MessageType.TRAIN, server_round)
+            sent = from_array_record(message.content["arrays"])
+            zeta = np.concatenate([sent["weight"].ravel(), sent["bias"].ravel()])
+            assert_allclose(zeta, store.zeta([OLD])[0], rtol=1e-5, atol=1e-6)
+            assert message.content["config"]["rho"] == 1.0
+        store.update([OLD], upload[None])
+    (first,) = grid.phase(MessageType.TRAIN, 1)
+    assert first.content["config"]["rho"] == 0.0
+
+
+def test_one_of_no_group_is_alone() -> None:
+    strategy = trained().newcomers(min_available_nodes=1)
+    other = torch.tensor([[9.0, -9.0, 9.0], [9.0, -9.0, 9.0]])
+    strategy.start(WatchedGrid(app(10, other), 1), trained().global_arrays, 8)
+    assert strategy.groups() == {0: None}
+    own, cluster = (strategy.model_arrays(kind, 0) for kind in ("personal", "cluster"))
+    assert_same_bits(from_array_record(own), from_array_record(cluster))
+
+
+def test_arrays_that_are_not_clustered_stay_as_they_are() -> None:
+    strategy = FPFC(SmoothedSCAD(0.5), lr=0.2, local_epochs=1, clustered="^head")
+    fit = client_app(client_fn_of(FPFCClient))
+    strategy.start(WatchedGrid(fit, 4), initial_arrays(), 2)
+    new = strategy.newcomers(min_available_nodes=1)
+    grid = WatchedGrid(fit, 1)
+    new.start(grid, strategy.global_arrays, 3)
+    personal = from_array_record(new.model_arrays("personal", 0))
+    shared = from_array_record(strategy.global_arrays)
+    for name in personal:
+        assert np.array_equal(personal[name], shared[name]) == name.startswith("body")
+    (reply,) = grid.replies(MessageType.TRAIN, 2)
+    assert sorted(from_array_record(reply.content["arrays"])) == ["head.bias", "head.weight"]
+
+
+def test_they_join_what_was_saved(tmp_path: Path) -> None:
+    trained().models().save(tmp_path)
+    saved = FPFCNewcomers(
+        load_models(tmp_path), PENALTY, lr=0.1, local_epochs=5, min_available_nodes=1, seed=1
+    )
+    saved.start(WatchedGrid(app(10), 2), trained().global_arrays, 12)
+    expected, _ = joined()
+    assert saved.groups() == expected.groups()
+    assert_same_bits(saved.state_dict(), expected.state_dict())
+
+
+def test_an_interrupted_one_resumes_to_the_same_bits() -> None:
+    expected, _ = joined()
+    states: dict[int, Any] = {}
+    first = trained().newcomers(min_available_nodes=1, seed=1)
+    first.start(
+        WatchedGrid(app(10), 2),
+        trained().global_arrays,
+        5,
+        on_round=lambda r, m: states.update({r: first.state_dict()}),
+    )
+    for saved in (1, 4):
+        again = trained().newcomers(min_available_nodes=1, seed=1)
+        again.load_state_dict(states[saved])
+        again.start(WatchedGrid(app(10), 2), trained().global_arrays, 12)
+        assert_same_bits(again.state_dict(), expected.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            nn.Linear(4, 1),
+            r"new clients' 'weight' is float32 of shape \(1, 4\), that of the clients before is "
+            r"float32 of shape \(1, 3\). Give new clients the model of the run",
+        ),
+        (nn.Sequential(nn.Linear(3, 1)), "new clients' '0[.].* before is none of this name"),
+    ],
+)
+def test_another_model_is_refused_in_words(other: nn.Module, words: str) -> None:
+    strategy = trained().newcomers(min_available_nodes=1)
+    grid = WatchedGrid(app(10, features=4), 1)
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        strategy.start(grid, ArrayRecord(other.state_dict()), 2)
+
+
+def test_a_client_with_another_model_is_refused_in_words() -> None:
+    strategy = trained().newcomers(min_available_nodes=1)
+    with pytest.raises(RuntimeError, match=r"weight.*\(1, 4\)|\(1, 4\).*weight|shape"):
+        strategy.start(WatchedGrid(app(10, features=4), 1), trained().global_arrays, 2)
+
+
+def test_models_without_clusters_are_refused() -> None:
+    strategy = FPFC(PENALTY)
+    with pytest.raises(RuntimeError, match="has no state yet"):
+        strategy.newcomers()

@@ -1,0 +1,490 @@
+"""FPFC along a path of lambdas, and a penalty that is set in the course of a run.
+
+See docs/methods/fpfc.md, "A path of lambdas".
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, MessageType
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+from torch import nn
+
+from clients import FPFCClient, client_app
+from clients.toolkit.data.holdout import hold_out
+from fl_admm_strategies import FPFC, L1, MCP, LambdaPath, SmoothedSCAD, StepDecay
+from fl_admm_strategies.algorithms.fpfc.search import scad
+from fl_admm_strategies.algorithms.fpfc.types import SetPenalty
+from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
+from tests.support.federation import (
+    FROM_ROUND_3,
+    GONE_AND_BACK,
+    PARTITIONS,
+    Online,
+    RestlessGrid,
+    WatchedGrid,
+    assert_same_bits,
+    node_of,
+    warnings_in,
+)
+
+NUM_CLIENTS = 6
+SLOPES = torch.tensor([[2.0, 0.0, 1.0], [-1.0, 1.5, 0.0]])
+State = dict[str, NDArray[Any]]
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return nn.Linear(3, 1)
+
+
+def arrays() -> ArrayRecord:
+    return ArrayRecord(model().state_dict())
+
+
+def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the samples of a client; even ones have one regression, odd ones another."""
+    generator = torch.Generator().manual_seed(client)
+    inputs = torch.randn(20, 3, generator=generator)
+    noise = 0.5 * torch.randn(20, generator=generator)
+    return inputs, (inputs @ SLOPES[client % 2] + noise)[:, None]
+
+
+def app(**options: Any) -> Any:
+    def client_fn(context: Context) -> Any:
+        batch = data(int(context.node_config["partition-id"]))
+        own = {"validation_loader": [batch]} if options.get("validation_loader") else {}
+        return FPFCClient(
+            context,
+            model(),
+            [batch],
+            nn.functional.mse_loss,
+            test_loader=[batch],
+            full_batch=True,
+            **{**options, **own},
+        ).to_client()
+
+    return client_app(client_fn)
+
+
+def along(path: Any, **changes: Any) -> FPFC:
+    settings = {"lr": 0.1, "local_epochs": 2, "fraction_train": 0.5, "fraction_evaluate": 0.0}
+    return FPFC(path, **settings | {"seed": 1} | changes)
+
+
+# Without noise of chance in its ends: the stages are of known lengths.
+WARM = LambdaPath([0.0, 0.2, 0.5, 30.0], min_rounds=2, max_rounds=4, tol=0.0)
+SEPARATE = LambdaPath([0.0, 0.5, 30.0], warm=False, min_rounds=1, max_rounds=4)
+
+
+def vectors(strategy: FPFC) -> NDArray[Any]:
+    return strategy.state.pairs.omega.copy()
+
+
+@cache
+def whole(path: LambdaPath, rounds: int) -> tuple[FPFC, WatchedGrid, dict[int, State]]:
+    """Return a run, its grid and its states by round; only to read."""
+    strategy, grid = along(path), WatchedGrid(app(), NUM_CLIENTS)
+    states: dict[int, State] = {}
+
+    def on_round(server_round: int, metrics: Any) -> None:
+        states[server_round] = strategy.state_dict()
+
+    strategy.start(grid, arrays(), rounds, on_round=on_round)
+    return strategy, grid, states
+
+
+def pairs_in(state: Mapping[str, NDArray[Any]]) -> State:
+    return {n: a for n, a in state.items() if n.startswith(("state/pairs/", "state/clients/n"))}
+
+
+# --- Warm -----------------------------------------------------------------------------------------
+
+
+def test_the_lambda_that_is_worse_is_taken_back() -> None:
+    strategy, _, states = whole(WARM, 18)
+    taken = strategy.diagnostics().path
+    assert taken is not None
+    assert taken.last_rounds.tolist() == [4, 8, 12, 16]
+    assert taken.chosen == 2
+    assert taken.lam == 0.5 == strategy.penalty_in_use.lam
+    assert taken.values[3] > taken.values[2]
+    assert taken.values[2] <= taken.values[1] <= taken.values[0]
+    # Round 16 ends as round 12 did, to the bit.
+    assert_same_bits(pairs_in(states[16]), pairs_in(states[12]))
+    assert not np.array_equal(states[15]["state/pairs/omega"], states[12]["state/pairs/omega"])
+    assert not np.array_equal(states[17]["state/pairs/omega"], states[16]["state/pairs/omega"])
+    assert taken.num_groups[0] == NUM_CLIENTS  # lambda = 0: everybody alone
+    assert taken.num_groups[3] < NUM_CLIENTS
+    assert_array_equal(strategy.settings()["penalty"].lams, WARM.lams)
+
+
+def test_the_penalties_of_the_rounds() -> None:
+    # A run by hand: the penalty is set where the path has its stages.
+    plain = along(SmoothedSCAD(0.0))
+    grid = WatchedGrid(app(validation_loader=True), NUM_CLIENTS)
+    own, own_states = along(WARM), {}
+    own.start(
+        WatchedGrid(app(validation_loader=True), NUM_CLIENTS),
+        arrays(),
+        12,
+        on_round=lambda r, m: own_states.update({r: own.state_dict()}),
+    )
+    found: dict[int, State] = {}
+
+    def on_round(server_round: int, metrics: Any) -> None:
+        found[server_round] = plain.state_dict()
+        if server_round in (4, 8):
+            plain.penalty = scad({4: 0.2, 8: 0.5}[server_round])
+
+    plain.start(grid, arrays(), 12, on_round=on_round)
+    for server_round, state in found.items():
+        assert_same_bits(pairs_in(own_states[server_round]), pairs_in(state))
+
+
+def test_a_stage_ends_when_the_metric_is_at_rest() -> None:
+    path = LambdaPath([0.0, 0.5], min_rounds=3, calm_rounds=2, max_rounds=50, tol=0.05)
+    strategy = along(path, fraction_train=1.0)
+    strategy.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 15)
+    taken = strategy.diagnostics().path
+    assert taken is not None
+    values = [
+        np.mean([own["validation-loss"] for own in strategy.train_metrics[r].values()])
+        for r in range(1, 16)
+    ]
+    calm = [r for r in range(2, 16) if abs(values[r - 1] - values[r - 2]) < 0.05]
+    first = next(r for r in calm if r >= 3 and r - 1 in calm)
+    assert taken.last_rounds[0] == first
+    assert taken.values[0] == pytest.approx(values[first - 1])
+
+
+def test_the_metric_is_that_of_the_uploaded_model_on_the_samples_held_out() -> None:
+    strategy, grid, _ = whole(WARM, 18)
+    seeds = strategy.run.sampling.client_seeds(range(NUM_CLIENTS), 0)
+    for reply in grid.replies(MessageType.TRAIN, 7):
+        client = reply.metadata.src_node_id - node_of(0)
+        _, ((x, y),) = hold_out([data(client)], lambda batch: batch, 0.2, seeds[client])
+        assert len(x) == 4
+        own = model()
+        uploaded = from_array_record(reply.content["arrays"])
+        own.load_state_dict({name: torch.tensor(array) for name, array in uploaded.items()})
+        loss = nn.functional.mse_loss(own(x), y).item()
+        assert strategy.train_metrics[7][client]["validation-loss"] == pytest.approx(loss)
+    # The mean over all clients of what each said last.
+    last: dict[int, float] = {}
+    for server_round in range(1, 9):
+        for client, metrics in strategy.train_metrics[server_round].items():
+            last[client] = metrics["validation-loss"]
+    taken = strategy.diagnostics().path
+    assert taken is not None
+    assert taken.values[1] == pytest.approx(np.mean(list(last.values())))
+
+
+def test_models_that_were_taken_back_are_sent() -> None:
+    _, grid, _ = whole(WARM, 18)
+    for message in grid.phase(MessageType.TRAIN, 17):
+        groups = parse_groups(dict(message.content["config"]))
+        assert groups is not None
+        assert "start" in groups
+    with_start = [
+        "start" in (parse_groups(dict(m.content["config"])) or [])
+        for r in (7, 8)
+        for m in grid.phase(MessageType.TRAIN, r)
+    ]
+    assert not all(with_start)
+
+
+@pytest.mark.parametrize("path", [LambdaPath([0.5], max_rounds=12), LambdaPath([0.5], warm=False)])
+def test_a_path_of_one_lambda_is_a_plain_run(path: LambdaPath) -> None:
+    # With samples of their own to validate on, clients train on the same.
+    states = []
+    for penalty in (path, SmoothedSCAD(0.5)):
+        strategy = along(penalty)
+        strategy.start(WatchedGrid(app(validation_loader=True), NUM_CLIENTS), arrays(), 15)
+        states.append(strategy.state_dict())
+    own = {"state/penalty", "state/path", "state/clients/validation", "state/clients/path_labels"}
+    own |= {"base/initial_examples"}  # a handshake asks for it
+    left = {n: a for n, a in states[0].items() if not n.startswith(tuple(own))}
+    assert_same_bits(left, {n: a for n, a in states[1].items() if not n.startswith(tuple(own))})
+
+
+# --- Separate -------------------------------------------------------------------------------------
+
+
+def test_every_lambda_from_the_start_and_then_the_best() -> None:
+    strategy, grid, states = whole(SEPARATE, 14)
+    taken = strategy.diagnostics().path
+    assert taken is not None
+    assert taken.last_rounds.tolist() == [4, 8, 12]
+    assert taken.chosen == int(np.argmin(taken.values))
+    first = np.concatenate([a.ravel() for a in from_array_record(arrays()).values()])
+    for server_round in (4, 8):
+        assert_array_equal(
+            states[server_round]["state/pairs/omega"], np.tile(first, (NUM_CLIENTS, 1))
+        )
+        assert not states[server_round]["state/clients/num_examples"].any()
+    assert taken.chosen != 2
+    # What round 4 or 8 had before the next lambda began: the last round's uploads.
+    last = {0: range(1, 5), 1: range(5, 9)}[taken.chosen]
+    uploads: dict[int, NDArray[Any]] = {}
+    for server_round in last:
+        for reply in grid.replies(MessageType.TRAIN, server_round):
+            own = from_array_record(reply.content["arrays"])
+            client = reply.metadata.src_node_id - node_of(0)
+            uploads[client] = np.concatenate([array.ravel() for array in own.values()])
+    for client, vector in uploads.items():
+        assert_array_equal(states[12]["state/pairs/omega"][client], vector)
+    assert strategy.penalty_in_use.lam == taken.lam
+
+
+def test_schedules_begin_anew_with_every_lambda() -> None:
+    rates: dict[bool, list[float]] = {}
+    for warm in (True, False):
+        path = LambdaPath([0.0, 0.5], warm=warm, min_rounds=3, max_rounds=3, tol=0.0)
+        strategy = along(path, lr=StepDecay(0.1, factor=0.5))
+        grid = WatchedGrid(app(), NUM_CLIENTS)
+        strategy.start(grid, arrays(), 8)
+        rates[warm] = [
+            float(grid.phase(MessageType.TRAIN, r)[0].content["config"]["lr"]) for r in range(1, 9)
+        ]
+    assert_allclose(rates[True], [0.1 / 2**k for k in range(8)])
+    assert_allclose(rates[False], [0.1 / 2**k for k in (0, 1, 2, 0, 1, 2, 3, 4)])
+
+
+# --- Resuming -------------------------------------------------------------------------------------
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("path", "interrupted"),
+    [(WARM, (12, 15)), (SEPARATE, (7,)), slow(WARM, range(1, 18)), slow(SEPARATE, range(1, 14))],
+)
+def test_interrupted_anywhere_it_resumes_to_the_same_bits(
+    path: LambdaPath, interrupted: Sequence[int]
+) -> None:
+    rounds = 18 if path.warm else 14
+    expected, _, states = whole(path, rounds)
+    for saved in interrupted:
+        strategy = along(path)
+        strategy.load_state_dict(states[saved])
+        strategy.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), rounds)
+        assert_same_bits(strategy.state_dict(), expected.state_dict())
+
+
+def test_one_bill_for_all_stages() -> None:
+    strategy, _, _ = whole(SEPARATE, 14)
+    size = 4 * 4
+    up = [strategy.traffic[r].up for r in range(1, 15)]
+    assert up == [3 * size] * 14
+    assert strategy.traffic[5].down == 2 * 3 * size  # with the models to begin at
+
+
+# --- Clients that come and go ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("online", [FROM_ROUND_3, GONE_AND_BACK], ids=["joins", "leaves"])
+@pytest.mark.parametrize("warm", [True, False])
+def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(
+    online: Online, warm: bool
+) -> None:
+    path = LambdaPath([0.0, 30.0], warm=warm, min_rounds=2, max_rounds=2)
+    strategy = along(path, fraction_train=1.0, max_missed_rounds=2, min_available_nodes=1)
+    partitions = PARTITIONS if online is FROM_ROUND_3 else (0, 1, 4, 1)
+    strategy.start(RestlessGrid(app(), partitions, online), arrays(), 8)
+    taken = strategy.diagnostics().path
+    assert taken is not None
+    assert len(taken.labels) == len(strategy.client_ids)
+    assert taken.chosen is not None
+
+
+@pytest.mark.parametrize("loss", [1e308, float("inf"), float("nan")])
+def test_a_loss_that_is_none_is_the_worst_and_can_be_saved(loss: float) -> None:
+    class Diverged(FPFCClient):
+        def measure(self, problem: Any) -> dict[str, float]:
+            return {"loss": loss}
+
+    def client_fn(context: Context) -> Any:
+        batch = data(int(context.node_config["partition-id"]))
+        kind = Diverged if context.node_config["partition-id"] == 3 else FPFCClient
+        return kind(context, model(), [batch], nn.functional.mse_loss).to_client()
+
+    strategy = along(LambdaPath([0.0, 0.5], min_rounds=1, max_rounds=2), fraction_train=1.0)
+    strategy.start(WatchedGrid(client_app(client_fn), NUM_CLIENTS), arrays(), 3)
+    taken = strategy.diagnostics().path
+    assert taken is not None
+    assert taken.values[0] == pytest.approx(1e30 / 6)
+    again = along(LambdaPath([0.0, 0.5], min_rounds=1, max_rounds=2), fraction_train=1.0)
+    again.load_state_dict(strategy.state_dict())
+    again.start(WatchedGrid(client_app(client_fn), NUM_CLIENTS), arrays(), 4)
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"lams": []}, ValueError, r"lams is \[\], expected increasing numbers >= 0, one at least"),
+        ({"lams": [0.5, 0.2]}, ValueError, r"lams is \[0.5, 0.2\], expected increasing numbers"),
+        ({"lams": [0.5, 0.5]}, ValueError, "leave out what is there twice"),
+        ({"lams": [-1.0]}, ValueError, "a number of lams is -1.0, expected"),
+        ({"lams": ["a"]}, TypeError, "a number of lams is 'a', expected a number >= 0"),
+        ({"lams": [1.0], "fusion": "l2"}, ValueError, "fusion is 'l2', expected 'scad' or 'l1'"),
+        ({"lams": [1.0], "better": "up"}, ValueError, "better is 'up', expected 'lower'"),
+        ({"lams": [1.0], "min_rounds": 9, "max_rounds": 8}, ValueError, "min_rounds is 9, exp"),
+        ({"lams": [1.0], "calm_rounds": 0}, ValueError, "calm_rounds is 0, expected"),
+    ],
+)
+def test_a_bad_grid_is_refused_in_words(
+    arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        LambdaPath(**arguments)
+
+
+def test_a_path_needs_held_out_samples() -> None:
+    with pytest.raises(ValueError, match="a LambdaPath is chosen by held-out samples"):
+        FPFC(LambdaPath([0.0, 0.5]), validation_share=0.0)
+
+
+def test_rho_must_go_with_every_penalty_of_the_grid() -> None:
+    with pytest.raises(ValueError, match=r"expected \(a - 1\) \* rho > 1"):
+        FPFC(LambdaPath([0.0, 0.5]), rho=0.3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "client", "words"),
+    [
+        ({}, {"samples": 1}, "has 1 training samples, of which"),
+        ({}, {"validation_loader": True, "empty": True}, "validation_loader is empty"),
+        ({"penalty": LambdaPath([0.5], monitor="auc")}, {}, "monitor is 'auc', expected one of"),
+    ],
+)
+def test_clients_that_cannot_validate_are_refused_before_round_1(
+    settings: dict[str, Any], client: dict[str, Any], words: str
+) -> None:
+    class Empty(FPFCClient):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "validation_loader": []})
+
+    def client_fn(context: Context) -> Any:
+        kind = Empty if client.get("empty") else FPFCClient
+        x, y = data(int(context.node_config["partition-id"]))
+        count = client.get("samples", len(x))
+        batch = x[:count], y[:count]
+        return kind(context, model(), [batch], nn.functional.mse_loss).to_client()
+
+    strategy = along(settings.pop("penalty", LambdaPath([0.5])), **settings)
+    grid = WatchedGrid(client_app(client_fn), NUM_CLIENTS)
+    with pytest.raises(RuntimeError, match=words):
+        strategy.start(grid, arrays(), 3)
+    assert not strategy.train_metrics
+
+
+def test_another_grid_does_not_continue() -> None:
+    _, _, states = whole(WARM, 18)
+    other = along(LambdaPath([0.0, 0.2, 0.5, 40.0], min_rounds=2, max_rounds=4))
+    other.load_state_dict(states[6])
+    with pytest.raises(ValueError, match=r"goes along lams = \[0.0, 0.2, 0.5, 30.0\], this one"):
+        other.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 8)
+
+
+def test_a_run_that_ends_on_its_way_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = along(WARM)
+    strategy.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 6)
+    assert strategy.diagnostics().path is not None
+    (line,) = warnings_in(caplog.records)
+    assert line.startswith("After round 6 no lambda of the path is chosen yet, and these are the")
+
+
+# --- A penalty that is set ------------------------------------------------------------------------
+
+
+def changing(strategy: FPFC, rounds: int, penalties: Mapping[int, Any], **options: Any) -> State:
+    def on_round(server_round: int, metrics: Any) -> None:
+        if server_round in penalties:
+            strategy.penalty = penalties[server_round]
+
+    grid = WatchedGrid(app(), NUM_CLIENTS)
+    strategy.start(grid, arrays(), rounds, on_round=on_round, **options)
+    return strategy.state_dict()
+
+
+def test_a_penalty_that_is_set_is_that_of_the_next_update() -> None:
+    changed = along(SmoothedSCAD(0.2))
+    state = changing(changed, 3, {2: L1(0.7)})
+    assert changed.penalty == L1(0.7) == changed.penalty_in_use
+    assert changed.title == "FPFC-l1"
+    unchanged = changing(along(SmoothedSCAD(0.2)), 3, {})
+    assert not np.array_equal(state["state/pairs/scale"], unchanged["state/pairs/scale"]), (
+        "round 3's update has the new penalty"
+    )
+    assert np.array_equal(state["state/pairs/omega"], unchanged["state/pairs/omega"])
+
+
+def test_it_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole_run = changing(along(SmoothedSCAD(0.2)), 6, {2: SmoothedSCAD(0.7, xi=1e-3)})
+    changing(along(SmoothedSCAD(0.2)), 4, {2: SmoothedSCAD(0.7, xi=1e-3)}, checkpoint_dir=tmp_path)
+    copied = copy.copy(list(tmp_path.iterdir()))
+    assert copied
+    resumed = along(SmoothedSCAD(0.2))
+    state = changing(resumed, 6, {}, checkpoint_dir=tmp_path, resume=True)
+    assert_same_bits(state, whole_run)
+    assert resumed.penalty == SmoothedSCAD(0.7, xi=1e-3)
+    assert not [line for line in caplog.messages if "other settings" in line]
+
+
+def test_a_resumed_run_that_is_given_another_penalty_has_that() -> None:
+    state = changing(along(SmoothedSCAD(0.2)), 4, {2: SmoothedSCAD(0.7)})
+    resumed = along(MCP(0.3))
+    resumed.load_state_dict(state)
+    resumed.start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 5)
+    assert resumed.penalty == MCP(0.3)
+
+
+def test_what_was_set_is_what_the_next_run_begins_with() -> None:
+    strategy = along(SmoothedSCAD(0.2))
+    changing(strategy, 2, {1: SmoothedSCAD(0.7)})
+    state = changing(strategy, 3, {})
+    assert_same_bits(state, changing(along(SmoothedSCAD(0.7)), 3, {}))
+
+
+def test_a_penalty_that_cannot_be_set_is_refused_in_words() -> None:
+    class Own(SmoothedSCAD):
+        pass
+
+    for value, error, words in (
+        (0.5, TypeError, r"penalty is 0.5, expected SmoothedSCAD\(lam\), L1\(lam\) or MCP"),
+        ("auto", TypeError, "penalty is 'auto', expected"),
+        (MCP(0.5, gamma=0.5), ValueError, "expected gamma"),
+    ):
+        with pytest.raises(error, match=words):
+            changing(along(SmoothedSCAD(0.2)), 2, {1: value})
+    with pytest.raises(ValueError, match="this run finds its lambda itself"):
+        changing(along(WARM), 2, {1: L1(0.5)})
+    with pytest.raises(ValueError, match="this run finds its lambda itself"):
+        changing(along("auto", consensus_rounds=2), 2, {1: L1(0.5)})
+    found = along("auto", consensus_rounds=1)
+    changing(found, 12, {11: L1(0.5)})
+    assert found.penalty_in_use == L1(0.5)
+
+
+@pytest.mark.parametrize("damaged", [np.array(1.0), np.array(b"{"), np.zeros(3)])
+def test_a_damaged_penalty_is_refused_in_words(damaged: NDArray[Any]) -> None:
+    # Of the first the fuzz of saved states found that it has no length.
+    penalty = SetPenalty(L1(0.5))
+    with pytest.raises(ValueError, match="which is none: it is damaged"):
+        penalty.load_state_arrays(penalty.state_arrays() | {"current": damaged})

@@ -1,0 +1,712 @@
+"""FPFC without a lambda: the stages of the search, who is asked what, lost replies, resuming.
+
+See docs/methods/fpfc.md, "Without a lambda".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, MessageType
+from flwr.clientapp import ClientApp
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import nn
+
+from clients import Attack, FPFCClient, client_app
+from clients.toolkit.data.batches import split_batch
+from clients.toolkit.data.holdout import hold_out
+from clients.toolkit.round.attacks import AttackingClient
+from fl_admm_strategies import FPFC, InProcessGrid, LegacyStrategy
+from fl_admm_strategies.algorithms.fpfc.search import PROBE_ROUNDS, RENEWAL, GroupSearch, scad
+from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
+from fl_admm_strategies.maths.blocks import under
+from fl_admm_strategies.maths.grouping import smallest_distance
+from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
+from tests.support.federation import (
+    RestlessGrid,
+    WatchedGrid,
+    assert_same_bits,
+    client_fn_of,
+    initial_arrays,
+    warnings_in,
+)
+from tests.support.legacy import run_workflow
+
+NUM_CLIENTS = 6
+WEIGHTS = torch.tensor([[2.0, 0.0, 1.0], [-1.0, 1.5, 0.0]])
+GROUPS = [0, 1, 0, 1, 1, 0]
+
+# With one round of consensus: probe 2, trial 3, join 4, refit 5 to 9, scores 10, and from 11 on
+# FPFC's own.
+CONSENSUS, PROBE, TRIAL, JOIN, REFIT, SCORE, FUSION = 1, 2, 3, 4, 5, 10, 11
+ROUNDS = 13
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return nn.Linear(3, 1)
+
+
+def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(client)
+    inputs = torch.randn(30, 3, generator=generator)
+    noise = 0.1 * torch.randn(30, generator=generator)
+    return inputs, (inputs @ WEIGHTS[GROUPS[client % 6]] + noise)[:, None]
+
+
+def client_of(context: Context, **options: Any) -> FPFCClient:
+    """Clients of equal `GROUPS` have the same regression."""
+    batch = data(int(context.node_config["partition-id"]))
+    return FPFCClient(
+        context,
+        model(),
+        [batch],
+        nn.functional.mse_loss,
+        test_loader=[batch],
+        full_batch=True,
+        **options,
+    )
+
+
+def app(**options: Any) -> Any:
+    return client_app(lambda context: client_of(context, **options).to_client())
+
+
+def arrays() -> ArrayRecord:
+    return ArrayRecord(model().state_dict())
+
+
+def auto(**changes: Any) -> FPFC:
+    settings = {"consensus_rounds": 1, "lr": 0.1, "local_epochs": 4, "fraction_train": 0.5}
+    return FPFC(**settings | {"fraction_evaluate": 0.0, "seed": 1} | changes)
+
+
+def run(strategy: FPFC, rounds: int = ROUNDS, grid: Any = None, **options: Any) -> WatchedGrid:
+    grid = grid or WatchedGrid(app(), NUM_CLIENTS)
+    strategy.start(grid, arrays(), rounds, **options)
+    return grid
+
+
+@cache
+def plain() -> tuple[FPFC, WatchedGrid]:
+    """Return a run with nothing in its way; only to read."""
+    strategy = auto()
+    return strategy, run(strategy)
+
+
+def asked(grid: WatchedGrid, server_round: int) -> list[int]:
+    return sorted(
+        int(message.metadata.dst_node_id) - FIRST
+        for message in grid.phase(MessageType.TRAIN, server_round)
+    )
+
+
+FIRST = min(InProcessGrid(app(), 1).get_node_ids())
+
+
+def config(message: Message) -> Mapping[str, Any]:
+    return dict(message.content["config"])
+
+
+# --- The stages -----------------------------------------------------------------------------------
+
+
+def slow(value: int) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+def test_the_groups_are_found_and_lambda_from_them() -> None:
+    strategy, _ = plain()
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
+    found = strategy.diagnostics()
+    search = found.search
+    assert search is not None
+    assert search.last_round == SCORE
+    assert search.labels == dict(enumerate([0, 1, 0, 1, 1, 0]))
+    # A third one had three groups, until the client that was set apart joined its kind.
+    assert search.num_groups.tolist() == [1, 2, 6]
+    assert search.num_groups[search.chosen] == 2
+    assert search.losses[1] == np.min(search.losses[[1]])
+    assert found.lam == search.smallest_distance / 3.7
+    assert found.nu == 3.7 * found.lam / 2  # half of what was between the groups
+    assert strategy.settings()["penalty"] == "auto"
+    assert isinstance(strategy.penalty_in_use, type(scad(1.0)))
+
+
+def test_who_is_asked_what_in_every_stage() -> None:
+    _, grid = plain()
+    everybody = list(range(NUM_CLIENTS))
+    numbers = {r: config(grid.phase(MessageType.TRAIN, r)[0]) for r in range(1, ROUNDS + 1)}
+    assert len(asked(grid, CONSENSUS)) == 3
+    assert [numbers[r]["local-epochs"] for r in (1, PROBE, TRIAL, JOIN, SCORE, FUSION)] == [
+        4,
+        20,
+        4,
+        0,
+        0,
+        4,
+    ]
+    # In the join a model for every group of the two groupings between "one" and "alone", which are
+    # the same after it.
+    assert [numbers[r].get("candidates") for r in range(1, 12)] == [
+        *(None, 1, 4, 2 + 3),
+        *(3,) * 6,
+        None,
+    ]
+    for server_round in (PROBE, TRIAL, JOIN, REFIT, REFIT + 4, SCORE):
+        assert asked(grid, server_round) == everybody
+    assert len(asked(grid, FUSION)) == 3
+    for server_round in range(1, ROUNDS + 1):
+        for message in grid.phase(MessageType.TRAIN, server_round):
+            assert config(message).get("held-out") == (0.2 if server_round <= SCORE else None)
+    # omega_i is sent along until a client has trained in FPFC's own rounds.
+    seen: set[int] = set()
+    for server_round in range(FUSION, ROUNDS + 1):
+        for message in grid.phase(MessageType.TRAIN, server_round):
+            groups = parse_groups(config(message))
+            assert groups is not None
+            assert ("start" in groups) == (message.metadata.dst_node_id not in seen)
+            seen.add(message.metadata.dst_node_id)
+
+
+def uploads(grid: WatchedGrid, server_round: int) -> dict[int, dict[str, Any]]:
+    return {
+        reply.metadata.src_node_id - FIRST: from_array_record(reply.content["arrays"])
+        for reply in grid.replies(MessageType.TRAIN, server_round)
+    }
+
+
+def test_the_models_by_hand() -> None:
+    # Candidate 1 has the two groups. After the last refit its models are the plain means of what
+    # the members uploaded; FPFC starts from them, with theta_ij = omega_i - omega_j and v_ij = 0.
+    strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
+    run(strategy, SCORE, grid)
+    last = uploads(grid, SCORE - 1)
+    flat = {c: np.append(own["1/weight"], own["1/bias"]) for c, own in last.items()}
+    alpha = [
+        np.mean([flat[c] for c in (0, 2, 5)], axis=0),
+        np.mean([flat[c] for c in (1, 3, 4)], 0),
+    ]
+    pairs = strategy.state.pairs
+    assert_allclose(pairs.omega, [alpha[g] for g in GROUPS], rtol=1e-6)
+    assert pairs.num_stored == 0
+    assert_array_equal(pairs.v(0, 1), np.zeros(4))
+    b = np.linalg.norm(alpha[0] - alpha[1])
+    assert strategy.penalty_in_use.lam == pytest.approx(b / 3.7)
+    # The least lambda that holds them: gradients of the mean squared error over all samples.
+    norms = []
+    for client, group in enumerate(GROUPS):
+        x, y = (part.numpy() for part in data(client))
+        x = np.hstack([x, np.ones((len(x), 1))])
+        norms.append(np.linalg.norm(2 * x.T @ (x @ alpha[group] - y[:, 0]) / len(x)))
+    search = strategy.diagnostics().search
+    assert search is not None
+    assert search.lam_needed == pytest.approx(6 * max(norms) / 2, rel=1e-4)
+
+
+def test_a_probe_is_plain_descent_on_the_samples_that_are_not_held_out() -> None:
+    strategy, grid = plain()
+    (message,) = [
+        m for m in grid.phase(MessageType.TRAIN, PROBE) if m.metadata.dst_node_id == FIRST
+    ]
+    start = from_array_record(message.content["arrays"])
+    seed = strategy.run.sampling.client_seeds([0], 0)[0]
+    assert config(message)["held-out-seed"] == seed
+    kept, _ = hold_out([data(0)], split_batch, 0.2, seed)
+    ((x, y),) = kept
+    assert len(x) == 24
+    net = descent(x, y, start)
+    own = uploads(grid, PROBE)[0]
+    assert_allclose(own["0/weight"], net.weight.detach().numpy(), rtol=1e-5)
+
+
+def flat(arrays: Mapping[str, Any]) -> Any:
+    return np.append(arrays["weight"], arrays["bias"])
+
+
+def sent(grid: WatchedGrid, server_round: int) -> dict[int, list[Any]]:
+    """Return the models that every client was sent in a stage that asks everybody."""
+    found = {}
+    for message in grid.phase(MessageType.TRAIN, server_round):
+        records = message.content.array_records.values()
+        parameters = [array.numpy() for record in records for array in record.values()]
+        asked = FPFCInstruction.decode(parameters, config(message))
+        blocks = [under(f"{k}/", asked.more or {}) for k in range(1, asked.candidates or 0)]
+        found[message.metadata.dst_node_id - FIRST] = list(map(flat, [asked.anchor, *blocks]))
+    return found
+
+
+def test_in_the_join_clients_move_to_the_group_whose_model_suits_them() -> None:
+    # "One group" and "alone" are not open. The second grouping is the true one; the third had
+    # client 0 on its own, which finds that the model of 2 and 5 has the lesser loss.
+    strategy, grid = plain()
+    trial = [[flat(under(f"{k}/", own)) for k in range(4)] for own in uploads(grid, TRIAL).values()]
+
+    def mean(k: int, *clients: int) -> Any:
+        return np.mean([trial[c][k] for c in clients], axis=0)
+
+    offered = sent(grid, JOIN)
+    # Its own group's model is without its own upload; of a group of one it is that upload.
+    assert_allclose(offered[0], [mean(1, 2, 5), mean(1, 1, 3, 4), *offered[0][2:]], rtol=1e-5)
+    alone = [c for c in range(NUM_CLIENTS) if np.allclose(offered[c][2], trial[c][2], rtol=1e-5)]
+    assert alone == [0]
+    # Losses are those on the samples that are trained on.
+    seeds = strategy.run.sampling.client_seeds(range(NUM_CLIENTS), 0)
+    ((x, y),), _ = hold_out([data(0)], split_batch, 0.2, seeds[0])
+    for j, own in enumerate(offered[0]):
+        made = x.numpy() @ own[:3] + own[3]
+        said = strategy.train_metrics[JOIN][0][f"training-loss-{j}"]
+        assert said == pytest.approx(np.mean((made - y.numpy()[:, 0]) ** 2), rel=1e-4)
+    # The refit begins from the probes, by the new groups.
+    probes = [flat(under("0/", own)) for own in uploads(grid, PROBE).values()]
+    for client, models in sent(grid, REFIT).items():
+        own = [c for c in range(NUM_CLIENTS) if GROUPS[c] == GROUPS[client]]
+        for model_, members in zip(models, (range(6), own, [client]), strict=True):
+            expected = np.mean([probes[c] for c in members], axis=0)
+            assert_allclose(model_, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_lambda_is_renewed_by_the_present_clusters() -> None:
+    strategy = auto()
+    found: dict[int, tuple[float, float]] = {}
+
+    def look(server_round: int, metrics: Any) -> None:
+        models = [np.append(*from_array_record(a).values()) for a in strategy.cluster_arrays()]
+        found[server_round] = strategy.penalty_in_use.lam, smallest_distance(np.stack(models))
+
+    run(strategy, SCORE + RENEWAL, on_round=look)
+    lam, _ = found[SCORE]
+    assert all(found[r][0] == lam for r in range(SCORE, SCORE + RENEWAL))
+    renewed, distance = found[SCORE + RENEWAL]
+    assert renewed != lam
+    assert renewed == pytest.approx(distance / 3.7)
+
+
+def test_lambda_does_not_fall_where_a_group_has_split() -> None:
+    # Two groups were chosen, 3.7 apart: lambda = 1. The parts of one that has split are nearer.
+    search = GroupSearch.__new__(GroupSearch)
+    search.lam, search._table, search._result = 1.0, np.array([[1.0, 2.0]]), np.array([1.0, 3.7, 0])
+    apart = np.array([[0.0], [3.7]])
+    search.renew(np.vstack([apart, [[0.5]]]))
+    assert search.lam == 1.0
+    search.renew(np.vstack([2 * apart, [[14.8]]]))  # parts that are further apart may raise it
+    assert search.lam == pytest.approx(2.0)
+    search.renew(apart / 2)
+    assert search.lam == pytest.approx(0.5)
+
+
+def test_only_the_clustered_block_is_searched_with() -> None:
+    # The network of the contract's tests: its head is clustered, its body is shared.
+    strategy = auto(clustered="^head")
+    grid = WatchedGrid(client_app(client_fn_of(FPFCClient)), NUM_CLIENTS)
+    shared: dict[int, Any] = {}
+
+    def look(server_round: int, metrics: Any) -> None:
+        body = strategy.state.averaged_arrays
+        shared[server_round] = np.concatenate([array.ravel() for array in body.values()])
+
+    strategy.start(grid, initial_arrays(), ROUNDS, on_round=look)
+    for server_round in range(PROBE, FUSION):
+        assert_array_equal(shared[server_round], shared[CONSENSUS])
+    assert not np.array_equal(shared[FUSION], shared[CONSENSUS])
+    names = set(uploads(grid, REFIT)[0])
+    assert {"0/head.weight", "1/head.bias"} <= names
+    assert not [name for name in names if "body" in name]
+
+
+@pytest.mark.slow
+def test_one_group_and_everybody_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def grid(weights: Callable[[int], torch.Tensor]) -> WatchedGrid:
+        def client(context: Context) -> Any:
+            number = int(context.node_config["partition-id"])
+            inputs, noise = data(number + 6)
+            noise = noise - inputs @ WEIGHTS[GROUPS[number]][:, None]
+            batch = (inputs, noise + inputs @ weights(number)[:, None])
+            return FPFCClient(
+                context, model(), [batch], nn.functional.mse_loss, full_batch=True
+            ).to_client()
+
+        return WatchedGrid(client_app(client), NUM_CLIENTS)
+
+    together = auto(fraction_train=1.0)
+    run(together, grid=grid(lambda client: WEIGHTS[0]))
+    assert together.clusters().tolist() == [0] * 6
+    search = together.diagnostics().search
+    assert search is not None
+    assert np.isnan(search.smallest_distance)
+    assert together.penalty_in_use.lam == 2 * search.lam_needed > 0
+
+    directions = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+    alone = auto(fraction_train=1.0)
+    run(alone, grid=grid(lambda client: 3 * directions[client]))
+    assert alone.clusters().tolist() == list(range(6))
+
+
+# --- Too short, too few, bad input ----------------------------------------------------------------
+
+
+def test_a_run_that_is_too_short_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = auto(fraction_evaluate=1.0)
+    run(strategy, 4)
+    assert warnings_in(caplog.records) == []
+    assert strategy.clusters().tolist() == [0] * 6
+    (line,) = warnings_in(caplog.records)
+    assert line.startswith("After round 4 the groups are still searched for, and all clients count")
+    assert "takes 10 rounds or a few more" in line
+    assert strategy.diagnostics().search is None
+    assert strategy.diagnostics().lam == 0
+
+
+def descent(x: torch.Tensor, y: torch.Tensor, start: Mapping[str, Any]) -> nn.Module:
+    """Return the model after the 20 steps of a probe."""
+    net = model()
+    net.load_state_dict({name: torch.tensor(array) for name, array in start.items()})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return net
+
+
+def mse(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    with torch.no_grad():
+        return float(nn.functional.mse_loss(net(x), y))
+
+
+def test_without_held_out_samples_the_groups_are_found_by_corrected_training_losses() -> None:
+    # o_i, by cross-validation of the probe; then f_i + o_i log(|G| n_i)/(2 |G|).
+    strategy = auto(validation_share=0.0)
+    grid = run(strategy)
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
+    search = strategy.diagnostics().search
+    assert search is not None
+    (message,) = [
+        m for m in grid.phase(MessageType.TRAIN, PROBE) if m.metadata.dst_node_id == FIRST
+    ]
+    start = from_array_record(message.content["arrays"])
+    x, y = data(0)
+    whole = descent(x, y, start)
+    assert_allclose(uploads(grid, PROBE)[0]["0/weight"], whole.weight.detach(), rtol=1e-5)
+    seed = strategy.run.sampling.client_seeds([0], 0)[0]
+    optimism = -mse(whole, x, y)
+    for rows in np.array_split(np.random.default_rng(seed).permutation(30), 4):
+        others = np.setdiff1d(np.arange(30), rows)
+        own = descent(x[others], y[others], start)
+        optimism += len(rows) / 30 * mse(own, x[rows], y[rows])
+    probes = strategy.train_metrics[PROBE]
+    assert probes[0]["optimism"] == pytest.approx(optimism, rel=1e-3)
+    scores = strategy.train_metrics[SCORE]
+    assert not any(name.startswith("held") for name in scores[0])
+    sizes = {0: [6] * 6, 1: [3] * 6, 2: [1] * 6}
+    for k, of_clients in sizes.items():
+        expected = [
+            scores[c][f"training-loss-{k}"] + probes[c]["optimism"] * np.log(30 * size) / (2 * size)
+            for c, size in enumerate(of_clients)
+        ]
+        assert search.losses[k] == pytest.approx(np.mean(expected))
+
+
+def clients_with(samples: Mapping[int, int]) -> WatchedGrid:
+    """Return a grid on which some clients have few samples."""
+
+    def client(context: Context) -> Any:
+        number = int(context.node_config["partition-id"])
+        x, y = data(number)
+        count = samples.get(number, 30)
+        batch = (x[:count], y[:count])
+        return FPFCClient(
+            context, model(), [batch], nn.functional.mse_loss, full_batch=True
+        ).to_client()
+
+    return WatchedGrid(client_app(client), NUM_CLIENTS)
+
+
+def test_a_client_holds_out_one_sample_at_least_and_with_only_one_has_no_vote() -> None:
+    # Client 2 has four samples, a fifth of which is none; client 3 has one.
+    strategy = auto()
+    grid = run(strategy, grid=clients_with({2: 4, 3: 1}))
+    assert {2, 3} <= set(asked(grid, REFIT))
+    probes, scores = strategy.train_metrics[PROBE], strategy.train_metrics[SCORE]
+    assert [c for c in range(NUM_CLIENTS) if "held-out-none" in probes[c]] == [3]
+    assert not any("optimism" in metrics for metrics in probes.values())
+    search = strategy.diagnostics().search
+    assert search is not None
+    voters = [c for c in range(NUM_CLIENTS) if c != 3]
+    for k, loss in enumerate(search.losses):
+        assert loss == pytest.approx(np.mean([scores[c][f"held-out-loss-{k}"] for c in voters]))
+
+
+def test_clients_with_one_sample_each_are_refused_in_words() -> None:
+    with pytest.raises(RuntimeError, match="No client has two training samples, so nobody can"):
+        run(auto(), grid=clients_with(dict.fromkeys(range(NUM_CLIENTS), 1)))
+
+
+def test_a_correction_survives_an_interruption(tmp_path: Path) -> None:
+    def start(rounds: int, **options: Any) -> FPFC:
+        strategy = auto(validation_share=0.0)
+        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
+        run(strategy, rounds, grid, checkpoint_dir=tmp_path / "saved", **options)
+        return strategy
+
+    start(REFIT + 1)
+    whole = auto(validation_share=0.0)
+    run(whole)
+    assert_same_bits(start(ROUNDS, resume=True).state_dict(), whole.state_dict())
+
+
+def test_a_clients_own_validation_data_are_used() -> None:
+    # Labels of the other group: by them the best model is another client's... and nothing is
+    # held out, so that the probes are of all 30 samples.
+    def client(context: Context) -> Any:
+        batch = data(int(context.node_config["partition-id"]))
+        return client_of(context, validation_loader=[batch]).to_client()
+
+    strategy = auto()
+    grid = run(strategy, grid=WatchedGrid(client_app(client), NUM_CLIENTS))
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
+    assert not np.array_equal(
+        uploads(grid, PROBE)[0]["0/weight"], uploads(plain()[1], PROBE)[0]["0/weight"]
+    )
+
+
+def test_a_client_that_cannot_compute_its_loss_is_refused_in_words() -> None:
+    class Own(FPFCClient):
+        def minimise(self, objective: Any, *, lr: float, epochs: int) -> dict[str, float]:
+            objective.penalty(self.model)
+            return {"loss": 0.0}
+
+    def client(context: Context) -> Any:
+        return Own(context, model(), [data(0)]).to_client()
+
+    with pytest.raises(RuntimeError, match="no loss_fn, so it cannot say which groups suit it"):
+        run(auto(), grid=WatchedGrid(client_app(client), NUM_CLIENTS))
+
+
+# --- Lost replies ---------------------------------------------------------------------------------
+
+
+def without(*clients: int) -> Callable[[list[Message]], list[Message]]:
+    lost = {FIRST + client for client in clients}
+    return lambda replies: [r for r in replies if r.metadata.src_node_id not in lost]
+
+
+def test_a_lost_probe_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)})
+    run(strategy, ROUNDS + 1, grid)
+    assert asked(grid, PROBE + 1) == [3]
+    assert asked(grid, PROBE + 2) == list(range(NUM_CLIENTS))  # the trial
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
+    # The same search a round later: it went from the same point.
+    expected = plain()[0].diagnostics().search
+    found = strategy.diagnostics().search
+    assert found is not None
+    assert expected is not None
+    assert found.last_round == expected.last_round + 1
+    assert_allclose(found.losses, expected.losses, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) -> None:
+    spoil = {PROBE + k: without(3) for k in range(PROBE_ROUNDS)}
+    strategy, grid = auto(fraction_train=1.0), WatchedGrid(app(), NUM_CLIENTS, spoil=spoil)
+    end = SCORE + PROBE_ROUNDS - 1
+    run(strategy, end + 40, grid)
+    lines = warnings_in(caplog.records)
+    assert [line for line in lines if line.startswith("clients [3] (1) did not reply in 3 rounds;")]
+    for server_round in range(PROBE + PROBE_ROUNDS, end + 1):
+        assert 3 not in asked(grid, server_round)
+    first = {m.metadata.dst_node_id - FIRST: config(m) for m in grid.phase("train", end + 1)}
+    second = {m.metadata.dst_node_id - FIRST: config(m) for m in grid.phase("train", end + 2)}
+    assert (first[3]["rho"], first[0]["rho"], second[3]["rho"]) == (0.0, 1.0, 1.0)
+    search = strategy.diagnostics().search
+    assert search is not None
+    assert 3 not in search.labels
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]  # FPFC brought it to its group
+
+
+@pytest.mark.parametrize(
+    "server_round",
+    [*map(slow, (CONSENSUS, TRIAL, REFIT, REFIT + 3, SCORE, FUSION)), JOIN],
+)
+def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None:
+    grid = WatchedGrid(app(), NUM_CLIENTS)
+    run(auto(), server_round, grid)
+    victim = asked(grid, server_round)[0]
+    strategy = auto()
+    grid = WatchedGrid(app(), NUM_CLIENTS, spoil={server_round: without(victim)})
+    run(strategy, grid=grid)
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
+    found, expected = strategy.diagnostics().search, plain()[0].diagnostics().search
+    assert found is not None
+    assert expected is not None
+    assert found.last_round == SCORE
+    if server_round not in (TRIAL, FUSION):  # the trial is for the choice only
+        assert not np.array_equal(found.losses, expected.losses)
+
+
+def test_a_round_without_any_reply_is_repeated() -> None:
+    strategy = auto()
+    spoil = {r: without(*range(NUM_CLIENTS)) for r in (JOIN, SCORE + 1)}
+    run(strategy, ROUNDS + 2, WatchedGrid(app(), NUM_CLIENTS, spoil=spoil))
+    search, expected = strategy.diagnostics().search, plain()[0].diagnostics().search
+    assert search is not None
+    assert expected is not None
+    assert search.last_round == SCORE + 2
+    assert_allclose(search.losses, expected.losses, rtol=1e-6)
+
+
+def test_a_score_that_is_not_finite_is_no_score() -> None:
+    class Boasting(FPFCClient):
+        def measure(self, problem: Any) -> dict[str, float]:
+            return {"loss": float("nan")}
+
+    def client(context: Context) -> Any:
+        kind = Boasting if int(context.node_config["partition-id"]) == 2 else FPFCClient
+        batch = data(int(context.node_config["partition-id"]))
+        return kind(context, model(), [batch], nn.functional.mse_loss, full_batch=True).to_client()
+
+    strategy = auto()
+    run(strategy, grid=WatchedGrid(client_app(client), NUM_CLIENTS))
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]
+
+
+# --- Clients that come and go ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", [*map(slow, (PROBE, TRIAL, REFIT, SCORE, FUSION)), JOIN])
+def test_clients_join_and_leave_in_every_stage(when: int) -> None:
+    # Client 7, of the first group, comes in a stage; 4 leaves then for good.
+    partitions = (*range(NUM_CLIENTS), 6)
+    nodes = [FIRST + place for place in range(7)]
+    online = {0: nodes[:6], when: [node for node in nodes if node != nodes[4]]}
+    grid = RestlessGrid(app(), partitions, online)
+    strategy = auto(max_missed_rounds=2, fraction_train=1.0)
+    strategy.start(grid, arrays(), 60)
+    assert strategy.client_ids == [0, 1, 2, 3, 5, 6]
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 0, 0]
+
+
+# --- Resuming, engines, the other API -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        *map(slow, (CONSENSUS, PROBE, JOIN, REFIT + 2)),
+        TRIAL,
+        *map(slow, (SCORE - 1, SCORE, FUSION)),
+    ],
+)
+def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_path: Path) -> None:
+    def start(strategy: FPFC, **options: Any) -> None:
+        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
+        run(strategy, grid=grid, checkpoint_dir=tmp_path / "saved", **options)
+
+    def interrupt(server_round: int, metrics: Any) -> None:
+        if server_round == last + 1:  # trained, but not saved
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        start(auto(), on_round=interrupt)
+    strategy = auto()
+    start(strategy, resume=True)
+    assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
+    found, expected = strategy.diagnostics().search, plain()[0].diagnostics().search
+    assert found is not None
+    assert expected is not None
+    assert_array_equal(found.losses, expected.losses)
+
+
+@pytest.mark.slow
+def test_a_lost_probe_survives_an_interruption(tmp_path: Path) -> None:
+    def start(strategy: FPFC, rounds: int, **options: Any) -> None:
+        grid = WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)})
+        run(strategy, rounds, grid, checkpoint_dir=tmp_path / "saved", **options)
+
+    whole, strategy = auto(), auto()
+    run(whole, ROUNDS, WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)}))
+    start(auto(), PROBE)
+    start(strategy, ROUNDS, resume=True)
+    assert_same_bits(strategy.state_dict(), whole.state_dict())
+
+
+def test_a_saved_search_of_another_run_is_refused() -> None:
+    state = plain()[0].state_dict()
+    for damaged, text in (
+        ({k: v for k, v in state.items() if not k.endswith("search/center")}, "lacks"),
+        (state | {"state/search/center": np.zeros(3, np.float32)}, "does not fit this model"),
+        (state | {"state/search/probe_ids": np.zeros(2, np.uint64)}, "does not fit this model"),
+        (state | {"state/search/upload_ids": np.zeros(2, np.uint64)}, "does not fit this model"),
+    ):
+        strategy = auto()
+        strategy.load_state_dict(damaged)
+        with pytest.raises(ValueError, match=text):
+            run(strategy, ROUNDS + 1)
+
+
+@pytest.mark.slow
+def test_hosted_clients_and_workers_give_the_same_bits() -> None:
+    hosted = client_app(lambda context: client_of(context).to_client(), num_clients=NUM_CLIENTS)
+    strategy = auto()
+    strategy.start(InProcessGrid(hosted, 2), arrays(), ROUNDS)
+    assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
+    strategy = auto()
+    with InProcessGrid(app(), NUM_CLIENTS, workers=2) as grid:
+        strategy.start(grid, arrays(), ROUNDS)
+    assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
+
+
+def test_uploads_are_bounded_and_forged_in_the_search_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Client 3 multiplies what it uploads, in every stage that has an upload.
+    attack = Attack("sign-flip", ratio=0.2, sigma=1e3)
+
+    def client(context: Context) -> Any:
+        own = client_of(context)
+        if context.node_config["partition-id"] == 3:
+            return AttackingClient(own, attack, 3).to_client()
+        return own.to_client()
+
+    strategy = auto(max_norm=5.0, on_excess="refuse")
+    run(strategy, ROUNDS + 2, grid=WatchedGrid(client_app(client), NUM_CLIENTS))
+    refused = [line for line in warnings_in(caplog.records) if "from what it was sent" in line]
+    assert all(" client 3 refused" in line for line in refused)
+    assert {int(line.split()[1][:-1]) for line in refused} >= {PROBE, PROBE + 1, PROBE + 2}
+    search = strategy.diagnostics().search
+    assert search is not None
+    assert search.labels == {0: 0, 1: 1, 2: 0, 4: 1, 5: 0}
+
+
+@pytest.mark.slow
+def test_the_legacy_api_gives_the_same_bits() -> None:
+    strategy = auto()
+    legacy = ClientApp(client_fn=lambda context: client_of(context).to_client())
+    grid = InProcessGrid(legacy, NUM_CLIENTS)
+    run_workflow(grid, LegacyStrategy(strategy, arrays()), ROUNDS)
+    assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
+
+
+@pytest.mark.parametrize("share", [0.2, slow(0.0)])
+def test_clients_search_together_as_a_cohort(share: float) -> None:
+    def factory(context: Context) -> Any:
+        return client_of(context).to_client()
+
+    hosted = client_app(factory, num_clients=NUM_CLIENTS, cohort=True)
+    strategy, expected = auto(validation_share=share), auto(validation_share=share)
+    strategy.start(InProcessGrid(hosted, 1), arrays(), ROUNDS)
+    run(expected)
+    assert strategy.clusters().tolist() == expected.clusters().tolist()
+    assert_allclose(strategy.state.pairs.omega, expected.state.pairs.omega, rtol=1e-4, atol=1e-5)
+    if share == 0:
+        found, alone = strategy.train_metrics[PROBE], expected.train_metrics[PROBE]
+        for client, metrics in found.items():
+            assert metrics["optimism"] == pytest.approx(alone[client]["optimism"], rel=1e-3)

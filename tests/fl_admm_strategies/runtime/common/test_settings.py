@@ -1,0 +1,255 @@
+"""Settings are what the constructor takes: for the log, for the resume identity, for the app."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import fl_admm_strategies
+from fl_admm_strategies import FLAME, FPFC, FedAPM, FedGiA, FedProx, SmoothedSCAD, StepDecay
+from fl_admm_strategies.runtime import run
+from fl_admm_strategies.runtime.common.settings import (
+    as_text,
+    changed_settings,
+    parameters_of,
+    settings_of,
+)
+
+BASE = [
+    "fraction_evaluate",
+    "min_evaluate_nodes",
+    "min_available_nodes",
+    "node_timeout",
+    "max_clients_per_node",
+    "max_missed_rounds",
+    "client_keys",
+    "patience",
+    "max_norm",
+    "on_excess",
+    "max_examples",
+    "weighted_by_key",
+    "wire_dtype",
+    "state_on_disk",
+    "seed",
+]
+SAMPLED = ["fraction_train", "min_train_nodes", *BASE]
+
+
+class Low:
+    def __init__(self, *, rho: float = 1.0, seed: int = 0) -> None:
+        self.rho, self.seed = rho, seed
+
+
+class Middle(Low):
+    def __init__(self, *, lr: float, rho: float = 2.0, **base: Any) -> None:
+        super().__init__(rho=rho, **base)
+        self.lr = lr
+
+
+class Silent(Middle):
+    """Has no constructor of its own."""
+
+
+class High(Silent):
+    def __init__(self, penalty: Any, **base: Any) -> None:
+        super().__init__(**base)
+        self.penalty = penalty
+
+
+class Closed(High):
+    def __init__(self, name: str = "x") -> None:
+        super().__init__(None, lr=0.5)
+        self.name = name
+
+
+def test_the_parameters_that_are_passed_on_are_found() -> None:
+    found = parameters_of(High)
+    assert list(found) == ["penalty", "lr", "rho", "seed"]
+    assert found["rho"].default == 2.0  # the nearer one hides the other
+    assert found["lr"].default is inspect.Parameter.empty
+    assert list(parameters_of(Silent)) == ["lr", "rho", "seed"]
+    assert list(parameters_of(Closed)) == ["name"]  # it passes nothing on
+
+
+def test_settings_are_the_values_of_the_parameters() -> None:
+    assert settings_of(High(3, lr=0.1)) == {"penalty": 3, "lr": 0.1, "rho": 2.0, "seed": 0}
+    assert settings_of(Closed()) == {"name": "x"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "own", "base"),
+    [
+        (FedProx(), ["mu", "lr", "local_epochs"], SAMPLED),
+        (FedGiA(), ["t", "hessian", "local_steps", "fraction_admm", "curvature", "duals"], BASE),
+        (
+            FedAPM("^head"),
+            ["personal", "sigma", "personal_epochs", "u_start", "tolerance", "tolerance_decay"],
+            ["rho", "lr", "local_epochs", "duals", "averaged", "weights", *SAMPLED],
+        ),
+    ],
+    ids=["FedProx", "FedGiA", "FedAPM"],
+)
+def test_a_strategys_settings_are_its_own_before_those_of_its_bases(
+    strategy: Any, own: list[str], base: list[str]
+) -> None:
+    names = list(strategy.settings())
+    assert names[: len(own)] == own
+    assert names[-len(base) :] == base
+
+
+def strategies() -> list[type]:
+    public = (getattr(fl_admm_strategies, name) for name in fl_admm_strategies.__all__)
+    return [
+        kind
+        for kind in public
+        if isinstance(kind, type)
+        and issubclass(kind, fl_admm_strategies.StatefulStrategy)
+        and not inspect.isabstract(kind)
+    ]
+
+
+# What their constructors cannot do without.
+NEEDED: dict[str, dict[str, Any]] = {
+    "eps1": {"eps1": 0.1, "eps2": 0.2},
+    "num_clusters": {"num_clusters": 2},
+    "threshold": {"threshold": 10.0},
+    "penalty": {"penalty": SmoothedSCAD(0.5)},
+    "personal": {"personal": None},
+    "regularizer": {"regularizer": fl_admm_strategies.SquaredL2(0.1)},
+}
+
+
+@pytest.mark.parametrize("kind", strategies(), ids=lambda kind: kind.__name__)
+def test_a_strategy_made_of_its_settings_has_the_same(kind: Any) -> None:
+    parameters = parameters_of(kind)
+    needed = {k: v for name in parameters if name in NEEDED for k, v in NEEDED[name].items()}
+    strategy = kind(**needed, seed=3, node_timeout=7.0)
+    settings = strategy.settings()
+    assert list(settings) == list(parameters)
+    assert settings["seed"] == 3
+    assert settings["node_timeout"] == 7.0
+    for name, parameter in parameters.items():
+        if name not in ("seed", "node_timeout", *needed):
+            assert settings[name] == parameter.default, name
+    assert kind(**settings).settings() == settings
+
+
+# --- As text ------------------------------------------------------------------------------------
+
+
+class Opaque:
+    """Without a repr of its own."""
+
+
+class Named:
+    def __repr__(self) -> str:
+        return "Named()"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("w_i", "w_i"),
+        (0.1, "0.1"),
+        (None, "None"),
+        ({3: 0.5}, "{3: 0.5}"),
+        (SmoothedSCAD(0.5), repr(SmoothedSCAD(0.5))),
+        (StepDecay(0.1, 0.9, every=5), "StepDecay(initial=0.1, factor=0.9, every=5)"),
+        (Named(), "Named()"),
+        (lambda server_round: 0.1, None),
+        (Opaque(), None),
+        ([Opaque()], None),
+    ],
+    ids=[
+        "text",
+        "number",
+        "None",
+        "dict",
+        "penalty",
+        "schedule",
+        "named",
+        "lambda",
+        "object",
+        "in",
+    ],
+)
+def test_only_what_reads_the_same_in_every_process_has_a_text(value: Any, text: str | None) -> None:
+    assert as_text(value) == text
+
+
+def test_what_changed_is_said_by_name() -> None:
+    before = {"lr": "0.1", "rho": "1.0", "gone": "3", "epochs": None, "schedule": None}
+    now = {"lr": "0.1", "rho": "2.0", "epochs": None, "schedule": "5", "max_steps": "9"}
+    assert changed_settings(before, now) == [
+        "rho 2.0 (was 1.0)",
+        "gone not given (was 3)",
+        "epochs is a function, which cannot be compared with the saved run's",
+        "schedule is a function, which cannot be compared with the saved run's",
+        "max_steps 9 (was not given)",
+    ]
+    assert changed_settings(before | {"epochs": "1", "schedule": "5"}, before) == [
+        "epochs is a function, which cannot be compared with the saved run's",
+        "schedule is a function, which cannot be compared with the saved run's",
+    ]
+    assert changed_settings(now | {"epochs": "1"}, now | {"epochs": "1"}) == []
+
+
+# --- What a resumed run is compared by ----------------------------------------------------------
+
+
+def fingerprint(strategy: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = run.fingerprint(strategy, {})["settings"]
+    return settings
+
+
+def test_every_setting_but_the_seed_is_compared() -> None:
+    # A log of some of them let FLAME's max_steps and FPFC's lr pass unnoticed.
+    assert changed_settings(fingerprint(FLAME()), fingerprint(FLAME(max_steps=9, seed=4))) == [
+        "max_steps 9 (was 1000)"
+    ]
+    one, other = (
+        FPFC(SmoothedSCAD(0.5), lr=StepDecay(0.1, factor, every=5)) for factor in (0.9, 0.8)
+    )
+    assert changed_settings(fingerprint(one), fingerprint(other)) == [
+        "lr StepDecay(initial=0.1, factor=0.8, every=5) "
+        "(was StepDecay(initial=0.1, factor=0.9, every=5))"
+    ]
+    assert changed_settings(fingerprint(one), fingerprint(one)) == []
+    a_function = FPFC(SmoothedSCAD(0.5), lr=lambda server_round: 0.1)
+    assert changed_settings(fingerprint(a_function), fingerprint(a_function)) == [
+        "lr is a function, which cannot be compared with the saved run's"
+    ]
+
+
+# --- StepDecay ----------------------------------------------------------------------------------
+
+
+def test_a_step_decay_by_hand() -> None:
+    schedule = StepDecay(0.8, factor=0.5, every=2)
+    assert [schedule(server_round) for server_round in range(1, 7)] == [
+        0.8,
+        0.8,
+        0.4,
+        0.4,
+        0.2,
+        0.2,
+    ]
+    assert [StepDecay(1.0, 0.5)(server_round) for server_round in (1, 2, 3)] == [1.0, 0.5, 0.25]
+    assert StepDecay(0.01, 0.9) == StepDecay(0.01, 0.9, every=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((0, 0.5), ValueError, "initial is 0, expected a finite number > 0"),
+        ((0.1, 0), ValueError, r"factor is 0, expected a number in \(0, 1\]"),
+        ((0.1, 1.5), ValueError, r"factor is 1.5"),
+        ((0.1, 0.5, 0), ValueError, "every is 0, expected an integer >= 1"),
+        ((0.1, 0.5, 1.0), TypeError, "every is 1.0, expected an integer"),
+    ],
+)
+def test_a_step_decay_refuses(arguments: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        StepDecay(*arguments)

@@ -1,0 +1,251 @@
+"""Nodes that go and come back in the middle of a run, as SuperNodes of a deployment do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+
+from clients import FPFCClient, client_app
+from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
+from fl_admm_strategies.runtime.members import discovery, waiting
+from tests.support.federation import (
+    Online,
+    RestlessGrid,
+    assert_same_bits,
+    client_fn_of,
+    initial_arrays,
+    not_asking,
+    trained,
+    warnings_in,
+)
+
+# Nodes 2, 3, 4 are clients 0, 1, 2; further nodes are added per test, from id 5 on.
+FIRST = (0, 1, 2)
+
+
+def fpfc(**settings: Any) -> FPFC:
+    return FPFC(SmoothedSCAD(0.5), lr=0.2, local_epochs=2, fraction_evaluate=0, seed=1, **settings)
+
+
+def fpfc_app() -> ClientApp:
+    return client_app(client_fn_of(FPFCClient))
+
+
+def run(
+    online: Online, partitions: Sequence[int] = FIRST, num_rounds: int = 4, **settings: Any
+) -> tuple[FPFC, RestlessGrid]:
+    grid = RestlessGrid(fpfc_app(), partitions, online)
+    strategy = fpfc(**settings)
+    strategy.start(grid, initial_arrays(), num_rounds)
+    return strategy, grid
+
+
+def as_if_not_sampled(away: Mapping[int, int]) -> FPFC:
+    """Return a run with three steady nodes in which `away[round]` was not sampled."""
+    strategy = not_asking(fpfc(), {server_round: [client] for server_round, client in away.items()})
+    strategy.start(InProcessGrid(fpfc_app(), 3), initial_arrays(), 4)
+    return strategy
+
+
+def test_a_client_that_comes_back_on_another_node_takes_part_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Client 1's node 3 is gone in rounds 2 and 3; its new node 5 has nothing of what it kept.
+    strategy, grid = run({0: [2, 3, 4], 2: [2, 4], 4: [2, 4, 5]}, partitions=(0, 1, 2, 1))
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 2], 4: [0, 1, 2]}
+    assert_same_bits(strategy.state_dict(), as_if_not_sampled({2: 1, 3: 1}).state_dict())
+    assert grid.asked == [5]
+    lines = warnings_in(caplog.records)
+    assert lines == [
+        f"round {r}: client 1 refused: it failed: its node is not connected" for r in (2, 3)
+    ]
+
+
+def test_a_client_that_is_restarted_between_two_rounds_misses_none() -> None:
+    # Its last upload was accepted, so without a word from the directory the server would take it
+    # to hold omega_1 still.
+    strategy, _ = run({0: [2, 3, 4], 3: [2, 4, 5]}, partitions=(0, 1, 2, 1))
+    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3, 4)}
+    assert_same_bits(strategy.state_dict(), as_if_not_sampled({}).state_dict())
+
+
+def test_the_same_node_may_come_back() -> None:
+    # Its client was not asked in round 2, so only the directory can know that it may have been
+    # restarted, and that it needs its omega_1 in round 3.
+    grid = RestlessGrid(fpfc_app(), FIRST, {0: [2, 3, 4], 2: [2, 4], 3: [2, 3, 4]})
+    strategy = fpfc()
+    current: dict[int, bool] = {}
+    instructions = not_asking(strategy, {2: [1]}).train_instructions
+
+    def watched(server_round: int, client_ids: Sequence[int]) -> Any:
+        current[server_round] = strategy.membership.has_current_state(1)
+        return instructions(server_round, client_ids)
+
+    strategy.train_instructions = watched  # type: ignore[method-assign]
+    strategy.start(grid, initial_arrays(), 4)
+    assert current == {1: False, 2: True, 3: False, 4: True}
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2], 4: [0, 1, 2]}
+    assert grid.asked == []
+    assert_same_bits(strategy.state_dict(), as_if_not_sampled({2: 1}).state_dict())
+
+
+def test_a_second_node_of_a_client_waits_until_the_first_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Round 4 is the first in which node 3 is not there any more; node 5 is asked once only.
+    strategy, grid = run({0: [2, 3, 4], 2: [2, 3, 4, 5], 4: [2, 4, 5]}, partitions=(0, 1, 2, 1))
+    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3, 4)}
+    assert grid.asked == [5]
+    (line,) = warnings_in(caplog.records)
+    assert "node 5 is left out" in line
+    assert "clients [1] (1), as does node [3] (1), which is connected" in line
+
+
+def test_a_node_that_hosts_new_clients_is_welcome(caplog: pytest.LogCaptureFixture) -> None:
+    strategy, grid = run({0: [2, 3, 4], 2: [2, 3, 4, 5]}, partitions=(0, 1, 2, 7))
+    assert trained(strategy) == {1: [0, 1, 2]} | {r: [0, 1, 2, 7] for r in (2, 3, 4)}
+    assert grid.asked == [5]
+    assert warnings_in(caplog.records) == []
+    assert "clients [7] (1) are new, on node 5" in [r.getMessage() for r in caplog.records]
+
+
+def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "QUERY_TIMEOUT", 0.3)
+    grid = RestlessGrid(fpfc_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
+    strategy = fpfc()
+
+    def deaf_in_round_2(server_round: int, metrics: Any) -> None:
+        # Two looks in 0.3 s, then round 2 begins without node 5; its own two pulls of training
+        # replies are not among them, since the grid answers those at once.
+        grid.deaf_for = 3 if server_round == 1 else 0
+
+    strategy.start(grid, initial_arrays(), 4, on_round=deaf_in_round_2)
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2], 4: [0, 1, 2]}
+    assert grid.asked == [5]
+
+
+def hosting_app(garbage: Callable[[Context], bool] = lambda context: False) -> ClientApp:
+    """Return an app in which six clients are spread over the nodes."""
+
+    def num_clients(context: Context) -> int:
+        if garbage(context):
+            raise OSError("no data on this machine")
+        return 6
+
+    return client_app(client_fn_of(FPFCClient), num_clients=num_clients)
+
+
+def test_a_node_with_several_clients_comes_back_as_a_whole() -> None:
+    # Node p of 3 hosts clients 2p and 2p + 1.
+    grid = RestlessGrid(hosting_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4], 3: [2, 4, 5]})
+    strategy = fpfc()
+    strategy.start(grid, initial_arrays(), 3)
+    everybody = [0, 1, 2, 3, 4, 5]
+    assert trained(strategy) == {1: everybody, 2: [0, 1, 4, 5], 3: everybody}
+
+
+def test_a_new_node_that_cannot_say_who_it_is_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = RestlessGrid(
+        hosting_app(lambda context: context.node_id == 5),
+        (0, 1, 2, 1),
+        {0: [2, 3, 4], 2: [2, 4, 5]},
+    )
+    strategy = fpfc()
+    strategy.start(grid, initial_arrays(), 3)
+    assert trained(strategy)[3] == [0, 1, 4, 5]
+    assert grid.asked == [5]
+    about_5 = [line for line in warnings_in(caplog.records) if "node 5" in line]
+    assert len(about_5) == 1
+    assert "no data on this machine" in about_5[0]
+
+
+def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    monkeypatch.setattr(waiting, "_SILENCE", 0.15)
+    with pytest.raises(
+        TimeoutError,
+        match=r"Waited 0\.3 s: 1 of the run's 3 clients are connected, the strategy needs 2\. "
+        r"Start the missing SuperNodes.*min_available_nodes.*node_timeout",
+    ):
+        run({0: [2, 3, 4], 2: [4]}, node_timeout=0.3)
+    assert 1 <= caplog.messages.count("waiting for clients: 1 of 2 connected") <= 2
+
+
+def test_a_run_waits_for_the_clients_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In round 2 only one is there, at the third look all three.
+    grid = RestlessGrid(fpfc_app(), FIRST, {0: [2, 3, 4]})
+    looks = [0]
+
+    def get_node_ids() -> list[int]:
+        if grid.server_round != 1:
+            return [2, 3, 4]
+        looks[0] += 1
+        return [2, 3, 4] if looks[0] >= 3 else [4]
+
+    monkeypatch.setattr(grid, "get_node_ids", get_node_ids)
+    strategy = fpfc(node_timeout=30.0)
+    strategy.start(grid, initial_arrays(), 3)
+    assert looks == [3]
+    assert trained(strategy) == {r: [0, 1, 2] for r in (1, 2, 3)}
+
+
+class SuperLinkGrid(InProcessGrid):
+    """The node of client 1 dies with the message of round 2, and the SuperLink says so itself."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        messages = list(messages)
+        replies = super().send_and_receive(messages, timeout=timeout)
+        for position, message in enumerate(messages):
+            if message.metadata.dst_node_id == 3 and message.metadata.group_id == "2":
+                error = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
+                replies[position] = Message(error, reply_to=message)
+                replies[position].metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return replies
+
+
+def test_an_error_of_the_superlink_names_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = fpfc()
+    strategy.start(SuperLinkGrid(fpfc_app(), 3), initial_arrays(), 3)
+    assert trained(strategy) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2]}
+    assert warnings_in(caplog.records) == ["round 2: client 1 refused: it failed: Node Unavailable"]
+
+
+def test_an_app_without_a_query_handler_has_no_way_to_say_who_came_back() -> None:
+    app = ClientApp()
+    inner = fpfc_app()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return inner(message, context)
+
+    grid = RestlessGrid(app, (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
+    strategy = fpfc()
+    strategy.start(grid, initial_arrays(), 3)
+    assert strategy.client_ids == [2, 3, 4, 5]  # the node ids: who comes back is a new client
+    assert trained(strategy)[3] == [2, 4, 5]
+    assert grid.asked == []
+
+
+def test_a_client_that_talks_of_a_dead_actor_is_refused_like_any_other() -> None:
+    def client_fn(context: Context) -> Any:
+        if context.node_config["partition-id"] == 1:
+            raise OSError("ray.exceptions.ActorDiedError: the actor died")
+        return client_fn_of(FPFCClient)(context)
+
+    strategy = fpfc()
+    strategy.start(RestlessGrid(client_app(client_fn), FIRST, {0: [2, 3, 4]}), initial_arrays(), 2)
+    assert trained(strategy) == {1: [0, 2], 2: [0, 2]}

@@ -1,0 +1,277 @@
+"""Who belongs to a run: the rounds that a client was seen in, and what it surely holds."""
+
+from __future__ import annotations
+
+from concurrent.futures import wait
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.common.constant import MessageTypeLegacy
+from numpy.testing import assert_array_equal
+
+from clients import FedADMMClient, FPFCClient, client_app
+from fl_admm_strategies import FPFC, FedADMM, LegacyStrategy, SmoothedSCAD
+from fl_admm_strategies.runtime.members.membership import Membership
+from fl_admm_strategies.runtime.messages.records import Reply
+from tests.support.federation import (
+    FROM_ROUND_3,
+    GONE_AND_BACK,
+    INITIAL,
+    JOINING,
+    PARTITIONS,
+    Online,
+    RestlessGrid,
+    assert_same_bits,
+    client_fn_of,
+    initial_arrays,
+    make_client,
+    trained,
+    warnings_in,
+)
+from tests.support.legacy import run_workflow
+
+
+def members(*clients: int, max_missed_rounds: int | None = None) -> Membership:
+    own = Membership(max_missed_rounds)
+    own.begin(clients, 0)
+    return own
+
+
+def test_it_begins_with_clients_nothing_is_known_of() -> None:
+    own = members(7, 2, 5)
+    assert own.ids == [2, 5, 7]
+    assert len(own) == own.num_initial == 3
+    assert [own.row(client) for client in own.ids] == [0, 1, 2]
+    assert 5 in own
+    assert 3 not in own
+    assert np.isnan(own.initial_examples)
+    for client in (5, 3):
+        assert own.is_new(client)
+        assert not own.has_current_state(client)
+
+
+def test_what_a_client_surely_holds() -> None:
+    own = members(2, 5)
+    own.doubt([2, 5])  # both are asked
+    own.accept([5], 3)
+    assert [own.has_current_state(client) for client in (2, 5)] == [False, True]
+    assert [own.is_new(client) for client in (2, 5)] == [True, False]
+    own.doubt([5])  # asked once more, or restarted: its reply may be lost
+    assert not own.has_current_state(5)
+    assert own.last_accepted == {2: 0, 5: 3}
+    own.accept([2, 5], 4)
+    own.reset([5, 9])  # it says that it has lost everything; nobody knows 9
+    assert own.last_accepted == {2: 4, 5: 0}
+    assert own.is_new(5)
+    assert not own.has_current_state(5)
+    assert own.has_current_state(2)
+
+
+def test_who_joins_has_a_place_between_the_others() -> None:
+    own = members(2, 7)
+    own.accept([2, 7], 1)
+    reply = Reply({}, 3.0, {})
+    own.see(2, [2, 5, 7, 9, 1], 0)
+    assert own.unknown([9, 5, 7, 1, 2]) == [1, 5, 9]
+    own.joining |= {1: None, 5: reply, 9: None}
+    assert own.unknown([9, 5]) == []
+    assert own.admit([1, 5, 9], 2) == [0, 1, 2]
+    assert own.ids == [1, 2, 5, 7, 9]
+    assert own.joining == {}
+    assert own.last_accepted == {1: 0, 2: 1, 5: 0, 7: 1, 9: 0}
+    assert list(own.last_accepted) == list(own.last_seen) == own.ids
+    assert own.num_initial == 2  # stays what it was
+    assert own.last_seen[5] == 2
+
+
+def test_who_is_not_connected_any_more_does_not_join() -> None:
+    own = members(2)
+    own.joining = {3: None, 4: None}
+    own.see(5, [2, 4], 6)
+    assert own.joining == {4: None}
+    assert own.announced == 6
+    own.see(6, [2, 4], 3)
+    assert own.announced == 6  # the largest that was said
+
+
+def test_who_has_missed_too_many_rounds_has_left() -> None:
+    own = members(2, 5, 7, max_missed_rounds=2)
+    for server_round in (1, 2):
+        own.see(server_round, [2, 5, 7], 0)
+    own.see(3, [2], 0)
+    assert own.overdue(3) == []
+    own.see(4, [2], 0)
+    assert own.overdue(4) == [5, 7]
+    own.accept([5], 2)
+    assert own.remove([5, 7]) == [1, 2]
+    assert own.ids == [2]
+    assert list(own.last_accepted) == list(own.last_seen) == [2]
+    assert not own.has_current_state(5)
+    own.see(9, [], 0)
+    assert own.overdue(9) == []  # somebody must be left
+    never = members(2, 5)
+    never.see(100, [2], 0)
+    assert never.overdue(100) == []
+
+
+def test_it_is_saved_and_loaded() -> None:
+    own = members(2, 2**64 - 1)
+    own.see(3, [2], 5)
+    own.accept([2], 3)
+    own.initial_examples = 12.5
+    own.joining = {7: None}
+    own.admit([7], 3)
+    saved = own.state_arrays()
+    assert saved["client_ids"].tolist() == [2, 7, 2**64 - 1]
+    assert saved["client_ids"].dtype == np.uint64  # a node id may have 64 bits
+    other = members(*own.ids)
+    other.load_state_arrays(saved)
+    for name, array in other.state_arrays().items():
+        assert_array_equal(array, saved[name], err_msg=name)
+    assert (other.num_initial, other.initial_examples, other.announced) == (2, 12.5, 5)
+    assert other.last_accepted == {2: 3, 7: 0, 2**64 - 1: 0}
+    assert not other.has_current_state(2)  # it may have been restarted as well
+
+
+# --- The setting --------------------------------------------------------------------------------
+
+
+# --- In a run -----------------------------------------------------------------------------------
+
+
+def test_somebody_is_left() -> None:
+    # All of those that began are away while a new client is there.
+    grid = RestlessGrid(
+        client_app(client_fn_of(FPFCClient)), PARTITIONS, {0: [2, 3, 4], 2: [5], 5: [3, 5]}
+    )
+    strategy = FPFC(
+        SmoothedSCAD(0.5), lr=0.2, max_missed_rounds=1, min_available_nodes=1, fraction_evaluate=0
+    )
+    strategy.start(grid, initial_arrays(), 5)
+    assert trained(strategy) == {1: INITIAL, 2: [2], 3: [2], 4: [2], 5: [1, 2]}
+    assert strategy.client_ids == [1, 2]
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (1.5, TypeError)])
+def test_the_constructor_refuses(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=rf"max_missed_rounds is {value}, expected an integer >= 1"):
+        FPFC(SmoothedSCAD(0.5), max_missed_rounds=value)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_does_without_clients_that_may_leave(tmp_path: Path) -> None:
+    def start(online: Online, num_rounds: int) -> FPFC:
+        strategy = FPFC(
+            SmoothedSCAD(0.5), lr=0.2, max_missed_rounds=2, node_timeout=0.3, fraction_evaluate=0
+        )
+        grid = RestlessGrid(client_app(client_fn_of(FPFCClient)), PARTITIONS, online)
+        strategy.start(grid, initial_arrays(), num_rounds, checkpoint_dir=tmp_path, resume=True)
+        return strategy
+
+    start({0: [2, 3, 4]}, 2)
+    assert start({0: [2, 3]}, 3).client_ids == INITIAL  # client 4 is away for the first round
+    assert start({0: [2, 3]}, 4).client_ids == [0, 1]
+    # Without a word about the size of the federation, a client that is new at the start is one
+    # that joins; see test_checkpoints for a federation that says it is another.
+    assert start({0: [2, 3, 5]}, 5).client_ids == [0, 1, 2]
+
+
+# --- The legacy API -----------------------------------------------------------------------------
+
+
+AT_ONCE_ELSEWHERE: Online = {0: [2, 3, 4], 3: [2, 4, 5], 5: [2, 4, 5, 6]}
+
+
+@pytest.mark.parametrize(
+    ("make", "client_class", "online"),
+    [
+        (partial(FPFC, SmoothedSCAD(0.5), lr=0.2, max_missed_rounds=2), FPFCClient, GONE_AND_BACK),
+        pytest.param(
+            partial(FPFC, SmoothedSCAD(0.5), lr=0.2),
+            FPFCClient,
+            AT_ONCE_ELSEWHERE,
+            marks=pytest.mark.slow,
+        ),
+        (
+            partial(FedADMM, rho=0.1, weights="size", max_missed_rounds=2),
+            FedADMMClient,
+            GONE_AND_BACK,
+        ),
+    ],
+    ids=["FPFC", "FPFC-elsewhere", "FedADMM"],
+)
+def test_clients_come_and_go_under_the_legacy_api_alike(
+    make: Any, client_class: Any, online: Online
+) -> None:
+    strategy, expected = make(seed=1), make(seed=1)
+    app = ClientApp(client_fn=client_fn_of(client_class))
+    grid = RestlessGrid(app, (0, 1, 2, 1, 7), online)
+    run_workflow(grid, LegacyStrategy(strategy, initial_arrays()), 7)
+    current = RestlessGrid(client_app(client_fn_of(client_class)), (0, 1, 2, 1, 7), online)
+    expected.start(current, initial_arrays(), 7)
+    assert trained(strategy)[2] == [0, 1, 2]
+    assert 1 in trained(strategy)[7]
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+    assert strategy.train_metrics == expected.train_metrics
+
+
+def test_a_new_node_of_the_legacy_api_that_cannot_say_who_it_is_is_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[int] = []
+
+    def client_fn(context: Context) -> Any:
+        client = make_client(FPFCClient, context)
+        if context.node_config["partition-id"] == JOINING:
+            properties = client.get_properties
+
+            def get_properties(config: Any) -> Any:
+                asked.append(1)
+                if len(asked) == 1:
+                    raise OSError("the disk is not there yet")
+                return properties(config)
+
+            client.get_properties = get_properties  # type: ignore[method-assign]
+        return client.to_client()
+
+    strategy = FPFC(SmoothedSCAD(0.5), lr=0.2)
+    grid = RestlessGrid(ClientApp(client_fn=client_fn), PARTITIONS, FROM_ROUND_3)
+    run_workflow(grid, LegacyStrategy(strategy, initial_arrays()), 5)
+    assert strategy.client_ids == [0, 1, 2, 4]
+    assert trained(strategy)[3] == INITIAL
+    assert trained(strategy)[4] == [0, 1, 2, 4]
+    assert any("node 5 is left out" in line for line in warnings_in(caplog.records))
+
+
+def test_a_new_node_of_the_legacy_api_may_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_admm_strategies.hosting.legacy.QUERY_TIMEOUT", 0.1)
+    in_round_4 = Event()
+    strategy = FPFC(SmoothedSCAD(0.5), lr=0.2, fraction_evaluate=0)
+
+    class Slow(LegacyStrategy):
+        def configure_fit(self, server_round: int, *args: Any, **kwargs: Any) -> Any:
+            if server_round == 4:
+                in_round_4.set()
+                wait(self._asking.values(), 60)
+            return super().configure_fit(server_round, *args, **kwargs)
+
+    class Grid(RestlessGrid):
+        def send_and_receive(self, messages: Any, **kwargs: Any) -> Any:
+            messages = list(messages)
+            asked = messages[0].metadata
+            if asked.message_type == MessageTypeLegacy.GET_PROPERTIES and asked.dst_node_id == 5:
+                assert in_round_4.wait(60)
+            return super().send_and_receive(messages, **kwargs)
+
+    grid = Grid(ClientApp(client_fn=client_fn_of(FPFCClient)), PARTITIONS, FROM_ROUND_3)
+    run_workflow(grid, Slow(strategy, initial_arrays()), 5)
+    assert trained(strategy) == {
+        **{1: INITIAL, 2: INITIAL, 3: INITIAL},
+        **{4: [0, 1, 2, 4], 5: [0, 1, 2, 4]},
+    }

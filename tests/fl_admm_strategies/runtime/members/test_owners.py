@@ -1,0 +1,286 @@
+"""Whose a client's id is: a node with a key keeps what it brought, others are refused."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients import client_app
+from fl_admm_strategies import LegacyStrategy
+from fl_admm_strategies.runtime.members.owners import Owners, fingerprint, read_owners
+from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_instructions
+from fl_admm_strategies.runtime.messages.records import RawReply
+from tests.support.federation import (
+    Adding,
+    KeyedGrid,
+    Mean,
+    Online,
+    RestlessGrid,
+    client_fn_of,
+    public_key,
+    trained,
+    warnings_in,
+)
+from tests.support.legacy import run_workflow
+
+MODEL = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+KEYS = [fingerprint(public_key(site)) for site in range(9)]
+
+# Nodes 2, 3, 4 are clients 0, 1, 2. Client 1's node is gone from round 2 on, and node 5 says that
+# it is client 1: the site itself under another node id, or somebody else.
+WHO = (0, 1, 2, 1)
+GONE: Online = {0: [2, 3, 4], 2: [2, 4, 5]}
+SAME_SITE, ANOTHER = (0, 1, 2, 1), (0, 1, 2, 3)
+WITH_1, WITHOUT_1 = [0, 1, 2], [0, 2]
+
+
+class Naming(Adding):
+    """The same under the legacy API."""
+
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {"client-id": self.client}
+
+
+def mean(**settings: Any) -> Mean:
+    return Mean(seed=1, fraction_evaluate=0, **{"node_timeout": 0.3} | settings)
+
+
+def grid_of(online: Online, partitions: Any = WHO, sites: Any = ANOTHER) -> KeyedGrid:
+    return KeyedGrid(client_app(client_fn_of(Adding)), partitions, online, sites)
+
+
+def run(grid: RestlessGrid, num_rounds: int = 3, folder: Path | None = None, **base: Any) -> Mean:
+    strategy = mean(**base)
+    options = {} if folder is None else {"checkpoint_dir": folder, "resume": True}
+    strategy.start(grid, MODEL, num_rounds, **options)
+    return strategy
+
+
+def left_out(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in warnings_in(caplog.records) if "left out" in line]
+
+
+# --- Fingerprints ---------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_is_the_one_that_ssh_keygen_prints() -> None:
+    # Made with: ssh-keygen -q -t ecdsa -b 384 -N "" -f key; ssh-keygen -e -m pkcs8 -f key.pub
+    pem = b"""-----BEGIN PUBLIC KEY-----
+MHYwEAYHKoZIzj0CAQYFK4EEACIDYgAETtKMHn13HOsHsn+2p/UtFCWuQwQFs3H+
+xf62ZRjzVfwvEozF1+6K3WBcKy3n8/Fe4IcUXPC3mo6DB7p15FIwT0T0B+KeRVKu
+cBnpFQPRgUcAQwm/j0sw2yvlJJqvHDa8
+-----END PUBLIC KEY-----
+"""
+    assert fingerprint(pem) == "SHA256:g9YAozhkNceDTLPPFTHiCD5328FbQXM3/pfZCHfBxD4"
+
+
+def test_a_simulated_node_has_no_key() -> None:
+    assert fingerprint(b"") == fingerprint(secrets.token_bytes(32)) == ""
+
+
+# --- In a run -------------------------------------------------------------------------------------
+
+
+def test_a_site_with_a_new_node_id_is_known_by_its_key(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = run(grid_of(GONE, sites=SAME_SITE))
+    assert trained(strategy) == {1: WITH_1, 2: WITH_1, 3: WITH_1}
+    assert left_out(caplog) == []
+
+
+def test_another_site_is_refused_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    assert trained(run(grid_of(GONE))) == {1: WITH_1, 2: WITHOUT_1, 3: WITHOUT_1}
+    assert left_out(caplog) == [
+        "node 5 is left out: it says that it hosts clients [1] (1), whose ids belong to nodes with "
+        f"other keys (client 1: {KEYS[1]}; its own: {KEYS[3]}). If you know it, admit it with "
+        f"client_keys={{1: '{KEYS[3]}'}}, or client_keys='any', which believes every node, and go "
+        "on from the last checkpoint"
+    ]
+
+
+def test_the_owner_may_come_back_after_somebody_else_was_refused() -> None:
+    online = {0: [2, 3, 4], 2: [2, 4, 5], 3: [2, 4, 5, 6]}
+    strategy = run(grid_of(online, (0, 1, 2, 1, 1), (0, 1, 2, 3, 1)), 4)
+    assert trained(strategy) == {1: WITH_1, 2: WITHOUT_1, 3: WITH_1, 4: WITH_1}
+
+
+def test_a_run_that_waits_in_vain_says_who_was_refused() -> None:
+    with pytest.raises(TimeoutError, match=r"2 of the run's 3 .* Node 5 is left out: .*client 1:"):
+        run(grid_of(GONE), min_available_nodes=3)
+
+
+def test_any_node_may_be_any_client_if_the_user_says_so() -> None:
+    strategy = run(grid_of(GONE), client_keys="any")
+    assert trained(strategy) == {1: WITH_1, 2: WITH_1, 3: WITH_1}
+    assert strategy.membership.owners.keys == {0: KEYS[0], 1: KEYS[3], 2: KEYS[2]}
+
+
+def test_nodes_without_keys_own_nothing() -> None:
+    grid = RestlessGrid(client_app(client_fn_of(Adding)), WHO, GONE)
+    strategy = run(grid)
+    assert trained(strategy) == {1: WITH_1, 2: WITH_1, 3: WITH_1}
+    assert strategy.membership.owners.keys == {}
+
+
+def test_a_node_that_hosts_many_must_own_each_of_their_ids(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    claims = {2: [0, 10, 11], 3: [1], 4: [2], 5: [11, 12], 6: [12, 13]}
+
+    class Packed(KeyedGrid):
+        """Nodes 2 and 6 are of site 0; node 6 has another share of its clients."""
+
+        def __init__(self, online: Online) -> None:
+            super().__init__(app, (0, 1, 2, 3, 4), online, (0, 1, 2, 3, 0))
+
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        ids = claims[int(context.node_config["partition-id"]) + 2]
+        config = ConfigRecord({"client-ids": ids, "num-clients": 0})
+        return Message(RecordDict({"config": config}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        replies = {
+            client: RawReply(next(iter(asked.groups.values())), {"num-examples": 1})
+            for client, asked in unpack_instructions(message.content)
+        }
+        return Message(pack_replies(replies), reply_to=message)
+
+    strategy = run(Packed({0: [2, 3, 4], 2: [3, 4, 5], 3: [3, 4, 5, 6]}), 4)
+    assert trained(strategy)[1] == [0, 1, 2, 10, 11]
+    assert trained(strategy)[2] == [1, 2]  # nobody is client 12, who came with another's 11
+    assert trained(strategy)[4] == [1, 2, 12, 13]
+    reason = f"clients [11] (1), whose ids belong to nodes with other keys (client 11: {KEYS[0]}"
+    assert reason in left_out(caplog)[0]
+
+
+def test_the_id_of_a_client_that_left_stays_its_own() -> None:
+    # Client 1 leaves before round 3. Node 5 may not come instead of it, node 6 is its site's.
+    online = {0: [2, 3, 4], 2: [2, 4], 4: [2, 4, 5], 5: [2, 4, 5, 6]}
+    grid = grid_of(online, (0, 1, 2, 1, 1), (0, 1, 2, 3, 1))
+    members: dict[int, list[int]] = {}
+    strategy = mean(max_missed_rounds=2)
+    strategy.start(
+        grid, MODEL, 5, on_round=lambda r, _: members.update({r: list(strategy.client_ids)})
+    )
+    assert members == {1: WITH_1, 2: WITH_1, 3: WITHOUT_1, 4: WITHOUT_1, 5: WITH_1}
+    assert grid.sent[5] == [("query", 0)]
+
+
+def test_who_never_belonged_to_the_run_leaves_no_claim() -> None:
+    # Node 5 says that it is client 7 and is gone before it has sent a model; then node 6 is.
+    online = {0: [2, 3, 4], 2: [2, 3, 4, 5], 3: [2, 3, 4, 6]}
+    grid = grid_of(online, (0, 1, 2, 7, 7), (0, 1, 2, 3, 4))
+    strategy = mean()
+    ask = strategy.train_instructions
+
+    def not_yet(server_round: int, clients: Any) -> Any:
+        return ask(server_round, [c for c in clients if c != 7 or server_round > 2])
+
+    strategy.train_instructions = not_yet  # type: ignore[method-assign]
+    strategy.start(grid, MODEL, 4)
+    assert trained(strategy)[4] == [0, 1, 2, 7]
+    assert strategy.membership.owners.keys[7] == KEYS[4]
+
+
+# --- Before round 1, and in a run that goes on ----------------------------------------------------
+
+
+def test_ids_can_be_given_before_anybody_comes(caplog: pytest.LogCaptureFixture) -> None:
+    # Node 2 says that it is client 0, and is there first.
+    grid = grid_of({0: [2, 3, 4, 5]}, (0, 1, 2, 0), (7, 1, 2, 0))
+    strategy = run(grid, client_keys={0: KEYS[0]})
+    assert trained(strategy) == dict.fromkeys((1, 2, 3), WITH_1)
+    assert grid.sent[2] == [("query", 0)]
+    (line,) = left_out(caplog)
+    assert line.startswith("Node 2 is left out: it says that it hosts clients [0] (1), whose ids")
+
+
+def test_ids_belong_to_the_same_nodes_in_a_resumed_run(tmp_path: Path) -> None:
+    run(grid_of({0: [2, 3, 4]}), 2, tmp_path)
+    elsewhere = grid_of({0: [2, 4, 5]})
+    with pytest.raises(TimeoutError, match=r"\[1\] \(1\) are missing.* Node 5 is left out: .*key"):
+        run(elsewhere, 4, tmp_path)
+    assert elsewhere.sent[5] == [("query", 0)]
+    strategy = run(grid_of({0: [2, 4, 5]}), 4, tmp_path, max_missed_rounds=9)
+    assert trained(strategy) == {1: WITH_1, 2: WITH_1, 3: WITHOUT_1, 4: WITHOUT_1}
+    assert trained(run(grid_of({0: [2, 4, 5]}, sites=SAME_SITE), 5, tmp_path))[5] == WITH_1
+
+
+@pytest.mark.parametrize("admit", ["any", {1: KEYS[3]}], ids=["any", "by name"])
+def test_who_was_admitted_is_the_owner_from_then_on(tmp_path: Path, admit: Any) -> None:
+    run(grid_of({0: [2, 3, 4]}), 2, tmp_path)
+    assert trained(run(grid_of({0: [2, 4, 5]}), 3, tmp_path, client_keys=admit))[3] == WITH_1
+    assert trained(run(grid_of({0: [2, 4, 5]}), 4, tmp_path))[4] == WITH_1
+    with pytest.raises(TimeoutError, match="Node 3 is left out"):
+        run(grid_of({0: [2, 3, 4]}), 5, tmp_path)
+
+
+def test_a_run_of_a_simulation_goes_on_where_nodes_have_keys(tmp_path: Path) -> None:
+    app = client_app(client_fn_of(Adding))
+    run(RestlessGrid(app, WHO, {0: [2, 3, 4]}), 1, tmp_path)
+    # Client 1 is back after the start, and belongs to its node from then on.
+    grid = grid_of({0: [2, 4], 3: [2, 3, 4], 4: [2, 4, 5]})
+    strategy = run(grid, 4, tmp_path, max_missed_rounds=9)
+    assert trained(strategy) == {1: WITH_1, 2: WITHOUT_1, 3: WITH_1, 4: WITHOUT_1}
+    with pytest.raises(TimeoutError, match=r"its own: none\). If .* with client_keys='any'"):
+        run(RestlessGrid(app, WHO, {0: [2, 3, 4]}), 5, tmp_path)
+    run(RestlessGrid(app, WHO, {0: [2, 3, 4]}), 5, tmp_path, client_keys="any")
+
+
+# --- The legacy API -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sites", "who"), [(SAME_SITE, WITH_1), (ANOTHER, WITHOUT_1)])
+def test_the_legacy_api_knows_sites_by_their_keys(
+    sites: Any, who: list[int], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def start(online: Online, num_rounds: int) -> Mean:
+        strategy = mean(max_missed_rounds=9)
+        legacy = LegacyStrategy(strategy, MODEL, checkpoint_dir=tmp_path, resume=True)
+        grid = KeyedGrid(ClientApp(client_fn=client_fn_of(Naming)), WHO, online, sites)
+        run_workflow(grid, legacy, num_rounds)
+        return strategy
+
+    assert trained(start(GONE, 3)) == {1: WITH_1, 2: who, 3: who}
+    assert trained(start({0: [2, 4, 5]}, 4))[4] == who
+    lines = left_out(caplog)
+    assert len(lines) == (0 if who == WITH_1 else 2)  # once a run
+    assert all(line.startswith("node 5 is left out: it says that it hosts") for line in lines)
+
+
+# --- The setting and the state --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("last", TypeError, "client_keys is 'last', expected 'first', 'any' or a dict"),
+        (None, TypeError, "client_keys is None"),
+        ({"0": KEYS[0]}, ValueError, "client_keys has the client '0', expected an integer >= 0"),
+        ({0: "SHA256:short"}, ValueError, r"client_keys\[0\] is 'SHA256:short', expected a finger"),
+    ],
+)
+def test_the_constructor_refuses(value: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        mean(client_keys=value)
+
+
+def test_a_state_holds_the_owners() -> None:
+    strategy = run(grid_of(GONE))
+    state = strategy.state_dict()
+    again = Owners()
+    again.begin({name.removeprefix("base/"): array for name, array in state.items()})
+    assert again.keys == {client: KEYS[client] for client in (0, 1, 2)}
+    state["base/owner_keys"][1] = 0
+    with pytest.raises(ValueError, match=r"saved owner_keys .* \(1\) are no keys"):
+        mean().load_state_dict(state)
+    assert read_owners({}) == {}

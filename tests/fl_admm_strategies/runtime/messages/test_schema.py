@@ -1,0 +1,241 @@
+"""Typed messages: what a strategy says is what its client hears, or the message is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from clients import client_app
+from fl_admm_strategies import InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.messages.packing import pack_instructions, unpack_instructions
+from fl_admm_strategies.runtime.messages.records import (
+    ClientInstruction,
+    to_array_record,
+)
+from fl_admm_strategies.runtime.messages.schema import Instruction
+from tests.support.federation import Mean
+from tests.support.legacy import with_workflow
+
+ODD_NAMES = ["body, 1", 'he said "2"', "line\nbreak", "back\\slash", "ü@4:{}[]", " "]
+
+
+@dataclass(frozen=True)
+class Question(Instruction):
+    """A message with fields of every kind."""
+
+    anchor: Arrays
+    start: Arrays | None
+    global_: Arrays
+    names: list[str]
+    rho: float
+    local_epochs: int
+    keep_dual: bool
+    duals: str
+    tolerance: float | None
+    clustered: list[str] | None
+
+
+def question(**changes: Any) -> Question:
+    values: dict[str, Any] = {
+        "anchor": {name: np.full((2, 1), i, np.float32) for i, name in enumerate(ODD_NAMES)},
+        "start": {"n": np.array(7, np.int64)},
+        "global_": {},
+        "names": ODD_NAMES,
+        "rho": 0.1,
+        "local_epochs": 3,
+        "keep_dual": True,
+        "duals": "strategy",
+        "tolerance": 1e-300,
+        "clustered": [],
+    }
+    return Question(**values | changes)
+
+
+def assert_same(actual: Question, expected: Question) -> None:
+    for own in fields(expected):
+        found, wanted = getattr(actual, own.name), getattr(expected, own.name)
+        assert type(found) is type(wanted), own.name
+        if isinstance(wanted, dict):
+            assert list(found) == list(wanted)
+            for name, array in wanted.items():
+                assert found[name].dtype == array.dtype
+                assert_array_equal(found[name], array)
+        else:
+            assert found == wanted, own.name
+
+
+def received(instruction: ClientInstruction) -> Question:
+    return Question.decode(instruction.flat(), instruction.full_config())
+
+
+# --- There and back -----------------------------------------------------------------------------
+
+
+def test_arrays_are_groups_and_everything_else_is_a_setting() -> None:
+    instruction = question().encode()
+    assert list(instruction.groups) == ["anchor", "start", "global"]
+    assert list(instruction.groups["anchor"]) == ODD_NAMES
+    assert instruction.config == {
+        "names": json.dumps(ODD_NAMES, separators=(",", ":")),
+        "rho": 0.1,
+        "local-epochs": 3,
+        "keep-dual": True,
+        "duals": "strategy",
+        "tolerance": 1e-300,
+        "clustered": "[]",
+    }
+
+
+def test_a_message_comes_back_as_it_was() -> None:
+    assert_same(received(question().encode()), question())
+
+
+def test_what_is_optional_and_none_does_not_travel() -> None:
+    sent = question(start=None, tolerance=None, clustered=None)
+    instruction = sent.encode()
+    assert list(instruction.groups) == ["anchor", "global"]
+    assert not {"tolerance", "clustered", "start"} & instruction.config.keys()
+    assert_same(received(instruction), sent)
+
+
+def test_numbers_of_numpy_travel_as_numbers() -> None:
+    # A row of a table gives those, and a ConfigRecord takes Python's only.
+    sent = question(rho=np.float32(0.5), local_epochs=np.int64(4), keep_dual=np.bool_(False))
+    assert_same(received(sent.encode()), question(rho=0.5, local_epochs=4, keep_dual=False))
+
+
+def test_an_integer_is_a_number_where_a_float_is_wanted() -> None:
+    instruction = question().encode()
+    instruction.config["rho"] = 2
+    assert_same(received(instruction), question(rho=2.0))
+
+
+@given(names=st.lists(st.text(), unique=True, max_size=4), rho=st.floats(allow_nan=False))
+def test_any_names_travel_in_one_message_or_in_one_of_several(names: list[str], rho: float) -> None:
+    arrays = {name: np.array([float(i)]) for i, name in enumerate(names)}
+    sent = question(anchor=arrays, start=dict(arrays), names=names, rho=rho)
+    for hosted in (False, True):
+        content = pack_instructions({4: sent.encode()}, hosted=hosted)
+        ((_, instruction),) = unpack_instructions(content)
+        assert_same(received(instruction), sent)
+
+
+# --- Over both of Flower's APIs -----------------------------------------------------------------
+
+
+class Asking(Mean):
+    """Sends a question, and takes the mean of what comes back."""
+
+    def train_instructions(self, server_round: int, client_ids: Any) -> dict[int, Question]:
+        return dict.fromkeys(client_ids, question(anchor=self.state.model))
+
+    def update(self, server_round: int, replies: Any) -> None:
+        self.answers = {client: dict(reply.arrays) for client, reply in replies.items()}
+
+
+class Answering(NumPyClient):
+    """Sends the anchor back if the question arrived as it was sent."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        asked = Question.decode(parameters, config)
+        assert_same(asked, question())
+        return list(asked.anchor.values()), 1, {"asked": True}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return 0.0, 1, {}
+
+
+@pytest.mark.parametrize("api", ["current", "hosted", "legacy"])
+def test_it_arrives_over_every_api_as_it_was_sent(api: str) -> None:
+    strategy, arrays = Asking(), to_array_record(question().anchor)
+
+    def client_fn(context: Context) -> Any:
+        return Answering().to_client()
+
+    if api == "legacy":
+        app = with_workflow(LegacyStrategy(strategy, arrays), 1)
+        run_in_process(app, ClientApp(client_fn=client_fn), 3)
+    else:
+        total = 6 if api == "hosted" else None
+        grid = InProcessGrid(client_app(client_fn, num_clients=total), 3)
+        strategy.start(grid, arrays, 1)
+    assert len(strategy.answers) == (6 if api == "hosted" else 3)
+    for answer in strategy.answers.values():
+        assert list(answer) == ODD_NAMES
+        for name, array in question().anchor.items():
+            assert_array_equal(answer[name], array)
+
+
+# --- What is refused ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Another(Instruction):
+    """The message of another method."""
+
+    model: Arrays
+    mu: float
+
+
+def test_the_message_of_another_method_is_refused_by_name() -> None:
+    other = Another({"w": np.zeros(2)}, 0.5).encode()
+    with pytest.raises(
+        ValueError,
+        match=r"^The message lacks the group of arrays 'anchor' of Question: it is not from this "
+        r"method's strategy\. Server and client must use the same version of fl-admm-strategies\.$",
+    ):
+        received(other)
+
+
+def test_a_plain_fedavg_message_is_refused() -> None:
+    content = RecordDict({"arrays": to_array_record({"w": np.zeros(2)})})
+    flat = [array.numpy() for array in content["arrays"].values()]
+    with pytest.raises(ValueError, match=r"The message has 1 arrays, expected 0"):
+        Question.decode(flat, {"lr": 0.5})
+
+
+def test_a_setting_that_is_missing_is_named() -> None:
+    instruction = question().encode()
+    del instruction.config["local-epochs"]
+    with pytest.raises(ValueError, match=r"lacks the setting 'local-epochs' of Question: "):
+        received(instruction)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("rho", "0.1", "'0.1', expected float"),
+        ("rho", True, "True, expected float"),
+        ("local-epochs", 3.0, "3.0, expected int"),
+        ("local-epochs", True, "True, expected int"),
+        ("keep-dual", 1, "1, expected bool"),
+        ("duals", b"client", "b'client', expected str"),
+        ("duals", ["client"], r"\['client'\], expected str"),
+        ("names", "body", "'body', expected a JSON list of names"),
+        ("names", '["a", 1]', r"'\[\"a\", 1\]', expected a JSON list of names"),
+        ("clustered", "", "'', expected a JSON list of names"),
+        ("tolerance", "small", "'small', expected float"),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused(setting: str, value: Any, expected: str) -> None:
+    instruction = question().encode()
+    instruction.config[setting] = value
+    with pytest.raises(ValueError, match=rf"^The message's {setting} is {expected}\. Server and"):
+        received(instruction)
+
+
+def test_a_message_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        question().rho = 3.0  # type: ignore[misc]
+    assert replace(question(), rho=3.0).rho == 3.0

@@ -1,0 +1,106 @@
+"""Files of arrays and checkpoints: what they hold comes back as it was, or is damage."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from safetensors.numpy import save, save_file
+
+from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.files import read_arrays, write_arrays
+
+
+def test_a_file_has_its_name_only_once_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    write_arrays(path, {"a": np.zeros(3)})
+    before, steps = path.read_bytes(), []
+    fsync, replace = os.fsync, Path.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        assert (path.read_bytes() == before) == ("rename" not in steps)
+        fsync(descriptor)
+
+    def watched_replace(self: Path, target: Path) -> Path:
+        steps.append("rename")
+        assert path.read_bytes() == before
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(Path, "replace", watched_replace)
+    write_arrays(path, {"a": np.ones(3)})
+    assert steps == ["file", "rename", "folder"]
+    assert_array_equal(read_arrays(path)[0]["a"], np.ones(3))
+
+
+def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:
+    arrays = {
+        "scalar": np.array(3, np.uint64),
+        "empty": np.zeros((0, 5), np.float32),
+        "transposed": np.arange(6.0).reshape(2, 3).T,
+        "strided": np.arange(10)[::3],
+        "half": np.array([1.5, np.nan, np.inf], np.float16),
+        "truth": np.array([True, False]),
+        "big-endian": np.array([1, 2], ">i4"),
+    }
+    write_arrays(tmp_path / "x", arrays, {"run": "ü"})
+    back, metadata = read_arrays(tmp_path / "x")
+    assert metadata == {"run": "ü"}
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    for name, array in arrays.items():
+        assert back[name].shape == array.shape
+        assert back[name].dtype == array.dtype.newbyteorder("=")
+        assert_array_equal(back[name], array)
+
+
+def a_checkpoint(**changes: Any) -> bytes:
+    header = {"format": 4, "round": 4, "algorithm": "FedADMM"} | changes
+    record = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    return save({"record": record})
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"\x08\0\0\0\0\0\0\0{}      ")
+@example(b"\xff" * 8 + b"{}")
+@example(b"\x02\0\0\0\0\0\0\0{}")
+@example(save({"record": np.zeros(4, np.uint8)}))
+@example(a_checkpoint())
+@example(save_file.__doc__.encode())  # type: ignore[union-attr]
+def test_arbitrary_bytes_are_damage(tmp_path: Path, data: bytes) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir(exist_ok=True)
+    (folder / "round-000004.safetensors").write_bytes(data)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    try:
+        with pytest.raises(ValueError, match="None of the 1 checkpoints"):
+            Checkpoints(folder).newest()
+    finally:
+        logging.getLogger("flwr").setLevel(logging.INFO)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"", b"[]", b"{}", b"null\n", b'{"format": 3}', b'{"format": 4}', b"\xff\xfe", b"{\n{"],
+)
+def test_a_whole_file_that_is_no_checkpoint_is_damage(record: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "round-000001.safetensors"
+    write_arrays(path, {"record": np.frombuffer(record, np.uint8)})
+    with pytest.raises(ValueError, match="None of the 1 checkpoints"):
+        Checkpoints(tmp_path).newest()
+    write_arrays(path, {"other": np.zeros(3)})
+    with pytest.raises(ValueError, match="None of the 1 checkpoints"):
+        Checkpoints(tmp_path).newest()

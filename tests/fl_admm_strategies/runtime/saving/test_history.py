@@ -1,0 +1,275 @@
+"""What was measured is in a file beside the checkpoints, and in memory only of late."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, MetricRecord
+
+from fl_admm_strategies.runtime import record as record_module
+from fl_admm_strategies.runtime.saving.files import DamagedFileError
+from fl_admm_strategies.runtime.saving.history import Extent, History
+from tests.support.checkpoints import (
+    ROUNDS,
+    Killed,
+    killer,
+    measured,
+    new_strategy,
+    start,
+)
+from tests.support.federation import assert_same_bits, warnings_in
+
+
+def entry(server_round: int, loss: float = 0.5) -> dict[str, Any]:
+    clients = {"0": {"loss": loss}, "7": {"loss": 2 * loss}}
+    means = [{"loss": 1.5 * loss}, {}, {"per-class": [0.5, 0.25]}]
+    return {
+        "round": server_round,
+        "traffic": [8, 4],
+        "train": clients,
+        "evaluate": None,
+        "result": means,
+    }
+
+
+# --- The file -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    found = History(tmp_path / "history.jsonl")
+    for server_round in range(4):
+        found.append(entry(server_round))
+    return found
+
+
+def test_what_is_appended_is_read_by_round(history: History) -> None:
+    assert history.read(2) == entry(2)
+    assert list(history.entries()) == [entry(r) for r in range(4)]
+    assert (history.last_round, 3 in history, 4 in history) == (3, True, False)
+
+
+def test_a_checkpoint_goes_on_from_where_it_was(history: History) -> None:
+    extent = history.extent
+    history.append(entry(4, loss=9.0))  # of rounds after the checkpoint, which a kill has ended
+    again = History(history.path)
+    again.open(extent)
+    assert again.last_round == 3
+    again.append(entry(4, loss=1.0))
+    again.append(entry(5))
+    lines = history.path.read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        *(entry(r) for r in range(4)),
+        entry(4, loss=1.0),
+        entry(5),
+    ]
+    third = History(history.path)
+    third.open(again.extent)
+    assert third.read(5) == entry(5)
+
+
+def test_every_damage_is_noticed(history: History) -> None:
+    data = history.path.read_bytes()
+    for position in range(0, len(data), 7):
+        history.path.write_bytes(
+            data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+        )
+        with pytest.raises(DamagedFileError, match=r"history\.jsonl"):
+            History(history.path).open(history.extent)
+    for length in range(0, len(data), 7):
+        history.path.write_bytes(data[:length])
+        with pytest.raises(DamagedFileError, match=r"history\.jsonl"):
+            History(history.path).open(history.extent)
+    history.path.unlink()
+    with pytest.raises(DamagedFileError, match=r"history\.jsonl"):
+        History(history.path).open(history.extent)
+    History(history.path).open(Extent(0, 0))  # nothing was measured, and nothing is there
+
+
+def test_a_file_that_is_gone_is_an_error_with_its_name(history: History) -> None:
+    history.path.unlink()
+    with pytest.raises(RuntimeError, match=r"round 2 is no longer in memory.*history\.jsonl"):
+        history.read(2)
+
+
+# --- Memory -------------------------------------------------------------------------------------
+
+
+def test_only_the_last_rounds_are_in_memory_and_the_rest_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = new_strategy()
+    expected = measured(whole, start(whole, ROUNDS))
+    # A round of training is 2 clients with 2 metrics each, one of evaluation 2 with 3.
+    monkeypatch.setattr(record_module, "MOST_IN_MEMORY", 20)
+    strategy = new_strategy()
+    result = start(strategy, ROUNDS, checkpoint_dir=tmp_path)
+    assert sum(strategy.run.record._sizes.values()) <= 20
+    assert sorted(strategy.run.record._sizes) == [5, 6]
+    assert measured(strategy, result) == expected
+    assert strategy.train_metrics[1] == whole.train_metrics[1]
+    assert sorted(strategy.evaluate_metrics) == [2, 4, 6]
+    with pytest.raises(KeyError):
+        strategy.evaluate_metrics[1]
+    resumed = new_strategy()
+    result = start(resumed, ROUNDS, checkpoint_dir=tmp_path, resume=True)
+    assert sorted(resumed.run.record._sizes) == [5, 6]
+    assert measured(resumed, result) == expected
+
+
+def test_without_a_folder_the_user_is_told_that_metrics_go(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(record_module, "MOST_IN_MEMORY", 20)
+    strategy = new_strategy()
+    start(strategy, ROUNDS)
+    assert sorted(strategy.train_metrics) == [5, 6]
+    (line,) = warnings_in(caplog.records)
+    assert "give start() a checkpoint_dir to keep all" in line
+
+
+def test_a_checkpoint_costs_the_state_whatever_the_round(tmp_path: Path) -> None:
+    sizes = []
+    for rounds in (2, 12):
+        folder = tmp_path / str(rounds)
+        start(new_strategy(fraction_train=1.0), rounds, checkpoint_dir=folder, checkpoint_keep=1)
+        (path,) = folder.glob("round-*")
+        sizes.append(path.stat().st_size)
+    assert sizes[1] - sizes[0] < 50  # numbers in its header with one more digit
+
+
+# --- Runs ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(copy: Path) -> dict[str, Any]:
+    """Return the options that continue a copy of a run of 4 rounds."""
+    return {"state_dir": copy / "clients", "checkpoint_dir": copy / "checkpoints"}
+
+
+def test_a_history_cut_short_goes_back_to_a_checkpoint_that_has_its_own(
+    folders: dict[str, Any], whole: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folders["checkpoint_dir"] / "history.jsonl"
+    path.write_bytes(path.read_bytes()[:-3])
+    strategy = new_strategy()
+    result = start(strategy, ROUNDS, resume=True, **folders)
+    assert measured(strategy, result) == whole[0]
+    assert_same_bits(strategy.state_dict(), whole[1])
+    (line,) = warnings_in(caplog.records)
+    assert "round-000004.safetensors is damaged (history.jsonl" in line
+    assert "trying the one before" in line
+
+
+def test_a_lost_history_does_not_lose_the_state(
+    folders: dict[str, Any], whole: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folders["checkpoint_dir"] / "history.jsonl"
+    damaged = b"?" + path.read_bytes()
+    path.write_bytes(damaged)
+    strategy = new_strategy()
+    start(strategy, ROUNDS, resume=True, **folders)
+    assert_same_bits(strategy.state_dict(), whole[1])
+    assert sorted(strategy.train_metrics) == [5, 6]
+    assert warnings_in(caplog.records)[-1] == (
+        "No checkpoint has its whole history: what was measured up to round 4 is lost; the state "
+        "is whole"
+    )
+    assert path.with_name("history.jsonl.damaged").read_bytes() == damaged
+    caplog.clear()
+    again = new_strategy()
+    start(again, ROUNDS, resume=True, **folders)
+    assert warnings_in(caplog.records) == []
+    assert again.train_metrics == strategy.train_metrics
+
+
+# --- The user's functions -----------------------------------------------------------------------
+
+
+class Fault(Exception):  # noqa: N818 - what a user's function may raise
+    pass
+
+
+def failing(name: str, at: int) -> dict[str, Any]:
+    """Return the options of a run one of whose functions raises in a round."""
+
+    def function(server_round: int, _: Any) -> Any:
+        if server_round == at:
+            raise Fault(name)
+
+    return {name: function}
+
+
+@pytest.mark.parametrize("name", ["evaluate_fn", "stop", "on_round"])
+@pytest.mark.parametrize("at", [3, 4])
+def test_a_function_that_raises_ends_the_run_with_its_round_saved(
+    name: str, at: int, tmp_path: Path, whole: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder: dict[str, Any] = {
+        "state_dir": tmp_path / "clients",
+        "checkpoint_dir": tmp_path / "checkpoints",
+        "checkpoint_every": 5,
+    }
+    for _ in range(2):  # and once more when it is asked again
+        caplog.clear()
+        with pytest.raises(Fault, match=name):
+            start(new_strategy(), ROUNDS, resume=True, **folder, **failing(name, at))
+        assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
+            f"round {at}: {name} raised Fault; the round is saved, and resume=True goes on from it"
+        ]
+    assert [path.stem for path in folder["checkpoint_dir"].glob("round-*")] == [f"round-00000{at}"]
+    seen: list[int] = []
+    strategy = new_strategy()
+    result = start(
+        strategy, ROUNDS, resume=True, on_round=lambda number, _: seen.append(number), **folder
+    )
+    assert seen == list(range(at, ROUNDS + 1))
+    assert_same_bits(strategy.state_dict(), whole[1])
+    found, expected = measured(strategy, result), dict(whole[0])
+    if name == "evaluate_fn":  # which measured nothing in the rounds before
+        *found["means"], central = found["means"]
+        *expected["means"], everywhere = expected["means"]
+        assert central == {r: everywhere[r] for r in range(at, ROUNDS + 1)}
+    assert found == expected
+    start(new_strategy(), ROUNDS, resume=True, on_round=killer(at), **folder)  # it is reported
+
+
+def test_a_function_that_raises_where_nothing_is_saved_just_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(Fault):
+        start(new_strategy(), 3, **failing("on_round", 2))
+    assert [r for r in caplog.records if r.levelname == "ERROR"] == []
+
+
+def test_what_evaluate_fn_must_return_is_said(tmp_path: Path) -> None:
+    def evaluate(server_round: int, arrays: ArrayRecord) -> Any:
+        return {"accuracy": 0.5}
+
+    with pytest.raises(TypeError, match=r"returned a dict in round 0, expected a .*MetricRecord"):
+        start(new_strategy(), 3, checkpoint_dir=tmp_path, evaluate_fn=evaluate)
+
+
+@pytest.mark.parametrize(
+    "value", [1, 0.5, 2**62, float("inf"), float("nan"), [], [1, 2], [0.5, float("-inf")]]
+)
+def test_any_metric_that_flower_allows_is_put_back(value: Any, tmp_path: Path) -> None:
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"value": value})
+
+    with pytest.raises(Killed):
+        start(
+            new_strategy(),
+            3,
+            checkpoint_dir=tmp_path,
+            evaluate_fn=evaluate,
+            on_round=killer(3),
+        )
+    result = start(new_strategy(), 3, checkpoint_dir=tmp_path, evaluate_fn=evaluate, resume=True)
+    central = result.evaluate_metrics_serverapp
+    assert {r: repr(record["value"]) for r, record in central.items()} == {
+        r: repr(value) for r in range(4)
+    }

@@ -1,0 +1,73 @@
+"""What is on its way to clients: kept as it was sent, and saved."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fl_admm_strategies.runtime.messages.records import ClientInstruction
+from fl_admm_strategies.runtime.saving.underway import Underway
+
+
+def underway() -> Underway:
+    own = Underway()
+    arrays = {"anchor": {"w/1": np.arange(6.0).reshape(2, 3), "b": np.ones(3, np.float32)}}
+    config = {"server-round": 4, "a": True, "b": b"\x00\xff", "c": 0.1, "d": "base64:", "run": "x"}
+    own.add(2**63, ClientInstruction(arrays, config), 4, 7.25)
+    own.add(0, ClientInstruction({"model": {}}, {"server-round": 5}), 5, math.nan)
+    own.clock = 6.5
+    return own
+
+
+def test_an_instruction_is_a_copy_without_what_names_the_run() -> None:
+    own, array = Underway(), np.ones(2)
+    own.add(1, ClientInstruction({"model": {"w": array}}, {"run": "x", "durable": "[]"}), 1, 0.0)
+    array[:] = 5
+    assert own.sent[1].instruction.groups["model"]["w"].tolist() == [1, 1]
+    assert own.sent[1].instruction.config == {}
+
+
+def test_what_is_under_way_is_saved_as_it_was() -> None:
+    saved, loaded = underway().state_arrays(), Underway()
+    assert all(array.dtype.kind in "biuf" for array in saved.values())
+    loaded.load_state_arrays(saved)
+    assert loaded.clock == 6.5
+    own = loaded.sent[2**63]
+    assert own.instruction.config == {
+        "server-round": 4,
+        "a": True,
+        "b": b"\x00\xff",
+        "c": 0.1,
+        "d": "base64:",
+    }
+    assert (own.server_round, own.arrival) == (4, 7.25)
+    assert list(own.instruction.groups["anchor"]) == ["w/1", "b"]
+    assert own.instruction.groups["anchor"]["b"].dtype == np.float32
+    assert math.isnan(loaded.sent[0].arrival)
+    again = loaded.state_arrays()
+    assert {key: array.tobytes() for key, array in again.items()} == {
+        key: array.tobytes() for key, array in saved.items()
+    }
+
+
+def test_where_nothing_ever_was_under_way_nothing_is_saved() -> None:
+    assert Underway().state_arrays() == {}
+    own = underway()
+    own.load_state_arrays({})
+    assert (own.clock, own.sent) == (0.0, {})
+
+
+def test_who_is_no_client_any_more_is_forgotten() -> None:
+    own = underway()
+    own.keep([0, 1])
+    assert list(own.sent) == [0]
+
+
+@pytest.mark.parametrize("name", ["clock", "clients", "0", f"{2**63}", f"{2**63}/1"])
+def test_a_part_that_is_missing_is_said(name: str) -> None:
+    saved = underway().state_arrays()
+    del saved[name]
+    with pytest.raises(ValueError, match="under way to its clients cannot be read"):
+        Underway().load_state_arrays(saved)

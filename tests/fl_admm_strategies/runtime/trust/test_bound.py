@@ -1,0 +1,165 @@
+"""The bound on an upload's distance from what its client was sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from fl_admm_strategies import FLAME, FedADMM, FedMCADMM, SquaredL2
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
+from fl_admm_strategies.runtime.trust.bound import FACTOR, Bound, Held
+from tests.support.federation import Mean
+
+
+def reply(**arrays: Any) -> Reply:
+    named = {name: np.asarray(array) for name, array in arrays.items()}
+    largest = max(float(np.abs(array).max(initial=0)) for array in named.values())
+    return Reply(named, 10.0, {"loss": 1.0}, largest)
+
+
+def hold(bound: Bound, replies: dict[int, Reply], reference: Arrays | None = None) -> Held:
+    asked = dict.fromkeys(replies, ClientInstruction({"model": reference or {}}))
+    return bound.hold(4, replies, asked, Mean().upload_reference)
+
+
+def moved(*norms: float) -> dict[int, Reply]:
+    return {client: reply(w=np.array([norm, 0.0])) for client, norm in enumerate(norms)}
+
+
+def test_an_upload_is_scaled_back_to_the_sphere_around_what_was_sent() -> None:
+    reference = {"w": np.array([1.0, 1.0], np.float32), "b": np.array(2.0)}
+    near = reply(w=np.array([1.0, 2.0], np.float32), b=np.array(2.0))
+    far = reply(w=np.array([1.0, 7.0], np.float32), b=np.array(-6.0))  # 10 away
+    held = hold(bound := Bound(2.5, "clip"), {3: near, 5: far}, reference)
+    assert held.replies[3] is near  # not a bit of it is changed
+    assert_allclose(held.replies[5].arrays["w"], [1.0, 2.5])
+    assert_allclose(held.replies[5].arrays["b"], 0.0)
+    assert [a.dtype for a in held.replies[5].arrays.values()] == [np.float32, np.float64]
+    assert (held.replies[5].largest, held.replies[5].num_examples) == (2.5, 10.0)
+    assert held.replies[5].metrics == far.metrics
+    assert (held.clipped, held.refused) == ([5], {})
+    assert bound.measured() == {"clipped": 1, "norm-bound": 2.5}
+
+
+def test_it_is_refused_by_name_where_that_is_asked_for() -> None:
+    held = hold(bound := Bound(2, "refuse"), moved(1.0, 5.0))
+    assert list(held.replies) == [0]
+    assert held.refused == {1: "its upload is 5 from what it was sent, the bound is 2"}
+    assert held.clipped == []
+    assert bound.measured() == {"refused": 1, "norm-bound": 2.0}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_no_square_overflows_and_nothing_is_left_of_a_huge_number(dtype: Any) -> None:
+    huge = {np.float16: 6e4, np.float32: 5e33, np.float64: 1e303}[dtype]
+    start = np.array([0.5, -0.25, 1.0], dtype)
+    upload = reply(w=np.array([huge, -0.25, -huge], dtype))
+    arrays = hold(Bound(2.0, "clip"), {0: upload}, {"w": start}).replies[0].arrays
+    off = np.sqrt(2)
+    assert_allclose(arrays["w"], [0.5 + off, -0.25, 1.0 - off], rtol=2e-3)
+    assert arrays["w"].dtype == dtype
+
+
+def test_integers_are_not_counted_and_move_with_the_others() -> None:
+    reference = {"w": np.zeros(2), "steps": np.array(100)}
+    counted = reply(w=np.array([1.0, 0.0]), steps=np.array(180))
+    held = hold(Bound(2.0, "clip"), {0: counted}, reference)
+    assert held.replies[0] is counted
+    far = reply(w=np.array([8.0, 0.0]), steps=np.array(180))
+    held = hold(Bound(2.0, "clip"), {0: far}, reference)
+    assert held.replies[0].arrays["steps"] == 120
+    assert held.replies[0].arrays["steps"].dtype == far.arrays["steps"].dtype
+
+
+def test_what_has_no_counterpart_is_measured_from_0() -> None:
+    reference = {"w": np.ones(2), "dual": np.ones(7)}
+    held = hold(Bound(1.0, "clip"), {0: reply(w=np.ones(2), dual=np.full(4, 2.0))}, reference)
+    assert_array_equal(held.replies[0].arrays["w"], np.ones(2))
+    assert_allclose(held.replies[0].arrays["dual"], 0.5)  # of norm 1
+
+
+# --- "auto" ---------------------------------------------------------------------------------------
+
+
+def test_the_bound_is_a_multiple_of_the_running_median() -> None:
+    bound = Bound("auto", "clip")
+    held = hold(bound, moved(1.0, 1.1, 0.9, 1e30, 1.2))  # its own round is known
+    assert held.clipped == [3]
+    assert bound.measured()["norm-bound"] == pytest.approx(FACTOR * 1.1)
+    for _ in range(3):  # a round in which everybody lies is judged by those before
+        assert hold(bound, moved(1e30)).clipped == [0]
+    assert bound.measured()["norm-bound"] <= FACTOR * 1.2
+
+
+def test_it_follows_when_all_move_further_and_when_all_come_to_rest() -> None:
+    bound = Bound("auto", "refuse")
+    for _ in range(10):
+        hold(bound, moved(*[1.0] * 5))
+    for _ in range(40):
+        accepted = len(hold(bound, moved(*[10.0] * 5)).replies)
+    assert accepted == 5
+    for _ in range(20):
+        hold(bound, moved(*[0.01] * 5))
+    assert bound.measured()["norm-bound"] == pytest.approx(FACTOR * 0.01)
+
+
+def test_where_most_do_not_move_nobody_may_until_most_do() -> None:
+    bound = Bound("auto", "refuse")
+    for _ in range(10):
+        assert hold(bound, moved(0.0, 0.0, 0.0, 0.0, 1e30)).replies.keys() == {0, 1, 2, 3}
+    assert bound.measured() == {"refused": 1, "norm-bound": 0.0}
+    for _ in range(10):
+        accepted = hold(bound, moved(1.0, 1.0, 1.0, 1.0, 1e30)).replies.keys()
+    assert accepted == {0, 1, 2, 3}
+    assert hold(Bound("auto", "clip"), moved(0.0, 0.0)).clipped == []
+
+
+def test_its_state_is_saved_and_put_back() -> None:
+    bound, other = Bound("auto", "clip"), Bound("auto", "clip")
+    for norms in ([1.0, 2.0], [3.0], [7.0] * 60):
+        hold(bound, moved(*norms))
+        other.load_state_arrays(bound.state_arrays())
+        assert other.state_arrays().keys() == {"norms"}
+        assert_array_equal(other.state_arrays()["norms"], bound.state_arrays()["norms"])
+        assert hold(other, moved(1e3)).replies[0].largest == pytest.approx(
+            hold(bound, moved(1e3)).replies[0].largest
+        )
+    assert Bound(2.0, "clip").state_arrays() == {}
+    other.load_state_arrays({})  # of a run without a bound
+    assert hold(other, moved(5.0)).clipped == []
+    with pytest.raises(ValueError, match="'norms' are infinite"):
+        other.load_state_arrays({"norms": np.array([1.0, np.inf])})
+
+
+# --- Settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"max_norm": 0}, ValueError, "max_norm is 0, expected a finite number > 0"),
+        ({"max_norm": float("nan")}, ValueError, "max_norm is nan, expected a finite number > 0"),
+        ({"max_norm": "median"}, ValueError, "max_norm is 'median', expected 'auto' or a number"),
+        ({"max_norm": True}, TypeError, "max_norm is True"),
+        ({"on_excess": "drop"}, ValueError, "on_excess is 'drop', expected 'clip' or 'refuse'"),
+        ({"max_examples": 0}, ValueError, "max_examples is 0, expected an integer >= 1"),
+        ({"max_examples": 0.5}, TypeError, "max_examples is 0.5, expected an integer >= 1"),
+    ],
+)
+def test_settings_are_checked(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Mean(**settings)
+
+
+@pytest.mark.parametrize("kind", [FedADMM, FLAME, lambda **s: FedMCADMM(SquaredL2(1.0), **s)])
+def test_a_change_that_its_client_keeps_cannot_be_clipped(kind: Any) -> None:
+    with pytest.raises(ValueError, match="Give on_excess='refuse' or duals='strategy'"):
+        kind(duals="client", max_norm="auto")
+    kind(duals="client", max_norm="auto", on_excess="refuse")
+    kind(duals="client")

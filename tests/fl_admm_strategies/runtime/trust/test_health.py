@@ -1,0 +1,144 @@
+"""A run that diverges is said to, once and with the setting to change; one that learns is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context
+from torch import nn
+
+from clients import FedADMMClient, FedGiAClient, FLAMEClient, client_app
+from fl_admm_strategies import FLAME, FedADMM, FedGiA, InProcessGrid, StatefulStrategy
+from fl_admm_strategies.runtime.messages.records import Reply
+from fl_admm_strategies.runtime.trust.health import Health
+
+START = 2.3
+
+
+def watched(
+    losses: Sequence[float], caplog: pytest.LogCaptureFixture, *, start: float = START
+) -> list[str]:
+    """Return the warnings over rounds of two clients with these training losses."""
+    health = Health(3, "FedGiA", "a larger t")
+    for server_round, loss in enumerate(losses, start=1):
+        first = {"initial-loss": start} if server_round == 1 else {}
+        replies = {c: Reply({}, 10.0, {"loss": loss, **first}, 0.0) for c in (0, 1)}
+        kept = health.watch(server_round, replies)
+        assert [reply.metrics for reply in kept.values()] == [{"loss": loss}] * 2
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("losses", "server_round"),
+    [
+        ([2.3, 2.6, 2.6, 2.6, 9.0, 9.0], 4),  # three in a row
+        ([2.3, 24.0, 24.0], 2),  # far above
+        ([2.3, math.nan], 2),
+        ([math.inf], 1),
+    ],
+)
+def test_a_loss_above_its_start_is_said_once(
+    losses: list[float], server_round: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (said,) = watched(losses, caplog)
+    assert said.startswith(f"round {server_round}: the mean training loss is ")
+    assert said.endswith("started from 2.3: the run diverges. Give FedGiA a larger t.")
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [2.2, 1.0, 0.5],
+        [2.5, 2.4, 2.6, 2.2, 1.0],  # noise
+        [0.05, 0.4, 0.9, 1.2, 1.1],  # few labels: what it could alone, and then together
+        [2.3, 2.31, 2.32, 2.3, 2.31],  # stands still
+        [8.0, 9.0, 2.0, 1.0],  # a catapult
+    ],
+)
+def test_a_run_that_learns_is_left_alone(
+    losses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert watched(losses, caplog) == []
+
+
+def test_a_loss_may_be_negative(caplog: pytest.LogCaptureFixture) -> None:
+    assert watched([-5.0, -5.5, -6.0, -6.0], caplog, start=-5.0) == []
+    assert watched([-5.0, -4.0, -4.0, -4.0], caplog, start=-5.0)
+
+
+def test_clients_are_compared_with_their_own_start(caplog: pytest.LogCaptureFixture) -> None:
+    # Client 1, whose loss is large from the start, takes part from the third round on.
+    health = Health(3, "FedADMM", "a smaller lr")
+    for server_round in range(1, 9):
+        client, start, loss = (0, 1.0, 0.5) if server_round < 3 else (1, 40.0, 20.0)
+        metrics = {"loss": loss} | ({"initial-loss": start} if server_round in (1, 3) else {})
+        health.watch(server_round, {client: Reply({}, 5.0, metrics, 0.0)})
+    assert not caplog.records
+
+
+# --- With the real strategies and clients ---------------------------------------------------------
+
+
+class Line(nn.Module):
+    """w x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.w * inputs
+
+
+def run(strategy: StatefulStrategy, client_class: Any, rounds: int = 8) -> StatefulStrategy:
+    """Run it with four clients that all hold f = (2 w - 3)^2, curvature 8."""
+    batch = (torch.tensor([2.0, 2.0]), torch.tensor([3.0, 3.0]))
+
+    def client_fn(context: Context) -> Any:
+        return client_class(context, Line(), [batch], nn.MSELoss()).to_client()
+
+    initial = ArrayRecord({"w": Array(np.zeros(1, np.float32))})
+    with InProcessGrid(client_app(client_fn), 4) as grid:
+        strategy.start(grid, initial, rounds)
+    return strategy
+
+
+SETTINGS: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [
+    (FedADMM, FedADMMClient, {}, {"lr": 0.4}, "FedADMM a smaller lr"),
+    (FLAME, FLAMEClient, {}, {"lr": 0.4}, "FLAME a smaller lr"),
+    (FedGiA, FedGiAClient, {}, {"t": 0.15}, "FedGiA a larger t"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "client", "good", "bad", "advice"), SETTINGS)
+def test_a_strategy_names_its_setting_and_its_defaults_learn(
+    strategy: Any,
+    client: Any,
+    good: dict[str, Any],
+    bad: dict[str, Any],
+    advice: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done = run(strategy(**good, fraction_evaluate=0.0), client)
+    assert done.train_metrics[8][0]["loss"] < 0.5
+    assert "initial-loss" not in done.train_metrics[1][0]
+    assert "diverges" not in caplog.text
+    run(strategy(**bad, fraction_evaluate=0.0), client)
+    said = [r.getMessage() for r in caplog.records if "diverges" in r.getMessage()]
+    assert len(said) == 1
+    assert said[0].endswith(f"the run diverges. Give {advice}.")
+
+
+def test_uploads_that_are_not_finite_are_said_to_be_a_divergence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(RuntimeError, match=r"No client could train|No reply was usable"):
+        run(FedADMM(lr=1e30, fraction_evaluate=0.0), FedADMMClient)
+    said = [r.getMessage() for r in caplog.records if "diverges" in r.getMessage()]
+    assert len(said) == 1
+    assert "what clients sent is not finite" in said[0]

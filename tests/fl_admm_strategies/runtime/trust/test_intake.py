@@ -1,0 +1,214 @@
+"""No reply is believed before it was checked."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fl_admm_strategies.runtime.members.membership import Membership
+from fl_admm_strategies.runtime.messages.records import (
+    ClientInstruction,
+    ClientReply,
+    RawReply,
+    Reply,
+)
+from fl_admm_strategies.runtime.messages.stamp import made_by
+from fl_admm_strategies.runtime.trust.intake import Accepted, Intake, check_reply, weighted_means
+from tests.support.federation import warnings_in
+
+SPEC = {"w": ((2,), np.dtype(np.float32)), "n": ((), np.dtype(np.int64))}
+
+
+def arrays(**changes: NDArray[Any] | None) -> dict[str, NDArray[Any]]:
+    all_of_them = {"n": np.array(3), "w": np.zeros(2, np.float32)} | changes
+    return {name: array for name, array in all_of_them.items() if array is not None}
+
+
+def raw(num_examples: Any = 5, **changes: Any) -> RawReply:
+    return RawReply(arrays(**changes), {"num-examples": num_examples, "loss": 0.5})
+
+
+# --- One reply ----------------------------------------------------------------------------------
+
+
+def test_a_good_reply_has_its_arrays_in_the_order_of_the_model() -> None:
+    reply = check_reply(
+        RawReply(arrays(), {"num-examples": 5, "loss": 0.5, "done": True, "name": "x", "l": [1]}),
+        SPEC,
+        "num-examples",
+    )
+    assert list(reply.arrays) == ["w", "n"]
+    assert reply.num_examples == 5.0
+    assert reply.metrics == {"num-examples": 5, "loss": 0.5}  # numbers only
+
+
+def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
+    spec = {"w": ((-1, 2), np.dtype(np.float32))}
+    for count in (0, 1, 7):
+        reply = RawReply({"w": np.zeros((count, 2), np.float32)}, {"num-examples": 5})
+        assert check_reply(reply, spec, "num-examples").arrays["w"].shape == (count, 2)
+    for shape in ((2,), (3, 1), (1, 3, 2)):
+        reply = RawReply({"w": np.zeros(shape, np.float32)}, {"num-examples": 5})
+        with pytest.raises(ValueError, match=r"has shape .* expected \(-1, 2\)"):
+            check_reply(reply, spec, "num-examples")
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (RawReply(error="KeyError: 'x'"), "it failed: KeyError: 'x'"),
+        (raw(w=None), r"its arrays lack ['w'] (1)"),
+        (raw(extra=np.zeros(1)), r"its arrays have ['extra'] (1), which was not asked for"),
+        (raw(w=None, v=np.zeros(2)), "lack ['w'] (1) and have ['v'] (1), which was not asked for"),
+        (raw(w=np.zeros(3, np.float32)), "'w' has shape (3,), expected (2,)"),
+        (raw(w=np.zeros(2)), "'w' has dtype float64, expected float32"),
+        (raw(w=np.array([1, np.nan], np.float32)), "'w' holds NaN or infinity"),
+        (raw(w=np.array([1, -np.inf], np.float32)), "'w' holds NaN or infinity"),
+        (RawReply(None, {"num-examples": 5}), "its arrays lack ['w', 'n'] (2)"),
+        (RawReply(arrays(), {"loss": 1.0}), "its metrics lack the number 'num-examples'"),
+        (raw("5"), "its metrics lack the number 'num-examples'"),
+        (raw(True), "its metrics lack the number 'num-examples'"),
+        (
+            RawReply(arrays(), {"num-examples": 5, **{f"m{i}": i for i in range(1000)}}),
+            "it has 1,001 metrics, expected at most 1,000",
+        ),
+        (
+            RawReply(arrays(), {"num-examples": 5, "x" * 201: 1.0}),
+            "has 201 letters, expected at most 200",
+        ),
+        (raw(0), "'num-examples' is 0, expected more than 0 and at most 2^53"),
+        (raw(-5), "'num-examples' is -5, expected more than 0"),
+        (raw(math.nan), "'num-examples' is nan, expected more than 0"),
+        (raw(math.inf), "'num-examples' is inf, expected more than 0"),
+        (raw(2**53 + 1), f"'num-examples' is {2**53 + 1}, expected more than 0 and at most 2^53"),
+        (raw(2**63), "the metric 'num-examples' has more than 64 bits"),
+    ],
+)
+def test_a_reply_that_cannot_be_used_says_why(reply: RawReply, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        check_reply(reply, SPEC, "num-examples")
+
+
+def test_the_number_of_examples_has_the_name_that_the_user_gives_it() -> None:
+    reply = RawReply(arrays(), {"rows": 4, "num-examples": -1})
+    assert check_reply(reply, SPEC, "rows").num_examples == 4
+
+
+def test_an_evaluation_needs_no_arrays_and_may_have_no_data() -> None:
+    assert check_reply(RawReply(None, {"num-examples": 3, "loss": 2.0}), None, "num-examples") == (
+        Reply({}, 3.0, {"num-examples": 3, "loss": 2.0})
+    )
+    nothing = RawReply(None, {"num-examples": 0, "loss": 2.0})
+    assert check_reply(nothing, None, "num-examples") == Reply({}, 0.0, {})
+
+
+# --- A phase ------------------------------------------------------------------------------------
+
+
+def intake(*clients: int, known: tuple[int, ...] = ()) -> Intake:
+    members = Membership()
+    members.begin(clients, 0)
+    members.accept(known, 1)
+    own = Intake("num-examples", members)
+    own.asked = {client: ClientInstruction({}) for client in clients}
+    return own
+
+
+def accept(own: Intake, *replies: ClientReply) -> Accepted:
+    return own.accept(4, replies, SPEC)
+
+
+def test_replies_come_out_in_the_order_of_the_clients(caplog: pytest.LogCaptureFixture) -> None:
+    own = intake(1, 2, 7)
+    replies, lost = accept(own, (7, raw()), (1, raw()), (2, raw()))
+    assert list(replies) == [1, 2, 7]
+    assert lost == []
+    assert own.asked == {}  # the phase is over
+    assert warnings_in(caplog.records) == []
+    assert own.last_refusal == "nobody was asked"
+
+
+def test_everybody_else_gets_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    own = intake(0, 1, 2, 3, 4)
+    late = raw(n=np.array(9))
+    replies, _ = accept(
+        own,
+        (4, raw(-1)),
+        (1, raw()),
+        (None, raw()),
+        (9, RawReply(error="out of memory")),
+        (9, raw()),
+        (2, raw()),
+        (1, late),
+        (1, late),
+        (3, RawReply(error="OSError")),
+    )
+    assert list(replies) == [2]
+    assert warnings_in(caplog.records) == [
+        "round 4: reply of somebody who is no client refused: it was not asked in this round",
+        "round 4: reply of client 9 refused: out of memory",
+        "round 4: reply of client 9 refused: it was not asked in this round",
+        "round 4: client 0 refused: no reply within the timeout",
+        "round 4: client 1 refused: it replied more than once",
+        "round 4: client 3 refused: it failed: OSError",
+        "round 4: client 4 refused: 'num-examples' is -1, expected more than 0 and at most 2^53",
+    ]
+    assert own.last_refusal.startswith("client 4: 'num-examples' is -1")
+
+
+def test_a_second_reply_refuses_the_first_whichever_is_good() -> None:
+    for replies in ([(1, raw()), (1, raw(-1))], [(1, raw(-1)), (1, raw())]):
+        assert accept(intake(1), *replies).replies == {}
+
+
+def test_a_client_that_lost_its_state_is_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    # Client 2 has nothing to lose yet: it is refused like any other.
+    own = intake(1, 2, 3, known=(1, 3))
+    gone = RawReply(error="ValueError: [state-lost 1] The server expects ...")
+    replies, lost = accept(own, (1, gone), (2, gone), (3, raw()))
+    assert list(replies) == [3]
+    assert lost == [1]
+    (line,) = warnings_in(caplog.records)
+    assert line.startswith("round 4: client 2 refused: it failed: ValueError: [state-lost 1]")
+
+
+def test_whose_replies_are_wanted_is_said_until_one_was_usable() -> None:
+    members = Membership()
+    members.begin([1], 0)
+    own = Intake("num-examples", members, "FPFC")
+    failed = RawReply(error="OSError: disk full")
+    right = raw()
+    right = replace(right, metrics={**right.metrics, **made_by("FPFC")})
+    said = []
+    for one in (failed, right, failed):
+        own.asked = {1: ClientInstruction({})}
+        accept(own, (1, one))
+        said.append(own.explain())
+    assert said[0] == "client 1: it failed: OSError: disk full (FPFC needs FPFCClient.)"
+    assert said[2] == "client 1: it failed: OSError: disk full"
+
+
+# --- Means --------------------------------------------------------------------------------------
+
+
+def reply(num_examples: float, **metrics: float) -> Reply:
+    return Reply({}, num_examples, metrics)
+
+
+def test_means_are_weighted_by_the_examples() -> None:
+    # (1 * 0 + 3 * 2) / 4 = 1.5; only what all have counts.
+    means = weighted_means({1: reply(1.0, loss=0.0, own=1.0), 2: reply(3.0, loss=2.0)})
+    assert means == {"loss": 1.5}
+
+
+@pytest.mark.parametrize("pair", [(math.inf, -math.inf), (1.7e308, 1.7e308), (math.nan, 1.0)])
+def test_a_mean_that_there_is_not_is_no_number(pair: tuple[float, float]) -> None:
+    a, b = pair
+    means = weighted_means({1: reply(2.0**53, loss=a), 2: reply(2.0**53, loss=b)})
+    assert not math.isfinite(means["loss"])
