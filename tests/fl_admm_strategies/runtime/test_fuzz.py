@@ -596,7 +596,7 @@ def test_an_evaluation_or_a_failure_of_the_legacy_api_changes_no_state(
     strategy = begun(range(2))
     legacy = LegacyStrategy(strategy, CHEAP.initial_arrays())
     proxy = GridClientProxy(node_of(0), InProcessGrid(lambda m, c: m, 2), run_id=1)
-    legacy._client_of[proxy.cid] = 0
+    legacy._client_of = {proxy.cid: 0}.get  # type: ignore[method-assign]
     before = arrays_of(strategy.state)
     strategy.run.configure_evaluate(1, {})
     result = EvaluateRes(Status(Code.OK, ""), loss, num_examples, reported)
