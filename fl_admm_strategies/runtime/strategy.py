@@ -371,7 +371,7 @@ class StatefulStrategy(Algorithm, Strategy):
         def evaluate(server_round: int) -> Metrics:
             if self.fraction_evaluate == 0:
                 return {}
-            self.membership.doubt(self._link.refresh(grid))
+            self.membership.mark_uncertain(self._link.refresh(grid))
             self._link.pause(grid, timeout, last=stopping or server_round == num_rounds)
             asked = run.configure_evaluate(server_round, evaluate_config)
             return run.aggregate_evaluate(server_round, exchange(asked, MessageType.EVALUATE))
@@ -446,7 +446,7 @@ class StatefulStrategy(Algorithm, Strategy):
     ) -> Iterable[Message]:
         """Return one message a node with the models to evaluate."""
         check_user_settings(self, {}, config)
-        self.membership.doubt(self._link.refresh(grid))
+        self.membership.mark_uncertain(self._link.refresh(grid))
         asked = self.run.configure_evaluate(server_round, config)
         return self._link.messages(asked, MessageType.EVALUATE)
 
@@ -471,7 +471,7 @@ class StatefulStrategy(Algorithm, Strategy):
         self, grid: Grid, server_round: int, exchange: Exchange, config: ConfigRecord
     ) -> None:
         """Before a round, find out who came back, who has left and who is new."""
-        self.membership.doubt(self._link.refresh(grid))
+        self.membership.mark_uncertain(self._link.refresh(grid))
         discovery = self._link.discovery
         gone = self.run.update_membership(
             server_round, discovery.connected, exchange, config, announced=discovery.announced

@@ -254,10 +254,10 @@ def split_groups(
     if found != announced:
         raise ValueError(
             f"The message has {found} arrays, expected {announced}: "
-            f"{brief(', '.join(name for own in groups.values() for name in own))}. {VERSIONS}"
+            f"{brief(', '.join(name for names in groups.values() for name in names))}. {VERSIONS}"
         )
     arrays = iter(restored(parameters, config))
-    return {group: {name: next(arrays) for name in own} for group, own in groups.items()}
+    return {group: {name: next(arrays) for name in names} for group, names in groups.items()}
 
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
