@@ -24,7 +24,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from clients import FPFCClient, client_app
-from fl_admm_strategies import FPFC, InProcessGrid, Local, SmoothedSCAD
+from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
 from fl_admm_strategies.runtime.members import discovery
 from tests.support.federation import Mean, WatchedGrid, client_fn_of, initial_arrays, warnings_in
 
@@ -430,15 +430,6 @@ def test_the_central_evaluation_gets_the_global_model() -> None:
     result = Mean().start(InProcessGrid(echo_app(), 2), MODEL, 2, evaluate_fn=evaluate_fn)
     assert seen == {0: 0.0, 1: 1.0, 2: 2.0}
     assert result.evaluate_metrics_serverapp[2]["norm"] == 2.0
-
-
-def test_a_method_without_a_global_model_has_nothing_to_evaluate_centrally() -> None:
-    strategy = Local()
-    with pytest.raises(ValueError, match=r"evaluate_fn is given, but Local has no global model"):
-        strategy.start(
-            InProcessGrid(echo_app(), 2), MODEL, 2, evaluate_fn=lambda number, arrays: None
-        )
-    assert strategy.client_ids == []
 
 
 def test_an_evaluation_without_a_usable_reply_is_logged(caplog: pytest.LogCaptureFixture) -> None:
