@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from clients import FedALAClient, FedProxClient, client_app
 from clients.methods.fedala import MOST_PASSES, settled
-from fl_admm_strategies import FedALA, FedALAInstruction, FedProx
+from fl_admm_strategies import FedALA, FedProx
+from fl_admm_strategies.messages import FedALAInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.fl_admm_strategies.algorithms.quadratics import (

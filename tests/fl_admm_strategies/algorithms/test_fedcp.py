@@ -17,8 +17,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from clients import FedCPClient, RoutedHeads, TwoHeaded
 from clients.toolkit.models.heads import mean_discrepancy
-from fl_admm_strategies import FedCP, FedCPInstruction
+from fl_admm_strategies import FedCP
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.messages import FedCPInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.fl_admm_strategies.algorithms.test_fedrod import client_of, grid_of

@@ -15,7 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from clients import FedProxClient, FedRoDClient, TorchClient, TwoHeaded, accuracy, client_app
 from clients.methods.fedrod import COUNTS, with_prior
-from fl_admm_strategies import FedProx, FedRoD, FedRoDInstruction
+from fl_admm_strategies import FedProx, FedRoD
+from fl_admm_strategies.messages import FedRoDInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.support.federation import WatchedGrid, dataset, initial_arrays, make_model
