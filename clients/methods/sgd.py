@@ -51,13 +51,14 @@ class SGDClient(TorchClient[FedAvgInstruction]):
         ValueError
             If there is no step size, nothing to train on, or the arrays are not of this model.
         """
+        self.check_sender(config)
         if "lr" not in config:
             raise ValueError(
                 "The message has no setting 'lr', the step size. Start the strategy with "
                 'train_config=ConfigRecord({"lr": 0.1, "local-epochs": 1, "seed": 0}).'
             )
         plain = {GROUPS: to_json({ARRAYS: self.model_arrays.names}), "local-epochs": 1}
-        return (yield from super().taking_part(parameters, plain | config))
+        return (yield from super().taking_part(parameters, {**plain, **config}))
 
     def steps(self, asked: FedAvgInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
         """Run x <- x - eta grad f_i(x) from w; upload x."""

@@ -135,9 +135,7 @@ class Ditto(RobustStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i, or to what the rule makes of them."""
-        self.state.model = self.aggregated(
-            self.state.model, server_round, replies, self.weights
-        )
+        self.state.model = self.aggregated(self.state.model, server_round, replies, self.weights)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

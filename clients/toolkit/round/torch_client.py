@@ -139,7 +139,7 @@ class TorchClient(MethodClient[Asked]):
         """
         self._first_loss = None
         arrays, num_examples, metrics = yield from super().taking_part(parameters, config)
-        if self._first_loss is not None and config["version"] == 0:
+        if self._first_loss is not None and config.get("version") == 0:
             metrics = metrics | {INITIAL_LOSS: self._first_loss}
         return arrays, num_examples, metrics
 
