@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies.runtime.record import Traffic
-from simulations.config import RunConfig
-from simulations.measures import clustering, cost_to
-from simulations.scores import METRICS, fairness, rand_index
-from tests.simulations.running import TINY, last_evaluation, result_of, run
+from simulations.experiments.run_config import RunConfig
+from simulations.methods.measures import clustering, cost_to
+from simulations.problems.scores import METRICS, fairness, rand_index
+from tests.simulations.quick_runs import TINY, last_evaluation, result_of, run
 
 ACCURACIES = [
     *(0.91, 0.85, 0.78, 0.96, 0.66, 0.88, 0.93, 0.71, 0.82, 0.90),

@@ -14,12 +14,11 @@ from safetensors.numpy import load_file
 
 from clients import FPFCClient, LocalClient
 from fl_admm_strategies import load_models, run_in_process
-from simulations.client_app import make_client_app
-from simulations.config import RunConfig
-from simulations.experiment import prepare
-from simulations.loading import load_settings
-from simulations.server_app import make_server_app
-from tests.simulations.running import TINY, result_of, rounds_of, run
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
+from simulations.running.apps import make_client_app, make_server_app
+from simulations.running.run import prepare
+from tests.simulations.quick_runs import TINY, result_of, rounds_of, run
 from tests.support.federation import assert_same_bits
 
 SHORT = ("training.num-rounds=6", "training.evaluate-every=3")

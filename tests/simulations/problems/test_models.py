@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import conv1d, conv2d, linear, max_pool1d, max_pool2d
 
 from simulations.data import ClientData, FederatedData, load
-from simulations.models import MODELS, build, initialise, loss_of
+from simulations.problems.models import MODELS, build, initialise, loss_of
 
 
 def data(shape: tuple[int, ...], classes: int | None = 10) -> FederatedData:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fl_admm_strategies import run_in_process
-from simulations.client_app import make_client_app
-from simulations.config import RunConfig
-from simulations.server_app import make_server_app
+from simulations.experiments.run_config import RunConfig
+from simulations.running.apps import make_client_app, make_server_app
 
 TINY = (
     "data.options={ partition = 'label-count', clients = 4, samples = 300 }",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fl_admm_strategies import FPFC, L1, SmoothedSCAD, StepDecay
-from simulations.catalogue import experiment_names
-from simulations.loading import changed_settings, load_settings
+from simulations.experiments.catalogue import experiment_names
+from simulations.experiments.loading import changed_settings, load_settings
 from simulations.methods import METHODS
-from simulations.settings import Settings, published_rows, setting_of
+from simulations.settings.tables import Settings, published_rows, setting_of
 
 NAMES = experiment_names()
 

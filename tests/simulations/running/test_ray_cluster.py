@@ -17,15 +17,14 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from clients import client_app
-from simulations import cli
-from simulations.client_app import make_client_app
-from simulations.config import RunConfig
-from simulations.host import Host
+from simulations.experiments.run_config import RunConfig
+from simulations.running import cli
+from simulations.running.apps import make_client_app
+from simulations.running.host import Host
+from tests.simulations.quick_runs import run
 from tests.support.federation import Mean, assert_same_bits, initial_arrays, run_on_ray
 
-from .running import run
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FEW = ("training.num-rounds=2",)
 pytestmark = pytest.mark.usefixtures("flower_logger_as_before")
 

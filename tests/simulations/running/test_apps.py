@@ -17,11 +17,11 @@ from safetensors.numpy import load_file
 
 from fl_admm_strategies import run_in_process
 from simulations import client_app, server_app
-from simulations.config import RunConfig
-from tests.simulations.running import TINY, run
+from simulations.experiments.run_config import RunConfig
+from tests.simulations.quick_runs import TINY, run
 from tests.support.federation import assert_same_bits
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHANGES = ("training.num-rounds=4", "training.evaluate-every=2")
 
 

@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 # All else is imported by the command that needs it: PyTorch, Flower and scikit-learn take seconds.
-from .catalogue import experiment_names, read_experiment
-from .config import RunConfig
+from ..experiments.catalogue import experiment_names, read_experiment
+from ..experiments.run_config import RunConfig
 from .host import Engine, Host
 
 cli = typer.Typer(
@@ -58,8 +58,8 @@ def _experiments() -> Iterator[tuple[str, str, str]]:
 
 def _methods() -> Iterator[tuple[str, str, str]]:
     with _ended_by_ctrl_c():
-        from .methods import METHODS
-        from .settings.documented import first_line
+        from ..methods import METHODS
+        from ..settings.documented import first_line
     for name, strategy in METHODS.items():
         yield name, first_line(strategy), strategy.paper
 
@@ -71,8 +71,8 @@ def describe(
 ) -> None:
     """Show what an experiment does and all its settings, with their meaning and defaults."""
     with _ended_by_ctrl_c():
-        from .describe import described
-        from .loading import load_settings
+        from ..experiments.describe import described
+        from ..experiments.loading import load_settings
     try:
         settings = load_settings(name, profile=profile)
     except ValueError as error:
@@ -148,8 +148,8 @@ def run(
     with _ended_by_ctrl_c():
         from fl_admm_strategies.runtime.saving.files import NotWrittenError
 
-        from .experiment import prepare, results_folder
-        from .methods import FedAvg
+        from ..methods import FedAvg
+        from .run import prepare, results_folder
     _quieten(verbose)
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
 
@@ -190,7 +190,7 @@ def resuming(config: RunConfig, host: Host) -> str:
     """Return what is saved of a run that came to no end, and the command that goes on with it."""
     from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 
-    from .experiment import CHECKPOINTS
+    from .run import CHECKPOINTS
 
     if config.out is None:
         return "The run had not begun."
@@ -252,8 +252,7 @@ def _ending_ray(how_to_go_on: Callable[[], str]) -> Iterator[None]:
 def _run(config: RunConfig, num_nodes: int, host: Host, verbose: bool) -> None:
     from fl_admm_strategies import run_in_process
 
-    from .client_app import make_client_app
-    from .server_app import make_server_app
+    from .apps import make_client_app, make_server_app
 
     run_config = config.to_mapping()
     server_app = make_server_app(run_config, engine=host.engine.value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from simulations.catalogue import experiment_names
-from simulations.describe import described, settings_in
-from simulations.loading import load_settings
+from simulations.experiments.catalogue import experiment_names
+from simulations.experiments.describe import described, settings_in
+from simulations.experiments.loading import load_settings
 from simulations.settings.documented import parameter_docs
 from tests.simulations.screen import shown
 

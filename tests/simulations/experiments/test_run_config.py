@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.config import RunConfig, read_run_config
+from simulations.experiments.run_config import RunConfig, read_run_config
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_run_config_survives_flower(config: RunConfig) -> None:
 
 
 def test_the_app_config_of_the_project_is_the_default_experiment() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     defaults = project["tool"]["flwr"]["app"]["config"]
     assert read_run_config(defaults) == RunConfig("digits-fpfc")

@@ -16,14 +16,14 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from clients import client_app
-from simulations import cli
-from simulations.catalogue import experiment_names, read_experiment
-from simulations.host import Host
-from simulations.loading import load_settings
+from simulations.experiments.catalogue import experiment_names, read_experiment
+from simulations.experiments.loading import load_settings
 from simulations.methods import METHODS
+from simulations.running import cli
+from simulations.running.host import Host
 from tests.support.federation import assert_same_bits
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("flower_logger_as_before")
 
 
@@ -209,7 +209,7 @@ def _broken_client_app(run_config: object) -> ClientApp:
 def test_clients_that_always_fail_fail_the_run_with_their_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulations.client_app.make_client_app", _broken_client_app)
+    monkeypatch.setattr("simulations.running.apps.make_client_app", _broken_client_app)
     code, output = invoke(
         *("run", "digits-fpfc", "--engine", "inprocess", "--out", str(tmp_path / "out")),
         *("--set", "training.num-rounds=3"),

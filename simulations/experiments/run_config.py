@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .wording import unknown
+from ..settings.wording import unknown
 
 
 @dataclass(frozen=True)

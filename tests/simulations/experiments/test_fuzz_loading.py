@@ -11,10 +11,10 @@ import tomli_w
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from simulations.catalogue import EXPERIMENTS, experiment_names
-from simulations.loading import load_settings
+from simulations.experiments.catalogue import EXPERIMENTS, experiment_names
+from simulations.experiments.loading import load_settings
 from simulations.methods import METHODS
-from simulations.settings import Settings
+from simulations.settings.tables import Settings
 
 FILES = {name: (EXPERIMENTS / f"{name}.toml").read_text("utf-8") for name in experiment_names()}
 

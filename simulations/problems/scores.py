@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-Fairness = Literal["variance", "loss-variance", "cosine", "entropy", "jain"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,7 @@ from clients.toolkit.solving.solvers import one_thread
 from fl_admm_strategies import Local
 from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 
-from .host import Engine, Host
-from .methods import (
+from ..methods import (
     Federation,
     Method,
     baseline_table,
@@ -25,10 +24,11 @@ from .methods import (
     grid_of,
     run_method,
 )
-from .problems import Problem
-from .reports import Experiment
-from .reports.clusters import small_table
-from .scores import ModelScores
+from ..problems import Problem
+from ..problems.scores import ModelScores
+from ..reports import Experiment
+from ..reports.clusters import small_table
+from .host import Engine, Host
 
 _MOST_ROWS = 30
 

@@ -14,12 +14,12 @@ from safetensors.numpy import load_file
 
 from clients.methods.local import LocalClient
 from fl_admm_strategies import InProcessGrid, StepDecay
-from simulations.client_app import make_client_app
-from simulations.config import RunConfig
-from simulations.experiment import run_experiment
-from simulations.loading import load_settings
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
 from simulations.methods import completed
-from tests.simulations.running import TINY, last_evaluation, result_of, rounds_of, run
+from simulations.running.apps import make_client_app
+from simulations.running.run import run_experiment
+from tests.simulations.quick_runs import TINY, last_evaluation, result_of, rounds_of, run
 from tests.support.federation import assert_same_bits
 
 

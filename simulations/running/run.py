@@ -23,14 +23,12 @@ from fl_admm_strategies import Models
 from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
 from fl_admm_strategies.runtime.saving.files import lock_folder, replacing
 
-from .config import RunConfig
-from .host import Engine, Host
-from .loading import changed_settings, load_experiment, load_settings
-from .measures import legend
-from .methods import FedAvg, Federation, History, Method, completed, grid_of, run_method
-from .newcomers import run_newcomers
-from .problems import Problem
-from .reports import (
+from ..experiments.loading import changed_settings, load_experiment, load_settings
+from ..experiments.run_config import RunConfig
+from ..methods import FedAvg, Federation, History, Method, completed, grid_of, run_method
+from ..methods.measures import legend
+from ..problems import Problem
+from ..reports import (
     Experiment,
     Finished,
     MethodReport,
@@ -44,7 +42,10 @@ from .reports import (
     write_result,
     write_text,
 )
-from .settings import Built, Settings, published_rows
+from ..settings.constructor import Built
+from ..settings.tables import Settings, published_rows
+from .host import Engine, Host
+from .newcomers import run_newcomers
 
 _SETTINGS = "experiment.toml"
 CHECKPOINTS = "checkpoints"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from simulations import cli
-from simulations.host import Engine, Host
+from simulations.running import cli
+from simulations.running.host import Engine, Host
 
 
 @pytest.mark.parametrize(

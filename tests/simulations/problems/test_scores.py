@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from simulations.scores import METRICS, column_means, score
+from simulations.problems.scores import METRICS, column_means, score
 
 ACCURACY, RMSE = METRICS["accuracy"], METRICS["rmse"]
 

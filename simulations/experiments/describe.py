@@ -10,9 +10,11 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from .data import loader_of, options_of
-from .settings import Built, Section, Settings
-from .settings.documented import first_line, parameter_docs
+from ..data import loader_of, options_of
+from ..settings.constructor import Built
+from ..settings.documented import first_line, parameter_docs
+from ..settings.section import Section
+from ..settings.tables import Settings
 
 _TABLES = ("data", "model", "training", "attack", "algorithm", "client", "report")
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from clients.toolkit.models.personalization import SplitInput
 
-from .data import FederatedData
-from .wording import unknown
+from ..data import FederatedData
+from ..settings.wording import unknown
 
 
 class _LinearRegression(nn.Linear):

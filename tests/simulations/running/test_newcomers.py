@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from simulations.config import RunConfig
 from simulations.data import FederatedData, load, without_newcomers
-from simulations.loading import load_experiment, load_settings
-from tests.simulations.running import result_of, run
+from simulations.experiments.loading import load_experiment, load_settings
+from simulations.experiments.run_config import RunConfig
+from tests.simulations.quick_runs import result_of, run
 
 QUARTER = "newcomers.share=0.25"
 

@@ -25,11 +25,11 @@ COMMANDS = {
 def test_a_command_imports_what_it_needs(command: str) -> None:
     code = (
         "import sys\n"
-        "from simulations.cli import cli\n"
+        "from simulations.running.cli import cli\n"
         f"cli({command.split()}, standalone_mode=False)\n"
         f"print([name for name in {COMMANDS[command]} if name in sys.modules])"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )

@@ -15,9 +15,9 @@ from flwr.app import ArrayRecord
 
 from fl_admm_strategies.runtime.record import Traffic
 
-from .problems import Problem
-from .scores import Fairness, Metric, ModelScores, fairness, rand_index
-from .settings import ReportSettings
+from ..problems import Problem
+from ..problems.scores import Metric, ModelScores, fairness, rand_index
+from ..settings.tables import Fairness, ReportSettings
 
 Cells = dict[str, float | None]
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from .wording import unknown
+from ..settings.wording import unknown
 
 EXPERIMENTS = Path(str(files("simulations"))) / "experiments"
 

@@ -11,10 +11,8 @@ from pydantic import ValidationError, create_model
 
 from fl_admm_strategies.runtime.common.settings import RENAMED, parameters_of
 
-from .catalogue import read_experiment
-from .config import RunConfig
-from .data import FederatedData, kind_of, load, without_newcomers
-from .methods import (
+from ..data import FederatedData, kind_of, load, without_newcomers
+from ..methods import (
     METHODS,
     algorithm_table,
     baseline_table,
@@ -24,10 +22,14 @@ from .methods import (
     default_of,
     strategy_named,
 )
-from .problems import Problem, problem_of
-from .reports import report_of
-from .settings import Baselines, Built, Section, Settings
-from .wording import hint, unknown
+from ..problems import Problem, problem_of
+from ..reports import report_of
+from ..settings.constructor import Built
+from ..settings.section import Section
+from ..settings.tables import Baselines, Settings
+from ..settings.wording import hint, unknown
+from .catalogue import read_experiment
+from .run_config import RunConfig
 
 
 def load_settings(

@@ -14,14 +14,14 @@ from filelock import FileLock, Timeout
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-import simulations.experiment
+import simulations.running.run
 from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.runtime.saving import files
-from simulations import cli
-from simulations.config import RunConfig
-from simulations.experiment import results_folder
-from simulations.loading import load_settings
-from tests.simulations.running import TINY, run
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
+from simulations.running import cli
+from simulations.running.run import results_folder
+from tests.simulations.quick_runs import TINY, run
 from tests.support.federation import assert_same_bits
 
 SMALL = (
@@ -52,7 +52,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     # FedAPM's clients keep parameters that nobody else has.
     whole = run(RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "whole"))
     config = RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "run")
-    write = simulations.experiment.write_metrics_line
+    write = simulations.running.run.write_metrics_line
 
     def interrupt(file: Any, record: Any) -> None:
         write(file, record)
@@ -60,7 +60,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
             file.write('{"round": 4, "half a li')
             raise InterruptedError
 
-    monkeypatch.setattr(simulations.experiment, "write_metrics_line", interrupt)
+    monkeypatch.setattr(simulations.running.run, "write_metrics_line", interrupt)
     with pytest.raises(InterruptedError):
         run(config)
     monkeypatch.undo()
@@ -117,7 +117,7 @@ def test_a_run_keeps_others_out_until_its_last_file_is_written(
         with pytest.raises(Timeout):
             lock.acquire(blocking=False)
 
-    monkeypatch.setattr(simulations.experiment, "write_result", result_written)
+    monkeypatch.setattr(simulations.running.run, "write_result", result_written)
     run(RunConfig("fedadmm-digits", changes=OWN, out=out))
     assert seen == ["result.json"]
     with lock.acquire(blocking=False):

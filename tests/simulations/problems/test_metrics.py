@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from clients import SGDClient
-from simulations.metrics import auc, macro_f1, weighted_f1
+from simulations.problems.metrics import auc, macro_f1, weighted_f1
 
 
 def chosen(classes: list[int], of: int) -> Tensor:
