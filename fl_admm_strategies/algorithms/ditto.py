@@ -119,7 +119,8 @@ class Ditto(RobustStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, DittoInstruction]:
         """Send w to everybody, and v_i^0 to clients without a model of their own."""
-        self.check_enough(server_round, client_ids)
+        if server_round == 1:
+            self.check_enough(len(client_ids))
         return {
             client: DittoInstruction(
                 model=self.state.model,

@@ -35,6 +35,15 @@ class FedAvgInstruction(Instruction):
     local_epochs: int
 
 
+_TITLES = {
+    "mean": "FedAvg",
+    "krum": "Krum",
+    "multi-krum": "multi-Krum",
+    "median": "FedMedian",
+    "trimmed-mean": "FedTrimmedAvg",
+}
+
+
 class FedAvg(RobustStrategy):
     """Federated averaging (FedAvg), with the mean or a robust rule.
 
@@ -68,6 +77,11 @@ class FedAvg(RobustStrategy):
         self.lr = lr
         self.local_epochs = local_epochs
 
+    @property
+    def title(self) -> str:
+        """The method's name as its paper, or that of the robust rule, writes it."""
+        return _TITLES[self.aggregation]
+
     def init_state(self, arrays: Arrays) -> FedAvgState:
         """Start with w^0, the initial model."""
         return FedAvgState(arrays)
@@ -76,7 +90,8 @@ class FedAvg(RobustStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedAvgInstruction]:
         """Send w to everybody."""
-        self.check_enough(server_round, client_ids)
+        if server_round == 1:
+            self.check_enough(len(client_ids))
         instruction = FedAvgInstruction(self.state.model, self.lr, self.local_epochs)
         return dict.fromkeys(client_ids, instruction)
 

@@ -17,7 +17,6 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from clients import client_app
-from clients.toolkit.round.app import Cohort
 
 from ..experiments.loading import load_experiment
 from ..experiments.run_config import RunConfig, read_run_config
@@ -66,7 +65,7 @@ def make_client_app(run_config: Mapping[str, object] | None = None) -> ClientApp
     return client_app(
         lambda context: _build_client(config_of(context), context),
         num_clients=lambda context: _federation(config_of(context)).problem.num_clients,
-        cohort=lambda context: _cohort(config_of(context)),
+        cohort=lambda context: _federation(config_of(context)).problem.settings.training.cohort,
     )
 
 
@@ -74,10 +73,6 @@ def make_client_app(run_config: Mapping[str, object] | None = None) -> ClientApp
 def _federation(config: RunConfig) -> Federation:
     problem = load_experiment(config)
     return Federation(problem, problem.settings.algorithm, problem.settings.client)
-
-
-def _cohort(config: RunConfig) -> Cohort:
-    return _federation(config).cohort
 
 
 def _build_client(config: RunConfig, context: Context) -> Client:

@@ -107,8 +107,8 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Nodes that host the clients between them (default: two a worker or CPU; for "
-            "Flower's FedAvg one each). The results do not depend on it.",
+            help="Nodes that host the clients between them (default: two a worker or "
+            "CPU). The results do not depend on it.",
         ),
     ] = None,
     ray_address: Annotated[
@@ -148,7 +148,6 @@ def run(
     with _ended_by_ctrl_c():
         from fl_admm_strategies.runtime.saving.files import NotWrittenError
 
-        from ..methods import FedAvg
         from .run import prepare, results_folder
     _quieten(verbose)
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
@@ -172,8 +171,7 @@ def run(
             markup=False,
         )
         with _ending_ray(how_to_go_on) if engine is Engine.RAY else nullcontext():
-            one_each = issubclass(experiment.settings.algorithm.builds, FedAvg)
-            _run(config, host.num_nodes(num_clients, one_each=one_each), host, verbose)
+            _run(config, host.num_nodes(num_clients), host, verbose)
     except KeyboardInterrupt:
         _say(f"Interrupted. {how_to_go_on()}")
         raise typer.Exit(_INTERRUPTED) from None

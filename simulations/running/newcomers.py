@@ -12,12 +12,11 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from clients.toolkit.solving.solvers import one_thread
-from fl_admm_strategies import Local
+from fl_admm_strategies import Local, StatefulStrategy
 from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 
 from ..methods import (
     Federation,
-    Method,
     baseline_table,
     client_of,
     completed,
@@ -90,10 +89,10 @@ def _local(problem: Problem) -> Federation:
 
 
 def _run(
-    federation: Federation, strategy: Method, arrays: ArrayRecord, num_rounds: int
+    federation: Federation, strategy: StatefulStrategy, arrays: ArrayRecord, num_rounds: int
 ) -> ModelScores:
     problem = federation.problem
-    nodes = Host(Engine.INPROCESS).num_nodes(problem.num_clients, one_each=False)
+    nodes = Host(Engine.INPROCESS).num_nodes(problem.num_clients)
     with one_thread(), grid_of(federation, nodes) as grid:
         history = run_method(
             problem, strategy, grid, arrays, num_rounds=num_rounds, evaluate_every=num_rounds
@@ -103,7 +102,7 @@ def _run(
     return history.last
 
 
-def _last(strategy: Method) -> Mapping[int, Mapping[str, float]]:
+def _last(strategy: StatefulStrategy) -> Mapping[int, Mapping[str, float]]:
     return strategy.evaluate_metrics[max(strategy.evaluate_metrics)]
 
 

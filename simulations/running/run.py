@@ -19,13 +19,13 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from clients.toolkit.solving.solvers import one_thread
-from fl_admm_strategies import Models
+from fl_admm_strategies import Models, StatefulStrategy
 from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
 from fl_admm_strategies.runtime.saving.files import lock_folder, replacing
 
 from ..experiments.loading import changed_settings, load_experiment, load_settings
 from ..experiments.run_config import RunConfig
-from ..methods import FedAvg, Federation, History, Method, completed, grid_of, run_method
+from ..methods import Federation, History, completed, grid_of, run_method
 from ..methods.measures import legend
 from ..problems import Problem
 from ..reports import (
@@ -258,8 +258,7 @@ def _run_baseline(name: str, experiment: Experiment, path: Path) -> History:
     federation, _ = _federation(problem, method, table.client)
     strategy = federation.strategy()
     path.unlink(missing_ok=True)
-    one_each = issubclass(method.builds, FedAvg)
-    nodes = Host(Engine.INPROCESS).num_nodes(problem.num_clients, one_each=one_each)
+    nodes = Host(Engine.INPROCESS).num_nodes(problem.num_clients)
     with (
         one_thread(),
         grid_of(federation, nodes) as grid,
@@ -281,7 +280,7 @@ def _run_baseline(name: str, experiment: Experiment, path: Path) -> History:
 
 @contextmanager
 def _recorded(
-    path: Path, strategy: Method
+    path: Path, strategy: StatefulStrategy
 ) -> Iterator[tuple[Callable[[int, Mapping[str, float]], None], Callable[[], float]]]:
     """Open a file of rounds; yield what writes one, and what says how long the run has taken.
 

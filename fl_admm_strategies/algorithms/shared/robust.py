@@ -175,10 +175,10 @@ class RobustStrategy(SampledStrategy):
         self.aggregation: Aggregation = aggregation
         self.malicious = malicious
 
-    def check_enough(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Raise ValueError before round 1 if so few clients are no work for the rule."""
-        if self.aggregation != "mean" and server_round == 1:
-            check_enough(self.aggregation, self.malicious, len(client_ids))
+    def check_enough(self, num_uploads: int) -> None:
+        """Raise ValueError if a round of so many uploads is too small for the rule."""
+        if self.aggregation != "mean":
+            check_enough(self.aggregation, self.malicious, num_uploads)
 
     def aggregated(
         self, before: Arrays, server_round: int, replies: Mapping[int, Reply], weights: Weights
