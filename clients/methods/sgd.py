@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies import FedAvg
 from fl_admm_strategies.algorithms.fedavg import FedAvgInstruction
-from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import (
     ARRAYS,
     GROUPS,
@@ -19,10 +18,9 @@ from fl_admm_strategies.runtime.messages.records import (
     to_json,
 )
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars, Steps
 
 
 class SGDClient(TorchClient[FedAvgInstruction]):
@@ -41,9 +39,7 @@ class SGDClient(TorchClient[FedAvgInstruction]):
     strategy = FedAvg
     instruction = FedAvgInstruction
 
-    def taking_part(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> Steps[tuple[list[NDArray[Any]], int, Scalars]]:
+    def run_round(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Reply]:
         """Take part in a round of either FedAvg.
 
         Raises
@@ -58,9 +54,9 @@ class SGDClient(TorchClient[FedAvgInstruction]):
                 'train_config=ConfigRecord({"lr": 0.1, "local-epochs": 1, "seed": 0}).'
             )
         plain = {GROUPS: to_json({ARRAYS: self.model_arrays.names}), "local-epochs": 1}
-        return (yield from super().taking_part(parameters, {**plain, **config}))
+        return (yield from super().run_round(parameters, {**plain, **config}))
 
-    def steps(self, asked: FedAvgInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FedAvgInstruction, config: Scalars) -> MethodSteps:
         """Run x <- x - eta grad f_i(x) from w; upload x."""
         self.load(asked.arrays)
         metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)

@@ -93,7 +93,9 @@ class Membership:
     # Changes
     # ------------------------------------------------------------------------------------------
 
-    def see(self, server_round: int, connected: Collection[int], announced: int) -> None:
+    def record_connected(
+        self, server_round: int, connected: Collection[int], announced: int
+    ) -> None:
         """Note who is connected before a round."""
         self.announced = max(self.announced, announced)
         here = [client for client in self.ids if client in connected]
@@ -147,7 +149,7 @@ class Membership:
         self.last_accepted |= dict.fromkeys(clients, server_round)
         self._current.update(clients)
 
-    def doubt(self, clients: Iterable[int]) -> None:
+    def mark_uncertain(self, clients: Iterable[int]) -> None:
         """Note clients that may hold something else than the server knows: they were asked."""
         self._current.difference_update(clients)
 
@@ -189,7 +191,7 @@ class Membership:
         """Put back what `state_arrays` returned, after `begin` with its clients."""
         rounds = (arrays[name].tolist() for name in ("last_accepted", "last_seen"))
         self.last_accepted, self.last_seen = (
-            dict(zip(self.ids, own, strict=True)) for own in rounds
+            dict(zip(self.ids, column, strict=True)) for column in rounds
         )
         self.num_initial = int(arrays["num_initial"])
         self.initial_examples = float(arrays["initial_examples"])
