@@ -6,7 +6,7 @@ from .algorithms.fedadmm import FedADMM, FedADMMInstruction
 from .algorithms.fedala import FedALA, FedALAEvaluation, FedALAInstruction
 from .algorithms.fedalt import FedAlt, FedAltInstruction
 from .algorithms.fedapm import FedAPM, FedAPMEvaluation, FedAPMInstruction
-from .algorithms.fedavg import FedAvg
+from .algorithms.fedavg import FedAvg, FedAvgInstruction
 from .algorithms.fedcp import FedCP, FedCPInstruction
 from .algorithms.fedgia import FedGiA, FedGiAInstruction, FedGiAQuestion
 from .algorithms.fedmavg import FedMAvg, FedMAvgInstruction
@@ -76,6 +76,7 @@ __all__ = [
     "FedAlt",
     "FedAltInstruction",
     "FedAvg",
+    "FedAvgInstruction",
     "FedCP",
     "FedCPInstruction",
     "FedGiA",
