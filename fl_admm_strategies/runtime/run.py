@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
@@ -326,12 +327,13 @@ class Run:
         """
         algorithm, asked = self.algorithm, self.intake.asked
         taken, lost = self.intake.accept(server_round, replies, algorithm.upload_spec_of)
+        uploads = {c: replace(reply, asked=asked[c]) for c, reply in taken.items()}
         training = len(asked) + len(self.underway.sent)
         self.health.note_infinite(
             server_round, self.intake.infinite * len(asked) / max(training, 1)
         )
         self.last_round = server_round
-        held = self.bound.hold(server_round, taken, asked, algorithm.upload_reference)
+        held = self.bound.hold(server_round, uploads, algorithm.upload_reference)
         for client, reason in held.refused.items():
             self.intake.refuse(server_round, client, reason)
         accepted = self._absorb(server_round, held.replies) if held.replies else {}
@@ -342,7 +344,7 @@ class Run:
                 hopeless = not patient or self.intake.only_wrong_clients
                 self.health.count_empty_round(self.intake.explain(), hopeless=hopeless)
             return {}
-        accepted = self.health.count_usable_round(server_round, accepted)
+        accepted = self.health.count_usable_round(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
         self.membership.mark_uncertain(
             held.clipped

@@ -306,7 +306,8 @@ class StatefulStrategy(Algorithm, Strategy):
             ``stop(server_round, metrics) -> bool``, called after every round with the round's
             aggregated metrics: those of the evaluation, and as ``train-NAME`` those of the
             training. True ends the run. A resumed run asks it about the rounds before as well, so
-            that a rule that counts goes on counting.
+            that a rule that counts goes on counting. One that compares rounds starts anew where
+            ``strategy.membership.version`` has changed: clients have joined or left.
         on_round : callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
             metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it. It comes

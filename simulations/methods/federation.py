@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from clients import AttackingClient, client_app
+from clients.toolkit.solving.solvers import one_thread
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
 from fl_admm_strategies.algorithms.shared.robust import RobustStrategy
 from fl_admm_strategies.runtime.common.settings import parameters_of
@@ -23,6 +25,8 @@ from ..problems import Problem
 from ..problems.scores import ModelScores
 from ..settings.constructor import Built
 from .measures import finished
+
+_NODES = 2 * (os.cpu_count() or 1)  # the results do not depend on it
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,31 @@ def run_method(
     if rounds:
         rounds[max(rounds)] = finished(problem, strategy, rounds, arrays)
     return History(title or strategy.title, rounds)
+
+
+def run_here(
+    federation: Federation,
+    strategy: StatefulStrategy,
+    arrays: ArrayRecord,
+    *,
+    num_rounds: int,
+    evaluate_every: int,
+    **options: Any,
+) -> History:
+    """Run a method in this process, whatever engine its experiment has; see `run_method`.
+
+    Raises
+    ------
+    RuntimeError
+        If the models were not once evaluated.
+    """
+    problem = federation.problem
+    options |= {"num_rounds": num_rounds, "evaluate_every": evaluate_every}
+    with one_thread(), grid_of(federation, min(_NODES, problem.num_clients)) as grid:
+        history = run_method(problem, strategy, grid, arrays, **options)
+    if not history.rounds:
+        raise RuntimeError("no client could evaluate a model; the errors above say why.")
+    return history
 
 
 def grid_of(federation: Federation, num_nodes: int) -> InProcessGrid:

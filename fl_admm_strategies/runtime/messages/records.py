@@ -133,6 +133,10 @@ class Reply:
         The largest absolute value in the arrays.
     nbytes : int
         Bytes of the arrays as they travelled.
+    asked : ClientInstruction
+        What its client was sent for training, in this round or in an earlier one; empty in other
+        phases. `Instruction.read` has it typed. Its arrays may be views of the state as it is now:
+        they are not kept a second time.
     """
 
     arrays: Arrays
@@ -140,6 +144,7 @@ class Reply:
     metrics: Metrics
     largest: float = 0.0
     nbytes: int = 0
+    asked: ClientInstruction = ClientInstruction({})
 
 
 def to_json(value: Any) -> str:

@@ -35,7 +35,7 @@ def test_nodes_follow_from_the_cores(
 def test_a_run_packs_its_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found: list[int] = []
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    monkeypatch.setattr(cli, "_run", lambda config, nodes, host, verbose: found.append(nodes))
+    monkeypatch.setattr(cli, "_run", lambda run, config, nodes, host, verbose: found.append(nodes))
     options = ["run", "fedadmm-digits", "--engine", "inprocess", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(cli.cli, options)
     assert result.exit_code == 0, result.output

@@ -139,9 +139,6 @@ def test_it_is_saved_and_loaded() -> None:
     assert not other.has_current_state(2)  # it may have been restarted as well
 
 
-# --- The setting --------------------------------------------------------------------------------
-
-
 # --- In a run -----------------------------------------------------------------------------------
 
 
@@ -156,12 +153,6 @@ def test_somebody_is_left() -> None:
     strategy.start(grid, initial_arrays(), 5)
     assert trained(strategy) == {1: INITIAL, 2: [2], 3: [2], 4: [2], 5: [1, 2]}
     assert strategy.client_ids == [1, 2]
-
-
-@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (1.5, TypeError)])
-def test_the_constructor_refuses(value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=rf"max_missed_rounds is {value}, expected an integer >= 1"):
-        FPFC(SmoothedSCAD(0.5), max_missed_rounds=value)
 
 
 @pytest.mark.slow
