@@ -418,11 +418,6 @@ class GroupSearch(ByClient):
             self.candidates.remove(client)
             self.unplaced.discard(client)
 
-    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts everything back."""
-        saved = {name: array.copy() for name, array in self.state_arrays().items()}
-        return lambda: self.load_state_arrays(saved)
-
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
         own = self.candidates

@@ -95,11 +95,6 @@ class Clusters(ByClient):
         for client in clients:
             self.of.pop(client, None)
 
-    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts everything back."""
-        saved = {name: array.copy() for name, array in self.state_arrays().items()}
-        return lambda: self.load_state_arrays(saved)
-
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
         return all(in_range(array) for model in self.models for array in model.values())
