@@ -1,4 +1,4 @@
-"""An update is a transaction over the state: it can be undone and run again, and reads what was sent."""
+"""An update is a transaction over the state, and reads what was sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime.messages.records import Reply
 from fl_admm_strategies.runtime.saving.state import arrays_of, load_arrays
 from fl_admm_strategies.runtime.trust.guard import SUSPICIOUS, snapshot
-from tests.support.cases import AT_ANY_PACE, Case, State, at_any_pace, grid_of, sampling
+from tests.support.cases import AT_ANY_PACE, Case, State, at_any_pace, case_of, grid_of, sampling
 from tests.support.federation import (
     FROM_ROUND_3,
     JOINING,
@@ -87,6 +87,23 @@ def repeating(strategy: StatefulStrategy) -> StatefulStrategy:
 def test_an_update_may_be_run_again_and_changes_nothing_but_the_state(case: Case) -> None:
     strategy = repeating(sampling(case))
     strategy.start(grid_of(case), case.initial_arrays(), 3)
+
+
+# Those whose updates differ by round, in runs that see all kinds.
+STAGES: dict[str, dict[str, Any]] = {
+    "FPFC-auto": {"consensus_rounds": 1},
+    "FPFC-path": {},
+    "IFCA": {"restarts": 2, "restart_rounds": 1},
+    "CFL": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STAGES)
+def test_so_it_may_in_every_stage_of_a_run(name: str) -> None:
+    case = case_of(name)
+    strategy = repeating(case.strategy(seed=1, fraction_evaluate=0, **STAGES[name]))
+    strategy.start(grid_of(case), case.initial_arrays(), 14)
 
 
 @at_any_pace

@@ -26,7 +26,7 @@ See docs/methods/fpfc.md, "Without a lambda", for the reasons and the evidence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar
