@@ -187,12 +187,12 @@ def test_a_method_that_says_so_stays_finite(case: Case) -> None:
 
     def check(server_round: int, _: Mapping[str, float]) -> None:
         for name, array in arrays_of(strategy.state).items():
-            if name != "path/values":  # which are NaN before a stage has ended
+            if name not in ("path/values", "search/result"):  # NaN is for "none" there
                 assert np.isfinite(array).all(), name
 
     grid = grid_of(case, spoil={server_round: spoil(server_round) for server_round in range(1, 13)})
     strategy.start(grid, case.initial_arrays(), 12, on_round=check)
-    assert 1 in strategy.train_metrics[1] and VICTIM in strategy.train_metrics[1]
+    assert {1, VICTIM} <= strategy.train_metrics[1].keys()
 
 
 # --- What left must be gone -----------------------------------------------------------------------
