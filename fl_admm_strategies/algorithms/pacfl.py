@@ -88,9 +88,9 @@ class DataClusters(Clusters):
                 self.models.append(self.models[0])
             self.of[client], self.bases[client] = cluster, basis
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Find the clusters of clients that are joining."""
-        self.guests = {c: self.nearest(np.asarray(row[BASIS])) for c, row in rows.items()}
+        self.pending = {c: self.nearest(np.asarray(row[BASIS])) for c, row in rows.items()}
 
     def nearest(self, basis: Basis) -> int:
         """Return the cluster of most clients that are in a new client's group; 0 if none are."""

@@ -258,9 +258,9 @@ class ConsensusADMM(ByClient):
         self.mean.join(len(rows))
         self.clients.insert(self._starts(rows))
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Know joining clients, with u_i = w and pi_i = 0."""
-        self.clients.invite(self._starts(rows))
+        self.clients.add_pending(self._starts(rows))
 
     def _starts(self, clients: Iterable[int]) -> dict[int, Row]:
         return {client: {} if self.on_clients else {"u": self.w} for client in clients}

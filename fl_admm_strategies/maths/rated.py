@@ -93,14 +93,14 @@ class RatedConsensus(ByClient):
         self.v = np.ascontiguousarray(first)
         self.total = np.zeros(first.shape)
         self._clients: dict[int, Client] = {}
-        self._guests: dict[int, Client] = {}
+        self._joining: dict[int, Client] = {}
         self._sent: dict[int, Factors] = {}  # V^k that clients refer to, by number
         self._now: int | None = None  # the number of the present V, once a client refers to it
         self._pending: dict[int, float] = {}  # change of sum_i (a_k + b_k) since the last V
         self._products: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def __getitem__(self, client: int) -> Client:
-        return self._clients[client] if client in self._clients else self._guests[client]
+        return self._clients[client] if client in self._clients else self._joining[client]
 
     @property
     def ids(self) -> list[int]:
@@ -175,7 +175,7 @@ class RatedConsensus(ByClient):
         """Set V to the minimiser over all clients; with `anew` after adding up all Z_i again."""
         if anew:
             self._rebuild()
-        self._add_pending()
+        self._add_changes()
         mean = (self.total / len(self._clients)).astype(self.v.dtype)
         self.v = mean if self.prox is None else np.ascontiguousarray(self.prox(mean))
         self._now = None
@@ -192,7 +192,7 @@ class RatedConsensus(ByClient):
         for number, share in shares.items():
             self._pending[number] = self._pending.get(number, 0.0) + share
 
-    def _add_pending(self) -> None:
+    def _add_changes(self) -> None:
         for number, change in sorted(self._pending.items()):
             if change:
                 self.total += change * self._sent[number]
@@ -207,7 +207,7 @@ class RatedConsensus(ByClient):
             self._add(shares)
             others = self._sum(shares, own.items)
             self.total[own.items] += own.w.astype(np.float64) + own.dual - others
-        self._add_pending()
+        self._add_changes()
 
     def _forget(self) -> None:
         """Drop every V that nobody refers to."""
@@ -230,9 +230,9 @@ class RatedConsensus(ByClient):
         self._clients = dict(sorted(both.items()))
         self.total += len(rows) * self.v.astype(np.float64)
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Know joining clients, with W_i = V and Y_i = 0."""
-        self._guests = {client: self._start(row) for client, row in rows.items()}
+        self._joining = {client: self._start(row) for client, row in rows.items()}
 
     def remove(self, clients: Iterable[int], server_round: int) -> None:
         """Let clients count no more: their Z_i leave the sum."""
@@ -243,11 +243,11 @@ class RatedConsensus(ByClient):
     def remember(self, clients: Iterable[int]) -> Callable[[], None]:
         """Return what puts everything back as it is."""
         v, total, now, pending = self.v, self.total.copy(), self._now, dict(self._pending)
-        all_clients, guests, sent = dict(self._clients), dict(self._guests), dict(self._sent)
+        all_clients, joining, sent = dict(self._clients), dict(self._joining), dict(self._sent)
 
         def undo() -> None:
             self.v, self.total, self._now, self._pending = v, total.copy(), now, dict(pending)
-            self._clients, self._guests = dict(all_clients), dict(guests)
+            self._clients, self._joining = dict(all_clients), dict(joining)
             self._sent, self._products = dict(sent), {}
 
         return undo

@@ -306,7 +306,8 @@ class StatefulStrategy(Algorithm, Strategy):
             ``stop(server_round, metrics) -> bool``, called after every round with the round's
             aggregated metrics: those of the evaluation, and as ``train-NAME`` those of the
             training. True ends the run. A resumed run asks it about the rounds before as well, so
-            that a rule that counts goes on counting.
+            that a rule that counts goes on counting. One that compares rounds starts anew where
+            ``strategy.membership.version`` has changed: clients have joined or left.
         on_round : callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
             metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it. It comes
@@ -371,7 +372,7 @@ class StatefulStrategy(Algorithm, Strategy):
         def evaluate(server_round: int) -> Metrics:
             if self.fraction_evaluate == 0:
                 return {}
-            self.membership.doubt(self._link.refresh(grid))
+            self.membership.mark_uncertain(self._link.refresh(grid))
             self._link.pause(grid, timeout, last=stopping or server_round == num_rounds)
             asked = run.configure_evaluate(server_round, evaluate_config)
             return run.aggregate_evaluate(server_round, exchange(asked, MessageType.EVALUATE))
@@ -430,7 +431,7 @@ class StatefulStrategy(Algorithm, Strategy):
             self.run.handshake(exchange, config)
         self._update_membership(grid, server_round, exchange, config)
         asked = self.run.configure_train(server_round, config)
-        return self._link.directory.messages(asked, MessageType.TRAIN)
+        return self._link.messages(asked, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -446,9 +447,9 @@ class StatefulStrategy(Algorithm, Strategy):
     ) -> Iterable[Message]:
         """Return one message a node with the models to evaluate."""
         check_user_settings(self, {}, config)
-        self.membership.doubt(self._link.refresh(grid))
+        self.membership.mark_uncertain(self._link.refresh(grid))
         asked = self.run.configure_evaluate(server_round, config)
-        return self._link.directory.messages(asked, MessageType.EVALUATE)
+        return self._link.messages(asked, MessageType.EVALUATE)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -458,25 +459,25 @@ class StatefulStrategy(Algorithm, Strategy):
         return MetricRecord(dict(metrics)) if metrics else None
 
     def _replies(self, replies: Iterable[Message]) -> list[ClientReply]:
-        return self._link.directory.replies(replies, self.run.intake.asked)
+        return self._link.replies(replies, self.run.intake.asked)
 
     def _begin(self, grid: Grid, arrays: Arrays, exchange: Exchange, config: ConfigRecord) -> None:
         """Wait for the clients that the run needs, and begin."""
         wanted, allow_missing = self.run.prepare(), self.max_missed_rounds is not None
         self._link.connect(grid, wanted, allow_missing=allow_missing)
-        directory = self._link.directory
-        self.run.begin(arrays, directory.client_ids, directory.announced, exchange, config)
+        discovery = self._link.discovery
+        self.run.begin(arrays, discovery.client_ids, discovery.announced, exchange, config)
 
     def _update_membership(
         self, grid: Grid, server_round: int, exchange: Exchange, config: ConfigRecord
     ) -> None:
         """Before a round, find out who came back, who has left and who is new."""
-        self.membership.doubt(self._link.refresh(grid))
-        directory = self._link.directory
+        self.membership.mark_uncertain(self._link.refresh(grid))
+        discovery = self._link.discovery
         gone = self.run.update_membership(
-            server_round, directory.connected, exchange, config, announced=directory.announced
+            server_round, discovery.connected, exchange, config, announced=discovery.announced
         )
-        directory.forget(gone)
+        discovery.forget(gone)
 
     def _need_state(self) -> None:
         if not self.run.has_begun:

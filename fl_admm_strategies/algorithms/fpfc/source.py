@@ -220,7 +220,7 @@ class PenaltySource(ByClient):
     def insert(self, rows: Mapping[int, Row]) -> None:
         """Nothing: the rows of new clients are in the table."""
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Nothing, likewise."""
 
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:

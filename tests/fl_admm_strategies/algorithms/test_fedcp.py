@@ -186,17 +186,3 @@ def test_a_loop_of_ones_own_is_refused() -> None:
 
     with pytest.raises(TypeError, match="would never call: its clients hold their features near"):
         client_of(Own, routed_heads, new_context())
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"lam": -1.0}, "lam is -1.0, expected a finite number >= 0"),
-        ({"gumbel": "yes"}, "gumbel is 'yes', expected True or False"),
-        ({"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
-        ({"local_epochs": 0}, "local_epochs is 0, expected an integer >= 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        FedCP(**settings)
