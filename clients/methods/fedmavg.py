@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_admm_strategies import FedMAvg, FedMAvgInstruction, FedMGSInstruction
+from fl_admm_strategies import FedMAvg
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.regularizers import Regularizer, squared_l2_weight
+from fl_admm_strategies.messages import FedMAvgInstruction, FedMGSInstruction
 
 from ..toolkit.round.base import Asked
 from ..toolkit.round.completion import (

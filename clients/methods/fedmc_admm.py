@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_admm_strategies import FedMCADMM, FedMCFactors, FedMCInstruction
+from fl_admm_strategies import FedMCADMM
 from fl_admm_strategies.algorithms.shared.completion import CURVATURE
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from fl_admm_strategies.messages import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
 from ..toolkit.round.attacks import forge_z

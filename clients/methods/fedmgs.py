@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_admm_strategies import FedMCFactors, FedMGS, FedMGSInstruction
+from fl_admm_strategies import FedMGS
 from fl_admm_strategies.algorithms.shared.completion import CURVATURE
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.messages import FedMCFactors, FedMGSInstruction
 
 from ..toolkit.round.completion import Residual, half_square
 from ..toolkit.solving.steps import Reply, Scalars

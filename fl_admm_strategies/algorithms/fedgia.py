@@ -353,14 +353,14 @@ class FedGiA(StatefulStrategy):
         in_admm = dict(zip(self.client_ids, self.admm_group(server_round), strict=True))
         instructions = {}
         for client in client_ids:
-            own, admm = self.state.clients[client], bool(in_admm.get(client, False))
+            row, admm = self.state.clients[client], bool(in_admm.get(client, False))
             sends_dual = self.duals == "strategy" and admm  # the others need none
             instructions[client] = FedGiAInstruction(
                 model=model,
-                dual=self._block.arrays(own.pi) if sends_dual else None,
+                dual=self._block.arrays(row.pi) if sends_dual else None,
                 admm=admm,
                 hessian=self.hessian,
-                curvature=own.curvature,
+                curvature=row.curvature,
                 sigma=sigma,
                 num_clients=self.membership.num_initial,
                 local_steps=self.local_steps,
@@ -382,17 +382,17 @@ class FedGiA(StatefulStrategy):
         total = np.zeros(self._block.size)
         gradient = np.zeros(self._block.size)  # sum_i grad f_i(x)/m, m being that of the start
         for client in self.client_ids:
-            own = state.clients[client]
+            row = state.clients[client]
             if (reply := replies.get(client)) is not None:
-                own.message = self._block.vector(reply.arrays)
+                row.message = self._block.vector(reply.arrays)
                 if self.duals == "strategy":
-                    own.pi = self._block.vector(under(DUAL, reply.arrays))
+                    row.pi = self._block.vector(under(DUAL, reply.arrays))
                 if self._sends_gradient:
                     gradient += self._block.vector(under(GRADIENT, reply.arrays))
                 elif self._knows_gradient:
                     sent = FedGiAInstruction.read(reply.asked)
-                    self._add_gradient(own, sent.sigma, gradient)
-            total += own.message
+                    self._add_gradient(row, sent.sigma, gradient)
+            total += row.message
         state.point, state.x = state.x, (total / len(self.client_ids)).astype(self._block.dtype)
         everybody = len(replies) == len(self.client_ids)  # (12) is a mean over all
         losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
@@ -438,13 +438,13 @@ class FedGiA(StatefulStrategy):
         state.path_curvature *= ratio
         state.next_curvature *= ratio
 
-    def _add_gradient(self, own: Any, sigma: float, gradient: NDArray[np.float64]) -> None:
+    def _add_gradient(self, row: Any, sigma: float, gradient: NDArray[np.float64]) -> None:
         """Add grad f_i(x)/m = -pi_i - (r_i/m) (x_i - x), which is (34) with H_i = r_i I."""
-        weight = float(own.curvature) / self.membership.num_initial
-        moved = np.subtract(own.message, self.state.x, dtype=np.float64)
+        weight = float(row.curvature) / self.membership.num_initial
+        moved = np.subtract(row.message, self.state.x, dtype=np.float64)
         moved *= weight  # x_i - x = (z_i - x) - pi_i/sigma, by (15)
         gradient -= moved
-        np.multiply(own.pi, weight / sigma - 1, out=moved, dtype=np.float64)
+        np.multiply(row.pi, weight / sigma - 1, out=moved, dtype=np.float64)
         gradient += moved
 
     # ------------------------------------------------------------------------------------------

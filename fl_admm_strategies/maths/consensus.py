@@ -211,8 +211,8 @@ class ConsensusADMM(ByClient):
         if self.on_clients:
             mean.add_change(uploaded)
             return None
-        own, rho, squares = self.clients[client], self._scalar(self.rho), 0.0
-        u, pi = own.u, own.pi
+        row, rho, squares = self.clients[client], self._scalar(self.rho), 0.0
+        u, pi = row.u, row.pi
         for part in _pieces(len(uploaded)):
             new = uploaded[part]
             step, change = self._scratch[0][: len(new)], self._scratch[1][: len(new)]
@@ -298,8 +298,8 @@ class ConsensusADMM(ByClient):
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables, not copied."""
         mean = self.mean
-        own = {"w": mean.w, "total": mean.total, "first": mean.first}
-        return own | {"began_in": np.array(mean.began_in)} | self.clients.state_arrays()
+        arrays = {"w": mean.w, "total": mean.total, "first": mean.first}
+        return arrays | {"began_in": np.array(mean.began_in)} | self.clients.state_arrays()
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned, for as many clients."""

@@ -125,7 +125,7 @@ class Clusters(ByClient):
             If an array is missing or one too many, or they do not fit together or this model.
         """
         expected = self.state_arrays()
-        models, own = under("models/", arrays), under("models/", expected)
+        models, wanted = under("models/", arrays), under("models/", expected)
         count = {len(array) for array in models.values()}
         fits = arrays.keys() == expected.keys() and all(
             arrays[name].dtype == array.dtype and arrays[name].ndim == array.ndim
@@ -133,7 +133,7 @@ class Clusters(ByClient):
         )
         fits = fits and len(count) == 1 and len(arrays["ids"]) == len(arrays["of"])
         fits = fits and all(
-            models[name].shape[1:] == array.shape[1:] for name, array in own.items()
+            models[name].shape[1:] == array.shape[1:] for name, array in wanted.items()
         )
         if not fits or not np.all((arrays["of"] >= 0) & (arrays["of"] < max(count))):
             raise ValueError(

@@ -28,16 +28,9 @@ from clients import (
     client_app,
     output_layers,
 )
-from fl_admm_strategies import (
-    FedAlt,
-    FedAltInstruction,
-    FedProx,
-    FedSim,
-    FedSimInstruction,
-    LGFedAvg,
-    StatefulStrategy,
-)
+from fl_admm_strategies import FedAlt, FedProx, FedSim, LGFedAvg, StatefulStrategy
 from fl_admm_strategies.algorithms.local import LocalInstruction
+from fl_admm_strategies.messages import FedAltInstruction, FedSimInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, N, follow
