@@ -133,7 +133,7 @@ def test_the_three_device_trace(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32 - 1),
     m=st.integers(1, 7),
