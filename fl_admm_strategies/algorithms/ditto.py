@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from ..maths.blocks import Arrays
-from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
+from ..maths.checks import Count, NotNegative
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.sampled import SampledStrategy
 from .shared.base import OwnModelEvaluation, Weights, evaluate_own_models, participants_mean
 from .shared.robust import Aggregation, check_enough, check_rule, robust_or_before
 
@@ -52,11 +53,11 @@ class Ditto(SampledStrategy):
     ----------
     lam : float (default: 1.0)
         lambda, how strongly a personal model is held near the global one; 0 is local training.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta_g, the step size of the global model's local work.
     local_epochs : int (default: 1)
         K_g, its local epochs.
-    personal_lr : float, optional
+    personal_lr : float or callable, optional
         eta_p, the step size of the personal model. By default `lr`.
     personal_epochs : int, optional
         K_p, its local epochs. By default `local_epochs`.
@@ -90,42 +91,23 @@ class Ditto(SampledStrategy):
     paper: ClassVar = "Li, Hu, Beirami, Smith, ICML 2021, arXiv:2012.04221"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
 
-    def __init__(
-        self,
-        *,
-        lam: float = 1.0,
-        lr: float = 0.1,
-        local_epochs: int = 1,
-        personal_lr: float | None = None,
-        personal_epochs: int | None = None,
-        weights: Weights = "uniform",
-        aggregation: Aggregation = "mean",
-        malicious: float = 0.2,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_not_negative("lam", lam)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        if personal_lr is not None:
-            check_positive("personal_lr", personal_lr)
-        if personal_epochs is not None:
-            check_count("personal_epochs", personal_epochs, least=1)
-        check_choice("weights", weights, ("uniform", "size"))
-        check_rule(aggregation, malicious)
-        if weights == "size" and aggregation != "mean":
+    lam: NotNegative = 1.0
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
+    personal_lr: StepSize | None = None
+    personal_epochs: Count | None = None
+    weights: Weights = "uniform"
+    aggregation: Aggregation = "mean"
+    malicious: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rule(self.aggregation, self.malicious)
+        if self.weights == "size" and self.aggregation != "mean":
             raise ValueError(
-                f"weights is 'size', expected 'uniform' beside aggregation={aggregation!r}, in "
-                "which every upload counts alike."
+                f"weights is 'size', expected 'uniform' beside aggregation={self.aggregation!r}, "
+                "in which every upload counts alike."
             )
-        self.lam = lam
-        self.lr = lr
-        self.local_epochs = local_epochs
-        self.personal_lr = personal_lr
-        self.personal_epochs = personal_epochs
-        self.weights = weights
-        self.aggregation: Aggregation = aggregation
-        self.malicious = malicious
 
     def init_state(self, arrays: Arrays) -> DittoState:
         """Start with w^0 and all v_i^0 the initial model."""
@@ -138,12 +120,11 @@ class Ditto(SampledStrategy):
         if self.aggregation != "mean" and server_round == 1:
             check_enough(self.aggregation, self.malicious, len(client_ids))
         return {
-            client: DittoInstruction(
+            client: DittoInstruction.of(
+                self,
+                server_round,
                 model=self.state.model,
                 start=self.state.initial if self.membership.is_new(client) else None,
-                lam=self.lam,
-                lr=self.lr,
-                local_epochs=self.local_epochs,
                 personal_lr=self.personal_lr or self.lr,
                 personal_epochs=self.personal_epochs or self.local_epochs,
             )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from ..maths.checks import check_choice, check_count, check_fraction, check_positive
 from .messages.wire import WireDtype
 from .trust.bound import MaxNorm, OnExcess
 
@@ -29,17 +28,3 @@ class BaseSettings(TypedDict, total=False):
     wire_dtype: WireDtype
     state_on_disk: str | os.PathLike[str] | None
     seed: int
-
-
-def check_base_settings(of: Any) -> None:
-    """Raise ValueError or TypeError where a strategy's is out of range; `Bound` checks its own."""
-    check_fraction("fraction_evaluate", of.fraction_evaluate, zero=True)
-    check_count("min_evaluate_nodes", of.min_evaluate_nodes, least=0)
-    check_count("min_available_nodes", of.min_available_nodes, least=1)
-    check_positive("node_timeout", of.node_timeout)
-    for name in ("max_clients_per_node", "max_missed_rounds", "max_examples"):
-        if getattr(of, name) is not None:
-            check_count(name, getattr(of, name), least=1)
-    check_count("patience", of.patience, least=1)
-    check_choice("wire_dtype", of.wire_dtype, (None, "float16"))
-    check_count("seed", of.seed, least=0)

@@ -20,9 +20,8 @@ from ...maths.pairs import algebra
 from ...maths.penalties import Penalty
 from ...maths.schedules import (
     EpochSchedule,
-    RateSchedule,
+    StepSize,
     check_epoch_schedule,
-    check_rate_schedule,
     epochs_in,
     rate_in,
 )
@@ -90,7 +89,7 @@ class FPFCNewcomers(SampledStrategy):
         penalty: Penalty,
         *,
         rho: float = 1.0,
-        lr: RateSchedule = 0.1,
+        lr: StepSize = 0.1,
         local_epochs: EpochSchedule = 10,
         clustered: str | None = None,
         nu: float = 0.1,
@@ -104,7 +103,7 @@ class FPFCNewcomers(SampledStrategy):
             )
         penalty.check(rho)
         check_positive("nu", nu)
-        check_rate_schedule("lr", lr)
+        pass
         check_epoch_schedule("local_epochs", local_epochs)
         self.existing = existing
         self.penalty = penalty

@@ -18,7 +18,6 @@ from ...maths.blocks import Arrays, under
 from ...maths.checks import check_count, in_range
 from ...maths.clienttable import ByClient, Row
 from ...maths.grouping import numbered
-from ...maths.schedules import RateSchedule, check_rate_schedule, rate_in
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
 from ...runtime.messages.schema import Instruction
@@ -156,7 +155,7 @@ class ClusteredState:
 class ClusteredSettings(SampledSettings, total=False):
     """The parameters of `ClusteredStrategy`."""
 
-    lr: RateSchedule
+    lr: StepSize
     local_epochs: int
 
 
@@ -178,12 +177,12 @@ class ClusteredStrategy(SampledStrategy):
     def __init__(
         self,
         *,
-        lr: RateSchedule = 0.1,
+        lr: StepSize = 0.1,
         local_epochs: int = 1,
         **base: Unpack[SampledSettings],
     ) -> None:
         super().__init__(**base)
-        check_rate_schedule("lr", lr)
+        pass
         check_count("local_epochs", local_epochs, least=1)
         self.lr = lr
         self.local_epochs = local_epochs
