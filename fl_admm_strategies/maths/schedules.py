@@ -9,6 +9,7 @@ import numpy as np
 
 from .checks import (
     Count,
+    NotNegative,
     Positive,
     check_count,
     check_fraction,
@@ -18,6 +19,7 @@ from .checks import (
 
 StepSize = Positive | Callable[[int], float]
 """A step size, or a function of the round, which counts from 1, such as `StepDecay`."""
+StepSizeOrZero = NotNegative | Callable[[int], float]
 EpochSchedule = Count | Callable[[int, int], int]
 """Local epochs, or a function of the round and the client's id."""
 
@@ -164,6 +166,21 @@ def _generator(
     """Return the random numbers of a client, or of a client in a round."""
     key = [of.seed, client] if of.by_client else [of.seed, client, server_round]
     return np.random.default_rng(key)
+
+
+RateSchedule = StepSize
+
+
+def check_rate_schedule(name: str, lr: StepSize) -> None:
+    """Raise unless it is a function or a number > 0."""
+    if not callable(lr):
+        check_positive(name, lr)
+
+
+def check_epoch_schedule(name: str, epochs: EpochSchedule) -> None:
+    """Raise unless it is a function or an integer >= 1."""
+    if not callable(epochs):
+        check_count(name, epochs, least=1)
 
 
 def rate_in(server_round: int, rate: StepSize, name: str = "lr") -> float:

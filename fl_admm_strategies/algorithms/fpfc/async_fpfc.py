@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from ...maths.checks import check_count, check_not_negative
 from ...maths.penalties import Penalty
-from ...maths.schedules import EpochSchedule, StepSize
+from ...maths.schedules import EpochSchedule, RateSchedule
 from ...runtime.arrivals import ArrivalLink
 from ...runtime.messages.records import Metrics
 from ...runtime.sampled import SampledSettings
@@ -25,7 +25,7 @@ class FPFCSettings(SampledSettings, total=False):
     """The parameters of `FPFC` but for its penalty."""
 
     rho: float
-    lr: StepSize
+    lr: RateSchedule
     local_epochs: EpochSchedule
     clustered: str | None
     nu: float | None

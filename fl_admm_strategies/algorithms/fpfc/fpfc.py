@@ -36,8 +36,9 @@ from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty, SmoothedSCAD, penalty_to_text
 from ...maths.schedules import (
     EpochSchedule,
-    StepSize,
+    RateSchedule,
     check_epoch_schedule,
+    check_rate_schedule,
     epochs_in,
     rate_in,
 )
@@ -131,7 +132,7 @@ class FPFC(SampledStrategy):
         penalty: Penalty | LambdaPath | Literal["auto"] = "auto",
         *,
         rho: float = 1.0,
-        lr: StepSize = 0.1,
+        lr: RateSchedule = 0.1,
         local_epochs: EpochSchedule = 10,
         clustered: str | None = None,
         nu: float | None = None,
@@ -163,7 +164,7 @@ class FPFC(SampledStrategy):
             )
         if validation_share == 1:
             raise ValueError("validation_share is 1, expected less. Nothing is left to train on.")
-        pass
+        check_rate_schedule("lr", lr)
         check_epoch_schedule("local_epochs", local_epochs)
         self._penalty = penalty
         self.rho = rho

@@ -20,8 +20,9 @@ from ...maths.pairs import algebra
 from ...maths.penalties import Penalty
 from ...maths.schedules import (
     EpochSchedule,
-    StepSize,
+    RateSchedule,
     check_epoch_schedule,
+    check_rate_schedule,
     epochs_in,
     rate_in,
 )
@@ -89,7 +90,7 @@ class FPFCNewcomers(SampledStrategy):
         penalty: Penalty,
         *,
         rho: float = 1.0,
-        lr: StepSize = 0.1,
+        lr: RateSchedule = 0.1,
         local_epochs: EpochSchedule = 10,
         clustered: str | None = None,
         nu: float = 0.1,
@@ -103,7 +104,7 @@ class FPFCNewcomers(SampledStrategy):
             )
         penalty.check(rho)
         check_positive("nu", nu)
-        pass
+        check_rate_schedule("lr", lr)
         check_epoch_schedule("local_epochs", local_epochs)
         self.existing = existing
         self.penalty = penalty

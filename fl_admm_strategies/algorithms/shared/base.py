@@ -15,17 +15,11 @@ from ...maths.clustering import cluster_models
 from ...runtime.members.membership import Membership
 from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.messages.schema import Instruction
-from ...runtime.sampled import SampledSettings, SampledStrategy
+from ...runtime.sampled import SampledStrategy
 from ...runtime.trust.bound import MaxNorm, OnExcess
 
 Weights = Literal["uniform", "size"]
 Duals = Literal["strategy", "client"]
-
-
-class WeightedSettings(SampledSettings, total=False):
-    """The parameters of `WeightedStrategy`."""
-
-    weights: Weights
 
 
 class WeightedStrategy(SampledStrategy):
@@ -65,13 +59,6 @@ def mean_weights(replies: Mapping[int, Reply], weights: Weights) -> NDArray[np.f
     """Return the weights of replies in their mean: n_i, or all alike."""
     sizes = np.array([reply.num_examples for reply in replies.values()])
     return sizes if weights == "size" else np.ones_like(sizes)
-
-
-class ConsensusSettings(WeightedSettings, total=False):
-    """The parameters of `ConsensusStrategy`."""
-
-    duals: Duals
-    averaged: str | None
 
 
 class ConsensusStrategy(WeightedStrategy):

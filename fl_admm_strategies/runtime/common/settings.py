@@ -4,8 +4,8 @@
         mu: NotNegative = 0.1
         lr: StepSize = 0.1
 
-The constructor follows from the fields, with what each of them must pass; and from the constructor's
-parameters the log, the comparison of a resumed run, the app's table and `Instruction.of`.
+The constructor follows from the fields, with what each of them must pass. The log, the comparison
+of a resumed run, the app's table and `Instruction.of` read the constructor's parameters.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class HasSettings:
     """
 
     _declared: ClassVar[Signature] = Signature()
+    __signature__: ClassVar[Signature | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -82,7 +83,8 @@ class HasSettings:
         cls.__signature__ = cls._declared if by_fields else None  # what help() shows
 
     def __init__(self, *args: Any, **given: Any) -> None:
-        kind, declared = type(self), self._declared
+        kind: Any = type(self)
+        declared = self._declared
         refuse_unknown(kind, given.keys() - declared.parameters.keys())
         values = declared.bind(*args, **given).arguments
         rules = rules_of(kind)
@@ -105,7 +107,7 @@ def _is_setting(cls: type, name: str, annotation: Any, said: Field[Any]) -> bool
 
 
 @cache
-def rules_of(kind: type[HasSettings]) -> Mapping[str, Rule]:
+def rules_of(kind: Any) -> Mapping[str, Rule]:
     """Return what each setting of a class must pass, by its type."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: rule_of(hints[name]) for name in kind._declared.parameters}

@@ -59,7 +59,7 @@ def _fields_of(schema: Any) -> tuple[_Field, ...]:
 
 
 @cache
-def _shared(schema: type[Instruction], method: type[HasSettings]) -> tuple[str, ...]:
+def _shared(schema: Any, method: Any) -> tuple[str, ...]:
     """Return the fields of a message that are settings of a method."""
     names = [one.name for one in _fields_of(schema)]
     return tuple(name for name in names if name in parameters_of(method))
@@ -83,8 +83,10 @@ class Instruction:
         ValueError, TypeError
             If a schedule, such as a step size may be, has a bad value in this round.
         """
-        rules = rules_of(type(method))
-        values = {name: getattr(method, name) for name in _shared(cls, type(method))} | given
+        schema: Any = cls
+        kind: Any = type(method)
+        rules = rules_of(kind)
+        values = {name: getattr(method, name) for name in _shared(schema, kind)} | given
         for name, value in values.items():
             if callable(value):
                 check = rules[name].check if name in rules else check_positive
