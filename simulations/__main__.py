@@ -14,7 +14,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
-from .cli import main  # noqa: E402 - that is the import
+from .running.cli import main  # noqa: E402 - that is the import
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 main()

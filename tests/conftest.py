@@ -17,6 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 
 from fl_admm_strategies.hosting import workers
+from tests.support.refusals import Warned, warnings_in
 
 # The processes that run clients import what most tests share once, not each of them.
 workers._PRELOAD += ["numba", "tests.support.cases"]
@@ -60,3 +61,9 @@ def flower_logger_as_before() -> Iterator[None]:
     yield
     logger.setLevel(level)
     logger.filters[:] = filters
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Warned:
+    """Return what gives the warnings so far, all or those that name some words."""
+    return lambda *named: warnings_in(caplog.records, *named)

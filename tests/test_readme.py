@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import clients
 import fl_admm_strategies
 from fl_admm_strategies import FPFC, SampledStrategy, StatefulStrategy, run_in_process
-from simulations import cli
+from simulations.running import cli
 from tests.support.federation import dataset, make_model
 
 ROOT = Path(__file__).parents[1]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common import (
@@ -31,14 +31,23 @@ from flwr.server.strategy import Strategy
 from ..maths.blocks import Arrays
 from ..maths.checks import check_count
 from ..runtime.callbacks import saving_if_it_raises
-from ..runtime.members.discovery import NOT_CONNECTED, QUERY_TIMEOUT
-from ..runtime.members.waiting import ConnectionStatus, wait_for_clients
+from ..runtime.members.discovery import Discovery
+from ..runtime.members.owners import Owners
 from ..runtime.messages import records as wire
-from ..runtime.messages.identity import MOST_CLIENTS, check_actor, is_client_id, most_common
-from ..runtime.messages.records import ClientInstruction, ClientReply, RawReply, named_arrays
+from ..runtime.messages.identity import Identity, check_actor, identity_of
+from ..runtime.messages.records import (
+    NOT_CONNECTED,
+    ClientInstruction,
+    ClientReply,
+    RawReply,
+    named_arrays,
+)
 from ..runtime.reserved import check_user_settings
 from ..runtime.strategy import StatefulStrategy
 from .background import in_background
+
+# Seconds that a look waits for answers: in a simulation they come at once.
+_ANSWER_WITHIN = 0.05
 
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
 
@@ -110,12 +119,8 @@ class LegacyStrategy(Strategy):
         self.checkpoint_every = checkpoint_every
         self.checkpoint_keep = checkpoint_keep
         self.resume = resume
-        self._proxy_of: dict[int, ClientProxy] = {}
-        self._client_of: dict[str, int] = {}
-        self._identities: dict[str, tuple[int, int]] = {}  # cid: client id, clients it knows of
-        self._left_out: set[str] = set()  # those whose answer before round 1 cannot be right
-        self._asking: dict[str, Future[tuple[int, int] | None]] = {}  # those not answered yet
-        self._trouble: dict[str, str] = {}  # why connected nodes are not used, so as to say it once
+        self._nodes = _ManagedNodes()
+        self._discovery = Discovery(strategy.membership.owners)
         self._not_connected: list[int] = []  # of the clients that are asked in this phase
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
@@ -128,10 +133,25 @@ class LegacyStrategy(Strategy):
             keep=self.checkpoint_keep,
             resume=self.resume,
         )
-        announced = self._find_clients(client_manager)
-        self.strategy.run.begin(
-            self.initial_arrays, self._proxy_of, announced, self._exchange, self.train_config
+        strategy = self.strategy
+        wanted = strategy.run.prepare()
+        self._nodes = _ManagedNodes()
+        self._discovery = Discovery(strategy.membership.owners)
+        self._discovery.find(
+            self._nodes.of(client_manager),
+            at_least=strategy.min_available_nodes,
+            timeout=strategy.node_timeout,
+            wanted=wanted,
+            allow_missing=bool(wanted) and strategy.max_missed_rounds is not None,
         )
+        strategy.run.begin(
+            self.initial_arrays,
+            self._discovery.connected,
+            self._discovery.announced,
+            self._exchange,
+            self.train_config,
+        )
+        self._nodes.has_begun = True
         self._first_round = self.strategy.last_round + 1
         self.strategy.run.handshake(self._exchange, self.train_config)
         unreported = self.strategy.run.resume.has_unreported
@@ -142,94 +162,15 @@ class LegacyStrategy(Strategy):
     def _global_parameters(self) -> Parameters:
         return _parameters(self.strategy.run.layout.complete(self.strategy.global_model()))
 
-    def _find_clients(self, client_manager: ClientManager) -> int:
-        """Wait for the clients that the run needs; return the size of their federation."""
-        self._identities, self._asking, self._proxy_of = {}, {}, {}
-        self._left_out, self._trouble = set(), {}
+    def _proxy_of(self, client: int) -> ClientProxy | None:
+        """Return the proxy of a client's node, None where it is not connected."""
+        if not self._discovery.is_connected(client):
+            return None
+        return self._nodes.proxies[self._discovery.node_of[client]]
 
-        def look() -> ConnectionStatus:
-            announced = self._refresh_connections(client_manager, patience=None)
-            reasons = self._trouble.items()
-            trouble = "".join(f" Node {cid} is left out: it {reason}." for cid, reason in reasons)
-            clients = list(self._proxy_of)
-            return ConnectionStatus(clients, len(clients), announced, trouble=trouble)
-
-        strategy = self.strategy
-        wanted = strategy.run.prepare()
-        status = wait_for_clients(
-            look,
-            at_least=strategy.min_available_nodes,
-            timeout=strategy.node_timeout,
-            wanted=wanted,
-            allow_missing=bool(wanted) and strategy.max_missed_rounds is not None,
-        )
-        return status.announced
-
-    def _refresh_connections(self, client_manager: ClientManager, *, patience: float | None) -> int:
-        """Find out who is connected and which clients they are; return how many they know of.
-
-        Of two nodes that say that they are the same client, the one keeps it that had it; an id
-        that belongs to another node's key is not believed (see `Owners`).
-
-        Parameters
-        ----------
-        client_manager : ClientManager
-            Flower's.
-        patience : float or None
-            Seconds to wait for the answers of new nodes; one that comes later counts for a later
-            look. None: before round 1, for ever.
-        """
-        # num_available() first: it makes Flower's manager look for new nodes.
-        client_manager.num_available()
-        proxies = client_manager.all()
-        owners = self.strategy.membership.owners
-        if proxies:
-            # Flower's proxies are of nodes of a grid; its type for them is not public.
-            grid = next(iter(proxies.values())).grid  # type: ignore[attr-defined]
-            there = owners.connected(grid)
-            proxies = {cid: proxy for cid, proxy in proxies.items() if int(cid) in there}
-        known = self._identities.keys() | self._asking.keys() | self._left_out
-        new = [proxy for cid, proxy in sorted(proxies.items()) if cid not in known]
-        if patience is None:
-            with ThreadPoolExecutor() as pool:
-                found = pool.map(partial(_identity, begun=False), new)
-                for proxy, who in zip(new, found, strict=True):
-                    if who is None:
-                        self._left_out.add(proxy.cid)
-                    else:
-                        self._identities[proxy.cid] = who
-        else:
-            self._asking |= {p.cid: in_background(partial(_identity, p, begun=True)) for p in new}
-            for future in wait(self._asking.values(), patience if new else 0).done:
-                (cid,) = (cid for cid, asked in self._asking.items() if asked is future)
-                del self._asking[cid]
-                if (who := future.result()) is not None:
-                    self._identities[cid] = who
-        self._trouble = {cid: why for cid, why in self._trouble.items() if cid in proxies}
-        holders = {c: proxy for c, proxy in self._proxy_of.items() if proxy.cid in proxies}
-        for cid, proxy in sorted(proxies.items()):
-            if cid not in self._identities:
-                continue
-            client, _ = self._identities[cid]
-            if client in holders and holders[client].cid == cid:
-                continue
-            trouble = owners.refusal(int(cid), [client])
-            if not trouble and client in holders:
-                trouble = (
-                    f"says that it is client {client}, as does node {holders[client].cid}, which "
-                    "keeps it. Give every node its own partition-id"
-                )
-            if trouble:
-                if self._trouble.get(cid) != trouble:
-                    self._trouble[cid] = trouble
-                    log(WARNING, "node %s is left out: it %s", cid, trouble)
-                continue
-            self._trouble.pop(cid, None)
-            holders[client] = proxy
-            owners.hand_over([client], int(cid))
-        self._proxy_of = holders
-        self._client_of = {proxy.cid: client for client, proxy in holders.items()}
-        return most_common(total for _, total in self._identities.values() if total)
+    def _client_of(self, cid: str) -> int | None:
+        """Return the client that a proxy's node hosts."""
+        return next(iter(self._discovery.clients_on(int(cid))), None)
 
     def _exchange(
         self, asked: dict[int, ClientInstruction], message_type: str
@@ -238,7 +179,7 @@ class LegacyStrategy(Strategy):
 
         def ask(client: int) -> ClientReply:
             ins = FitIns(*_payload(asked[client]))
-            if (proxy := self._proxy_of.get(client)) is None:
+            if (proxy := self._proxy_of(client)) is None:
                 return client, NOT_CONNECTED
             try:
                 res = proxy.fit(ins, timeout=None, group_id=0)
@@ -249,6 +190,12 @@ class LegacyStrategy(Strategy):
 
         with ThreadPoolExecutor() as pool:
             return list(pool.map(ask, asked))
+
+    def _reachable(self, clients: Iterable[int]) -> list[tuple[int, ClientProxy]]:
+        """Return the clients of a phase that are connected, with their proxies."""
+        proxies = [(client, self._proxy_of(client)) for client in clients]
+        self._not_connected = [client for client, proxy in proxies if proxy is None]
+        return [(client, proxy) for client, proxy in proxies if proxy is not None]
 
     def _reply(self, res: FitRes, names: list[str]) -> RawReply:
         arrays, error = _read(res.parameters, names)
@@ -261,23 +208,18 @@ class LegacyStrategy(Strategy):
         """Return what each sampled client gets for training."""
         if server_round < self._first_round:
             return []
-        before = {client: proxy.cid for client, proxy in self._proxy_of.items()}
-        announced = self._refresh_connections(client_manager, patience=QUERY_TIMEOUT)
-        self.strategy.run.update_membership(
+        moved = self._discovery.refresh(self._nodes.of(client_manager))
+        gone = self.strategy.run.update_membership(
             server_round,
-            self._proxy_of,
+            self._discovery.connected,
             self._exchange,
             self.train_config,
-            announced=announced,
-            restarted=[c for c, p in self._proxy_of.items() if before.get(c) != p.cid],
+            announced=self._discovery.announced,
+            restarted=moved,
         )
+        self._discovery.forget(gone)
         asked = self.strategy.run.configure_train(server_round, self.train_config)
-        self._not_connected = [client for client in asked if client not in self._proxy_of]
-        return [
-            (self._proxy_of[client], FitIns(*_payload(instruction)))
-            for client, instruction in asked.items()
-            if client in self._proxy_of
-        ]
+        return [(proxy, FitIns(*_payload(asked[c]))) for c, proxy in self._reachable(asked)]
 
     def aggregate_fit(
         self,
@@ -289,7 +231,7 @@ class LegacyStrategy(Strategy):
         asked = self.strategy.run.intake.asked
         replies: list[ClientReply] = []
         for proxy, res in results:
-            client = self._client_of.get(proxy.cid)
+            client = self._client_of(proxy.cid)
             names = list(self.strategy.upload_spec())
             if client is not None and client in asked:
                 names = asked[client].upload_names()
@@ -315,12 +257,7 @@ class LegacyStrategy(Strategy):
         )
         if not asked:
             self.strategy.run.close_round(server_round)
-        self._not_connected = [client for client in asked if client not in self._proxy_of]
-        return [
-            (self._proxy_of[client], EvaluateIns(*_payload(instruction)))
-            for client, instruction in asked.items()
-            if client in self._proxy_of
-        ]
+        return [(proxy, EvaluateIns(*_payload(asked[c]))) for c, proxy in self._reachable(asked)]
 
     def aggregate_evaluate(
         self,
@@ -331,7 +268,7 @@ class LegacyStrategy(Strategy):
         """Check the replies and return the mean loss and metrics."""
         replies: list[ClientReply] = [
             (
-                self._client_of.get(proxy.cid),
+                self._client_of(proxy.cid),
                 RawReply(
                     None,
                     {
@@ -375,7 +312,7 @@ class LegacyStrategy(Strategy):
                 proxy, reason = failure[0].cid, failure[1].status.message
             check_actor(reason)
             # A client that lost its state says who it is; one that has replied has not failed.
-            client = self._client_of.get(str(proxy), wire.who_lost(reason))
+            client = wire.who_lost(reason) if proxy is None else self._client_of(proxy)
             if client is None or client in answered:
                 reasons.append(reason)
             else:
@@ -392,37 +329,64 @@ class LegacyStrategy(Strategy):
         return failed
 
 
-def _identity(proxy: ClientProxy, *, begun: bool) -> tuple[int, int] | None:
-    """Return a client's id and the number of clients it knows of (0: it does not know).
+class _ManagedNodes:
+    """The nodes of Flower's client manager, which say in their properties which client they are.
 
-    Once the run has begun, None for one that fails to say so; it is asked again.
+    Attributes
+    ----------
+    proxies : dict of int to ClientProxy
+        Those that are connected, by node id.
+    has_begun : bool
+        Whether the run has. Before, a client without properties has its node's id.
     """
+
+    def __init__(self) -> None:
+        self.proxies: dict[int, ClientProxy] = {}
+        self.has_begun = False
+        self._asked: dict[int, Future[Identity]] = {}  # nodes that have not answered yet
+
+    def of(self, client_manager: ClientManager) -> Self:
+        """Look at this manager's nodes from now on."""
+        self._manager = client_manager
+        return self
+
+    def connected(self, owners: Owners) -> set[int]:
+        """Return the ids of the connected nodes."""
+        self._manager.num_available()  # makes Flower's manager look for new nodes
+        self.proxies = {int(cid): proxy for cid, proxy in self._manager.all().items()}
+        if self.proxies:
+            # Flower's proxies are of nodes of a grid; its type for them is not public.
+            grid = next(iter(self.proxies.values())).grid  # type: ignore[attr-defined]
+            there = owners.connected(grid)
+            self.proxies = {node: p for node, p in self.proxies.items() if node in there}
+        return set(self.proxies)
+
+    def identify(self, nodes: Collection[int]) -> dict[int, Identity]:
+        """Ask those of these nodes that were not asked yet; return the answers that have come."""
+        for node in sorted(set(nodes) - self._asked.keys()):
+            self._asked[node] = in_background(
+                partial(_identity, self.proxies[node], has_begun=self.has_begun)
+            )
+        wait(self._asked.values(), timeout=_ANSWER_WITHIN)
+        done = [node for node, answer in self._asked.items() if answer.done()]
+        return {node: self._asked.pop(node).result() for node in done}
+
+
+def _identity(proxy: ClientProxy, *, has_begun: bool) -> Identity:
+    """Ask a node which client it is."""
     try:
         properties: dict[str, Any] = proxy.get_properties(
             GetPropertiesIns({}), timeout=None, group_id=0
         ).properties
     except Exception as error:  # whatever the client's own get_properties raises
         check_actor(str(error))
-        if begun:
-            log(WARNING, "node %s is left out: %s", proxy.cid, wire.brief(str(error)))
-            return None
         reason = wire.brief(str(error))
+        if has_begun:
+            return Identity([], trouble=f"could not say which client it is: {reason}")
         log(INFO, "client %s has no properties (%s); its node id is its id", proxy.cid, reason)
         properties = {}
     client = properties.get(wire.CLIENT_ID, int(proxy.cid))
-    total = properties.get(wire.NUM_CLIENTS, 0)
-    if not (is_client_id(client) and type(total) is int and 0 <= total < MOST_CLIENTS):
-        log(
-            WARNING,
-            "node %s is left out: it replied %s=%s, %s=%s, expected two integers >= 0",
-            proxy.cid,
-            wire.CLIENT_ID,
-            wire.brief(repr(client)),
-            wire.NUM_CLIENTS,
-            wire.brief(repr(total)),
-        )
-        return None
-    return client, total
+    return identity_of([client], properties.get(wire.NUM_CLIENTS, 0))
 
 
 def _parameters(model: Arrays) -> Parameters:

@@ -12,8 +12,7 @@ from flwr.app import Message, MessageType, Metadata
 from flwr.serverapp import Grid
 
 from .link import GridLink
-from .members.discovery import NOT_CONNECTED
-from .messages.records import ClientInstruction, ClientReply
+from .messages.records import NOT_CONNECTED, ClientInstruction, ClientReply
 from .run import Run
 from .saving.underway import Sent
 
@@ -197,7 +196,7 @@ class ArrivalLink(GridLink):
             own = sent[client].instruction
             told = {**own.config, **self._run.outgoing.of_run(client)}
             complete = {client: ClientInstruction(own.groups, told)}
-            messages = self.directory.messages(complete, MessageType.TRAIN)
+            messages = self.messages(complete, MessageType.TRAIN)
             pushed = bool(messages) and any(grid.push_messages(messages))
             metadata = messages[0].metadata if pushed else None
             self._questions[client] = _Question(sent[client], metadata, time.monotonic())
@@ -238,4 +237,4 @@ class ArrivalLink(GridLink):
         for client, message in sorted(found.items()):
             question = self._questions[client].metadata
             assert question is not None
-            self._replies[client] = self.directory.read([message], [client], [question])
+            self._replies[client] = self.read([message], [client], [question])

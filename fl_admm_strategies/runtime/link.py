@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
-from flwr.app import Message, MessageType
+from flwr.app import Message, MessageType, Metadata
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 
-from .members.discovery import ClientDirectory
+from ..maths.checks import listing
+from .common.collector import collector_paused
+from .members.discovery import Discovery, GridNodes
 from .members.owners import Owners
-from .messages.records import ClientInstruction, ClientReply
+from .messages.identity import check_actor
+from .messages.packing import pack_instructions, unpack_replies
+from .messages.records import NOT_CONNECTED, ClientInstruction, ClientReply, RawReply, brief
 
 
 class GridLink:
@@ -25,6 +30,11 @@ class GridLink:
         Clients that a node may host.
     owners : Owners
         Whose the clients' ids are.
+
+    Attributes
+    ----------
+    discovery : Discovery
+        Which node hosts which clients.
     """
 
     def __init__(
@@ -34,18 +44,20 @@ class GridLink:
         self._timeout = timeout
         self._most_per_node = most_per_node
         self._owners = owners
-        self.directory = ClientDirectory({})
+        self.discovery = Discovery(owners, most_per_node)
+        self._nodes: GridNodes | None = None
+        self._sent: list[Metadata] = []  # of the messages of this phase
 
     def connect(self, grid: Grid, wanted: Collection[int], *, allow_missing: bool) -> None:
-        """Wait for the clients that the run needs; see `ClientDirectory.find`."""
-        self.directory = ClientDirectory.find(
-            grid,
+        """Wait for the clients that the run needs; see `Discovery.find`."""
+        self._nodes = GridNodes(grid, patience=self._timeout / 2)
+        self.discovery = Discovery(self._owners, self._most_per_node)
+        self.discovery.find(
+            self._nodes,
             at_least=self._at_least,
             timeout=self._timeout,
             wanted=wanted,
             allow_missing=allow_missing,
-            most_per_node=self._most_per_node,
-            owners=self._owners,
         )
 
     def refresh(self, grid: Grid) -> list[int]:
@@ -56,15 +68,16 @@ class GridLink:
         list of int
             Clients that may have lost what they keep.
         """
-        return self.directory.refresh(grid, at_least=self._at_least, timeout=self._timeout)
+        assert self._nodes is not None
+        self._nodes.grid = grid
+        return self.discovery.refresh(self._nodes, at_least=self._at_least, timeout=self._timeout)
 
     def exchange(
         self, grid: Grid, timeout: float, asked: dict[int, ClientInstruction], message_type: str
     ) -> Iterable[ClientReply]:
         """Send instructions to their clients and return what came back."""
-        messages = self.directory.messages(asked, message_type)
-        replies: Iterable[Message] = grid.send_and_receive(messages, timeout=timeout)
-        return self.directory.replies(replies, asked)
+        messages = self.messages(asked, message_type)
+        return self.replies(grid.send_and_receive(messages, timeout=timeout), asked)
 
     def train(
         self,
@@ -78,3 +91,90 @@ class GridLink:
 
     def pause(self, grid: Grid, timeout: float, *, last: bool) -> None:
         """Before an evaluation, see to those that are still training; `last`: no round follows."""
+
+    @collector_paused()
+    def messages(
+        self, instructions: Mapping[int, ClientInstruction], message_type: str
+    ) -> list[Message]:
+        """Return one message for every connected node that hosts one of the clients."""
+        by_node: dict[int, dict[int, ClientInstruction]] = {}
+        for client, instruction in instructions.items():
+            if self.discovery.is_connected(client):
+                by_node.setdefault(self.discovery.node_of[client], {})[client] = instruction
+        messages = [
+            Message(
+                pack_instructions(hosted, hosted=self.discovery.num_hosted(node) > 1),
+                node,
+                message_type,
+                group_id=str(next(iter(hosted.values())).config["server-round"]),
+            )
+            for node, hosted in by_node.items()
+        ]
+        self._sent = [message.metadata for message in messages]
+        return messages
+
+    @collector_paused()
+    def replies(self, messages: Iterable[Message], asked: Collection[int]) -> list[ClientReply]:
+        """Return what every client replied, unchecked; None for a client that nobody knows.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            What came back.
+        asked : collection of int
+            The clients that were asked: a node that fails as a whole fails for these, and those
+            whose node was not connected have failed already.
+        """
+        absent = [client for client in asked if not self.discovery.is_connected(client)]
+        return [(client, NOT_CONNECTED) for client in absent] + self.read(
+            messages, asked, self._sent
+        )
+
+    def read(
+        self, messages: Iterable[Message], asked: Collection[int], sent: Collection[Metadata]
+    ) -> list[ClientReply]:
+        """Return what is in messages that came back; `sent` are those that they answer."""
+        replies: list[ClientReply] = []
+        for message in messages:
+            node = _asked_node(message, sent)
+            clients = self.discovery.clients_on(node)
+            if message.has_error():
+                reason = message.error.reason or "no reason given"
+                if message.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION:  # a client's words
+                    check_actor(reason)
+                error = RawReply(error=brief(reason))
+                concerned = [client for client in clients if client in asked]
+                replies += [(client, error) for client in concerned or clients] or [(None, error)]
+                continue
+            # A node speaks for its own clients only; a single one needs no label.
+            alone = clients[0] if clients and self.discovery.num_hosted(node) == 1 else None
+            found = list(unpack_replies(message.content))
+            unknown, hosts = [], set(clients)
+            for label, reply in found:
+                speaker = alone if label is None else label
+                if speaker in hosts:
+                    replies.append((speaker, reply))
+                elif (
+                    label is None and clients and reply.error is not None
+                ):  # whose it is nobody knows
+                    said = {client for client, _ in found}
+                    replies += [(c, reply) for c in clients if c in asked and c not in said]
+                else:
+                    unknown.append("its client" if label is None else f"client {label}")
+            if unknown:
+                whom = unknown[0] if len(unknown) == 1 else listing(unknown)
+                reason = f"node {node} replied for {whom}, which this run does not know there"
+                replies.append((None, RawReply(error=reason)))
+        return replies
+
+
+def _asked_node(reply: Message, sent: Iterable[Metadata]) -> int:
+    """Return the node that a reply comes from, or is about.
+
+    For a node that is gone the SuperLink itself replies, with an error.
+    """
+    if reply.metadata.src_node_id == SUPERLINK_NODE_ID:
+        for question in sent:
+            if question.message_id == reply.metadata.reply_to_message_id:
+                return question.dst_node_id
+    return reply.metadata.src_node_id

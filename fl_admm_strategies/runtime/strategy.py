@@ -416,7 +416,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             self.run.handshake(exchange, config)
         self._update_membership(grid, server_round, exchange, config)
         asked = self.run.configure_train(server_round, config)
-        return self._link.directory.messages(asked, MessageType.TRAIN)
+        return self._link.messages(asked, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -434,7 +434,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         check_user_settings(self, {}, config)
         self.membership.doubt(self._link.refresh(grid))
         asked = self.run.configure_evaluate(server_round, config)
-        return self._link.directory.messages(asked, MessageType.EVALUATE)
+        return self._link.messages(asked, MessageType.EVALUATE)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -444,25 +444,25 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         return MetricRecord(dict(metrics)) if metrics else None
 
     def _replies(self, replies: Iterable[Message]) -> list[ClientReply]:
-        return self._link.directory.replies(replies, self.run.intake.asked)
+        return self._link.replies(replies, self.run.intake.asked)
 
     def _begin(self, grid: Grid, arrays: Arrays, exchange: Exchange, config: ConfigRecord) -> None:
         """Wait for the clients that the run needs, and begin."""
         wanted, allow_missing = self.run.prepare(), self.max_missed_rounds is not None
         self._link.connect(grid, wanted, allow_missing=allow_missing)
-        directory = self._link.directory
-        self.run.begin(arrays, directory.client_ids, directory.announced, exchange, config)
+        discovery = self._link.discovery
+        self.run.begin(arrays, discovery.client_ids, discovery.announced, exchange, config)
 
     def _update_membership(
         self, grid: Grid, server_round: int, exchange: Exchange, config: ConfigRecord
     ) -> None:
         """Before a round, find out who came back, who has left and who is new."""
         self.membership.doubt(self._link.refresh(grid))
-        directory = self._link.directory
+        discovery = self._link.discovery
         gone = self.run.update_membership(
-            server_round, directory.connected, exchange, config, announced=directory.announced
+            server_round, discovery.connected, exchange, config, announced=discovery.announced
         )
-        directory.forget(gone)
+        discovery.forget(gone)
 
     def _need_state(self) -> None:
         if not self.run.has_begun:

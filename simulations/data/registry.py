@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from ..wording import unknown
+from ..settings.wording import unknown
 from . import sources
 from .digits import digits_swap
 from .federated import FederatedData

@@ -21,7 +21,8 @@ from fl_admm_strategies.algorithms.shared.robust import Rule, check_rule, robust
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_count, check_positive
 from fl_admm_strategies.runtime.callbacks import StopRule
-from fl_admm_strategies.runtime.members.discovery import ClientDirectory
+from fl_admm_strategies.runtime.link import GridLink
+from fl_admm_strategies.runtime.members.owners import Owners
 from fl_admm_strategies.runtime.members.sampling import num_sampled
 from fl_admm_strategies.runtime.messages.records import (
     ERROR,
@@ -158,18 +159,20 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
 
     def _clients(self, grid: Grid) -> dict[int, int]:
         """Return every node's client, in the order of the clients."""
-        directory = ClientDirectory.find(grid, at_least=self.min_available_nodes, timeout=120)
+        link = GridLink(self.min_available_nodes, 120, None, Owners())
+        link.connect(grid, [], allow_missing=False)
+        clients = link.discovery.client_ids
         probe = ClientInstruction({"arrays": {}}, {"server-round": 0})
         nodes = {
             message.metadata.dst_node_id: client
-            for client in directory.client_ids
-            for message in directory.messages({client: probe}, MessageType.TRAIN)
+            for client in clients
+            for message in link.messages({client: probe}, MessageType.TRAIN)
         }
-        if len(nodes) < len(directory.client_ids):
+        if len(nodes) < len(clients):
             raise ValueError(
-                f"{len(directory.client_ids)} clients are on {len(nodes)} nodes, expected one on "
+                f"{len(clients)} clients are on {len(nodes)} nodes, expected one on "
                 f"each: Flower's {self.title} speaks to nodes. Give as many nodes as there are "
-                f"clients (--nodes {len(directory.client_ids)}), or name it in [baselines]."
+                f"clients (--nodes {len(clients)}), or name it in [baselines]."
             )
         return nodes
 

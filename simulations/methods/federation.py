@@ -23,11 +23,11 @@ from fl_admm_strategies.runtime.members.sampling import num_sampled
 from fl_admm_strategies.runtime.messages.records import Metrics
 from fl_admm_strategies.runtime.record import Traffic
 
-from ..measures import finished
 from ..problems import Problem
-from ..scores import ModelScores
-from ..settings import Built
+from ..problems.scores import ModelScores
+from ..settings.constructor import Built
 from .fedavg import FedAvg
+from .measures import finished
 
 
 class Method(Protocol):

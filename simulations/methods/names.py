@@ -18,7 +18,7 @@ from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from ..problems import PROBLEMS, Problem
-from ..wording import unknown
+from ..settings.wording import unknown
 from .fedavg import FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum
 from .federation import Method
 

@@ -10,7 +10,8 @@ from fl_admm_strategies.maths.schedules import epochs_in, rate_in
 from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from ..problems import Problem
-from ..settings import AlgorithmTable, BaselineTable, Built, table_of
+from ..settings.constructor import Built, table_of
+from ..settings.tables import AlgorithmTable, BaselineTable
 
 _ALL_CLIENTS = "All clients of the data set take part, training.fraction-train of them in a round."
 _CHOSEN = {"max_norm", "on_excess", "max_examples", "wire_dtype", "state_on_disk"}

@@ -11,8 +11,9 @@ from flwr.app import ArrayRecord
 from clients import Attack
 from clients.toolkit.round.attacks import LABELS
 
-from ..scores import Metric, ModelScores, Score, column_means, score
-from ..settings import Section, Settings
+from ..settings.section import Section
+from ..settings.tables import Settings
+from .scores import Metric, ModelScores, Score, column_means, score
 
 Metrics = Mapping[str, float]
 

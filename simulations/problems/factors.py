@@ -13,9 +13,10 @@ from pydantic import Field
 from fl_admm_strategies import initial_item_factors
 
 from ..data import RatingsData
-from ..scores import METRICS, Metric, ModelScores, Score
-from ..settings import Section, Settings
+from ..settings.section import Section
+from ..settings.tables import Settings
 from .base import Metrics, Problem
+from .scores import METRICS, Metric, ModelScores, Score
 
 _METRIC = dataclasses.replace(
     METRICS["rmse"],

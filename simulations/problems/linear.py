@@ -14,9 +14,9 @@ from clients import LeastSquares, Logistic
 from clients.toolkit.solving.curvature import DataLoss
 
 from ..data import TabularData
-from ..scores import METRICS, Metric, Score
-from ..settings import Settings
+from ..settings.tables import Settings
 from .base import Metrics, Problem
+from .scores import METRICS, Metric, Score
 
 
 class LinearProblem(Problem):

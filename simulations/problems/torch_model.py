@@ -15,11 +15,12 @@ from clients.toolkit.round.attacks import LABELS
 from clients.toolkit.round.torch_client import MetricFn
 
 from ..data import ClientData, FederatedData, full_batch
-from ..metrics import auc, macro_f1, weighted_f1
-from ..models import build, initialise, loss_of
-from ..scores import METRICS, Metric
-from ..settings import Section, Settings
+from ..settings.section import Section
+from ..settings.tables import Settings
 from .base import Problem
+from .metrics import auc, macro_f1, weighted_f1
+from .models import build, initialise, loss_of
+from .scores import METRICS, Metric
 
 FURTHER_METRICS: dict[str, MetricFn] = {"f1": weighted_f1, "macro-f1": macro_f1, "auc": auc}
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from fl_admm_strategies import FPFC
 
 from ..methods import grid_of, run_method
-from ..scores import ModelScores
-from ..settings import ReportSettings
+from ..problems.scores import ModelScores
+from ..settings.tables import ReportSettings
 from . import plots
 from .base import Finished, Report
 from .fpfc import FPFCReport

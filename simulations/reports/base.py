@@ -15,8 +15,8 @@ from fl_admm_strategies.runtime.callbacks import StopRule
 
 from ..methods import Federation, Method
 from ..problems import Problem
-from ..scores import ModelScores
-from ..settings import ReportSettings, Settings, setting_of
+from ..problems.scores import ModelScores
+from ..settings.tables import ReportSettings, Settings, setting_of
 from .plots import Picture
 
 NONE = "–"

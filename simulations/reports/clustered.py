@@ -7,7 +7,7 @@ from rich.text import Text
 
 from fl_admm_strategies import IFCA
 
-from ..measures import clustering
+from ..methods.measures import clustering
 from .base import NONE, Finished, MethodReport, Report
 
 

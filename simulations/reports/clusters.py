@@ -20,7 +20,7 @@ from rich.text import Text
 
 from fl_admm_strategies.maths.clustering import clusters, fusion_bound
 
-from ..scores import rand_index
+from ..problems.scores import rand_index
 
 Verdict = Literal["holds", "open", "too small"]
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..data.federated import generator
 from ..problems import FactorProblem, Problem
-from ..settings import ReportSettings
+from ..settings.tables import ReportSettings
 from .base import Finished, MethodReport, Report
 from .yardsticks import alternating_least_squares, item_means, rmse_of_factors, rmse_of_items
 

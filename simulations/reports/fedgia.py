@@ -20,7 +20,7 @@ from fl_admm_strategies.runtime.callbacks import StopRule
 from ..data import TabularData
 from ..methods import grid_of, run_method
 from ..problems import LinearProblem, Problem
-from ..settings import ReportSettings, Settings
+from ..settings.tables import ReportSettings, Settings
 from . import plots
 from .base import NONE, Experiment, Finished, MethodReport, Report
 

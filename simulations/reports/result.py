@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_admm_strategies.runtime.record import Traffic
 
-from ..scores import COLUMNS, Metric, ModelScores, Score
+from ..problems.scores import COLUMNS, Metric, ModelScores, Score
 
 
 def row_of(method: str, kind: str) -> str:

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ..scores import COLUMNS, Score
+from ..problems.scores import COLUMNS, Score
 from .base import NONE
 from .result import Result, row_of, total_traffic
 

@@ -1,36 +1,8 @@
-"""What an experiment file may say: tables of settings, most derived from constructors."""
+"""What an experiment file may say.
+
+It owns the tables of the file (`tables`), how a table follows from a constructor (`constructor`,
+`documented`) and the words for a name that does not exist (`wording`). It knows no data set, no
+problem and no method, and imports nothing by itself: the command line needs its words at once.
+"""
 
 from __future__ import annotations
-
-from .constructor import Built, table_of
-from .section import Section
-from .tables import (
-    AlgorithmTable,
-    Baselines,
-    BaselineTable,
-    DataSettings,
-    NewcomerSettings,
-    PublishedRow,
-    ReportSettings,
-    Settings,
-    TrainingSettings,
-    published_rows,
-    setting_of,
-)
-
-__all__ = [
-    "AlgorithmTable",
-    "BaselineTable",
-    "Baselines",
-    "Built",
-    "DataSettings",
-    "NewcomerSettings",
-    "PublishedRow",
-    "ReportSettings",
-    "Section",
-    "Settings",
-    "TrainingSettings",
-    "published_rows",
-    "setting_of",
-    "table_of",
-]

@@ -10,9 +10,11 @@ from pydantic import Field, SkipValidation
 
 from clients import Attack
 
-from ..scores import Fairness
 from .constructor import Built, table_of
 from .section import Section
+
+Fairness = Literal["variance", "loss-variance", "cosine", "entropy", "jain"]
+"""Measures of how evenly the clients are served."""
 
 
 class DataSettings(Section):

@@ -29,8 +29,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_admm_strategies import StatefulStrategy
-from simulations.config import RunConfig
-from simulations.loading import load_experiment
+from simulations.experiments.loading import load_experiment
+from simulations.experiments.run_config import RunConfig
 from simulations.methods import Federation
 from simulations.methods.federation import grid_of
 from simulations.problems import Problem

@@ -31,7 +31,7 @@ from fl_admm_strategies.algorithms.fpfc.search import (
 from fl_admm_strategies.maths.candidates import Candidates
 from fl_admm_strategies.maths.grouping import Labels, candidate_groups, compare, numbered
 from simulations.data.images import images_swap
-from simulations.models import _cnn
+from simulations.problems.models import _cnn
 
 DATASETS = {"mnist-swap": "MNIST", "fashion-mnist-swap": "FashionMNIST"}
 SAMPLES, CONSENSUS_ROUNDS, ACTIVE, EPOCHS, LR, BATCH = 3000, 20, 10, 10, 0.05, 20

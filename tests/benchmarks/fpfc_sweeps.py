@@ -12,10 +12,10 @@ import sys
 from typing import Any
 
 from fl_admm_strategies.maths.clustering import clusters
-from simulations.config import RunConfig
-from simulations.experiment import prepare
+from simulations.experiments.run_config import RunConfig
 from simulations.methods import grid_of, run_method
 from simulations.reports.clusters import clustering_scores
+from simulations.running.run import prepare
 
 SCAD = 'algorithm.penalty={{type = "scad", lam = 0.6, xi = {xi:g}}}'
 NUS = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.22, 4.0)

@@ -68,9 +68,9 @@ def score(cell: Cell) -> dict[str, float]:
     """Return the mean score of each kind of models; none where the run ended with an error."""
     import torch
 
-    from simulations.config import RunConfig
-    from simulations.experiment import federations
+    from simulations.experiments.run_config import RunConfig
     from simulations.methods import grid_of, run_method
+    from simulations.running.run import federations
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)

@@ -29,7 +29,7 @@ from clients.toolkit.data.batches import split_batch
 from clients.toolkit.solving.objective import LocalObjective, ProximalTerm
 from clients.toolkit.solving.solvers import LocalProblem, gradient_descent
 from simulations.data import ClientData, FederatedData
-from simulations.models import build
+from simulations.problems.models import build
 
 LOADERS = ["DataLoader", "DataLoader by slices", "Minibatches"]
 

@@ -66,7 +66,7 @@ def vector(strategy: Any, upload: Arrays) -> NDArray[Any]:
 
 def held_by(strategy: Any, grid: RestlessGrid, client: int) -> dict[str, NDArray[Any]]:
     """Return what a client keeps of the round that the server takes it to be in."""
-    state = grid.context(strategy._link.directory._node_of[client]).state
+    state = grid.context(strategy._link.discovery.node_of[client]).state
     record = state.array_records.get(f"memory.{strategy.membership.last_accepted[client]}", {})
     return {name: array.numpy() for name, array in record.items()}
 

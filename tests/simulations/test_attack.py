@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from simulations.config import RunConfig
-from simulations.loading import load_experiment, load_settings
+from simulations.experiments.loading import load_experiment, load_settings
+from simulations.experiments.run_config import RunConfig
 from simulations.reports import plots
-from tests.simulations.running import TINY, last_evaluation, result_of, run
+from tests.simulations.quick_runs import TINY, last_evaluation, result_of, run
 from tests.support.federation import assert_same_bits, differs
 
 BASELINES = "baselines={ fedavg = {}, fedprox = { mu = 0.1 } }"

@@ -9,9 +9,9 @@ import pytest
 
 from clients.toolkit.solving import cohort as cohort_module
 from fl_admm_strategies import InProcessGrid
-from simulations.client_app import make_client_app
-from simulations.config import RunConfig
-from simulations.experiment import federations, prepare
+from simulations.experiments.run_config import RunConfig
+from simulations.running.apps import make_client_app
+from simulations.running.run import federations, prepare
 from tests.support.federation import assert_same_bits
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from simulations.catalogue import read_experiment
-from simulations.config import RunConfig
 from simulations.data import FederatedData, RatingsData
 from simulations.data.files import data_root
+from simulations.experiments.catalogue import read_experiment
+from simulations.experiments.run_config import RunConfig
 from simulations.methods import METHODS, data_of
-from tests.simulations.running import result_of, rounds_of, run
+from tests.simulations.quick_runs import result_of, rounds_of, run
 
 SHORT = ("training.num-rounds=1",)
 FEW_STEPS = [f"baselines.{name}.local-rounds=1" for name in ("lp-proj", "pfedme")]

@@ -19,17 +19,17 @@ from clients.methods.fedprox import FedProxClient
 from fl_admm_strategies import FedProx
 from fl_admm_strategies.maths.checks import check_positive
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
-from simulations import loading
-from simulations.config import RunConfig
 from simulations.data import DATASETS
-from simulations.experiment import prepare
-from simulations.loading import load_settings
+from simulations.experiments import loading
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
 from simulations.methods import CLIENTS, METHODS, Method
 from simulations.problems import PROBLEMS, Problem
+from simulations.problems.scores import METRICS, Metric, Score
 from simulations.reports import REPORTS, Experiment, Finished, MethodReport, Report
-from simulations.scores import METRICS, Metric, Score
-from simulations.settings import ReportSettings, Settings
-from tests.simulations.running import result_of, rounds_of, run
+from simulations.running.run import prepare
+from simulations.settings.tables import ReportSettings, Settings
+from tests.simulations.quick_runs import result_of, rounds_of, run
 from tests.simulations.screen import row
 from tests.support.federation import Mean
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from clients import accuracy
 from fl_admm_strategies import InProcessGrid, SampledStrategy, StatefulStrategy
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
+from tests.support.refusals import warnings_in as warnings_in  # most ask for it here
 
 ClientFn = Callable[[Context], Any]
 Spoil = Callable[[list[Message]], list[Message]]
@@ -378,10 +378,6 @@ def assert_same_runs(actual: StatefulStrategy, expected: StatefulStrategy) -> No
 def node_of(client: int) -> int:
     """Return the node of a client in an InProcessGrid with one client on each node."""
     return client + 2
-
-
-def warnings_in(records: list[logging.LogRecord]) -> list[str]:
-    return [record.getMessage() for record in records if record.levelno == logging.WARNING]
 
 
 def assert_same_bits(

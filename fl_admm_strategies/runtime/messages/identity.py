@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeGuard
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeGuard
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ...maths.checks import listing
 from . import records as wire
 from .records import brief
 
 _LEGACY_APP = (
-    "Node {node} runs a ClientApp of Flower's legacy API (ClientApp(client_fn=...)), which this "
+    "runs a ClientApp of Flower's legacy API (ClientApp(client_fn=...)), which this "
     "strategy cannot address. Either build the app with clients.client_app(client_fn), or run the "
     "strategy as LegacyStrategy(strategy, initial_arrays) in a ServerApp(server_fn=...)."
 )
@@ -59,16 +58,25 @@ def is_client_id(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 2**64
 
 
-class NoAnswer(Exception):  # noqa: N818 - nothing is wrong
-    """A node's app does not answer queries."""
+class Identity(NamedTuple):
+    """What a node said of itself.
 
+    Attributes
+    ----------
+    clients : list of int
+        The ids of its clients.
+    num_clients : int
+        How many its federation has; 0 where it does not know.
+    trouble : str
+        Why its word cannot be used, as words that follow "it"; "" if it can.
+    broken : bool
+        Whether its app is none that could take part.
+    """
 
-class UnclearError(Exception):
-    """A node's answer to a query cannot be used."""
-
-
-class BrokenAppError(UnclearError):
-    """A node's app is none that could take part."""
+    clients: list[int]
+    num_clients: int = 0
+    trouble: str = ""
+    broken: bool = False
 
 
 def ask(grid: Grid, nodes: Sequence[int]) -> dict[str, int]:
@@ -85,49 +93,46 @@ def most_common(totals: Iterable[int]) -> int:
     return min(counts, key=lambda total: (-counts[total], total), default=0)
 
 
-def check_free(node: int, clients: Sequence[int], hosted: Mapping[int, list[int]]) -> None:
-    """Raise unless no other node hosts one of these clients."""
-    for other, own in hosted.items():
-        if taken := sorted(set(clients).intersection(own)):
-            raise UnclearError(
-                f"Node {node} is left out: it says that it is client {listing(taken)}, as does "
-                f"node {other}. Give every node its own partition-id (flower-supernode "
-                '--node-config "partition-id=N num-partitions=M").'
-            )
-
-
-def read_identity(node: int, reply: Message, most_per_node: int | None) -> tuple[list[int], int]:
-    """Return the ids of a node's clients and how many its federation has (0: it does not know)."""
+def read_identity(node: int, reply: Message) -> Identity | None:
+    """Return what a node's reply to a query says; None if its app does not answer queries."""
     if reply.has_error():
         reason = reply.error.reason or "no reason given"
         check_actor(reason)
         if reply.error.code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION:
-            raise BrokenAppError(f"Node {node} cannot load its ClientApp: {brief(reason)}")
+            trouble = f"cannot load its ClientApp: {brief(reason)}"
+            return Identity([], trouble=trouble, broken=True)
         if "Invalid message type" in reason:
-            raise BrokenAppError(_LEGACY_APP.format(node=node))
+            return Identity([], trouble=_LEGACY_APP, broken=True)
         if "No query function registered" in reason:
-            raise NoAnswer
-        raise UnclearError(f"Node {node} could not say which clients it hosts: {brief(reason)}")
+            return None
+        return Identity([], trouble=f"could not say which clients it hosts: {brief(reason)}")
     for record in reply.content.config_records.values():
-        ids, total = record.get(wire.CLIENT_IDS), record.get(wire.NUM_CLIENTS, 0)
-        if ids is None:
-            continue
-        clients = [i for i in ids if is_client_id(i)] if isinstance(ids, list) else []
-        if clients != ids or len(set(clients)) < len(clients) or type(total) is not int:
-            raise UnclearError(
-                f"Node {node} could not say which clients it hosts: it replied {wire.CLIENT_IDS}="
-                f"{brief(repr(ids))}, {wire.NUM_CLIENTS}={brief(repr(total))}, expected different "
-                "integers >= 0 and an integer."
-            )
-        if not 0 <= total < MOST_CLIENTS:
-            raise UnclearError(
-                f"Node {node} is left out: it says that its federation has {total} clients, "
-                f"expected 0 to {MOST_CLIENTS}."
-            )
-        if most_per_node is not None and len(clients) > most_per_node:
-            raise UnclearError(
-                f"Node {node} is left out: it hosts {len(clients)} clients, expected at most "
-                f"{most_per_node} (max_clients_per_node)."
-            )
-        return clients, total
-    return [node], 0
+        if (ids := record.get(wire.CLIENT_IDS)) is not None:
+            return identity_of(ids, record.get(wire.NUM_CLIENTS, 0))
+    return Identity([node])
+
+
+def identity_of(ids: object, total: object) -> Identity:
+    """Return what a node says of itself, checked.
+
+    Parameters
+    ----------
+    ids : object
+        The ids of its clients, as it gave them.
+    total : object
+        How many its federation has, as it gave it.
+    """
+    clients = [i for i in ids if is_client_id(i)] if isinstance(ids, list) else []
+    if (
+        clients == ids
+        and len(set(clients)) == len(clients)
+        and type(total) is int
+        and 0 <= total < MOST_CLIENTS
+    ):
+        return Identity(clients, total)
+    return Identity(
+        [],
+        trouble=f"replied {wire.CLIENT_IDS}={brief(repr(ids))}, {wire.NUM_CLIENTS}="
+        f"{brief(repr(total))}, expected different integers >= 0 and an integer below "
+        f"{MOST_CLIENTS}",
+    )

@@ -113,6 +113,9 @@ class RawReply:
 ClientReply = tuple[int | None, RawReply]
 """Who replied, None for somebody who is no client of the run, and what."""
 
+NOT_CONNECTED = RawReply(error="its node is not connected")
+"""What a client has replied whose node is not there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:

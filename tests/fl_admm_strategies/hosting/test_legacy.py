@@ -23,7 +23,7 @@ from fl_admm_strategies import (
     made_by,
     run_in_process,
 )
-from fl_admm_strategies.runtime.members import waiting
+from fl_admm_strategies.runtime.members import discovery
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.federation import (
     Raising,
@@ -227,7 +227,7 @@ def test_too_few_nodes_end_with_an_error_that_says_what_to_do(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(waiting, "_SILENCE", 0.1)
+    monkeypatch.setattr(discovery, "_REPORT_EVERY", 0.1)
     strategy = fpfc(min_available_nodes=9, node_timeout=0.2)
     with pytest.raises(TimeoutError, match=r"4 clients on 4 nodes .*needs 9.*supernodes=9"):
         run(LegacyStrategy(strategy, initial_arrays()))
@@ -240,9 +240,7 @@ def test_two_nodes_may_not_be_the_same_client() -> None:
         return make_client(FPFCClient, context).to_client()
 
     # One of them keeps it; the run waits for the client that is missing then.
-    with pytest.raises(
-        TimeoutError, match=r"says that it is client 1, as does node \d, which .* partition-id"
-    ):
+    with pytest.raises(TimeoutError, match=r"clients \[1\] .* as does node \[\d\] .* partition-id"):
         run(LegacyStrategy(fpfc(node_timeout=0.5), initial_arrays()), client_fn=client_fn)
 
 

@@ -44,7 +44,8 @@ from hypothesis import strategies as st
 from clients import client_app
 from clients.toolkit.round.memory import Memory
 from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
-from fl_admm_strategies.runtime.members.discovery import ClientDirectory
+from fl_admm_strategies.runtime.members.discovery import Discovery, GridNodes
+from fl_admm_strategies.runtime.members.owners import Owners
 from fl_admm_strategies.runtime.messages import packing
 from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.records import RawReply
@@ -456,14 +457,15 @@ identities = st.one_of(
 @settings(max_examples=15, deadline=None)
 @given(content=identities)
 def test_a_node_may_say_anything_of_itself(content: RecordDict) -> None:
+    found = Discovery(Owners())
     try:
-        directory = ClientDirectory.find(Answering(content), at_least=1, timeout=0.01)
-    except (ValueError, TimeoutError):
+        found.find(GridNodes(Answering(content), 0.0), at_least=1, timeout=0.01)
+    except TimeoutError:
         return
-    for client in directory.client_ids:
+    for client in found.client_ids:
         assert type(client) is int
         assert 0 <= client < 2**64  # as a node id
-    assert 1 in directory.client_ids
+    assert 1 in found.client_ids
 
 
 # --- Instructions -------------------------------------------------------------------------------
@@ -594,7 +596,7 @@ def test_an_evaluation_or_a_failure_of_the_legacy_api_changes_no_state(
     strategy = begun(range(2))
     legacy = LegacyStrategy(strategy, CHEAP.initial_arrays())
     proxy = GridClientProxy(node_of(0), InProcessGrid(lambda m, c: m, 2), run_id=1)
-    legacy._client_of[proxy.cid] = 0
+    legacy._client_of = {proxy.cid: 0}.get  # type: ignore[method-assign]
     before = arrays_of(strategy.state)
     strategy.run.configure_evaluate(1, {})
     result = EvaluateRes(Status(Code.OK, ""), loss, num_examples, reported)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from clients import SGDClient
 from fl_admm_strategies.runtime.record import Traffic
-from simulations.config import RunConfig
-from simulations.experiment import prepare
-from simulations.loading import load_experiment
+from simulations.experiments.loading import load_experiment
+from simulations.experiments.run_config import RunConfig
 from simulations.methods import FedAvg, Federation, grid_of
 from simulations.methods.federation import Method
-from tests.simulations.running import result_of, run
+from simulations.running.run import prepare
+from tests.simulations.quick_runs import result_of, run
 from tests.support.federation import assert_same_bits
 
 ALL = ("training.fraction-train=1.0", "algorithm={ name = 'fedavg', lr = 0.3, local-epochs = 3 }")

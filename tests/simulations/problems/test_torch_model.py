@@ -10,12 +10,12 @@ import torch
 from flwr.app import Context, RecordDict
 
 from clients import FedAPMClient, FLAMEClient
-from simulations.config import RunConfig
 from simulations.data import ClientData, FederatedData
-from simulations.loading import load_experiment, load_settings
+from simulations.experiments.loading import load_experiment, load_settings
+from simulations.experiments.run_config import RunConfig
 from simulations.methods import Federation
 from simulations.problems import TorchProblem
-from tests.simulations.running import TINY, result_of, run
+from tests.simulations.quick_runs import TINY, result_of, run
 
 SMALL = ("data.name=digits", "model.name=mlp", "training.batch-size=20")
 OPTIONS = "data.options={ clients = 4, samples = 400 }"

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulations.config import RunConfig
-from tests.simulations.running import result_of, rounds_of, run
+from simulations.experiments.run_config import RunConfig
+from tests.simulations.quick_runs import result_of, rounds_of, run
 
 TINY = (
     "data.options={ clients = 3 }",

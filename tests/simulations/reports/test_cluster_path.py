@@ -13,12 +13,12 @@ from rich.console import Console
 
 from fl_admm_strategies.algorithms.fpfc.path import PathTaken
 from fl_admm_strategies.runtime.record import Traffic
-from simulations.config import RunConfig
-from simulations.experiment import prepare
-from simulations.loading import load_settings
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
 from simulations.reports.cluster_path import draw_cluster_path, path_told
 from simulations.reports.plots import COLOURS, GREY, Picture
-from tests.simulations.running import result_of, rounds_of, run
+from simulations.running.run import prepare
+from tests.simulations.quick_runs import result_of, rounds_of, run
 
 # Six clients, three pairs; at the third lambda all of them are together, and it is the fourth's
 # turn.

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies import CFL, IFCA, PACFL, load_models
-from simulations.config import RunConfig
+from simulations.experiments.run_config import RunConfig
 from simulations.problems import TorchProblem
 from simulations.reports import report_of
 from simulations.reports.clustered import ClusteredReport
-from tests.simulations.running import last_evaluation, result_of, run
+from tests.simulations.quick_runs import last_evaluation, result_of, run
 
 CHANGES = (
     "data.options.clients=6",

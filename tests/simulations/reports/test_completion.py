@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from simulations.config import RunConfig
-from simulations.loading import load_settings
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
 from simulations.reports import plots
-from tests.simulations.running import result_of, run
+from tests.simulations.quick_runs import result_of, run
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", "~/.cache/fl-admm-strategies")).expanduser()
 HERE = "data.name=synthetic-ratings"

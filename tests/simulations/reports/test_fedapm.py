@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from simulations.config import RunConfig
-from simulations.loading import load_settings
-from tests.simulations.running import last_evaluation, result_of, run
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
+from tests.simulations.quick_runs import last_evaluation, result_of, run
 
 DIGITS = (
     "data.name=digits",

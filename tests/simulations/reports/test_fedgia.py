@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from simulations.config import RunConfig
 from simulations.data import load
-from simulations.experiment import prepare
-from simulations.loading import load_settings
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
 from simulations.reports.fedgia import table_2
-from tests.simulations.running import result_of, run
+from simulations.running.run import prepare
+from tests.simulations.quick_runs import result_of, run
 from tests.support.federation import assert_same_bits
 
 SMALL = ("data.options.clients=4", "report.sweep=[1, 3]")

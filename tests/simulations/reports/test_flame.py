@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulations.config import RunConfig
-from simulations.loading import load_settings
-from tests.simulations.running import last_evaluation, result_of, run
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
+from tests.simulations.quick_runs import last_evaluation, result_of, run
 
 
 def small(out: Path, *changes: str, validation: bool = True, clients: int = 4) -> RunConfig:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from fl_admm_strategies import FLAME, FPFC, FedAPM, FedGiA, LpProjADMM, Models, load_models
-from simulations.config import RunConfig
+from simulations.experiments.run_config import RunConfig
 from simulations.problems import LinearProblem, TorchProblem
 from simulations.reports import MethodReport, report_of
 from simulations.reports.fedapm import FedAPMReport
 from simulations.reports.fedgia import FedGiAReport
 from simulations.reports.flame import FLAMEReport
 from simulations.reports.fpfc import FPFCReport
-from tests.simulations.running import last_evaluation, result_of, run
+from tests.simulations.quick_runs import last_evaluation, result_of, run
 
 DIGITS = (
     "data.name=digits",

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from fl_admm_strategies.runtime.record import Traffic
+from simulations.problems.scores import METRICS, ModelScores, Score
 from simulations.reports import Result, plain, results_table, write_metrics_line, write_result
-from simulations.scores import METRICS, ModelScores, Score
 from tests.simulations.screen import row, shown
 
 ACCURACY, RMSE, OBJECTIVE = METRICS["accuracy"], METRICS["rmse"], METRICS["objective"]

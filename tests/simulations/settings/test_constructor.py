@@ -24,10 +24,9 @@ from fl_admm_strategies import (
 from fl_admm_strategies.maths.checks import check_positive
 from fl_admm_strategies.maths.penalties import Penalty
 from fl_admm_strategies.runtime.common.settings import parameters_of
-from simulations.loading import load_settings
+from simulations.experiments.loading import load_settings
 from simulations.methods import METHODS, algorithm_table
-from simulations.settings import table_of
-from simulations.settings.constructor import annotations_of
+from simulations.settings.constructor import annotations_of, table_of
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from clients.toolkit.models.personalization import (
     split_input,
 )
 from simulations.data import ClientData, FederatedData
-from simulations.models import build
+from simulations.problems.models import build
 
 Select = Callable[[nn.Module, int], str]
 

@@ -13,7 +13,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid, SmoothedSCAD
-from fl_admm_strategies.runtime.members import discovery, waiting
+from fl_admm_strategies.runtime.members import discovery
 from tests.support.federation import (
     Online,
     RestlessGrid,
@@ -163,7 +163,7 @@ def test_a_new_node_that_cannot_say_who_it_is_is_left_out(
     strategy = fpfc()
     strategy.start(grid, initial_arrays(), 3)
     assert trained(strategy)[3] == [0, 1, 4, 5]
-    assert grid.asked == [5]
+    assert grid.asked == [5, 5]  # once a round
     about_5 = [line for line in warnings_in(caplog.records) if "node 5" in line]
     assert len(about_5) == 1
     assert "no data on this machine" in about_5[0]
@@ -173,7 +173,7 @@ def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, logger="flwr")
-    monkeypatch.setattr(waiting, "_SILENCE", 0.15)
+    monkeypatch.setattr(discovery, "_REPORT_EVERY", 0.15)
     with pytest.raises(
         TimeoutError,
         match=r"Waited 0\.3 s: 1 of the run's 3 clients are connected, the strategy needs 2\. "

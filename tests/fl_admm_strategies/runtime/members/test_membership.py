@@ -250,7 +250,7 @@ def test_a_new_node_of_the_legacy_api_that_cannot_say_who_it_is_is_asked_again(
 
 
 def test_a_new_node_of_the_legacy_api_may_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_admm_strategies.hosting.legacy.QUERY_TIMEOUT", 0.1)
+    monkeypatch.setattr("fl_admm_strategies.runtime.members.discovery.QUERY_TIMEOUT", 0.1)
     in_round_4 = Event()
     strategy = FPFC(SmoothedSCAD(0.5), lr=0.2, fraction_evaluate=0)
 
@@ -258,7 +258,7 @@ def test_a_new_node_of_the_legacy_api_may_answer_late(monkeypatch: pytest.Monkey
         def configure_fit(self, server_round: int, *args: Any, **kwargs: Any) -> Any:
             if server_round == 4:
                 in_round_4.set()
-                wait(self._asking.values(), 60)
+                wait(self._nodes._asked.values(), 60)
             return super().configure_fit(server_round, *args, **kwargs)
 
     class Grid(RestlessGrid):

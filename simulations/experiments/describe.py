@@ -1,0 +1,137 @@
+"""What an experiment can be told: its settings, what they mean, and their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pydantic.fields import FieldInfo
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from ..data import loader_of, options_of
+from ..settings.constructor import Built
+from ..settings.documented import first_line, parameter_docs
+from ..settings.section import Section
+from ..settings.tables import Settings
+
+_TABLES = ("data", "model", "training", "attack", "algorithm", "client", "report")
+
+
+class Setting(NamedTuple):
+    """A setting of an experiment.
+
+    Attributes
+    ----------
+    key : str
+        As ``--set`` takes it.
+    value : Any
+        The experiment's; None where none is given.
+    default : Any
+        None where there is none.
+    required : bool
+        Whether a file must give it.
+    meaning : str
+        From the docstrings.
+    """
+
+    key: str
+    value: Any
+    default: Any
+    required: bool
+    meaning: str
+
+
+def settings_in(settings: Settings) -> Iterator[Setting]:
+    """Yield every setting of an experiment, table by table."""
+    yield from _of_table(settings, "", only=("seed",))
+    for name in _TABLES:
+        table = getattr(settings, name)
+        if isinstance(table, Section):
+            yield from _of_table(table, f"{name}.", without=("options",))
+        if name == "data":
+            yield from _options(settings)
+
+
+def _of_table(
+    table: Section, prefix: str, only: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> Iterator[Setting]:
+    for name, field in type(table).model_fields.items():
+        if name in without or (only and name not in only):
+            continue
+        key, value = f"{prefix}{field.alias}", getattr(table, name)
+        if isinstance(value, Built):
+            kind = getattr(value, "type", "a table")
+            yield Setting(key, kind, kind, field.is_required(), _meaning(field))
+            yield from _of_table(value, f"{key}.", without=("type",))
+        else:
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            yield Setting(key, value, default, field.is_required(), _meaning(field))
+
+
+def _meaning(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split()).replace("``", "")
+
+
+def _options(settings: Settings) -> Iterator[Setting]:
+    docs = parameter_docs(loader_of(settings.data.name))
+    given = settings.data.options
+    for name, default in options_of(settings.data.name).items():
+        meaning = docs.get(name, "")
+        yield Setting(f"data.options.{name}", given.get(name, default), default, False, meaning)
+
+
+def described(name: str, settings: Settings) -> RenderableType:
+    """Lay out what an experiment is and everything that can be set; fits any terminal."""
+    algorithm = settings.algorithm
+    parts: list[RenderableType] = [
+        Text.assemble((name, "bold"), f": {settings.title}"),
+        Text(f"{settings.algorithm.name}: {first_line(type(algorithm).builds)}"),
+        Text("\nChange a setting with --set KEY=VALUE, the seed with --seed as well.\n"),
+    ]
+    for setting in settings_in(settings):
+        parts.append(_line(setting))
+        if setting.meaning:
+            parts.append(Padding(Text(setting.meaning, style="dim"), (0, 0, 0, 4)))
+    parts += _tables("Methods run for comparison", "[baselines]", _baselines(settings))
+    parts += _tables("Profiles", f"run {name} --profile PROFILE", settings.profiles)
+    return Group(*parts)
+
+
+def _line(setting: Setting) -> Text:
+    other = not setting.required and setting.default != setting.value
+    default = f"  (default: {_written(setting.default)})" if other else ""
+    return Text.assemble((setting.key, "bold cyan"), f" = {_written(setting.value)}", default)
+
+
+def _baselines(settings: Settings) -> Mapping[str, Mapping[str, Any]]:
+    return {
+        name: table.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
+        for name, table in settings.baselines.methods().items()
+    }
+
+
+def _tables(
+    title: str, where: str, tables: Mapping[str, Mapping[str, Any]]
+) -> list[RenderableType]:
+    if not tables:
+        return []
+    parts: list[RenderableType] = [Text.assemble("\n", (title, "bold"), f" ({where})")]
+    for name, changes in tables.items():
+        text = ", ".join(f"{key} = {_written(value)}" for key, value in changes.items())
+        parts.append(Text(f"{name}: {text or 'the settings as they are'}"))
+    return parts
+
+
+def _written(value: Any) -> str:
+    """Return a value as TOML has it, as far as it has it."""
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_written(own)}" for key, own in value.items()) + " }"
+    return str(value)

@@ -1,0 +1,312 @@
+"""From a TOML file to `Settings`: which tables it must have, and what is wrong with it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, get_args
+
+from pydantic import ValidationError, create_model
+
+from fl_admm_strategies.runtime.common.settings import RENAMED, parameters_of
+
+from ..data import FederatedData, kind_of, load, without_newcomers
+from ..methods import (
+    METHODS,
+    algorithm_table,
+    baseline_table,
+    client_of,
+    client_table,
+    data_of,
+    default_of,
+    strategy_named,
+)
+from ..problems import Problem, problem_of
+from ..reports import report_of
+from ..settings.constructor import Built
+from ..settings.section import Section
+from ..settings.tables import Baselines, Settings
+from ..settings.wording import hint, unknown
+from .catalogue import read_experiment
+from .run_config import RunConfig
+
+
+def load_settings(
+    experiment: str, *, profile: str = "", changes: Sequence[str] = (), seed: int | None = None
+) -> Settings:
+    """Read an experiment and apply changes to it.
+
+    Parameters
+    ----------
+    experiment : str
+        The name of an experiment, or the path of a TOML file.
+    profile : str
+        One of the experiment's profiles; empty for none.
+    changes : sequence of str
+        ``"section.key=value"``, the value as TOML (a bare word is text), e.g.
+        ``"algorithm.lr=0.1"``.
+    seed : int, optional
+        In place of the experiment's.
+
+    Raises
+    ------
+    ValueError
+        If the experiment, profile or a key does not exist, a value is out of range, or tables do
+        not go together. The message lists every mistake that can be seen at once.
+    """
+    raw = read_experiment(experiment)
+    if profile:
+        profiles = raw.get("profiles")
+        if not isinstance(profiles, dict) or profile not in profiles:
+            known = sorted(profiles) if isinstance(profiles, dict) else []
+            raise unknown(f"profile of {experiment}", profile, known)
+        if not isinstance(profiles[profile], dict):
+            raise ValueError(f"profiles.{profile} of {experiment}: is no table of changes")
+        for key, value in profiles[profile].items():
+            _change(raw, key, value)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise ValueError(f"{change!r} is not section.key=value, e.g. algorithm.lr=0.1")
+        _change(raw, key.strip(), _toml_value(text.strip()))
+    if seed is not None:
+        raw["seed"] = seed
+    kind = _settings_type(raw)
+    try:
+        settings = kind.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError(_explain(experiment, error, kind)) from None
+    _check(settings)
+    return settings
+
+
+def load_experiment(config: RunConfig) -> Problem:
+    """Read the settings of a run, load its data and see that they go together.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If settings or data are not usable.
+    """
+    settings = load_settings(
+        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
+    )
+    name = settings.data.name
+    data = load(name, settings.seed, config.data_root, **dict(settings.data.options))
+    kind = problem_of(kind_of(name))
+    if (table := settings.newcomers) is None:
+        return kind(settings, data)
+    assert isinstance(data, FederatedData)  # which those methods learn from: see `_check`
+    data, held_out = without_newcomers(data, table.share, settings.seed)
+    problem = kind(settings, data)
+    problem.newcomers = kind(settings.model_copy(update={"attack": None}), held_out)
+    return problem
+
+
+def changed_settings(before: Settings, now: Settings) -> dict[str, str]:
+    """Return what differs between two experiments in all that the algorithm's run depends on.
+
+    Returns
+    -------
+    dict of str to str
+        By dotted key, the value now and, in brackets, that of before.
+    """
+    parts = {"seed", "data", "model", "training", "algorithm", "client", "attack", "report"}
+    old, new = (
+        dict(_flat(one.model_dump(by_alias=True, exclude_none=True, include=parts)))
+        for one in (before, now)
+    )
+    return {
+        key: f"{new.get(key, 'not given')} (was {old.get(key, 'not given')})"
+        for key in {**new, **old}
+        if new.get(key) != old.get(key)
+    }
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+# --------------------------------------------------------------------------------------------------
+# The file
+# --------------------------------------------------------------------------------------------------
+
+
+def _change(raw: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    table: Any = raw
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ValueError(f"{key!r}: {section!r} is a value, not a section")
+    table[last] = value
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+# --------------------------------------------------------------------------------------------------
+# Which tables it must have
+# --------------------------------------------------------------------------------------------------
+
+
+class _Unclear(Settings):
+    """Settings of a file that does not say which data set or method it is about: refused."""
+
+    algorithm: dict[str, Any]  # type: ignore[assignment]
+
+
+def _settings_type(raw: dict[str, Any]) -> type[Settings]:
+    """Return `Settings` with the tables that the file's data set and methods ask for."""
+    algorithm, data, compared = (raw.get(key) for key in ("algorithm", "data", "baselines"))
+    if not isinstance(algorithm, dict):
+        return _Unclear
+    if "name" not in algorithm:
+        raise ValueError(f"algorithm.name: is missing. Known: {', '.join(METHODS)}.")
+    strategy = strategy_named(str(algorithm["name"]))
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        return _Unclear
+    names = tuple(compared) if isinstance(compared, dict) else ()
+    return _tables(str(algorithm["name"]), strategy, data["name"], names)
+
+
+@lru_cache
+def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) -> type[Settings]:
+    problem = problem_of(kind_of(data))
+    report = report_of(strategy, problem)
+    client = client_table(_client_of("algorithm", name, strategy, data), problem)
+    table = algorithm_table(strategy, frozenset(report.fixed), report.left_out)
+    compared: dict[str, Any] = {}
+    for other in baselines:
+        one = strategy_named(other, "baseline")
+        compared[other.replace("-", "_")] = (
+            baseline_table(
+                one,
+                report_of(one, problem).left_out,
+                _client_of("baseline", other, one, data),
+                problem,
+            ),
+            ...,
+        )
+    listed = create_model("Baselines", __base__=Baselines, **compared)
+    fields: dict[str, Any] = {
+        "model": ((problem.model_table or dict[str, Any]) | None, None),
+        "algorithm": (table, ...),
+        "client": (client, default_of(client)),
+        "report": (report.settings, report.settings()),
+        "baselines": (listed, ... if compared else listed()),
+    }
+    return create_model("Settings", __base__=Settings, **fields)
+
+
+def _client_of(what: str, name: str, strategy: type, data: str) -> type:
+    """Return a method's client, or say that it does not learn from such data."""
+    kind = kind_of(data)
+    if (client := client_of(strategy, problem_of(kind))) is None:
+        others = " or ".join(other.__name__ for other in data_of(strategy)) or "nothing"
+        raise ValueError(
+            f"data set {data!r} is {kind.__name__}, {what} {name!r} learns from {others}: use "
+            f"another data set or another {what}."
+        )
+    return client
+
+
+def _check(settings: Settings) -> None:
+    """Refuse tables that are right alone but not together."""
+    problem_of(kind_of(settings.data.name)).check(settings)
+    if settings.newcomers is not None and not hasattr(settings.algorithm.builds, "newcomers"):
+        raise ValueError(
+            f"[newcomers] is given, but new clients cannot join {settings.algorithm.name!r} after "
+            "its run: that is for 'fpfc'. Leave the table out."
+        )
+    samples = "fraction_train" in parameters_of(type(settings.algorithm).builds)
+    if settings.training.fraction_train != 1 and not samples:
+        raise ValueError(
+            f"training.fraction-train is {settings.training.fraction_train:g}, but all clients of "
+            f"{settings.algorithm.name!r} train in every round: leave it out."
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# What is wrong with it
+# --------------------------------------------------------------------------------------------------
+
+
+def _explain(experiment: str, error: ValidationError, kind: type[Settings]) -> str:
+    lines = [f"The settings of experiment {experiment!r} are not usable:"]
+    for mistake in error.errors():
+        key = ".".join(str(part) for part in mistake["loc"] if not _is_tag(part))
+        if mistake["type"] == "extra_forbidden":
+            lines.append(f"  {key}: {_meant(kind, mistake['loc'])}")
+        elif mistake["type"] == "missing":
+            lines.append(f"  {key}: is missing")
+        elif mistake["type"] == "value_error":
+            lines.append(f"  {_placed(key, str(mistake['ctx']['error']), kind, mistake['loc'])}")
+        else:
+            expected = mistake["msg"].removeprefix("Input should be ")
+            expected = expected.replace("a valid integer", "an integer").replace("a valid", "a")
+            lines.append(f"  {key} is {mistake['input']!r}, expected {expected}.")
+    return "\n".join(lines)
+
+
+def _is_tag(part: object) -> bool:
+    """Return whether a part of a place is the tag of a table among others, no key."""
+    return isinstance(part, str) and part.startswith("<") and part.endswith(">")
+
+
+def _placed(key: str, sentence: str, kind: type[Section], loc: Sequence[int | str]) -> str:
+    """Return a constructor's sentence with the dotted key in the place of its parameter."""
+    table = _table_at(kind, loc)
+    first, _, rest = sentence.partition(" ")
+    if table is not None and first in table.model_fields:
+        return f"{key}.{table.model_fields[first].alias} {rest}"
+    return f"{key}: {sentence}"
+
+
+def _meant(kind: type[Section], loc: Sequence[int | str]) -> str:
+    """Return what a key that does not exist may have meant, or why it cannot be set there."""
+    table, given = _table_at(kind, loc[:-1]), str(loc[-1])
+    if table is None:
+        return "there is no such setting."
+    known, name = [*_keys(table)], given.replace("-", "_")
+    if not issubclass(table, Built):
+        return f"there is no such setting.{hint(given, known)}"
+    name = RENAMED.get(name, name)  # as other libraries call it
+    if why := table.withheld.get(name):
+        return f"cannot be set here. {why}"
+    return f"is not a parameter of {table.builds.__name__}.{hint(name.replace('_', '-'), known)}"
+
+
+def _table_at(kind: type[Section], loc: Sequence[int | str]) -> type[Section] | None:
+    """Return the table at a place, None where that is none of ours."""
+    inner: list[type[Section]] = [kind]
+    for part in loc:
+        if _is_tag(part):
+            inner = [table for table in inner if getattr(table, "tag", "") == part]
+        elif inner:
+            found = next((f for f in inner[0].model_fields.values() if f.alias == part), None)
+            inner = [] if found is None else _tables_in(found.annotation)
+    return inner[0] if inner else None
+
+
+def _keys(table: type[Section]) -> Iterator[str]:
+    """Yield the keys of a table, and those of the tables in it with a dot."""
+    for found in table.model_fields.values():
+        yield str(found.alias)
+        inner = [key for one in _tables_in(found.annotation) for key in _keys(one)]
+        yield from dict.fromkeys(f"{found.alias}.{key}" for key in inner)
+
+
+def _tables_in(annotation: Any) -> list[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [table for part in get_args(annotation) for table in _tables_in(part)]

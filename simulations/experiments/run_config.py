@@ -1,0 +1,85 @@
+"""The run configuration: what `flwr run` passes to both sides of the app."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..settings.wording import unknown
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Which experiment to run, and where its files are.
+
+    Attributes
+    ----------
+    experiment, profile, changes, seed
+        As `load_settings` takes them.
+    data_root : Path or None
+        Where data sets lie; None for the default place.
+    out : Path or None
+        Folder of the results; None for a new one under ``runs/``.
+    resume : bool
+        Continue the run in that folder, where there is one.
+    """
+
+    experiment: str
+    profile: str = ""
+    changes: tuple[str, ...] = ()
+    seed: int | None = None
+    data_root: Path | None = None
+    out: Path | None = None
+    resume: bool = False
+
+    def to_mapping(self) -> dict[str, bool | float | int | str]:
+        """Return what `read_run_config` reads back."""
+        return {
+            "experiment": self.experiment,
+            "profile": self.profile,
+            "set": ";".join(self.changes),
+            "seed": -1 if self.seed is None else self.seed,
+            "data-root": "" if self.data_root is None else str(self.data_root),
+            "out": "" if self.out is None else str(self.out),
+            "resume": self.resume,
+        }
+
+
+def read_run_config(raw: Mapping[str, object]) -> RunConfig:
+    """Read a Flower run configuration; its values are text and numbers only.
+
+    ``set`` holds changes as ``"section.key=value"``, separated by semicolons; an empty text and the
+    seed -1 stand for "not given".
+
+    Raises
+    ------
+    ValueError
+        If a key is unknown, or the experiment is missing.
+    """
+    known = ["data-root", "experiment", "out", "profile", "resume", "seed", "set"]
+    for key in raw:
+        if key not in known:
+            raise unknown("key of the run configuration", key, known)
+    if not raw.get("experiment"):
+        raise ValueError("The run configuration lacks 'experiment', e.g. 'digits-fpfc'.")
+    seed = raw.get("seed", -1)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed is {seed!r}, expected an integer >= 0 (-1: the experiment's own).")
+    resume = raw.get("resume", False)
+    if not isinstance(resume, bool):
+        raise ValueError(f"resume is {resume!r}, expected true or false.")
+    changes = (change.strip() for change in str(raw.get("set", "")).split(";"))
+    return RunConfig(
+        experiment=str(raw["experiment"]),
+        profile=str(raw.get("profile", "")),
+        changes=tuple(change for change in changes if change),
+        seed=None if seed == -1 else seed,
+        data_root=_path(raw.get("data-root")),
+        out=_path(raw.get("out")),
+        resume=resume,
+    )
+
+
+def _path(value: object) -> Path | None:
+    return Path(str(value)).expanduser() if value else None

@@ -1,0 +1,388 @@
+"""The models of the experiments, by name, their losses and reproducible initial weights.
+
+Names of layers are what ``clustered`` and ``personal`` patterns refer to. Pooling stands before the
+ReLU, where the papers have it after: the largest of several numbers and the ReLU can be exchanged,
+with the same outputs and gradients bit for bit, and the ReLU then sees a quarter of the numbers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from clients.toolkit.models.personalization import SplitInput
+
+from ..data import FederatedData
+from ..settings.wording import unknown
+
+
+class _LinearRegression(nn.Linear):
+    """Linear regression with intercept: (n, features) to (n,), the shape of the labels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze(-1)
+
+
+def _num_classes(model: str, data: FederatedData) -> int:
+    if data.num_classes is None:
+        raise ValueError(
+            f"Model {model!r} classifies, data set {data.name} is one of regression. Use 'linear'."
+        )
+    return data.num_classes
+
+
+# Shapes of input that the convolutional models take; the fully connected ones flatten any.
+_SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "cnn": ((1, 28, 28),),
+    "cnn-cifar": ((3, 32, 32),),
+    "cnn-medical": ((1, 64, 64), (3, 64, 64)),
+    "cnn-femnist": ((1, 28, 28),),
+    "har": ((9, 128), (6, 128)),
+}
+
+
+def _does_not_fit(model: str, wanted: str, data: FederatedData) -> ValueError:
+    shape = data.input_shape
+    fitting = [name for name, shapes in _SHAPES.items() if shape in shapes]
+    fitting += [*(["softmax"] if len(shape) == 1 else []), "mlr", "mlp", "svm"]
+    return ValueError(
+        f"Model {model!r} takes {wanted}, inputs of {data.name} have shape {shape}. "
+        f"Use {' or '.join(map(repr, fitting))}."
+    )
+
+
+def _num_features(model: str, data: FederatedData) -> int:
+    if len(data.input_shape) != 1:
+        raise _does_not_fit(model, "vectors", data)
+    return data.input_shape[0]
+
+
+def _check_shape(model: str, data: FederatedData, what: str = "images") -> None:
+    if data.input_shape not in _SHAPES[model]:
+        shapes = " or ".join(map(str, _SHAPES[model]))
+        raise _does_not_fit(model, f"{what} of shape {shapes}", data)
+
+
+def _softmax(data: FederatedData) -> nn.Module:
+    return nn.Linear(_num_features("softmax", data), _num_classes("softmax", data))
+
+
+def _linear(data: FederatedData) -> nn.Module:
+    if data.task != "regression":
+        raise ValueError(
+            f"Model 'linear' is for regression, data set {data.name} is one of {data.task}. Use "
+            "'softmax' or 'cnn'."
+        )
+    return _LinearRegression(_num_features("linear", data), 1)
+
+
+def _cnn(data: FederatedData) -> nn.Module:
+    """Two convolutions and a linear head, as in the FPFC authors' code (docs/methods/fpfc.md, P12).
+
+    2572 parameters in front of the head (156 + 2416), 4010 in the head, which is the block that
+    FPFC clusters.
+    """
+    classes = _num_classes("cnn", data)
+    _check_shape("cnn", data)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(1, 6, kernel_size=5, padding=2),
+        pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(6, 16, kernel_size=5),
+        pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        head=nn.Linear(16 * 5 * 5, classes),
+    )
+    return nn.Sequential(layers)
+
+
+def _flat_linear(model: str) -> Callable[[FederatedData], nn.Module]:
+    def linear(data: FederatedData) -> nn.Module:
+        classes = _num_classes(model, data)
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            flatten=nn.Flatten(), fc=nn.Linear(prod(data.input_shape), classes)
+        )
+        return nn.Sequential(layers)
+
+    return linear
+
+
+def _mlp(data: FederatedData) -> nn.Module:
+    """Hidden layers of 128 and 64 units, as in the FLAME authors' code: 109,386 parameters.
+
+    See docs/methods/flame.md, P12. Table II prints 7,850 parameters for MNIST, which is 'mlr'.
+    """
+    classes = _num_classes("mlp", data)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(prod(data.input_shape), 128),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(128, 64),
+        relu2=nn.ReLU(),
+        fc3=nn.Linear(64, classes),
+    )
+    return nn.Sequential(layers)
+
+
+def _cnn_cifar(data: FederatedData) -> nn.Module:
+    """FedAPM's (B.2) and FLAME's CNN for CIFAR-10: conv 5,088 parameters, fc 263,562.
+
+    FedAPM shares conv1 and conv2; ``personal = "^fc"``. Its text puts a ReLU on fc2 too; these are
+    logits (docs/methods/fedapm.md, P14).
+    """
+    classes = _num_classes("cnn-cifar", data)
+    _check_shape("cnn-cifar", data)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(3, 16, kernel_size=3, padding=1),
+        pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(32 * 8 * 8, 128),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(128, classes),
+    )
+    return nn.Sequential(layers)
+
+
+class _ThreeChannels(nn.Module):
+    """Repeat a grey image in three channels; an image of three stays as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(-1, 3, -1, -1)
+
+
+def _cnn_medical(data: FederatedData) -> nn.Module:
+    """FLAME's CNN1 for Medical MNIST (docs/methods/flame.md, P12): 206,678 parameters.
+
+    The images are grey, but the authors' code reads them as RGB: hence three equal channels.
+    """
+    classes = _num_classes("cnn-medical", data)
+    _check_shape("cnn-medical", data)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        channels=_ThreeChannels(),
+        conv1=nn.Conv2d(3, 32, kernel_size=3),
+        pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(32, 16, kernel_size=3),
+        pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        # In front of the hidden layer, where the code has it, not of the output.
+        dropout=nn.Dropout(0.2),
+        fc1=nn.Linear(16 * 14 * 14, 64),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(64, classes),
+    )
+    return nn.Sequential(layers)
+
+
+def _cnn_femnist(data: FederatedData) -> nn.Module:
+    """FLAME's CNN2 for FEMNIST (docs/methods/flame.md, P12): 51,466 parameters with 10 classes.
+
+    The paper's 214,590 are those of 62 outputs, of which its data, the digits, use 10.
+    """
+    classes = _num_classes("cnn-femnist", data)
+    _check_shape("cnn-femnist", data)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(1, 32, kernel_size=7, padding=3),
+        pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(32, 64, kernel_size=3, padding=1),
+        pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(64 * 7 * 7, classes),
+    )
+    return nn.Sequential(layers)
+
+
+def _accelerometer_and_gyroscope(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the three channels of each sensor.
+
+    Of UCI HAR's nine channels (body acceleration, gyroscope, total acceleration) the accelerometer
+    is the total acceleration, which is what the sensor measured: body acceleration was filtered out
+    of it. Of six channels the accelerometer is the first three, as in KU-HAR.
+    """
+    accelerometer = x[:, 6:9] if x.shape[1] == 9 else x[:, 0:3]
+    return accelerometer, x[:, 3:6]
+
+
+def _sensor_convolutions() -> nn.Module:
+    """Three convolutions over time, (n, 3, t) to (n, 128, t / 8): 51,904 parameters."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (inputs, outputs) in enumerate([(3, 32), (32, 64), (64, 128)], start=1):
+        layers[f"conv{number}"] = nn.Conv1d(inputs, outputs, kernel_size=5, padding=2)
+        layers[f"pool{number}"] = nn.MaxPool1d(2)
+        layers[f"relu{number}"] = nn.ReLU()
+        layers[f"dropout{number}"] = nn.Dropout(0.1)
+    return nn.Sequential(layers)
+
+
+class _HARUpperLayers(nn.Module):
+    """A GRU for each sensor, attention over the time steps of both, and the classifier."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.gru_accelerometer = nn.GRU(128, 128, batch_first=True)
+        self.gru_gyroscope = nn.GRU(128, 128, batch_first=True)
+        self.attention = nn.Sequential(nn.Linear(128, 512), nn.Tanh(), nn.Linear(512, 6))
+        self.classifier = nn.Sequential(
+            nn.Linear(6 * 128, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, classes)
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        accelerometer, gyroscope = features.transpose(1, 2).chunk(2, dim=2)  # (n, t, 128) each
+        steps = torch.cat(
+            [self.gru_accelerometer(accelerometer)[0], self.gru_gyroscope(gyroscope)[0]], dim=1
+        )
+        weights = self.attention(steps).softmax(dim=1)  # (n, 2 t, 6): six heads, each over time
+        pooled = weights.transpose(1, 2) @ steps  # (n, 6, 128)
+        logits: Tensor = self.classifier(pooled.flatten(1))
+        return logits
+
+
+def _har(data: FederatedData) -> nn.Module:
+    """FedAPM's HARClassifier, with what FedMultimodal's has besides (docs/methods/fedapm.md, P14).
+
+    420,814 parameters with 8 classes. The accelerometer's convolutions are personal, 51,904:
+    ``personal = "^personal[.]"``. The authors' code makes the gyroscope's personal as well:
+    ``"^(personal|shared)[.]"``, 103,808.
+    """
+    classes = _num_classes("har", data)
+    _check_shape("har", data, "windows")
+    return SplitInput(
+        personal=_sensor_convolutions(),
+        shared=_sensor_convolutions(),
+        upper=_HARUpperLayers(classes),
+        split=_accelerometer_and_gyroscope,
+    )
+
+
+MODELS: dict[str, Callable[[FederatedData], nn.Module]] = {
+    "softmax": _softmax,
+    "linear": _linear,
+    "cnn": _cnn,
+    "svm": _flat_linear("svm"),
+    "mlr": _flat_linear("mlr"),
+    "mlp": _mlp,
+    "cnn-cifar": _cnn_cifar,
+    "cnn-medical": _cnn_medical,
+    "cnn-femnist": _cnn_femnist,
+    "har": _har,
+}
+
+
+class _HalfSquaredError(nn.MSELoss):
+    """(1/2) mean (y - x'w)^2, whose gradient FPFC's appendix D uses.
+
+    The appendix prints f without the half (docs/methods/fpfc.md, P11); the choice scales lambda by
+    2.
+    """
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002
+        return 0.5 * super().forward(input, target)
+
+
+def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss that a model is trained with: the mean over a batch.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS`. 'linear' has half the squared error; 'svm' the multi-class hinge loss
+        (1/C) sum_{c != y} max(0, 1 - s_y + s_c) of the scores s; all others cross-entropy.
+
+    Raises
+    ------
+    ValueError
+        If there is no such model.
+    """
+    if name not in MODELS:
+        raise unknown("model", name, list(MODELS))
+    if name == "linear":
+        return _HalfSquaredError()
+    return nn.MultiMarginLoss() if name == "svm" else nn.CrossEntropyLoss()
+
+
+def build(name: str, data: FederatedData) -> nn.Module:
+    """Build a model that fits a data set, on the CPU.
+
+    Its weights are whatever PyTorch draws; use `initialise` for reproducible ones. The global
+    random numbers stay where they were.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS`:
+
+        - 'softmax', 'mlr': softmax regression (logits) of vectors, and of inputs of any shape;
+        - 'linear': linear regression of vectors;
+        - 'svm': linear support vector machine (scores) of inputs of any shape;
+        - 'mlp': two hidden layers, inputs of any shape;
+        - 'cnn', 'cnn-cifar', 'cnn-medical', 'cnn-femnist': images; FPFC clusters ``head`` of 'cnn';
+        - 'har': windows of an accelerometer and a gyroscope.
+    data : FederatedData
+        Gives the shapes.
+
+    Raises
+    ------
+    ValueError
+        If there is no such model, or it does not fit the data set.
+    """
+    if name not in MODELS:
+        raise unknown("model", name, list(MODELS))
+    with torch.random.fork_rng(devices=[]):
+        return MODELS[name](data)
+
+
+def _pytorch(model: nn.Module) -> None:
+    for module in model.modules():
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            reset()
+
+
+def _normal(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+
+
+SCHEMES: dict[str, Callable[[nn.Module], None]] = {"pytorch": _pytorch, "normal": _normal}
+
+
+def initialise(model: nn.Module, seed: int, scheme: str = "pytorch") -> nn.Module:
+    """Overwrite a CPU model's weights with those of a seed, and return the model.
+
+    The global random numbers stay where they were.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model, changed in place.
+    seed : int
+        Same seed, same weights.
+    scheme : {'pytorch', 'normal'}
+        PyTorch's default, or every weight and bias ~ N(0, 1), as the FPFC authors start the
+        softmax model (docs/methods/fpfc.md, S4).
+
+    Raises
+    ------
+    ValueError
+        If there is no such scheme.
+    """
+    if scheme not in SCHEMES:
+        raise unknown("initialisation scheme", scheme, list(SCHEMES))
+    # Not torch.manual_seed: it would set the accelerators' generators too, which are not forked.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        SCHEMES[scheme](model)
+    return model

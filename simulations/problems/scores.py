@@ -1,0 +1,257 @@
+"""What is measured of the models: the metric that heads the results, and the columns beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """What heads the results: a number per client and model, or one of the whole federation.
+
+    Attributes
+    ----------
+    key : str
+        Its name in the clients' metrics, ``KIND-KEY``, and in ``result.json``.
+    published : str
+        Its column in the published rows.
+    header : str
+        Of the table's column.
+    measure : str
+        What it is, in the middle of a sentence, e.g. "test accuracy".
+    legend : str
+        What the header stands for, under the table.
+    axis : str
+        Name and unit at the plot's axis.
+    percent : bool
+        A share of 1 that is shown in percent; published values are in percent then.
+    higher_is_better : bool
+        Which end is the best.
+    digits : int
+        Decimals in the table.
+    """
+
+    key: str
+    published: str
+    header: str
+    measure: str
+    legend: str
+    axis: str
+    percent: bool = False
+    higher_is_better: bool = False
+    digits: int = 2
+
+    @property
+    def scale(self) -> int:
+        """The factor between a value and what is shown."""
+        return 100 if self.percent else 1
+
+    def text(self, value: float, *, unit: bool = False) -> str:
+        """Write a value as the table and the sentences have it."""
+        if not math.isfinite(value):
+            return "NaN"
+        if self.percent:
+            return f"{100 * value:.{self.digits}f}{' %' if unit else ''}"
+        return f"{value:.3g}" if abs(value) >= 1000 else f"{value:.{self.digits}f}"
+
+
+METRICS = {
+    metric.key: metric
+    for metric in (
+        Metric(
+            key="accuracy",
+            published="acc",
+            header="Acc %",
+            measure="test accuracy",
+            legend="Acc: test accuracy, mean over clients.",
+            axis="mean test accuracy of the clients (%)",
+            percent=True,
+            higher_is_better=True,
+        ),
+        Metric(
+            key="rmse",
+            published="rmse",
+            header="RMSE",
+            measure="test error (RMSE)",
+            legend="RMSE: test error in the target's unit, mean over clients.",
+            axis="mean test RMSE",
+        ),
+        Metric(
+            key="objective",
+            published="objective",
+            header="Objective",
+            measure="objective",
+            legend="Objective: the function that is minimised, on the training data.",
+            axis="objective",
+            digits=4,
+        ),
+    )
+}
+"""The metrics there are; `dataclasses.replace` makes a variant, e.g. with more digits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A metric over the clients, one value each.
+
+    Attributes
+    ----------
+    mean : float
+        Unweighted mean over the clients, as FPFC's tables have it; or the one value of a metric
+        that belongs to the whole federation.
+    std : float or None
+        Standard deviation over the clients, of this run; published ones are over random seeds.
+    worst : float or None
+        Mean over the worst tenth of the clients, rounded up to whole clients.
+    best : float or None
+        Mean over the best tenth of the clients, rounded up to whole clients.
+    """
+
+    mean: float
+    std: float | None = None
+    worst: float | None = None
+    best: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelScores:
+    """How a method's models do after one round, by kind of model.
+
+    Attributes
+    ----------
+    models : mapping of str to Score
+        The metric of every kind, by its title.
+    cells : mapping of str to mapping of str to (float or None)
+        Further columns of its row: a key of `COLUMNS`, shares in percent.
+    """
+
+    models: Mapping[str, Score]
+    cells: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
+
+
+class Column(NamedTuple):
+    """A column of the results table beside the metric."""
+
+    header: str
+    digits: int | None
+    """Decimals; None writes a count in full, from a million on as 7.33e7."""
+    percent: bool = False
+    """A share of 1 that is shown in percent; published values are in percent then."""
+
+
+# In the order of the table.
+COLUMNS = {
+    "num": Column("Num", 2),
+    "ari": Column("ARI", 2),
+    "f1": Column("F1 %", 2, percent=True),
+    "macro-f1": Column("Macro\nF1 %", 2, percent=True),
+    "auc": Column("AUC %", 2, percent=True),
+    "variance": Column("Var", 4),
+    "loss-variance": Column("Loss\nvar", 4),
+    "cosine": Column("Cos", 4),
+    "entropy": Column("Entropy", 4),
+    "jain": Column("Jain", 4),
+    "target-rounds": Column("Target\nafter", None),
+    "target-cost": Column("Target\ncost", None),
+    "target-mb": Column("Target\nMB", 2),
+    "cr": Column("CR", 1),
+    "time": Column("Time s", 2),
+    "cost": Column("Cost", None),
+}
+
+
+def score(values: ArrayLike, metric: Metric) -> Score:
+    """Summarise one value per client.
+
+    Parameters
+    ----------
+    values : array_like of shape (m,)
+        The metric of each client. A value that is not finite counts as a worst one, and makes the
+        mean not finite.
+    metric : Metric
+        Says which end is the worst: low accuracy, high error.
+
+    Returns
+    -------
+    Score
+        Mean and spread over the clients, and the means of the worst and the best tenth.
+
+    Raises
+    ------
+    ValueError
+        If there is no client.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"values has shape {array.shape}; give one value per client, shape (m,).")
+    sign = -1.0 if metric.higher_is_better else 1.0
+    # An infinite accuracy is no good news: everything that is not finite sorts last, as NaN does.
+    finite = np.where(np.isfinite(array), array, np.nan)
+    from_best = sign * np.sort(sign * finite)
+    tenth = math.ceil(len(array) / 10)
+    return Score(
+        mean=float(finite.mean()),
+        std=float(finite.std()),
+        worst=float(from_best[-tenth:].mean()),
+        best=float(from_best[:tenth].mean()),
+    )
+
+
+def fairness(values: ArrayLike) -> dict[str, float]:
+    """Return how evenly one number per client is spread.
+
+    Parameters
+    ----------
+    values : array_like of shape (m,)
+        x, such as accuracies.
+
+    Returns
+    -------
+    dict of str to float
+        ``variance``: of the population, (1/m) sum (x - mean)^2. ``cosine``: of the angle to equal
+        values, sum x / (sqrt(m) ||x||), and ``entropy``: -sum q log q of the shares q = x / sum x,
+        both of q-FFL (Li, Sanjabi, Beirami, Smith, ICLR 2020, arXiv:1905.10497). ``jain``:
+        (sum x)^2 / (m sum x^2). Equal values have 0, 1, log m, 1; shares of numbers below 0 have no
+        entropy, and no numbers but 0 only a variance: NaN.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    total, norm = float(x.sum()), float(np.linalg.norm(x))
+    shares = x[x > 0] / total if total > 0 and (x >= 0).all() else np.array([np.nan])
+    return {
+        "variance": float(x.var()),
+        "cosine": total / (math.sqrt(len(x)) * norm) if norm else math.nan,
+        "entropy": float(-(shares * np.log(shares)).sum()),
+        "jain": total**2 / (len(x) * norm**2) if norm else math.nan,
+    }
+
+
+def rand_index(truth: ArrayLike, found: ArrayLike) -> float:
+    """Return the adjusted Rand index of two groupings: 1 for the same one, 0 for chance."""
+    from sklearn.metrics import adjusted_rand_score  # here: takes seconds
+
+    return float(adjusted_rand_score(truth, found))
+
+
+def column_means(clients: Iterable[Mapping[str, float]], kind: str) -> dict[str, float]:
+    """Return the mean over the clients of every metric ``KIND-COLUMN``, as the table shows it.
+
+    Parameters
+    ----------
+    clients : iterable of mapping of str to float
+        What every client reported; a metric counts where all of them have it.
+    kind : str
+        The kind of model.
+    """
+    everybody = list(clients)
+    return {
+        key: float(np.mean([own[f"{kind}-{key}"] for own in everybody]))
+        * (100 if column.percent else 1)
+        for key, column in COLUMNS.items()
+        if everybody and all(f"{kind}-{key}" in own for own in everybody)
+    }

@@ -1,0 +1,323 @@
+"""The command line: ``python -m simulations list``, ``describe NAME`` and ``run NAME``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+# All else is imported by the command that needs it: PyTorch, Flower and scikit-learn take seconds.
+from ..experiments.catalogue import experiment_names, read_experiment
+from ..experiments.run_config import RunConfig
+from .host import Engine, Host
+
+cli = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Run the experiments of fl-admm-strategies.",
+)
+
+_INTERRUPTED = 130  # the exit code of what Ctrl-C ended
+
+
+@cli.command("list")
+def list_names(
+    methods: Annotated[
+        bool, typer.Option("--methods", help="Show the methods, each with its paper.")
+    ] = False,
+) -> None:
+    """Show every experiment: its name, what it does, its profiles."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for name, what, more in _methods() if methods else _experiments():
+        lines = [Text(what), *([Text(more, style="dim")] if more else [])]
+        table.add_row(Text(name, style="bold cyan", no_wrap=True), Group(*lines))
+    Console().print(table)
+
+
+def _experiments() -> Iterator[tuple[str, str, str]]:
+    for name in experiment_names():
+        settings = read_experiment(name)
+        profiles = ", ".join(settings.get("profiles", {}))
+        yield name, settings["title"], f"profiles: {profiles}" if profiles else ""
+
+
+def _methods() -> Iterator[tuple[str, str, str]]:
+    with _ended_by_ctrl_c():
+        from ..methods import METHODS
+        from ..settings.documented import first_line
+    for name, strategy in METHODS.items():
+        yield name, first_line(strategy), strategy.paper
+
+
+@cli.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="An experiment's name, or a TOML file.")],
+    profile: Annotated[str, typer.Option(help="One of the experiment's profiles.")] = "",
+) -> None:
+    """Show what an experiment does and all its settings, with their meaning and defaults."""
+    with _ended_by_ctrl_c():
+        from ..experiments.describe import described
+        from ..experiments.loading import load_settings
+    try:
+        settings = load_settings(name, profile=profile)
+    except ValueError as error:
+        _explain(error, "")
+        raise typer.Exit(1) from None
+    Console().print(described(Path(name).stem, settings), highlight=False)
+
+
+@cli.command()
+def run(
+    name: Annotated[str, typer.Argument(help="An experiment's name, or a TOML file.")],
+    engine: Annotated[
+        Engine, typer.Option(help="Flower's virtual client engine on Ray, or this process.")
+    ] = Engine.RAY,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Clients at a time: Ray actors (default: one a CPU), or worker processes "
+            "(in-process; default 0: none).",
+        ),
+    ] = None,
+    gpus_per_client: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Share of a GPU that a client gets on Ray: with 0.25 four share one. For "
+            "--set client.device=auto.",
+        ),
+    ] = 0.0,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Nodes that host the clients between them (default: two a worker or CPU; for "
+            "Flower's FedAvg one each). The results do not depend on it.",
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Run the clients on a Ray cluster that is already there (docs/scaling.md).",
+        ),
+    ] = None,
+    profile: Annotated[str, typer.Option(help="One of the experiment's profiles.")] = "",
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: algorithm.lr=0.1"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of everything random (default: the file's).")
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of the data files (default: $FL_ADMM_DATA).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder (default: runs/NAME-TIME).")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in --out (default: the last in runs/ that has not ended), or "
+            "start one.",
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show Flower's and Ray's messages, and tracebacks.")
+    ] = False,
+) -> None:
+    """Run an experiment: train, then a table beside the published numbers, and plots."""
+    with _ended_by_ctrl_c():
+        from fl_admm_strategies.runtime.saving.files import NotWrittenError
+
+        from ..methods import FedAvg
+        from .run import prepare, results_folder
+    _quieten(verbose)
+    config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
+
+    host = Host(engine, workers, nodes, ray_address, gpus_per_client)
+
+    def how_to_go_on() -> str:
+        return resuming(config, host)
+
+    try:
+        # Whatever is wrong is said here, before an engine takes its time.
+        host.check()
+        experiment = prepare(config)
+        config = replace(config, out=results_folder(config, experiment.settings))
+        num_clients = experiment.problem.num_clients
+        Console().print(
+            f"{experiment.settings.title}\n{num_clients} clients, "
+            f"{experiment.settings.training.num_rounds} rounds; starting the engine "
+            f"({engine.value}) ...",
+            highlight=False,
+            markup=False,
+        )
+        with _ending_ray(how_to_go_on) if engine is Engine.RAY else nullcontext():
+            one_each = issubclass(experiment.settings.algorithm.builds, FedAvg)
+            _run(config, host.num_nodes(num_clients, one_each=one_each), host, verbose)
+    except KeyboardInterrupt:
+        _say(f"Interrupted. {how_to_go_on()}")
+        raise typer.Exit(_INTERRUPTED) from None
+    except Exception as error:
+        if verbose:
+            raise
+        _explain(error)
+        if isinstance(error, NotWrittenError):
+            _say(how_to_go_on())
+        raise typer.Exit(1) from None
+
+
+def resuming(config: RunConfig, host: Host) -> str:
+    """Return what is saved of a run that came to no end, and the command that goes on with it."""
+    from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+
+    from .run import CHECKPOINTS
+
+    if config.out is None:
+        return "The run had not begun."
+    options = host.options() | {
+        "profile": config.profile or None,
+        "seed": config.seed,
+        "data-root": config.data_root,
+        "out": config.out,
+    }
+    words = ["python", "-m", "simulations", "run", config.experiment]
+    for option, value in options.items():
+        words += [] if value is None else [f"--{option}", str(value)]
+    for change in config.changes:
+        words += ["--set", change]
+    rounds = Checkpoints(config.out / CHECKPOINTS).rounds()
+    saved = f"The run is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
+    return f"{saved}; go on with: {shlex.join([*words, '--resume'])}"
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end this process without a word, which an import need not."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _ending_ray(how_to_go_on: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C end this process and Ray's.
+
+    Flower waits in the main thread for threads that do not hear of it, until the last round.
+    """
+    import ray  # noqa: F401 - brings psutil along
+
+    # isort: split
+    import psutil
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _say(f"Interrupted. {how_to_go_on()}")
+        sys.stdout.flush()
+        # Not ray.shutdown(): the next call of Flower's threads would start another Ray, and the
+        # agents of a raylet that does not end within a second stay for a minute.
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        os._exit(_INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(config: RunConfig, num_nodes: int, host: Host, verbose: bool) -> None:
+    from fl_admm_strategies import run_in_process
+
+    from .apps import make_client_app, make_server_app
+
+    run_config = config.to_mapping()
+    server_app = make_server_app(run_config, engine=host.engine.value)
+    client_app = make_client_app(run_config)
+    if host.engine is Engine.INPROCESS:
+        run_in_process(server_app, client_app, num_nodes, workers=host.workers or 0)
+        return
+    try:
+        from flwr.simulation import run_simulation
+    except ImportError as error:
+        raise RuntimeError(
+            "Ray is not installed: pip install 'fl-admm-strategies[sim]', or --engine inprocess"
+        ) from error
+    run_simulation(
+        server_app=server_app,
+        client_app=client_app,
+        num_supernodes=num_nodes,
+        backend_config=host.ray_config(verbose),
+        verbose_logging=verbose,
+    )
+
+
+def _quieten(verbose: bool) -> None:
+    """Leave of Flower's and Ray's messages only what the user must see."""
+    if verbose:
+        return
+    flower = logging.getLogger("flwr")
+    flower.setLevel(logging.WARNING)
+    # Flower calls run_simulation deprecated in favour of `flwr run`, which has no exit code.
+    flower.addFilter(lambda record: "run_simulation" not in record.getMessage())
+    flower.addFilter(_FirstFew())
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for Ray's processes
+
+
+class _FirstFew(logging.Filter):
+    """Keep a run in which every client fails in every round to one screen."""
+
+    def __init__(self, most: int = 12) -> None:
+        super().__init__()
+        self.left = most
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.left -= 1
+        if self.left == -1:
+            record.msg, record.args = "more warnings follow; --verbose shows them all", ()
+        return self.left >= -1
+
+
+def _say(line: str) -> None:
+    console = Console(stderr=True)
+    console.show_cursor()  # a progress bar hides it
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _explain(error: Exception, failed: str = "The run failed.") -> None:
+    console = Console(stderr=True)
+    expected = isinstance(error, ValueError | TypeError | OSError | RuntimeError | TimeoutError)
+    kind = "" if expected else f"{type(error).__name__}: "
+    console.print(Text.assemble((f"{failed} " if failed else "", "bold red"), kind), end="")
+    console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        console.print("Run again with --verbose for the traceback.", style="dim")
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="python -m simulations")

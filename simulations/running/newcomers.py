@@ -1,0 +1,166 @@
+"""Clients that were held out of an experiment, and join the groups that its run found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from clients.toolkit.solving.solvers import one_thread
+from fl_admm_strategies import Local
+from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
+
+from ..methods import (
+    Federation,
+    Method,
+    baseline_table,
+    client_of,
+    completed,
+    grid_of,
+    run_method,
+)
+from ..problems import Problem
+from ..problems.scores import ModelScores
+from ..reports import Experiment
+from ..reports.clusters import small_table
+from .host import Engine, Host
+
+_MOST_ROWS = 30
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What came of the new clients, for the report; all of it is empty where there are none."""
+
+    scores: Mapping[str, ModelScores] = field(default_factory=dict)
+    legend: Sequence[str] = ()
+    body: Sequence[RenderableType] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_newcomers(experiment: Experiment, console: Console) -> Joined:
+    """Let the clients that were held out join after the run, in this process whatever its engine.
+
+    Then each trains alone, from the experiment's initial model, with the same step size and epochs
+    for as many rounds: the row LOCAL of FPFC's Table 3.
+
+    Raises
+    ------
+    RuntimeError
+        If not a single one of them could evaluate a model.
+    """
+    problem, settings = experiment.problem.newcomers, experiment.settings
+    if problem is None or settings.newcomers is None:
+        return Joined()
+    console.print(f"{problem.num_clients} new clients, each by itself ...", highlight=False)
+    strategy = experiment.strategy.newcomers(
+        min_available_nodes=problem.num_clients, seed=settings.seed
+    )
+    federation = replace(experiment.federation, problem=problem)
+    num_rounds = settings.newcomers.num_rounds
+    scores = _run(federation, strategy, experiment.strategy.global_arrays, num_rounds)
+    by_itself = _local(problem)
+    local = by_itself.strategy(fraction_train=1.0)
+    alone = _run(by_itself, local, by_itself.initial_arrays(local), num_rounds)
+    title = experiment.report.title(experiment.strategy)
+    body, found = _told(experiment, problem, (strategy, scores), (local, alone))
+    return Joined(
+        scores={title: scores, local.title: alone},
+        legend=(
+            f"New clients: held out of the run, {num_rounds} rounds each after it. Local: as many "
+            "from the initial model, on their own data alone.",
+        ),
+        body=body,
+        extra={"newcomers": found},
+    )
+
+
+def _local(problem: Problem) -> Federation:
+    """Return training alone, with the step size and epochs of the experiment's algorithm."""
+    kind = type(problem)
+    client = client_of(Local, kind)
+    assert client is not None  # it learns from all that FPFC learns from
+    table = baseline_table(Local, frozenset(), client, kind).model_validate({})
+    return Federation(problem, completed(table, problem.settings.algorithm), table.client)
+
+
+def _run(
+    federation: Federation, strategy: Method, arrays: ArrayRecord, num_rounds: int
+) -> ModelScores:
+    problem = federation.problem
+    nodes = Host(Engine.INPROCESS).num_nodes(problem.num_clients, one_each=False)
+    with one_thread(), grid_of(federation, nodes) as grid:
+        history = run_method(
+            problem, strategy, grid, arrays, num_rounds=num_rounds, evaluate_every=num_rounds
+        )
+    if not history.rounds:
+        raise RuntimeError("no new client could evaluate a model; the warnings above say why.")
+    return history.last
+
+
+def _last(strategy: Method) -> Mapping[int, Mapping[str, float]]:
+    return strategy.evaluate_metrics[max(strategy.evaluate_metrics)]
+
+
+def _told(
+    experiment: Experiment,
+    problem: Problem,
+    joined: tuple[FPFCNewcomers, ModelScores],
+    local: tuple[Local, ModelScores],
+) -> tuple[list[RenderableType], dict[str, Any]]:
+    strategy = joined[0]
+    groups, metric, own, alone = strategy.groups(), problem.metric, _last(strategy), _last(local[0])
+    true, of_group = problem.data.true_clusters, _true_of(experiment)
+    table = small_table("New clients, which the run did not know")
+    for header in ("Client", "True cluster", "Group", metric.header, "of the group", "Local"):
+        table.add_column(header, justify="right")
+    right = 0
+    for client, group in groups.items():
+        is_right = true is not None and group is not None and of_group.get(group) == true[client]
+        right += is_right
+        values = [own.get(client, {}).get(f"{k}-{metric.key}") for k in ("personal", "cluster")]
+        values.append(alone.get(client, {}).get(f"personal-{metric.key}"))
+        if client < _MOST_ROWS:
+            table.add_row(
+                str(client),
+                "–" if true is None else str(true[client] + 1),
+                "alone" if group is None else str(group),
+                *("–" if value is None else metric.text(value, unit=False) for value in values),
+            )
+    if len(groups) > _MOST_ROWS:
+        table.add_row("...", "", "", "", "", "")
+    without = sum(group is None for group in groups.values())
+    sentence = f"{len(groups) - without} of {len(groups)} new clients joined a group"
+    if true is not None and without < len(groups):
+        sentence += f", {right} of them that of their kind"
+    own_mean, alone_mean = (
+        metric.text(scores.models[method.kinds["personal"]].mean, unit=True)
+        for method, scores in (joined, local)
+    )
+    sentence += (
+        f". Mean {metric.measure} of their own models: {own_mean}, alone on their own data: "
+        f"{alone_mean}. The models of the run are as they were."
+    )
+    found = {
+        "groups": groups,
+        "right": right if true is not None else None,
+        "clients": {client: dict(metrics) for client, metrics in own.items()},
+        "alone": {client: dict(metrics) for client, metrics in alone.items()},
+    }
+    return [table, Text(sentence)], found
+
+
+def _true_of(experiment: Experiment) -> dict[int, int]:
+    """Return the true cluster of most of a group's clients, by group."""
+    true = experiment.problem.data.true_clusters
+    if true is None:
+        return {}
+    members: dict[int, list[int]] = {}
+    for client, group in experiment.strategy.models().cluster_of.items():
+        members.setdefault(group, []).append(int(true[client]))
+    return {group: int(np.bincount(own).argmax()) for group, own in members.items()}

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from simulations.experiments.run_config import RunConfig, read_run_config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig("digits-fpfc"),
+        RunConfig(
+            "synthetic-s1",
+            profile="quick",
+            changes=("algorithm.lam=1.0", "training.num-rounds=3"),
+            seed=0,
+            data_root=Path("/data"),
+            out=Path("out"),
+            resume=True,
+        ),
+    ],
+)
+def test_a_run_config_survives_flower(config: RunConfig) -> None:
+    mapping = config.to_mapping()
+    # Flower's run configuration carries these types and no others.
+    assert all(isinstance(value, bool | float | int | str) for value in mapping.values())
+    assert read_run_config(mapping) == config
+
+
+def test_the_app_config_of_the_project_is_the_default_experiment() -> None:
+    root = Path(__file__).parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    defaults = project["tool"]["flwr"]["app"]["config"]
+    assert read_run_config(defaults) == RunConfig("digits-fpfc")
+    # `flwr run -c` takes only keys that stand there.
+    assert defaults.keys() == RunConfig("digits-fpfc").to_mapping().keys()
+
+
+def test_paths_are_expanded_and_empty_changes_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    config = read_run_config({"experiment": "x", "out": "~/results", "set": " a.b=1 ; ;c.d=2;"})
+    assert config.out == Path("/home/somebody/results")
+    assert config.changes == ("a.b=1", "c.d=2")
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"experiment": "x", "sed": 1}, "unknown key of the run configuration 'sed'.*'set'"),
+        ({}, "lacks 'experiment', e.g. 'digits-fpfc'"),
+        ({"experiment": ""}, "lacks 'experiment'"),
+        ({"experiment": "x", "seed": "one"}, "seed is 'one', expected an integer >= 0"),
+        ({"experiment": "x", "seed": True}, "seed is True, expected an integer >= 0"),
+    ],
+)
+def test_a_bad_run_config_is_refused(raw: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_run_config(raw)

@@ -1,0 +1,137 @@
+"""Weighted F1 and AUC by hand, and where a client's test set lacks classes."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from clients import SGDClient
+from simulations.problems.metrics import auc, macro_f1, weighted_f1
+
+
+def chosen(classes: list[int], of: int) -> Tensor:
+    """Outputs that predict these classes."""
+    return nn.functional.one_hot(torch.tensor(classes), of).float()
+
+
+def test_weighted_f1_by_hand() -> None:
+    """Class 2 is predicted, but is nobody's class; class 3 is not even that.
+
+    Targets 0 0 0 1 1, predictions 0 0 1 1 2. Class 0: precision 1, recall 2/3, F1 4/5, weight 3/5.
+    Class 1: precision 1/2, recall 1/2, F1 1/2, weight 2/5. Class 2 is only predicted: weight 0.
+    """
+    value = weighted_f1(chosen([0, 0, 1, 1, 2], 4), torch.tensor([0, 0, 0, 1, 1]))
+    assert value == pytest.approx(3 / 5 * 4 / 5 + 2 / 5 * 1 / 2)
+    assert type(value) is float
+
+
+def test_weighted_f1_of_one_class() -> None:
+    """Precision 1 and recall 2/3 give .8; nothing right gives 0, without a warning."""
+    targets = torch.tensor([3, 3, 3])
+    assert weighted_f1(chosen([3, 3, 0], 4), targets) == pytest.approx(0.8)
+    assert weighted_f1(chosen([0, 1, 2], 4), targets) == 0.0
+    assert weighted_f1(chosen([3, 3, 3], 4), targets) == 1.0
+
+
+def test_macro_f1_by_hand() -> None:
+    """As above: F1 4/5 of class 0 and 1/2 of class 1, which count alike; class 2 is nobody's."""
+    value = macro_f1(chosen([0, 0, 1, 1, 2], 4), torch.tensor([0, 0, 0, 1, 1]))
+    assert value == pytest.approx((4 / 5 + 1 / 2) / 2)
+    assert type(value) is float
+    assert macro_f1(chosen([0, 1, 2], 4), torch.tensor([3, 3, 3])) == 0.0
+
+
+def test_auc_by_hand() -> None:
+    """Two classes, probabilities of class 1 increasing with its logit z: .1 .4 .35 .8 for 0 0 1 1.
+
+    Of the four pairs (one of each class) three are in order, .4 and .35 are not: 3/4 for class 1,
+    and the same for class 0, whose probabilities are the complements.
+    """
+    z = torch.tensor([0.1, 0.4, 0.35, 0.8])
+    outputs = torch.stack([torch.zeros(4), z], dim=1)
+    assert auc(outputs, torch.tensor([0, 0, 1, 1])) == pytest.approx(3 / 4)
+    assert type(auc(outputs, torch.tensor([0, 0, 1, 1]))) is float
+
+
+def test_auc_counts_a_tie_as_a_half() -> None:
+    assert auc(torch.zeros(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])) == 0.5
+
+
+def test_auc_is_that_of_scikit_learn_where_no_class_is_missing() -> None:
+    rng = np.random.default_rng(0)
+    outputs = torch.from_numpy(rng.normal(size=(60, 4)).astype(np.float32))
+    targets = torch.from_numpy(rng.permutation(np.arange(60) % 4))
+    probabilities = outputs.double().softmax(dim=1)
+    expected = roc_auc_score(targets, probabilities, multi_class="ovr", average="macro")
+    assert auc(outputs, targets) == pytest.approx(expected)
+    assert 0.3 < expected < 0.7
+
+
+def test_auc_averages_over_the_classes_that_are_there() -> None:
+    """Classes 0 and 2 of four. Probability of class 2 in order of every pair: 1; of class 0 of the
+    pairs (sample 0 or 1, sample 2 or 3) three of four.
+    """
+    probabilities = torch.tensor(
+        [
+            [0.60, 0.20, 0.10, 0.10],
+            [0.30, 0.50, 0.15, 0.05],
+            [0.10, 0.05, 0.80, 0.05],
+            [0.40, 0.05, 0.45, 0.10],
+        ]
+    )
+    assert auc(probabilities.log(), torch.tensor([0, 0, 2, 2])) == pytest.approx((3 / 4 + 1) / 2)
+
+
+def test_auc_of_one_class_is_that_of_guessing() -> None:
+    outputs = torch.tensor([[3.0, 1.0], [0.0, 2.0]])
+    assert auc(outputs, torch.tensor([1, 1])) == 0.5
+    assert auc(outputs[:1], torch.tensor([0])) == 0.5
+
+
+def test_auc_ranks_confident_outputs() -> None:
+    """In single precision both probabilities of class 1 would be 1, a tie."""
+    outputs = torch.tensor([[0.0, 20.0], [0.0, 25.0]])
+    assert auc(outputs, torch.tensor([0, 1])) == 1.0
+
+
+def test_a_diverged_model_has_no_auc() -> None:
+    for bad in (math.nan, math.inf):
+        outputs = torch.tensor([[0.0, bad], [0.0, 1.0]])
+        assert math.isnan(auc(outputs, torch.tensor([0, 1])))
+        assert 0 <= weighted_f1(outputs, torch.tensor([0, 1])) <= 1
+
+
+@pytest.mark.parametrize("metric", [weighted_f1, auc])
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 3, 3)])
+def test_outputs_that_are_not_of_classes(
+    metric: Callable[[Tensor, Tensor], float], shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"expected \(samples, classes\)"):
+        metric(torch.zeros(shape), torch.zeros(4, dtype=torch.int64))
+
+
+def test_a_client_reports_them() -> None:
+    context = Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config={})
+    inputs, targets = torch.eye(3), torch.tensor([0, 1, 1])
+    model = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(3))
+    client = SGDClient(
+        context,
+        model,
+        [(inputs, targets)],
+        nn.CrossEntropyLoss(),
+        test_loader=[(inputs[:1], targets[:1]), (inputs[1:], targets[1:])],
+        metrics={"f1": weighted_f1, "auc": auc},
+    )
+    _, _, metrics = client.evaluate_models({"personal": {"weight": torch.eye(3).numpy()}})
+    # Class 0: F1 1, weight 1/3; class 1: precision 1, recall 1/2, F1 2/3. AUC: sample 2 gives class
+    # 0 and 1 the same probability, less than the right one of samples 0 and 1: class 0 is ranked
+    # right, and of class 1's two pairs with sample 0 one is in order and one a tie.
+    assert metrics["personal-f1"] == pytest.approx(1 / 3 + 2 / 3 * 2 / 3)
+    assert metrics["personal-auc"] == pytest.approx((1 + 3 / 4) / 2)

@@ -1,0 +1,350 @@
+"""Models: parameter counts of the spec, shapes, initial weights."""
+
+import copy
+import re
+from collections import OrderedDict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import conv1d, conv2d, linear, max_pool1d, max_pool2d
+
+from simulations.data import ClientData, FederatedData, load
+from simulations.problems.models import MODELS, build, initialise, loss_of
+
+
+def data(shape: tuple[int, ...], classes: int | None = 10) -> FederatedData:
+    x, y = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64)
+    client = ClientData((x, y), None, (x, y))
+    task = "regression" if classes is None else "classification"
+    return FederatedData("made-up", [client], np.array([0]), task, shape, classes)
+
+
+IMAGES, VECTORS, REGRESSION = data((1, 28, 28)), data((60,)), data((14,), None)
+CIFAR, MEDICAL, HAR = data((3, 32, 32)), data((1, 64, 64), 6), data((9, 128), 6)
+# A data set that fits, for every model.
+FITTING = {
+    "softmax": VECTORS,
+    "linear": REGRESSION,
+    "cnn": IMAGES,
+    "svm": IMAGES,
+    "mlr": IMAGES,
+    "mlp": IMAGES,
+    "cnn-cifar": CIFAR,
+    "cnn-medical": MEDICAL,
+    "cnn-femnist": IMAGES,
+    "har": HAR,
+}
+
+
+def sizes(model: torch.nn.Module) -> dict[str, int]:
+    return {name: p.numel() for name, p in model.named_parameters()}
+
+
+def test_parameter_counts_are_those_of_the_paper() -> None:
+    """docs/methods/fpfc.md, P12: softmax 610, linear 15, CNN head 4010, in front 156 + 2416."""
+    assert sum(sizes(build("softmax", VECTORS)).values()) == 610
+    assert sum(sizes(build("softmax", load("digits-swap", 0))).values()) == 650
+    assert sum(sizes(build("linear", REGRESSION)).values()) == 15
+    cnn = sizes(build("cnn", IMAGES))
+    assert cnn["head.weight"] + cnn["head.bias"] == 4010
+    shared = [n for name, n in cnn.items() if not name.startswith("head.")]
+    assert shared == [150, 6, 2400, 16]
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "count"),
+    [
+        ("mlr", IMAGES, 7_850),
+        ("svm", IMAGES, 7_850),
+        ("svm", VECTORS, 610),
+        ("mlp", IMAGES, 109_386),
+        ("cnn-medical", MEDICAL, 206_678),
+        ("cnn-medical", data((3, 64, 64), 6), 206_678),
+        ("cnn-femnist", data((1, 28, 28), 62), 214_590),
+        ("cnn-femnist", IMAGES, 51_466),
+    ],
+)
+def test_parameter_counts_are_those_of_flame(name: str, like: FederatedData, count: int) -> None:
+    """docs/methods/flame.md, P12."""
+    assert sum(sizes(build(name, like)).values()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "personal", "d_v", "d_u"),
+    [
+        ("cnn-cifar", CIFAR, "^fc", 263_562, 5_088),
+        ("har", data((6, 128), 8), "^personal[.]", 51_904, 368_910),
+        ("har", data((9, 128), 8), "^personal[.]", 51_904, 368_910),
+        ("har", data((9, 128), 8), "^(personal|shared)[.]", 103_808, 317_006),
+        # Two classes fewer: 2 (64 + 1) parameters of the last layer.
+        ("har", HAR, "^personal[.]", 51_904, 368_910 - 130),
+    ],
+)
+def test_parameter_counts_are_those_of_fedapm(
+    name: str, like: FederatedData, personal: str, d_v: int, d_u: int
+) -> None:
+    """docs/methods/fedapm.md, P14, with the pattern that the models' docstrings give."""
+    counts = sizes(build(name, like))
+    own = sum(n for parameter, n in counts.items() if re.search(personal, parameter))
+    assert (own, sum(counts.values()) - own) == (d_v, d_u)
+
+
+def test_softmax_gives_logits() -> None:
+    model, x = build("softmax", VECTORS), torch.randn(5, 60)
+    torch.testing.assert_close(model(x), x @ model.weight.T + model.bias)
+
+
+def test_linear_gives_one_number_a_sample() -> None:
+    """(n, 1) against labels (n,) would broadcast to (n, n) in the squared loss."""
+    model, x = build("linear", REGRESSION), torch.randn(5, 14)
+    assert model(x).shape == (5,)
+    torch.testing.assert_close(model(x), x @ model.weight[0] + model.bias)
+    assert model(x[:1]).shape == (1,)
+
+
+def test_cnn_is_the_one_of_the_spec() -> None:
+    model, x = build("cnn", IMAGES), torch.randn(3, 1, 28, 28)
+    p = dict(model.named_parameters())
+    h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=2).relu(), 2)
+    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"]).relu(), 2)
+    assert h.shape == (3, 16, 5, 5)
+    torch.testing.assert_close(model(x), h.flatten(1) @ p["head.weight"].T + p["head.bias"])
+
+
+@pytest.mark.parametrize("name", ["mlr", "svm"])
+def test_mlr_and_svm_are_linear_in_the_pixels(name: str) -> None:
+    model, x = build(name, IMAGES), torch.randn(3, 1, 28, 28)
+    torch.testing.assert_close(model(x), x.flatten(1) @ model.fc.weight.T + model.fc.bias)
+
+
+def test_mlp_is_the_one_of_the_spec() -> None:
+    """docs/methods/flame.md, P12: 784-128-64-10, ReLU between."""
+    model, x = build("mlp", IMAGES), torch.randn(3, 1, 28, 28)
+    p = dict(model.named_parameters())
+    h = linear(x.flatten(1), p["fc1.weight"], p["fc1.bias"]).relu()
+    assert h.shape == (3, 128)
+    h = linear(h, p["fc2.weight"], p["fc2.bias"]).relu()
+    assert h.shape == (3, 64)
+    torch.testing.assert_close(model(x), linear(h, p["fc3.weight"], p["fc3.bias"]))
+
+
+def test_cnn_cifar_is_the_one_of_the_spec() -> None:
+    """docs/methods/fedapm.md, P14; flame.md, P12; no ReLU on the logits."""
+    model, x = build("cnn-cifar", CIFAR), torch.randn(3, 3, 32, 32)
+    p = dict(model.named_parameters())
+    h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=1).relu(), 2)
+    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"], padding=1).relu(), 2)
+    assert h.shape == (3, 32, 8, 8)
+    h = linear(h.flatten(1), p["fc1.weight"], p["fc1.bias"]).relu()
+    torch.testing.assert_close(model(x), linear(h, p["fc2.weight"], p["fc2.bias"]))
+
+
+def test_cnn_medical_is_the_one_of_the_spec() -> None:
+    """docs/methods/flame.md, P12; a grey image gives what its three equal channels give."""
+    model, x = build("cnn-medical", MEDICAL).eval(), torch.randn(3, 1, 64, 64)
+    p = dict(model.named_parameters())
+    colour = torch.cat([x, x, x], dim=1)
+    h = max_pool2d(conv2d(colour, p["conv1.weight"], p["conv1.bias"]).relu(), 2)
+    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"]).relu(), 2).flatten(1)
+    assert h.shape == (3, 3136)
+    hidden = linear(h, p["fc1.weight"], p["fc1.bias"]).relu()
+    expected = linear(hidden, p["fc2.weight"], p["fc2.bias"])
+    torch.testing.assert_close(model(x), expected)
+    torch.testing.assert_close(model(colour), expected)
+    # Dropout of 0.2 in front of fc1: what is left is scaled by 1 / 0.8.
+    (dropout,) = (m for m in model.modules() if isinstance(m, torch.nn.Dropout))
+    dropped = dropout.train()(h)
+    assert set(dropped[h > 0].div(h[h > 0]).mul(8).round().tolist()) == {0.0, 10.0}
+    names = [name for name, _ in model.named_children()]
+    assert names.index("dropout") == names.index("fc1") - 1
+
+
+def test_cnn_femnist_is_the_one_of_the_spec() -> None:
+    """docs/methods/flame.md, P12."""
+    model, x = build("cnn-femnist", IMAGES), torch.randn(3, 1, 28, 28)
+    p = dict(model.named_parameters())
+    h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=3).relu(), 2)
+    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"], padding=1).relu(), 2)
+    assert h.shape == (3, 64, 7, 7)
+    torch.testing.assert_close(model(x), linear(h.flatten(1), p["fc.weight"], p["fc.bias"]))
+
+
+def test_har_is_the_one_of_the_spec() -> None:
+    """docs/methods/fedapm.md, P14: conv x3, a GRU a sensor, softmax over time, classifier."""
+    model, x = build("har", data((6, 128), 8)).eval(), torch.randn(3, 6, 128)
+    p = dict(model.named_parameters())
+    sequences = []
+    for part, sensor, channels in (
+        ("personal", "accelerometer", x[:, :3]),
+        ("shared", "gyroscope", x[:, 3:]),
+    ):
+        h = channels
+        for layer in ("conv1", "conv2", "conv3"):
+            weight, bias = p[f"{part}.{layer}.weight"], p[f"{part}.{layer}.bias"]
+            h = max_pool1d(conv1d(h, weight, bias, padding=2).relu(), 2)
+        assert h.shape == (3, 128, 16)
+        sequences.append(_gru(p, f"upper.gru_{sensor}", h))
+    steps = torch.cat(sequences, dim=1)
+    hidden = linear(steps, p["upper.attention.0.weight"], p["upper.attention.0.bias"]).tanh()
+    scores = linear(hidden, p["upper.attention.2.weight"], p["upper.attention.2.bias"])
+    assert scores.shape == (3, 32, 6)
+    weights = scores.exp() / scores.exp().sum(dim=1, keepdim=True)
+    pooled = torch.einsum("nth,ntd->nhd", weights, steps).reshape(3, 6 * 128)
+    h = linear(pooled, p["upper.classifier.0.weight"], p["upper.classifier.0.bias"]).relu()
+    expected = linear(h, p["upper.classifier.3.weight"], p["upper.classifier.3.bias"])
+    torch.testing.assert_close(model(x), expected)
+    # Dropout of 0.1 after each convolution and in the classifier.
+    dropouts = [m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    assert dropouts == [0.1] * 7
+
+
+def _gru(p: dict[str, torch.Tensor], name: str, h: torch.Tensor) -> torch.Tensor:
+    """The GRU's equations as PyTorch documents them: (n, features, t) to (n, t, 128)."""
+    state, states = torch.zeros(len(h), 128), []
+    for step in h.unbind(dim=2):
+        r_x, z_x, n_x = linear(step, p[f"{name}.weight_ih_l0"], p[f"{name}.bias_ih_l0"]).chunk(3, 1)
+        r_h, z_h, n_h = linear(state, p[f"{name}.weight_hh_l0"], p[f"{name}.bias_hh_l0"]).chunk(
+            3, 1
+        )
+        r, z = (r_x + r_h).sigmoid(), (z_x + z_h).sigmoid()
+        state = (1 - z) * (n_x + r * n_h).tanh() + z * state
+        states.append(state)
+    return torch.stack(states, dim=1)
+
+
+def test_har_takes_total_acceleration_and_gyroscope_of_uci_har() -> None:
+    """UCI HAR's channels: body acceleration, gyroscope, total acceleration, x y z of each."""
+    nine = torch.randn(2, 9, 128)
+    model = build("har", HAR).eval()
+    six = build("har", data((6, 128), 6)).eval()
+    six.load_state_dict(model.state_dict())
+    both = torch.cat([nine[:, 6:9], nine[:, 3:6]], dim=1)
+    torch.testing.assert_close(model(nine), six(both))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_trains_all_its_parameters_with_its_loss(name: str) -> None:
+    like = FITTING[name]
+    model = initialise(build(name, like), 0)
+    inputs = torch.randn(4, *like.input_shape, generator=torch.Generator().manual_seed(0))
+    targets = torch.randn(4) if like.num_classes is None else torch.arange(4)
+    loss = loss_of(name)(model(inputs), targets)
+    assert loss.shape == ()
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def relu_first(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy with every ReLU moved before the pooling it follows."""
+    new = copy.deepcopy(model)
+    for part in new.modules():
+        if isinstance(part, torch.nn.Sequential):
+            layers = [*part]
+            for place, (one, other) in enumerate(pairwise(layers)):
+                if "MaxPool" in type(one).__name__:
+                    assert isinstance(other, torch.nn.ReLU)
+                    layers[place : place + 2] = [other, one]
+            part._modules = OrderedDict(zip(part._modules, layers, strict=True))
+    return new
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn-cifar", "cnn-medical", "cnn-femnist", "har"])
+def test_pooling_before_the_relu_changes_no_bit(name: str) -> None:
+    ours = initialise(build(name, FITTING[name]), 0)
+    papers = relu_first(ours)
+    for part in (ours, papers):  # the names of the parameters stay those of the layers
+        part.load_state_dict(ours.state_dict())
+    inputs = torch.randn(4, *FITTING[name].input_shape).round(decimals=1)  # equal numbers, too
+    results = []
+    for model in (ours, papers):
+        torch.manual_seed(3)  # dropout
+        loss = loss_of(name)(model(inputs), torch.arange(4))
+        loss.backward()
+        results.append([loss, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_losses() -> None:
+    """By hand: scores (2, 1.5, 0) of class 0 have margins 1 - .5 and 0, so .5 / 3 classes; scores
+    (0, 1, 0) of class 2 have 1 and 2, so 3 / 3. Cross-entropy of equal scores is log 3; half the
+    squares of (1, 3) have the mean 2.5.
+    """
+    scores = torch.tensor([[2.0, 1.5, 0.0], [0.0, 1.0, 0.0]])
+    hinge = loss_of("svm")(scores, torch.tensor([0, 2]))
+    assert hinge.item() == pytest.approx((0.5 / 3 + 3 / 3) / 2)
+    for name in MODELS.keys() - {"svm", "linear"}:
+        assert loss_of(name)(torch.zeros(2, 3), torch.tensor([0, 1])).item() == pytest.approx(
+            np.log(3)
+        )
+    assert loss_of("linear")(torch.tensor([1.0, 3.0]), torch.zeros(2)).item() == 2.5
+    with pytest.raises(ValueError, match=r"unknown model 'swm'. Did you mean 'svm'"):
+        loss_of("swm")
+
+
+@pytest.mark.parametrize("scheme", ["pytorch", "normal"])
+@pytest.mark.parametrize(("name", "like"), FITTING.items())
+def test_initial_weights_follow_the_seed_alone(scheme: str, name: str, like: FederatedData) -> None:
+    def weights(seed: int) -> torch.Tensor:
+        torch.seed()  # whatever came before does not matter
+        return torch.nn.utils.parameters_to_vector(
+            initialise(build(name, like), seed, scheme).parameters()
+        )
+
+    assert torch.equal(weights(1), weights(1))
+    # But for a pair of the hundred thousands of numbers that may agree by chance.
+    assert (weights(1) != weights(2)).float().mean() > 0.999
+
+
+def test_global_random_numbers_are_left_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    initialise(build("cnn", IMAGES), 7, "normal")
+    initialise(build("cnn", IMAGES), 7, "pytorch")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_schemes() -> None:
+    """N(0, 1) everywhere; PyTorch's is uniform within +-1/sqrt(fan-in)."""
+    model = build("cnn", IMAGES)
+    w = torch.nn.utils.parameters_to_vector(initialise(model, 0, "normal").parameters())
+    # 6582 numbers: 4 s.d. are .05 for the mean, .035 for the s.d.
+    assert w.mean().item() == pytest.approx(0, abs=0.05)
+    assert w.std().item() == pytest.approx(1, abs=0.035)
+    head = initialise(model, 0, "pytorch").head
+    assert 0.95 / 20 < max(head.weight.abs().max(), head.bias.abs().max()) <= 1 / 20
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "message"),
+    [
+        ("softmx", VECTORS, "unknown model 'softmx'. Did you mean 'softmax'.*softmax, linear, cnn"),
+        ("softmax", REGRESSION, "Use 'linear'"),
+        ("softmax", IMAGES, r"shape \(1, 28, 28\)[.] Use 'cnn' or 'cnn-femnist' or 'mlr'"),
+        ("softmax", CIFAR, "Use 'cnn-cifar' or 'mlr' or 'mlp' or 'svm'"),
+        ("linear", VECTORS, "Use 'softmax' or 'cnn'"),
+        ("cnn", VECTORS, r"shape \(60,\)[.] Use 'softmax'"),
+        ("cnn", REGRESSION, "Use 'linear'"),
+        ("cnn", CIFAR, r"images of shape \(1, 28, 28\), .* \(3, 32, 32\)[.] Use 'cnn-cifar'"),
+        ("cnn-cifar", IMAGES, r"images of shape \(3, 32, 32\), .* \(1, 28, 28\)[.] Use 'cnn'"),
+        ("cnn-medical", CIFAR, r"of shape \(1, 64, 64\) or \(3, 64, 64\), .*[.] Use 'cnn-cifar'"),
+        ("cnn-femnist", VECTORS, r"images of shape \(1, 28, 28\), .*[.] Use 'softmax' or 'mlr'"),
+        ("har", data((128, 9)), r"windows of shape \(9, 128\) or \(6, 128\), .*[.] Use 'mlr'"),
+    ]
+    + [
+        (name, REGRESSION, f"Model '{name}' classifies, .*[.] Use 'linear'")
+        for name in ("svm", "mlr", "mlp", "cnn-cifar", "cnn-medical", "cnn-femnist", "har")
+    ],
+)
+def test_models_that_do_not_exist_or_do_not_fit(
+    name: str, like: FederatedData, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, like)
+
+
+def test_unknown_scheme() -> None:
+    with pytest.raises(ValueError, match=r"scheme 'norm'.*mean 'normal'"):
+        initialise(build("cnn", IMAGES), 0, "norm")

@@ -1,0 +1,55 @@
+"""What several test modules share: running an experiment and reading what it wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fl_admm_strategies import run_in_process
+from simulations.experiments.run_config import RunConfig
+from simulations.running.apps import make_client_app, make_server_app
+
+TINY = (
+    "data.options={ partition = 'label-count', clients = 4, samples = 300 }",
+    "training.num-rounds=2",
+    "training.evaluate-every=2",
+    "algorithm.local-epochs=1",
+    "baselines={}",
+)
+"""What makes a run of fedadmm-digits a matter of a tenth of a second."""
+
+
+def run(config: RunConfig, *, nodes: int = 2, workers: int = 0) -> Path:
+    """Run an experiment in this process; return its results folder."""
+    mapping = config.to_mapping()
+    server_app = make_server_app(mapping, engine="inprocess")
+    run_in_process(server_app, make_client_app(mapping), nodes, workers=workers)
+    assert config.out is not None
+    return config.out
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON as other languages do: NaN and Infinity are no numbers."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def result_of(folder: Path) -> Any:
+    """Return what ``result.json`` holds."""
+    return strict_json((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def rounds_of(folder: Path, file: str = "metrics.jsonl") -> list[Any]:
+    """Return the rounds of a file of metrics."""
+    lines = (folder / file).read_text(encoding="utf-8").splitlines()
+    return [strict_json(line) for line in lines]
+
+
+def last_evaluation(folder: Path, file: str = "metrics.jsonl") -> dict[str, dict[str, float]]:
+    """Return every client's metrics of the last round."""
+    evaluated: dict[str, dict[str, float]] = rounds_of(folder, file)[-1]["clients"]["evaluate"]
+    return evaluated

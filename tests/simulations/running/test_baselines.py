@@ -1,0 +1,146 @@
+"""Methods run for comparison: the experiment's own code, data, seed, start and rounds."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.numpy import load_file
+
+from clients.methods.local import LocalClient
+from fl_admm_strategies import InProcessGrid, StepDecay
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
+from simulations.methods import completed
+from simulations.running.apps import make_client_app
+from simulations.running.run import run_experiment
+from tests.simulations.quick_runs import TINY, last_evaluation, result_of, rounds_of, run
+from tests.support.federation import assert_same_bits
+
+
+def config_of(out: Path, *changes: str) -> RunConfig:
+    return RunConfig("fedadmm-digits", changes=(*TINY, *changes), out=out)
+
+
+DITTO = "baselines.ditto={ lam = 0.5, lr = 0.1, personal-epochs = 3 }"
+
+
+@pytest.mark.slow
+def test_a_baseline_with_settings_of_its_own_has_a_row_for_every_kind_of_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = (DITTO, "baselines.local={}", "report.metrics=['f1']")
+    folder = run(config_of(tmp_path / "run", *changes))
+    result = result_of(folder)
+    assert list(result["baselines"]) == ["Ditto", "Local"]
+    ditto = result["baselines"]["Ditto"]
+    assert list(ditto["models"]) == ["personal model", "one global model"]
+    clients = last_evaluation(folder, "metrics-ditto.jsonl").values()
+    assert len(clients) == 4
+    shown = capsys.readouterr().out
+    for kind, title in (("personal", "personal model"), ("global", "one global model")):
+        accuracies = [own[f"{kind}-accuracy"] for own in clients]
+        assert ditto["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
+        assert ditto["models"][title]["std"] == pytest.approx(np.std(accuracies))
+        f1 = 100 * np.mean([own[f"{kind}-f1"] for own in clients])
+        assert ditto["cells"][title]["f1"] == pytest.approx(f1)
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"   Ditto: {title}")]
+        assert f"{100 * np.mean(accuracies):.2f}" in line
+        assert f"{f1:.2f}" in line
+    assert [one["round"] for one in rounds_of(folder, "metrics-ditto.jsonl")] == [1, 2]
+    assert "same data, start, seed, rounds and share" in " ".join(shown.split())
+    # As it is as an experiment's own method with these settings.
+    table = "{ name = 'ditto', lam = 0.5, lr = 0.1, personal-epochs = 3, local-epochs = 1 }"
+    alone = result_of(run(config_of(tmp_path / "alone", f"algorithm={table}")))
+    assert alone["models"] == ditto["models"]
+
+
+@pytest.mark.slow
+def test_what_is_left_out_is_the_algorithms() -> None:
+    changes = ["baselines={ fedavg = {}, local = { lr = 0.7 }, fedgia = {} }"]
+    settings = load_settings("digits-fpfc", changes=changes)
+    lent = {
+        name: completed(table, settings.algorithm).arguments()
+        for name, table in settings.baselines.methods().items()
+    }
+    assert lent["fedavg"] == {"lr": 0.3, "local_epochs": 10}
+    assert lent["local"] == {"lr": 0.7, "local_epochs": 10, "on_excess": "clip"}
+    assert "lr" not in lent["fedgia"]
+    # Of a step size that falls, a method that takes a number has the first.
+    changes = ["baselines={ fedavg = {}, fpfc = { penalty = { type = 'l1', lam = 1 } } }"]
+    settings = load_settings("mnist-swap", changes=changes)
+    fedavg, fpfc = (
+        completed(table, settings.algorithm).arguments()
+        for table in settings.baselines.methods().values()
+    )
+    assert fedavg["lr"] == 0.01
+    assert fpfc["lr"] == StepDecay(0.01, 0.9, 5)
+    # Of epochs that grow, likewise.
+    changes = ["algorithm.local-epochs={type='growing', every=1, first=4}", "baselines.local={}"]
+    settings = load_settings("digits-fpfc", changes=changes)
+    local = settings.baselines.methods()["local"]
+    assert completed(local, settings.algorithm).arguments()["local_epochs"] == 4
+    # An algorithm without them lends nothing: the constructor's own.
+    settings = load_settings("fedgia-v1", changes=["baselines.fedgia.local-steps=3"])
+    table = settings.baselines.methods()["fedgia"]
+    assert completed(table, settings.algorithm).arguments()["local_steps"] == 3
+
+
+def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[int] = []
+    fit = LocalClient.fit
+
+    def watched(self: LocalClient, *arguments: Any) -> Any:
+        assert torch.get_num_threads() == 1
+        if "handshake" not in arguments[1]:
+            trained.append(int(self.context.node_config["partition-id"]))
+        return fit(self, *arguments)
+
+    monkeypatch.setattr(LocalClient, "fit", watched)
+    compared = "baselines={ fedavg = {}, local = {} }"
+    first = run(config_of(tmp_path / "first", compared))
+    sampled = trained.copy()
+    # The clients that the experiment sampled: the same seed and share, two of four a round.
+    own = [one["clients"]["train"] for one in rounds_of(first)]
+    assert sampled == [int(client) for clients in own for client in clients]
+    again = run(config_of(tmp_path / "again", compared), nodes=4)
+    for name in ("fedavg", "local"):
+        lines = [rounds_of(folder, f"metrics-{name}.jsonl") for folder in (first, again)]
+        for one in (*lines[0], *lines[1]):
+            del one["seconds"]
+        assert lines[0] == lines[1]
+    assert result_of(first)["baselines"] == result_of(again)["baselines"]
+    without = run(config_of(tmp_path / "without"))
+    state, expected = (load_file(f / "state.safetensors") for f in (first, without))
+    assert_same_bits(state, expected)
+    assert result_of(without)["baselines"] == {}
+
+
+def test_a_baseline_that_nobody_could_evaluate_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no test data here")
+
+    monkeypatch.setattr(LocalClient, "evaluate", fail)
+    with pytest.raises(RuntimeError, match="local: no client could evaluate a model"):
+        run(config_of(tmp_path / "run", "baselines.local={}"))
+
+
+def test_the_process_keeps_its_threads(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run", "baselines.local={}", "training.num-rounds=1")
+    with InProcessGrid(make_client_app(config.to_mapping()), 3) as grid:
+        torch.set_num_threads(2)
+        try:
+            # The engine's clients of this process set one thread, and the baselines as well.
+            run_experiment(grid, config, engine="x", console=Console(file=io.StringIO()))
+            assert torch.get_num_threads() == 1
+        finally:
+            torch.set_num_threads(1)

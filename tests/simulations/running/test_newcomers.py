@@ -1,0 +1,119 @@
+"""Clients held out of an experiment, which join after it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from simulations.data import FederatedData, load, without_newcomers
+from simulations.experiments.loading import load_experiment, load_settings
+from simulations.experiments.run_config import RunConfig
+from tests.simulations.quick_runs import result_of, run
+
+QUARTER = "newcomers.share=0.25"
+
+
+def test_a_share_of_every_true_cluster_is_held_out() -> None:
+    data = load("digits-swap", 0)
+    assert isinstance(data, FederatedData)
+    stay, new = without_newcomers(data, 0.25, 3)
+    assert stay.true_clusters is not None
+    assert new.true_clusters is not None
+    assert np.bincount(stay.true_clusters).tolist() == [3, 3, 3]
+    assert np.bincount(new.true_clusters).tolist() == [1, 1, 1]
+    both = [id(client) for client in (*stay.clients, *new.clients)]
+    assert sorted(both) == sorted(id(client) for client in data.clients)
+    again, other = (without_newcomers(data, 0.25, seed)[1].clients for seed in (3, 4))
+    assert [id(c) for c in again] == [id(c) for c in new.clients] != [id(c) for c in other]
+    with pytest.raises(ValueError, match=r"newcomers[.]share is 0[.]01, which of the 12 clients"):
+        without_newcomers(data, 0.01, 0)
+
+
+def test_both_sides_of_the_app_have_the_same_clients() -> None:
+    problem = load_experiment(RunConfig("digits-fpfc", changes=(QUARTER,)))
+    assert problem.num_clients == 9
+    assert problem.newcomers is not None
+    assert problem.newcomers.num_clients == 3
+    assert load_experiment(RunConfig("digits-fpfc")).newcomers is None
+
+
+def test_a_method_that_nobody_can_join_afterwards_is_refused() -> None:
+    with pytest.raises(ValueError, match="new clients cannot join 'fedadmm' after its run: that"):
+        load_settings("fedadmm-digits", changes=[QUARTER])
+    with pytest.raises(ValueError, match=r"newcomers[.]share is 1[.]5, expected less than 1"):
+        load_settings("digits-fpfc", changes=["newcomers.share=1.5"])
+
+
+@pytest.mark.slow
+def test_the_report_has_their_groups_and_their_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = (
+        QUARTER,
+        "newcomers.num-rounds=4",
+        'algorithm.penalty={type = "scad", lam = 0.6}',
+        "training.num-rounds=4",
+        "training.evaluate-every=4",
+    )
+    found = result_of(run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")))
+    joined = found["newcomers"]
+    assert sorted(joined["groups"]) == ["0", "1", "2"]
+    accuracies = [own["personal-accuracy"] for own in joined["clients"].values()]
+    rows = found["new_clients"]["FPFC"]["models"]
+    assert found["baselines"] == {}  # it is neither their data nor their number of rounds
+    assert rows["personal model"]["mean"] == pytest.approx(np.mean(accuracies))
+    assert list(found["new_clients"]) == ["FPFC", "Local"]
+    _, told = capsys.readouterr().out.split("New clients, which the run did not know")
+    # True clusters count from 1, as in the pictures and as the groups do.
+    numbers = re.findall(r"^ +(\d) +(\d) +(?:alone|\d) ", told, re.MULTILINE)
+    assert numbers == [("0", "1"), ("1", "2"), ("2", "3")]
+    assert "alone on their own data: " in " ".join(told.split())
+
+
+@pytest.mark.parametrize(
+    "epochs", [pytest.param("2", marks=pytest.mark.slow), '{type = "growing", every = 1}']
+)
+def test_beside_them_stands_what_each_reaches_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: str
+) -> None:
+    changes = (
+        QUARTER,
+        "newcomers.num-rounds=3",
+        'algorithm.penalty={type = "scad", lam = 0.0}',
+        "algorithm.nu=1e-6",
+        f"algorithm.local-epochs={epochs}",
+        "training.num-rounds=1",
+        "training.fraction-train=1.0",
+    )
+    config = RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")
+    found = result_of(run(config))
+    new = load_experiment(config).newcomers
+    assert new is not None
+    steps = 3 * (2 if epochs == "2" else 1)  # of round 1, where epochs change with the rounds
+    expected = [_alone(new.client_arguments(k), steps) for k in range(3)]
+    alone = found["newcomers"]["alone"]
+    assert [alone[str(k)]["personal-accuracy"] for k in range(3)] == pytest.approx(expected)
+    row = found["new_clients"]["Local"]["models"]["own model"]
+    assert row["mean"] == pytest.approx(np.mean(expected))
+    # Without a penalty every client of the run is alone, and there is no group to join.
+    told = " ".join(capsys.readouterr().out.split())
+    assert "0 of 3 new clients joined a group. Mean test accuracy" in told
+
+
+def _alone(given: dict[str, Any], steps: int) -> float:
+    """Return the test accuracy after full gradient steps on a client's own data."""
+    model = given["model"]
+    for _ in range(steps):
+        for x, y in given["train_loader"]:
+            model.zero_grad()
+            given["loss_fn"](model(x), y).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.3 * parameter.grad
+    ((x, y),) = given["test_loader"]
+    return float((model(x).argmax(1) == y).float().mean())

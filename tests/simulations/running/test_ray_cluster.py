@@ -1,0 +1,142 @@
+"""Clients on a Ray cluster of several nodes: here two, both on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from clients import client_app
+from simulations.experiments.run_config import RunConfig
+from simulations.running import cli
+from simulations.running.apps import make_client_app
+from simulations.running.host import Host
+from tests.simulations.quick_runs import run
+from tests.support.federation import Mean, assert_same_bits, initial_arrays, run_on_ray
+
+ROOT = Path(__file__).parents[3]
+FEW = ("training.num-rounds=2",)
+pytestmark = pytest.mark.usefixtures("flower_logger_as_before")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Start a head and a worker node with a processor each; return where they are."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patched:
+        # Where others look for a cluster on this machine: none of them asked for this one.
+        patched.setattr("ray._private.utils.write_ray_address", lambda *_: None)
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_clients_run_on_all_nodes(address: str) -> None:
+    places: dict[int, dict[int, float]] = {}
+
+    def client_fn(context: Context) -> Any:
+        import ray
+        from flwr.client import NumPyClient
+
+        class Placed(NumPyClient):
+            def fit(self, parameters: Any, config: Any) -> Any:
+                node = ray.get_runtime_context().get_node_id()
+                return parameters, 1, {"node": int(node[:8], 16)}
+
+        return Placed().to_client()
+
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = Mean(fraction_evaluate=0.0)
+        strategy.start(grid, initial_arrays(), 2)
+        for server_round, metrics in strategy.train_metrics.items():
+            places[server_round] = {client: m["node"] for client, m in metrics.items()}
+
+    run_on_ray(server, client_app(client_fn), 4, num_cpus=None, address=address)
+    assert [len(by_client) for by_client in places.values()] == [4, 4]
+    assert len({node for by_client in places.values() for node in by_client.values()}) == 2
+
+
+@pytest.mark.slow
+def test_a_run_on_a_cluster_has_the_bits_of_one_in_this_process(
+    address: str, tmp_path: Path
+) -> None:
+    here = run(RunConfig("digits-fpfc", changes=FEW, out=tmp_path / "here"), nodes=1)
+    options = ("--ray-address", address, "--set", *FEW, "--out", "there")
+    done = subprocess.run(
+        [sys.executable, "-m", "simulations", "run", "digits-fpfc", *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_bits(
+        load_file(tmp_path / "there" / "state.safetensors"), load_file(here / "state.safetensors")
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--engine", "inprocess"], "--engine is inprocess, which does not use Ray"),
+        (["--workers", "2"], "has as many workers as its nodes have CPUs. Leave --workers out"),
+        ([], "Nobody answers at --ray-address 127.0.0.1:1 ("),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(options: list[str], message: str) -> None:
+    arguments = ["run", "digits-fpfc", "--ray-address", "127.0.0.1:1", *options]
+    result = CliRunner().invoke(cli.cli, arguments)
+    assert result.exit_code == 1
+    assert message in result.output
+
+
+def test_without_an_address_a_run_has_a_ray_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray would join any cluster that runs on this machine, and refuse a number of workers there.
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert Host().ray_config(verbose=False)["init_args"]["address"] == "local"
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    assert "address" not in Host().ray_config(verbose=False)["init_args"]
+
+
+@pytest.mark.parametrize("given", ["auto", "ray://127.0.0.1:10001", "127.0.0.1"])
+def test_an_address_is_a_host_and_a_port(given: str) -> None:
+    with pytest.raises(ValueError, match="expected HOST:PORT, which `ray start --head` shows"):
+        Host(ray_address=given).check()
+
+
+def test_the_command_that_goes_on_names_the_cluster(tmp_path: Path) -> None:
+    host = Host(ray_address="127.0.0.1:6379")
+    assert " --ray-address 127.0.0.1:6379 " in cli.resuming(
+        RunConfig("digits-fpfc", out=tmp_path), host
+    )
+
+
+@pytest.mark.parametrize("experiment", ["digits-fpfc", "movielens-100k", "fedapm-cifar10"])
+def test_what_travels_with_every_message_is_small(experiment: str, tmp_path: Path) -> None:
+    # Flower's engine pickles the app for every message; it holds no data, only where they are.
+    app = make_client_app(RunConfig(experiment, out=tmp_path).to_mapping())
+    assert len(cloudpickle.dumps(app)) < 10_000

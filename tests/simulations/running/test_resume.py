@@ -1,0 +1,209 @@
+"""A run of the app that is interrupted and resumed has the results of one that was not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock, Timeout
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+import simulations.running.run
+from fl_admm_strategies import InProcessGrid
+from fl_admm_strategies.runtime.saving import files
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
+from simulations.running import cli
+from simulations.running.run import results_folder
+from tests.simulations.quick_runs import TINY, run
+from tests.support.federation import assert_same_bits
+
+SMALL = (
+    "data.name=digits",
+    "data.options={ clients = 4, samples = 300 }",
+    "model.name=mlp",
+    "algorithm.personal=^fc3",
+    "algorithm.lr=0.5",
+    "training.batch-size=20",
+    "training.num-rounds=5",
+    "training.fraction-train=0.5",
+    "training.evaluate-every=2",
+    "training.checkpoint-every=2",
+    "training.client-state=folder",
+    "baselines={}",
+)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    records = [json.loads(line) for line in text.splitlines()]
+    for record in records:
+        del record["seconds"], record["bytes"]
+    return records
+
+
+def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # FedAPM's clients keep parameters that nobody else has.
+    whole = run(RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "whole"))
+    config = RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "run")
+    write = simulations.running.run.write_metrics_line
+
+    def interrupt(file: Any, record: Any) -> None:
+        write(file, record)
+        if record["round"] == 3:  # after the checkpoint of round 2
+            file.write('{"round": 4, "half a li')
+            raise InterruptedError
+
+    monkeypatch.setattr(simulations.running.run, "write_metrics_line", interrupt)
+    with pytest.raises(InterruptedError):
+        run(config)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="or --resume to continue"):
+        run(config)
+    folder = run(replace(config, resume=True))
+    assert lines(folder) == lines(whole)
+    assert [record["round"] for record in lines(folder)] == [1, 2, 3, 4, 5]
+    assert_same_bits(
+        load_file(folder / "state.safetensors"), load_file(whole / "state.safetensors")
+    )
+    results = [json.loads((path / "result.json").read_text()) for path in (folder, whole)]
+    assert results[0]["models"] == results[1]["models"]
+    assert (folder / "clients").is_dir()
+
+
+def test_without_a_folder_the_last_run_that_has_not_ended_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, settings = RunConfig("digits-fpfc", resume=True), load_settings("digits-fpfc")
+    first = results_folder(config, settings)  # there is none: a new one
+    assert first.is_dir()
+    assert results_folder(config, settings) == first
+    (first / "result.json").write_text("{}")
+    second = results_folder(config, settings)
+    assert second != first
+    assert results_folder(config, settings) == second
+
+
+def test_a_run_that_is_going_on_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "_WAIT", 0.1)
+    config, settings = RunConfig("digits-fpfc", resume=True), load_settings("digits-fpfc")
+    folder = results_folder(config, settings)
+    with (
+        FileLock(folder / "checkpoints" / ".lock"),  # no singleton, so like another process's
+        pytest.raises(RuntimeError, match=r"Another process.*still going on"),
+    ):
+        results_folder(config, settings)
+
+
+def test_a_run_keeps_others_out_until_its_last_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    lock = FileLock(out / "checkpoints" / ".lock")  # like another process's
+    seen = []
+
+    def result_written(path: Path, result: Any) -> None:
+        seen.append(path.name)
+        with pytest.raises(Timeout):
+            lock.acquire(blocking=False)
+
+    monkeypatch.setattr(simulations.running.run, "write_result", result_written)
+    run(RunConfig("fedadmm-digits", changes=OWN, out=out))
+    assert seen == ["result.json"]
+    with lock.acquire(blocking=False):
+        pass
+
+
+# --- Which settings may change --------------------------------------------------------------------
+
+OWN = (*TINY, "training.batch-size=40")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of a run of two rounds."""
+    out = tmp_path_factory.mktemp("ended") / "run"
+    return run(RunConfig("fedadmm-digits", changes=OWN, out=out))
+
+
+@pytest.fixture
+def resume(ended: Path, tmp_path: Path) -> RunConfig:
+    """What resumes a copy of that run."""
+    shutil.copytree(ended, tmp_path / "run")
+    return RunConfig("fedadmm-digits", changes=OWN, out=tmp_path / "run", resume=True)
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        (["seed=7"], "seed 7 (was 1)"),
+        (["data.options.clients=5"], "data.options.clients 5 (was 4)"),
+        (["data.options.validation=true"], "data.options.validation True (was not given)"),
+        (
+            ["data={ name = 'digits-swap' }", "model.init=normal"],
+            "data.name digits-swap (was digits); model.init normal (was pytorch); "
+            "data.options.partition not given (was label-count)",
+        ),
+        (["model.name=mlp"], "model.name mlp (was mlr)"),
+        (["algorithm={ name = 'fedprox', lr = 0.3 }"], "algorithm.name fedprox (was fedadmm)"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_another_experiment_is_refused_before_anything_is_sent(
+    changes: list[str], difference: str, resume: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resume.out is not None
+    before = content(resume.out)
+    monkeypatch.setattr(InProcessGrid, "push_messages", lambda *_: pytest.fail("it was sent"))
+    message = re.escape(f"{resume.out} is of another run: {difference}")
+    with pytest.raises(ValueError, match=message):
+        run(replace(resume, changes=(*OWN, *changes)))
+    assert content(resume.out) == before
+
+
+@pytest.mark.usefixtures("flower_logger_as_before")
+def test_the_command_line_refuses_it_before_an_engine_starts(
+    resume: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("the run was started"))
+    result = CliRunner().invoke(
+        cli.cli, ["run", "fedadmm-digits", "--resume", "--out", str(resume.out), "--seed", "7"]
+    )
+    assert result.exit_code == 1
+    assert "seed 7 (was 1); data.options.clients 10 (was 4)" in result.output
+
+
+def test_more_rounds_and_other_hyperparameters_go_on(
+    resume: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = (*OWN, "training.num-rounds=3", "training.batch-size=50", "algorithm.lr=0.2")
+    folder = run(replace(resume, changes=changes))
+    assert [record["round"] for record in lines(folder)] == [1, 2, 3]
+    # The library's own warning knows nothing of batches.
+    assert (
+        "Resuming with other settings: training.num-rounds 3 (was 2); training.batch-size 50 "
+        "(was 40); algorithm.lr 0.2 (was 0.1)"
+    ) in capsys.readouterr().out
+    assert load_settings(str(folder / "experiment.toml")).training.num_rounds == 3
+
+
+def test_the_written_settings_resume_the_run(
+    resume: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert resume.out is not None
+    run(RunConfig(str(resume.out / "experiment.toml"), out=resume.out, resume=True))
+    assert "other settings" not in capsys.readouterr().out

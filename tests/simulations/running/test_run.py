@@ -1,0 +1,262 @@
+"""What a run leaves behind, and that the default experiment shows what it is there to show."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from clients import FPFCClient, LocalClient
+from fl_admm_strategies import load_models, run_in_process
+from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
+from simulations.running.apps import make_client_app, make_server_app
+from simulations.running.run import prepare
+from tests.simulations.quick_runs import TINY, result_of, rounds_of, run
+from tests.support.federation import assert_same_bits
+
+SHORT = ("training.num-rounds=6", "training.evaluate-every=3")
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 6 rounds of the default experiment."""
+    out = tmp_path_factory.mktemp("runs") / "default"
+    return run(RunConfig("digits-fpfc", changes=SHORT, out=out))
+
+
+@pytest.mark.slow
+def test_the_default_experiment_finds_the_three_groups(tmp_path: Path) -> None:
+    # An independent prototype: 3 groups exactly, 0.93 mean accuracy, 0.3 for one global model.
+    default_run = run(RunConfig("digits-fpfc", out=tmp_path / "default"))
+    result = result_of(default_run)
+    assert [(row["num"], row["ari"]) for row in result["clustering"]] == [(3, 1.0)] * 4
+    assert result["models"]["personal model"]["mean"] > 0.9
+    assert result["models"]["cluster model"]["mean"] > 0.9
+    assert result["models"]["one global model"]["mean"] < 0.4
+    assert result["rounds"] == 200
+    # lambda was found: three groups of the five groupings that were tried.
+    search = result["search"]
+    assert (search["last_round"], search["num_groups"][search["chosen"]]) == (29, 3)
+    assert result["lam"] == pytest.approx(2 * result["nu"] / 3.7)
+    # 10 x 64 weights and 10 biases. All 12 once; in the consensus 6 up and 6 down for 20 rounds,
+    # the model that half of them start from with it where they have not trained yet; 12 both ways
+    # for the probes, K models each for 1 + 5 rounds, and down only for the scores and for the
+    # groups that one may join; then 6 both ways.
+    candidates, groups = len(search["num_groups"]), sum(search["num_groups"][1:-1])
+    search_sent = 12 + 2 * 12 + candidates * 12 * (2 * 6 + 1) + groups * 12
+    sent = 12 + 2 * 6 * 20 + search_sent + 2 * 6 * (200 - 29)
+    assert result["cost"] == 650 * sent
+    # Within a group the models agree, between groups they do not (heat map and embedding).
+    models = load_file(default_run / "state.safetensors")["state/pairs/omega"]
+    distances = np.linalg.norm(models[:, None] - models[None, :], axis=2)
+    same = np.arange(12)[:, None] // 4 == np.arange(12)[None, :] // 4
+    assert distances[same].max() < 0.5
+    assert distances[~same].min() > 5
+
+
+def test_a_run_leaves_its_files(short_run: Path) -> None:
+    assert sorted(path.name for path in short_run.iterdir()) == [
+        "checkpoints",
+        "distances.png",
+        "embedding.png",
+        "experiment.toml",
+        "metric.png",
+        "metrics.jsonl",
+        "models",
+        "result.json",
+        "state.safetensors",
+    ]
+    models = load_models(short_run)
+    assert models.personal.keys() == models.cluster_of.keys() == set(range(12))
+    omega = load_file(short_run / "state.safetensors")["state/pairs/omega"]
+    own = [np.append(one["weight"], one["bias"]) for one in models.personal.values()]
+    np.testing.assert_array_equal(own, omega.astype(np.float32))
+    for path in short_run.glob("*.png"):
+        header = path.read_bytes()[:24]
+        assert header[:8] == b"\x89PNG\r\n\x1a\n"
+        width, height = struct.unpack(">II", header[16:])
+        assert width > 600
+        assert height > 400
+    assert load_settings(str(short_run / "experiment.toml")) == load_settings(
+        "digits-fpfc", changes=SHORT
+    )
+
+
+def test_every_round_is_a_line_with_every_clients_metrics(short_run: Path) -> None:
+    rounds = rounds_of(short_run)
+    assert [line["round"] for line in rounds] == list(range(1, 7))
+    assert all(len(line["clients"]["train"]) == 6 for line in rounds)  # half of 12
+    everybody = {str(client) for client in range(12)}
+    trained = set().union(*(line["clients"]["train"] for line in rounds))
+    assert 6 < len(trained) <= 12  # not the same half in every round
+    for line in rounds:
+        evaluated = everybody if line["round"] % 3 == 0 else set()
+        assert set(line["clients"]["evaluate"]) == evaluated
+        for metrics in line["clients"]["evaluate"].values():
+            for kind in ("personal", "cluster", "global"):
+                assert 0 <= metrics[f"{kind}-accuracy"] <= 1
+        assert line["metrics"]["train-loss"] > 0
+    seconds = [line["seconds"] for line in rounds]
+    assert seconds == sorted(seconds)
+
+
+def test_the_result_is_the_mean_over_the_clients_of_the_last_round(short_run: Path) -> None:
+    last = rounds_of(short_run)[-1]["clients"]["evaluate"].values()
+    result = result_of(short_run)
+    mean = np.mean([metrics["personal-accuracy"] for metrics in last])
+    assert result["models"]["personal model"]["mean"] == pytest.approx(mean)
+
+
+def test_the_saved_state_is_the_models_of_the_last_round(short_run: Path) -> None:
+    state = load_file(short_run / "state.safetensors")
+    config = RunConfig("digits-fpfc")
+    strategy = prepare(config).strategy
+    strategy.load_state_dict(state)  # complete, or it raises
+    models = state["state/pairs/omega"]
+    assert models.shape == (12, 650)
+
+
+def test_the_written_experiment_gives_the_same_bits_on_other_nodes_and_workers(
+    tmp_path: Path,
+) -> None:
+    changes = (*TINY, "algorithm.rho=0.02")
+    first = run(RunConfig("fedadmm-digits", changes=changes, seed=3, out=tmp_path / "a"), nodes=4)
+    state = load_file(first / "state.safetensors")
+    again = RunConfig(str(first / "experiment.toml"), out=tmp_path / "b")
+    assert_same_bits(load_file(run(again, nodes=3) / "state.safetensors"), state)
+    other_seed = RunConfig(str(first / "experiment.toml"), seed=4, out=tmp_path / "c")
+    other = load_file(run(other_seed) / "state.safetensors")
+    # Other clients were sampled, too: the seed is not only that of the data.
+    assert not np.array_equal(other["base/train_rng"], state["base/train_rng"])
+    assert not np.array_equal(other["state/consensus/w"], state["state/consensus/w"])
+
+
+def test_the_precision_of_the_wire_and_the_device_are_settings(tmp_path: Path) -> None:
+    changes = (*TINY, "client.device=auto")
+    half = (*changes, "algorithm.wire-dtype=float16")
+    traffic = [
+        result_of(run(RunConfig("fedadmm-digits", changes=own, out=tmp_path / name), nodes=4))
+        for own, name in ((changes, "full"), (half, "half"))
+    ]
+    full_bytes, half_bytes = (sum(own["traffic"].values()) for own in traffic)
+    assert half_bytes < 0.7 * full_bytes  # what clients start from travels in full, once
+    with pytest.raises(ValueError, match=r"wire-dtype is 'bfloat16', expected 'float16'"):
+        load_settings("fedadmm-digits", changes=("algorithm.wire-dtype=bfloat16",))
+
+
+def test_two_runs_at_once_get_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mapping = RunConfig("fedadmm-digits", changes=TINY).to_mapping()
+    for _ in range(2):  # within a second, usually
+        run_in_process(make_server_app(mapping, engine="x"), make_client_app(mapping), 1)
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    assert all((folder / "result.json").is_file() for folder in folders)
+    output = capsys.readouterr().out
+    assert all(f"Results: {folder}" in output for folder in folders)
+
+
+def test_the_screen_ends_with_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # After two rounds at lambda = 0 nothing is fused: 12 groups, as told at the end.
+    penalty = "algorithm.penalty={type='scad', lam=0.0}"
+    changes = ("training.num-rounds=2", "training.fraction-train=1.0", penalty)
+    run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out"))
+    output = " ".join(capsys.readouterr().out.split())
+    assert "FPFC found 12 groups among 12 clients; there are 3 true ones (ARI 0.00;" in output
+    assert "with the clients' own models" in output
+    assert output.endswith("state.safetensors the server's state, with all the models")
+
+
+@pytest.mark.slow
+def test_the_report_tells_of_the_search_for_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ("training.num-rounds=12", "algorithm.consensus-rounds=1", "algorithm.lr=0.5")
+    folder = run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out"))
+    search = result_of(folder)["search"]
+    assert search["last_round"] == 10
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Groups tried in rounds 1 to 10, with the mean loss on held-out data: 1 (" in output
+    assert f"{search['losses'][search['chosen']]:.3g}, taken)" in output
+    assert "FPFC has left them as they were." in output
+    # What went both ways in these rounds: half of the clients train in the consensus.
+    groups = sum(search["num_groups"][1:-1])
+    sent = 6 * (2 + 1) + 12 * 2 + len(search["losses"]) * 12 * (2 * 6 + 1) + groups * 12
+    assert f"The search sent {650 * sent:,} numbers" in output
+    assert "come from the distance of the two nearest groups" in output
+    one = "data={ name = 'digits', options = { partition = 'noise', clients = 5, sigma = 0.05 } }"
+    run(RunConfig("digits-fpfc", changes=(*changes, one), out=tmp_path / "one"))
+    output = " ".join(capsys.readouterr().out.split())
+    assert "FPFC found 1 group among 5 clients." in output
+    assert " is twice what holds the group together, and ν=" in output
+    assert "nearest groups" not in output
+    run(RunConfig("digits-fpfc", changes=SHORT, out=tmp_path / "short"))
+    output = " ".join(capsys.readouterr().out.split())
+    assert "The run ended while the groups were still searched for: all clients count" in output
+
+
+def test_a_run_that_nobody_could_evaluate_fails_and_keeps_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise ValueError("no test data here")
+
+    monkeypatch.setattr(FPFCClient, "evaluate_models", fail)
+    config = RunConfig("digits-fpfc", changes=("training.num-rounds=1",), out=tmp_path / "out")
+    with pytest.raises(RuntimeError, match=r"no client could evaluate.*out; the warnings"):
+        run(config)
+    assert (tmp_path / "out" / "state.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_baseline_that_fails_costs_nothing_but_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise ValueError("not with these data")
+
+    changes = ("training.num-rounds=1", "baselines.local.lr=0.1", "baselines.fedprox.mu=0.1")
+    config = RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalClient, "steps", fail)
+        with pytest.raises(RuntimeError, match=r"--resume.*\nlocal: .*not with these data"):
+            run(config)
+    result = result_of(tmp_path / "out")
+    assert result["models"]["personal model"]["mean"] > 0
+    assert list(result["baselines"]) == ["FedProx"]
+    again = run(replace(config, resume=True))
+    assert result_of(again)["baselines"].keys() == {"FedProx", "Local"}
+    assert result_of(again)["models"] == result["models"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("experiment", "changes"),
+    [
+        ("housing-bodyfat", ("training.num-rounds=2",)),  # a regression: RMSE
+        (
+            "mnist-swap",  # a shared block beside the clustered one
+            ("training.num-rounds=1", "algorithm.local-epochs=1", "data.options={samples = 1000}"),
+        ),
+    ],
+)
+def test_experiments_on_real_files_run_to_the_end(
+    experiment: str, changes: tuple[str, ...], tmp_path: Path
+) -> None:
+    if "FL_ADMM_DATA" not in os.environ:
+        pytest.skip("set FL_ADMM_DATA to the folder of the data files")
+    folder = run(RunConfig(experiment, changes=changes, out=tmp_path / "out"))
+    result = result_of(folder)
+    assert result["metric"] == ("rmse" if experiment == "housing-bodyfat" else "accuracy")
+    assert (result["shared_dim"] > 0) == (experiment == "mnist-swap")
