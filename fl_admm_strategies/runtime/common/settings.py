@@ -56,12 +56,13 @@ class HasSettings:
     what another base declares, such as ``state: MyState``.
     """
 
+    _fields: ClassVar[dict[str, Parameter]] = {}  # those of the class alone
     _declared: ClassVar[Signature] = Signature()
     __signature__: ClassVar[Signature | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        found = {}
+        cls._fields = {}
         for name, annotation in inspect.get_annotations(cls).items():
             said = vars(cls).get(name, MISSING)
             if isinstance(said, Field):
@@ -70,15 +71,16 @@ class HasSettings:
                 said = field(default=said)
             if _is_setting(cls, name, annotation, said):
                 by_name = said.kw_only is not False
-                found[name] = Parameter(
+                cls._fields[name] = Parameter(
                     name,
                     Parameter.KEYWORD_ONLY if by_name else Parameter.POSITIONAL_OR_KEYWORD,
                     default=Parameter.empty if said.default is MISSING else said.default,
                     annotation=annotation,
                 )
-        inherited = [p for name, p in cls._declared.parameters.items() if name not in found]
-        parameters = sorted([*found.values(), *inherited], key=lambda parameter: parameter.kind)
-        cls._declared = Signature(parameters)
+        fields: dict[str, Parameter] = {}
+        for owner in cls.__mro__:
+            fields |= {n: p for n, p in vars(owner).get("_fields", {}).items() if n not in fields}
+        cls._declared = Signature(sorted(fields.values(), key=lambda parameter: parameter.kind))
         by_fields = cls.__init__ is HasSettings.__init__
         cls.__signature__ = cls._declared if by_fields else None  # what help() shows
 

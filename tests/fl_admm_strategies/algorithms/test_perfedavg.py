@@ -240,7 +240,7 @@ def test_the_adapted_models_are_made_where_the_data_are() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "maml"}, "mode is 'maml', expected 'fo' or 'hf' or 'exact' or 'finetune'"),
+        ({"mode": "maml"}, "mode is 'maml'"),
         ({"alpha": -0.1}, "alpha is -0.1, expected a finite number >= 0"),
         ({"lr": 0}, "lr is 0"),
         ({"local_steps": 0}, "local_steps is 0"),
