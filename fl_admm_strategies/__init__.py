@@ -1,42 +1,33 @@
 """ADMM methods for personalised and clustered federated learning, as Flower strategies."""
 
 from .algorithms.cfl import CFL
-from .algorithms.ditto import Ditto, DittoInstruction
-from .algorithms.fedadmm import FedADMM, FedADMMInstruction
-from .algorithms.fedala import FedALA, FedALAEvaluation, FedALAInstruction
-from .algorithms.fedalt import FedAlt, FedAltInstruction
-from .algorithms.fedapm import FedAPM, FedAPMEvaluation, FedAPMInstruction
-from .algorithms.fedcp import FedCP, FedCPInstruction
-from .algorithms.fedgia import FedGiA, FedGiAInstruction, FedGiAQuestion
-from .algorithms.fedmavg import FedMAvg, FedMAvgInstruction
-from .algorithms.fedmc_admm import FedMCADMM, FedMCInstruction
-from .algorithms.fedmgs import FedMGS, FedMGSInstruction
-from .algorithms.fedprox import FedProx, FedProxInstruction
-from .algorithms.fedrod import FedRoD, FedRoDInstruction
-from .algorithms.fedsim import FedSim, FedSimInstruction
-from .algorithms.flame import FLAME, FLAMEEvaluation, FLAMEInstruction
+from .algorithms.ditto import Ditto
+from .algorithms.fedadmm import FedADMM
+from .algorithms.fedala import FedALA
+from .algorithms.fedalt import FedAlt
+from .algorithms.fedapm import FedAPM
+from .algorithms.fedcp import FedCP
+from .algorithms.fedgia import FedGiA
+from .algorithms.fedmavg import FedMAvg
+from .algorithms.fedmc_admm import FedMCADMM
+from .algorithms.fedmgs import FedMGS
+from .algorithms.fedprox import FedProx
+from .algorithms.fedrod import FedRoD
+from .algorithms.fedsim import FedSim
+from .algorithms.flame import FLAME
 from .algorithms.fpfc.async_fpfc import AsyncFPFC
 from .algorithms.fpfc.fpfc import FPFC
 from .algorithms.fpfc.path import LambdaPath
-from .algorithms.fpfc.types import FPFCEvaluation, FPFCInstruction
-from .algorithms.ifca import IFCA, IFCAEvaluation, IFCAInstruction
-from .algorithms.lg_fedavg import LGFedAvg, LGFedAvgInstruction
-from .algorithms.local import Local, LocalInstruction
-from .algorithms.localsgd import LocalSGD, LocalSGDInstruction
-from .algorithms.lp_proj import LpProjADMM, LpProjInstruction
-from .algorithms.lp_proj_sgd import LpProj, LpProjSGDInstruction
-from .algorithms.pacfl import PACFL, PACFLQuestion
-from .algorithms.perfedavg import PerFedAvg, PerFedAvgEvaluation, PerFedAvgInstruction
-from .algorithms.pfedme import (
-    PFedMe,
-    PFedMeInstruction,
-    PFedMeMatched,
-    PFedMeMatchedInstruction,
-)
-from .algorithms.shared.base import OwnModelEvaluation
-from .algorithms.shared.clustered import ClusterInstruction
-from .algorithms.shared.completion import FedMCFactors, initial_item_factors
-from .algorithms.shared.split import SplitEvaluation
+from .algorithms.ifca import IFCA
+from .algorithms.lg_fedavg import LGFedAvg
+from .algorithms.local import Local
+from .algorithms.localsgd import LocalSGD
+from .algorithms.lp_proj import LpProjADMM
+from .algorithms.lp_proj_sgd import LpProj
+from .algorithms.pacfl import PACFL
+from .algorithms.perfedavg import PerFedAvg
+from .algorithms.pfedme import PFedMe, PFedMeMatched
+from .algorithms.shared.completion import initial_item_factors
 from .hosting.inprocess import InProcessGrid, run_in_process
 from .hosting.legacy import LegacyStrategy
 from .maths.penalties import L1, MCP, SmoothedSCAD
@@ -57,74 +48,38 @@ __all__ = [
     "MCP",
     "PACFL",
     "AsyncFPFC",
-    "ClusterInstruction",
     "Ditto",
-    "DittoInstruction",
-    "FLAMEEvaluation",
-    "FLAMEInstruction",
-    "FPFCEvaluation",
-    "FPFCInstruction",
     "FedADMM",
-    "FedADMMInstruction",
     "FedALA",
-    "FedALAEvaluation",
-    "FedALAInstruction",
     "FedAPM",
-    "FedAPMEvaluation",
-    "FedAPMInstruction",
     "FedAlt",
-    "FedAltInstruction",
     "FedCP",
-    "FedCPInstruction",
     "FedGiA",
-    "FedGiAInstruction",
-    "FedGiAQuestion",
     "FedMAvg",
-    "FedMAvgInstruction",
     "FedMCADMM",
-    "FedMCFactors",
-    "FedMCInstruction",
     "FedMGS",
-    "FedMGSInstruction",
     "FedProx",
-    "FedProxInstruction",
     "FedRoD",
-    "FedRoDInstruction",
     "FedSim",
-    "FedSimInstruction",
     "GrowingEpochs",
-    "IFCAEvaluation",
-    "IFCAInstruction",
     "InProcessGrid",
     "Instruction",
     "L1Norm",
     "LGFedAvg",
-    "LGFedAvgInstruction",
     "LambdaPath",
     "LegacyStrategy",
     "Local",
-    "LocalInstruction",
     "LocalSGD",
-    "LocalSGDInstruction",
     "LpProj",
     "LpProjADMM",
-    "LpProjInstruction",
-    "LpProjSGDInstruction",
     "Models",
-    "OwnModelEvaluation",
-    "PACFLQuestion",
     "PFedMe",
-    "PFedMeInstruction",
     "PFedMeMatched",
-    "PFedMeMatchedInstruction",
     "PerFedAvg",
-    "PerFedAvgEvaluation",
-    "PerFedAvgInstruction",
     "RandomDelay",
     "RandomEpochs",
     "SampledStrategy",
     "SmoothedSCAD",
-    "SplitEvaluation",
     "SquaredL2",
     "StatefulStrategy",
     "StepDecay",

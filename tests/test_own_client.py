@@ -16,7 +16,7 @@ from sklearn.datasets import load_iris
 import clients
 import fl_admm_strategies
 from clients import FedADMMClient, MethodClient, client_app
-from fl_admm_strategies import FedADMM, InProcessGrid, Instruction
+from fl_admm_strategies import FedADMM, InProcessGrid, Instruction, messages
 from fl_admm_strategies.maths.blocks import Arrays
 from tests.apps.converted import block
 
@@ -26,10 +26,8 @@ GUIDE = (DOCS / "own-client.md").read_text(encoding="utf-8")
 
 SCHEMAS = {
     name: thing
-    for name in fl_admm_strategies.__all__
-    if isinstance(thing := getattr(fl_admm_strategies, name), type)
-    and issubclass(thing, Instruction)
-    and thing is not Instruction
+    for name, thing in vars(messages).items()
+    if isinstance(thing, type) and issubclass(thing, Instruction)
 }
 
 

@@ -16,10 +16,9 @@ from fl_admm_strategies.algorithms.shared.clustered import ClusteredStrategy, Cl
 from fl_admm_strategies.maths.blocks import Arrays, under
 
 from ..toolkit.models.arrays import to_array
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import TorchClient, to_numpy
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars
 
 
 class CFLClient(TorchClient[ClusterInstruction]):
@@ -31,7 +30,7 @@ class CFLClient(TorchClient[ClusterInstruction]):
     strategy: ClassVar[type[ClusteredStrategy]] = CFL
     instruction = ClusterInstruction
 
-    def steps(self, asked: ClusterInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: ClusterInstruction, config: Scalars) -> MethodSteps:
         """Descend on f_i from the model received; upload the result."""
         self.load(asked.model)
         metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
@@ -46,9 +45,7 @@ class PACFLClient(CFLClient):
 
     strategy = PACFL
 
-    def answer_handshake(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+    def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """Return the first left singular vectors of the training data, of each class or of all."""
         asked = PACFLQuestion.decode(parameters, config)
         num_examples = self.train_size()
@@ -81,7 +78,7 @@ class IFCAClient(TorchClient[IFCAInstruction]):
     strategy = IFCA
     instruction = IFCAInstruction
 
-    def steps(self, asked: IFCAInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: IFCAInstruction, config: Scalars) -> MethodSteps:
         """Take argmin_j f_i(theta_j); upload j and the change to it, or grad f_i there."""
         model, metrics = self._taken(asked)
         upload: Arrays = {}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from fl_admm_strategies import Ditto
 from fl_admm_strategies.algorithms.ditto import DittoInstruction
-from fl_admm_strategies.maths.blocks import Arrays, prefixed
+from fl_admm_strategies.maths.blocks import prefixed
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.own_model import OwnModelClient
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 
 class DittoClient(OwnModelClient[DittoInstruction]):
@@ -21,7 +20,7 @@ class DittoClient(OwnModelClient[DittoInstruction]):
     strategy = Ditto
     instruction = DittoInstruction
 
-    def steps(self, asked: DittoInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: DittoInstruction, config: Scalars) -> MethodSteps:
         """Take the global step from w, then the personal one from v_i; upload w_i.
 
         v <- v - eta_p [grad f_i(v) + lambda (v - w)]. Metrics: those of the global step, and under

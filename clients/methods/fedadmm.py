@@ -13,10 +13,9 @@ from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.round.attacks import forge_z
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
 
 
 class FedADMMClient(TorchClient[Any]):
@@ -25,7 +24,7 @@ class FedADMMClient(TorchClient[Any]):
     strategy: ClassVar[Any] = FedADMM
     instruction: ClassVar[Any] = FedADMMInstruction
 
-    def steps(self, asked: FedADMMInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FedADMMInstruction, config: Scalars) -> MethodSteps:
         """Move u_i, and pi_i where the client keeps it; upload u_i or the change of z_i."""
         self.receive(asked, asked.anchor, config)
         names = self.trainable(asked.optimised, setting="FedADMM(averaged=...)")

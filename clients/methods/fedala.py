@@ -12,15 +12,14 @@ from torch import Tensor
 
 from fl_admm_strategies import FedALA
 from fl_admm_strategies.algorithms.fedala import FedALAEvaluation, FedALAInstruction
-from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
+from fl_admm_strategies.maths.blocks import prefixed, under
 
 from ..toolkit.models.personalization import last_parameters
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.own_model import OwnModelClient
 from ..toolkit.round.torch_client import to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.solvers import LocalProblem
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 W = "W/"
 """How W_i is called in the client's memory, beside theta_i, before the names of its parameters."""
@@ -41,7 +40,7 @@ class FedALAClient(OwnModelClient[FedALAInstruction]):
     strategy = FedALA
     instruction = FedALAInstruction
 
-    def steps(self, asked: FedALAInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FedALAInstruction, config: Scalars) -> MethodSteps:
         """Start between w and theta_i, descend on f_i; upload the result, which is theta_i."""
         weights, metrics = self.load_mixed(asked, config)
         metrics |= yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
@@ -70,16 +69,14 @@ class FedALAClient(OwnModelClient[FedALAInstruction]):
             ``weight-passes``, the passes that it took to learn W_i.
         """
         names = last_parameters(self.model, asked.layers)
-        own = self.memory.recall(config)
-        if own is None and int(config["version"]) > 0:
-            raise self.memory.lost(config)
+        held = self.memory.require_known(config)
         self.load(asked.model)
-        if own is None or not names:
+        if held is None or not names:
             return {}, {"weight-passes": 0}
         w = self.block(names)
-        theta = to_tensors({name: own[name] for name in names}, self.device)
+        theta = to_tensors({name: held[name] for name in names}, self.device)
         change = {name: w[name] - theta[name] for name in names}
-        kept = to_tensors(under(W, own), self.device)
+        kept = to_tensors(under(W, held), self.device)
         if not any(bool(part.any()) for part in change.values()):
             return kept, {"weight-passes": 0}
         weights = kept or {name: torch.ones_like(part) for name, part in w.items()}
@@ -111,10 +108,10 @@ class FedALAClient(OwnModelClient[FedALAInstruction]):
 
             def step() -> None:
                 with torch.no_grad():
-                    for name, own in weights.items():
+                    for name, weight in weights.items():
                         gradient = moving[name].grad
                         if gradient is not None:
-                            own.sub_(lr * gradient * change[name]).clamp_(0, 1)
+                            weight.sub_(lr * gradient * change[name]).clamp_(0, 1)
                 for parameter in moving.values():
                     parameter.grad = None
 

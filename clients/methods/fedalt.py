@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from fl_admm_strategies import FedAlt
 from fl_admm_strategies.algorithms.fedalt import FedAltInstruction
-from fl_admm_strategies.maths.blocks import Arrays, prefixed
+from fl_admm_strategies.maths.blocks import prefixed
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.split_model import SplitClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 
 class FedAltClient(SplitClient[FedAltInstruction]):
@@ -22,7 +21,7 @@ class FedAltClient(SplitClient[FedAltInstruction]):
     strategy = FedAlt
     instruction = FedAltInstruction
 
-    def steps(self, asked: FedAltInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FedAltInstruction, config: Scalars) -> MethodSteps:
         """Run v <- v - eta_v grad_v f_i(u, v), then u <- u - eta_u grad_u f_i(u, v); upload u.
 
         Metrics: those of the second, and under names that begin with ``personal-`` of the first.

@@ -12,12 +12,11 @@ from fl_admm_strategies import FedAPM
 from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, under
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.split_model import SplitClient, V
 from ..toolkit.round.torch_client import BUFFERS, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.solvers import descend_until
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import Minimisation, Scalars, Steps
 from .fedadmm import FedADMMClient
 
 U, XI = "u/", "xi"  # how u_i and xi_i are called in the client's memory, beside v_i

@@ -12,10 +12,9 @@ from fl_admm_strategies.algorithms.fedcp import FedCPInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.models.heads import RoutedHeads, mean_discrepancy
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.two_headed import TwoHeadedClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 
 class FedCPClient(TwoHeadedClient[FedCPInstruction]):
@@ -29,7 +28,7 @@ class FedCPClient(TwoHeadedClient[FedCPInstruction]):
     heads = RoutedHeads
     closed_form = "its clients hold their features near those that they received"
 
-    def steps(self, asked: FedCPInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FedCPInstruction, config: Scalars) -> MethodSteps:
         """Descend on l(logits, y) + lambda MMD(h, h of the features received), the head fixed.
 
         Uploaded are features, policy, and the mean of both heads in the place of the global one.
@@ -45,7 +44,7 @@ class FedCPClient(TwoHeadedClient[FedCPInstruction]):
         routed = _Routed(self.model, noise=asked.gumbel)
         with (
             LocalObjective(moving=moving).others_fixed(self.model),
-            self.training_on(routed, loss),
+            self.training_on(self.problem_with(routed, loss)),
         ):
             metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
         self.memory.keep(config, self.kept(asked))

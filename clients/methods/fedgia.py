@@ -20,11 +20,11 @@ from fl_admm_strategies.algorithms.fedgia import (
     FedGiAQuestion,
 )
 from fl_admm_strategies.maths.blocks import Arrays, Block, prefixed
-from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 
-from ..toolkit.round.base import MethodClient, Scalars
+from ..toolkit.round.base import MethodClient
 from ..toolkit.round.linear import LinearClient
 from ..toolkit.solving.curvature import Curvature, ScaledIdentity, Vector
+from ..toolkit.solving.steps import Reply, Scalars
 
 
 def admm_steps(
@@ -94,9 +94,7 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
     def gram(self) -> Curvature:
         """Return the Gram matrix H_i, or refuse."""
 
-    def answer_handshake(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+    def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """Return r_i as the metric ``curvature``."""
         asked = FedGiAQuestion.decode(parameters, config)
         if asked.hessian == "gram":
@@ -136,7 +134,8 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
             upload |= prefixed(DUAL, block.arrays(dual))
         if asked.report_gradient:
             upload |= prefixed(GRADIENT, block.arrays(gradient))
-        return upload, {"loss": loss} | ({INITIAL_LOSS: loss} if config["version"] == 0 else {})
+        self.initial_loss = loss
+        return upload, {"loss": loss}
 
     def forge(
         self, upload: Arrays, asked: FedGiAInstruction, attack: Callable[[Arrays], Arrays]
@@ -148,11 +147,8 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
         """Return pi_i: what the server sent, else what the client kept, else pi_i^0 = 0."""
         if asked.dual is not None:
             return np.concatenate([a.ravel() for a in asked.dual.values()], dtype=np.float64)
-        if (kept := self.memory.recall(config)) is not None:
-            return kept["dual"]
-        if config["version"] == 0:
-            return np.zeros_like(x)
-        raise self.memory.lost(config)
+        kept = self.memory.require_known(config)
+        return np.zeros_like(x) if kept is None else kept["dual"]
 
 
 class FedGiALinearClient(LinearClient[FedGiAInstruction], FedGiASteps):

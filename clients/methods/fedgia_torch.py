@@ -8,10 +8,10 @@ from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.models.arrays import to_array
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.curvature import Curvature
 from ..toolkit.solving.hessian import largest_curvature
+from ..toolkit.solving.steps import Scalars
 from .fedgia import FedGiASteps
 
 

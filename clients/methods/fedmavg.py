@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_admm_strategies import FedMAvg, FedMAvgInstruction
+from fl_admm_strategies import FedMAvg
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.regularizers import Regularizer, squared_l2_weight
+from fl_admm_strategies.messages import FedMAvgInstruction, FedMGSInstruction
 
-from ..toolkit.round.base import Scalars
+from ..toolkit.round.base import Asked
 from ..toolkit.round.completion import (
     LEAST_LIPSCHITZ,
     CompletionClient,
@@ -20,11 +21,34 @@ from ..toolkit.round.completion import (
     descend_users,
     half_square,
 )
+from ..toolkit.solving.steps import Scalars
 
 _SHORTER = 5  # d_i = 5 lambda_max(U_i^T U_i), of which 1 would do
 
 
-class FedMAvgClient(CompletionClient[FedMAvgInstruction]):
+class GradientStepsClient(CompletionClient[Asked]):
+    """Base of the clients of `FedMAvg` and `FedMGS`: gradient steps, on a regularizer `SquaredL2`.
+
+    Parameters are those of `CompletionClient`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        squared_l2_weight("regularizer", self.regularizer)
+
+    def user_step(
+        self, asked: FedMAvgInstruction | FedMGSInstruction, config: Scalars
+    ) -> tuple[Residual, NDArray[Any], NDArray[Any]]:
+        """Return the residual, U_i after its steps at the received V, and V, of shape (n, r)."""
+        factors = self.checked(asked.factors)
+        users, items = self.users_at(factors, asked, config), np.ascontiguousarray(factors.T)
+        residual = Residual(self.train_ratings, factors.dtype)
+        users = gradient_steps(residual, users, items, self.regularizer, asked.user_steps)
+        self.keep(config, {"U": users})
+        return residual, users, items
+
+
+class FedMAvgClient(GradientStepsClient[FedMAvgInstruction]):
     """Client of `FedMAvg`: the ratings of its users, and their factors, which stay here.
 
     Parameters
@@ -42,7 +66,6 @@ class FedMAvgClient(CompletionClient[FedMAvgInstruction]):
     """
 
     strategy = FedMAvg
-    smooth = True
     instruction = FedMAvgInstruction
 
     def train(self, asked: FedMAvgInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
@@ -51,13 +74,9 @@ class FedMAvgClient(CompletionClient[FedMAvgInstruction]):
         Uploads W_i, of shape (r, n), or nothing. Metrics: ``loss``, f_i at the new U_i and the
         received V, for each training rating.
         """
-        factors = self.checked(asked.factors)
-        users, items = self.own_users(factors, asked, config), np.ascontiguousarray(factors.T)
-        residual = Residual(self.train_ratings, factors.dtype)
-        users = gradient_steps(residual, users, items, self.regularizer, asked.user_steps)
+        residual, users, items = self.user_step(asked, config)
         errors = residual.at(users, items)
         metrics = {"loss": half_square(errors.data) / self.train_size()}
-        self.keep(config, {"U": users})
         if asked.upload is not None:
             return {}, metrics
         length = 1 / (_SHORTER * largest_eigenvalue(users))

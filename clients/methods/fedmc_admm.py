@@ -5,7 +5,7 @@ Here are (14) and (15) of Algorithm 1 of arXiv:2503.12733.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_admm_strategies import FedMCADMM, FedMCFactors, FedMCInstruction
+from fl_admm_strategies import FedMCADMM
 from fl_admm_strategies.algorithms.shared.completion import CURVATURE
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from fl_admm_strategies.messages import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
-from ..toolkit.errors import plain_errors
 from ..toolkit.round.attacks import forge_z
-from ..toolkit.round.base import MethodClient, Scalars
 from ..toolkit.round.completion import (
     LEAST_LIPSCHITZ,
     CompletionClient,
@@ -30,10 +29,19 @@ from ..toolkit.round.completion import (
     descend_users,
     half_square,
 )
-from ..toolkit.solving.steps import Steps
+from ..toolkit.solving.steps import (
+    Choice,
+    Job,
+    MethodSteps,
+    Reply,
+    Scalars,
+    Session,
+    Steps,
+    in_stacks,
+    run_together,
+)
 
 Curvature = float | NDArray[Any]
-Result = tuple[list[NDArray[Any]], int, Scalars]
 
 LARGEST = 30_000
 """Numbers in the ratings and factors of a client up to which it gains by a stack."""
@@ -82,14 +90,8 @@ def solve(asked: FactorSteps) -> Scalars:
 def solve_together(parts: Sequence[FactorSteps]) -> list[Scalars]:
     """Do the steps of several clients of one `kind` in one stack: a matrix of their blocks."""
     first, residual = parts[0], Residual.joined([part.residual for part in parts])
-    of_users, of_items, of_ratings = (
-        np.cumsum([len(entry) for entry in entries])[:-1]
-        for entries in (
-            [part.users for part in parts],
-            [part.items for part in parts],
-            [part.residual for part in parts],
-        )
-    )
+    lengths = [(len(part.users), len(part.items), len(part.residual)) for part in parts]
+    of_users, of_items, of_ratings = np.cumsum(lengths, axis=0)[:-1].T
     items = np.concatenate([part.items for part in parts])
     users = user_steps(
         residual,
@@ -107,22 +109,16 @@ def solve_together(parts: Sequence[FactorSteps]) -> list[Scalars]:
         np.concatenate([part.anchor for part in parts]),
         first.weight,
         first.steps,
-        _in_rows([_lipschitz(own) for own in each], [part.items for part in parts]),
+        _in_rows([_lipschitz(block) for block in each], [part.items for part in parts]),
     )
-    return [
-        {"users": own, "items": of_own, "errors": errors_of_own}
-        for own, of_own, errors_of_own in zip(
-            each, np.split(items, of_items), np.split(errors, of_ratings), strict=True
-        )
-    ]
+    results = zip(each, np.split(items, of_items), np.split(errors, of_ratings), strict=True)
+    return [dict(zip(("users", "items", "errors"), result, strict=True)) for result in results]
 
 
 def _in_rows(values: list[float], blocks: list[NDArray[Any]]) -> NDArray[Any]:
     """Return each value once for every row of its block, shape (rows, 1)."""
-    rows = [
-        np.full((len(block), 1), v, block.dtype) for v, block in zip(values, blocks, strict=True)
-    ]
-    return np.concatenate(rows)
+    pairs = zip(values, blocks, strict=True)
+    return np.concatenate([np.full((len(block), 1), v, block.dtype) for v, block in pairs])
 
 
 def user_steps(
@@ -214,12 +210,48 @@ def _lipschitz(factors: NDArray[Any]) -> float:
     return max(float(np.linalg.norm(factors.T @ factors)), LEAST_LIPSCHITZ)
 
 
-def _check_finite(items: NDArray[Any], asked: FedMCInstruction) -> None:
-    if not np.isfinite(items).all():
-        raise ValueError(
-            f"The steps diverged: W_i is not finite at beta={asked.beta}. Try a larger beta or "
-            "a smaller init_scale."
-        )
+def fit_together(jobs: Sequence[Job], choice: Choice) -> list[Reply | BaseException]:
+    """Do for several clients what their `fit` does, with their steps in stacks.
+
+    A client's result has the same bits as alone, whoever is in its stack, where all are in double
+    precision; else they are those to rounding.
+
+    Parameters
+    ----------
+    jobs : sequence of (FedMCADMMClient, parameters, config)
+        Who is to do what.
+    choice : {"auto", True}
+        Whether only those are put in stacks that gain by it.
+
+    Returns
+    -------
+    list of (arrays, num_examples, metrics) or BaseException
+        What `fit` returned or raised, in the order of the jobs.
+    """
+    return run_together([Session(*job) for job in jobs], partial(_advance, choice))
+
+
+def _advance(choice: Choice, waiting: Sequence[Session]) -> None:
+    """Take the steps of all that wait, in stacks of one kind."""
+
+    def key(session: Session) -> Hashable:
+        alone = session.asked.kind is None or (choice == "auto" and session.asked.size > LARGEST)
+        return session if alone else session.asked.kind
+
+    for stack in in_stacks([(one, key(one), one.asked.size) for one in waiting], STACK):
+        done: list[Scalars] = []
+        if len(stack) > 1:
+            try:
+                done = solve_together([session.asked for session in stack])
+            except Interrupted:
+                raise
+            except Exception:  # whatever it is, alone it is raised again
+                done = []
+        for place, session in enumerate(stack):
+            if done:
+                session.advance(partial(dict, done[place]))
+            else:
+                session.advance_alone()
 
 
 class FedMCADMMClient(CompletionClient[FedMCInstruction]):
@@ -256,10 +288,9 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
 
     strategy = FedMCADMM
     instruction = FedMCInstruction
+    cohort = staticmethod(fit_together)
 
-    def answer_handshake(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+    def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """Return Y_i^0 = -(1/p) grad_V f_i(U_i^0, V^0), or which items are rated here."""
         asked = FedMCFactors.decode(parameters, config)
         factors = self.checked(asked.factors)
@@ -270,16 +301,11 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         users = self.first_users(factors, asked)
         return [self._first_dual(users, factors, asked)], self.train_size(), {}
 
-    @property
-    def together(self) -> Any:
-        """What trains such clients together; None where `fit` is its own."""
-        return fit_together if type(self).fit is MethodClient.fit else None
-
-    def solution(self, asked: FactorSteps) -> Scalars:
+    def perform(self, asked: FactorSteps) -> Scalars:
         """Do the steps of a round alone."""
         return solve(asked)
 
-    def steps(self, asked: FedMCInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FedMCInstruction, config: Scalars) -> MethodSteps:
         """Run the client's part of a round: N steps on U_i, then N on W_i.
 
         Uploads W_i^{k+1}, of shape (r, n); with ``duals="client"`` Z_i^{k+1} - Z_i^k, where
@@ -295,10 +321,10 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         anchor = received - held["Y"] / asked.beta if "Y" in held else received
         residual = Residual(self.train_ratings, anchor.dtype)
         before = np.ascontiguousarray(held["W"].T)
-        done = yield self._asked(residual, held["U"], before, anchor, _lipschitz(before), asked)
-        users, items, loss = done["users"], done["items"], half_square(done["errors"])
-        _check_finite(items, asked)
-        new = {"U": users, "W": np.ascontiguousarray(items.T)}
+        users, items, loss = yield from self._factors(
+            residual, held["U"], before, anchor, _lipschitz(before), asked
+        )
+        new = {"U": users, "W": items}
         upload = dict.fromkeys(asked.anchor, new["W"])
         if "Y" in held:
             step = new["W"] - received
@@ -309,9 +335,9 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
             )
             new |= held_back
         self.keep(config, new)
-        return upload, {"loss": loss / self.train_size()}
+        return upload, {"loss": loss}
 
-    def _asked(
+    def _factors(
         self,
         residual: Residual,
         users: NDArray[Any],
@@ -319,23 +345,24 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         anchor: NDArray[Any],
         curvature: float,
         asked: FedMCInstruction,
-    ) -> FactorSteps:
-        """Return what is to be done of a round; the anchor has shape (r, n)."""
+    ) -> Steps[tuple[NDArray[Any], NDArray[Any], float]]:
+        """Return U_i and W_i after the steps, and the loss by rating; anchor and W_i are (r, n)."""
         weight, target = asked.num_clients * asked.beta, np.ascontiguousarray(anchor.T)
-        return FactorSteps(
-            residual,
-            users,
-            items,
-            target,
-            curvature,
-            self.regularizer,
-            weight,
-            asked.inner_steps,
+        done = yield FactorSteps(
+            *(residual, users, items, target, curvature),
+            *(self.regularizer, weight, asked.inner_steps),
         )
+        if not np.isfinite(done["items"]).all():
+            raise ValueError(
+                f"The steps diverged: W_i is not finite at beta={asked.beta}. Try a larger beta or "
+                "a smaller init_scale."
+            )
+        loss = half_square(done["errors"]) / self.train_size()
+        return done["users"], np.ascontiguousarray(done["items"].T), loss
 
     def _rated_steps(
         self, asked: FedMCInstruction, curvature: float, config: Scalars
-    ) -> Steps[tuple[Arrays, Scalars]]:
+    ) -> MethodSteps:
         """Run the same steps on the items that are rated here; keep U_i alone."""
         assert asked.start is not None
         ((name, anchor),), (first,) = asked.anchor.items(), asked.start.values()
@@ -346,15 +373,14 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
                 "columns: one for each item rated here. client_fn must give the same ratings in "
                 "every round."
             )
-        users = self.own_users(first, asked, config)
+        users = self.users_at(first, asked, config)
         residual, before = Residual(rated, anchor.dtype), np.ascontiguousarray(first.T)
         curvature = max(curvature, LEAST_LIPSCHITZ)
-        done = yield self._asked(residual, users, before, anchor, curvature, asked)
-        users, items, loss = done["users"], done["items"], half_square(done["errors"])
-        _check_finite(items, asked)
+        users, items, loss = yield from self._factors(
+            residual, users, before, anchor, curvature, asked
+        )
         self.keep(config, {"U": users})
-        metrics = {"loss": loss / self.train_size(), CURVATURE: _lipschitz(users)}
-        return {name: np.ascontiguousarray(items.T)}, metrics
+        return {name: items}, {"loss": loss, CURVATURE: _lipschitz(users)}
 
     def forge(
         self, upload: Arrays, asked: FedMCInstruction, attack: Callable[[Arrays], Arrays]
@@ -384,82 +410,3 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         errors = residual.at(users, first.T)
         dual: NDArray[Any] = -np.ascontiguousarray((errors.T @ users).T) / asked.num_clients
         return dual
-
-
-# ------------------------------------------------------------------------------------------------
-# Clients of one node
-# ------------------------------------------------------------------------------------------------
-
-
-def fit_together(
-    jobs: Sequence[tuple[FedMCADMMClient, list[NDArray[Any]], Scalars]], choice: bool | str
-) -> list[Result | BaseException]:
-    """Do for several clients what their `fit` does, with their steps in stacks.
-
-    A client's result has the same bits as alone, whoever is in its stack, where all are in double
-    precision; else they are those to rounding.
-
-    Parameters
-    ----------
-    jobs : sequence of (FedMCADMMClient, parameters, config)
-        Who is to do what.
-    choice : {"auto", True}
-        Whether only those are put in stacks that gain by it.
-
-    Returns
-    -------
-    list of (arrays, num_examples, metrics) or BaseException
-        What `fit` returned or raised, in the order of the jobs.
-    """
-    rounds = [client.taking_part(parameters, config) for client, parameters, config in jobs]
-    results: dict[int, Result | BaseException] = {}
-
-    def advance(place: int, work: Callable[[], Scalars] | None = None) -> FactorSteps | None:
-        try:
-            with plain_errors():
-                try:
-                    done: Any = None if work is None else work()
-                    asked: FactorSteps = rounds[place].send(done)
-                    return asked
-                except StopIteration as finished:
-                    results[place] = finished.value
-        except Interrupted:
-            raise
-        except BaseException as error:
-            results[place] = error
-        return None
-
-    waiting = {p: asked for p in range(len(jobs)) if (asked := advance(p)) is not None}
-    for part in _stacks(waiting, choice):
-        for place, work in zip(part, _works([waiting[place] for place in part]), strict=True):
-            advance(place, work)
-    return [results[place] for place in range(len(jobs))]
-
-
-def _stacks(waiting: Mapping[int, FactorSteps], choice: bool | str) -> list[list[int]]:
-    """Return who is done together."""
-    stacks: list[list[int]] = []
-    open_: dict[Hashable, tuple[list[int], int]] = {}  # of a kind the last, and its size
-    for place, asked in waiting.items():
-        stack, size = open_.get(asked.kind, ([], STACK))
-        if asked.kind is None or (choice == "auto" and asked.size > LARGEST):
-            stacks.append([place])
-        elif size + asked.size > STACK:
-            stacks.append([place])
-            open_[asked.kind] = stacks[-1], asked.size
-        else:
-            stack.append(place)
-            open_[asked.kind] = stack, size + asked.size
-    return stacks
-
-
-def _works(parts: list[FactorSteps]) -> list[Callable[[], Scalars]]:
-    """Return for each what returns what came of its steps, or raises what is wrong with it."""
-    if len(parts) > 1:
-        try:
-            return [partial(dict, done) for done in solve_together(parts)]
-        except Interrupted:
-            raise
-        except Exception:  # whatever it is, alone it is raised again
-            pass
-    return [partial(solve, asked) for asked in parts]

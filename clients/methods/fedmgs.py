@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_admm_strategies import FedMCFactors, FedMGS, FedMGSInstruction
+from fl_admm_strategies import FedMGS
 from fl_admm_strategies.algorithms.shared.completion import CURVATURE
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.messages import FedMCFactors, FedMGSInstruction
 
-from ..toolkit.round.base import Scalars
-from ..toolkit.round.completion import CompletionClient, Residual, half_square
-from .fedmavg import gradient_steps, largest_eigenvalue
+from ..toolkit.round.completion import Residual, half_square
+from ..toolkit.solving.steps import Reply, Scalars
+from .fedmavg import GradientStepsClient, largest_eigenvalue
 
 
-class FedMGSClient(CompletionClient[FedMGSInstruction]):
+class FedMGSClient(GradientStepsClient[FedMGSInstruction]):
     """Client of `FedMGS`: the ratings of its users, of which it shares gradients.
 
     Parameters
@@ -34,12 +35,9 @@ class FedMGSClient(CompletionClient[FedMGSInstruction]):
     """
 
     strategy = FedMGS
-    smooth = True
     instruction = FedMGSInstruction
 
-    def answer_handshake(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+    def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """Return G_i at (U_i^0, V), and lambda_i."""
         asked = FedMCFactors.decode(parameters, config)
         factors = self.checked(asked.factors)
@@ -53,12 +51,7 @@ class FedMGSClient(CompletionClient[FedMGSInstruction]):
         Uploads G_i = U_i^T E at the new U_i and that V, of shape (r, n). Metrics: ``loss``, f_i
         there for each training rating, and lambda_max(U_i^T U_i).
         """
-        factors = self.checked(asked.factors)
-        users, items = self.own_users(factors, asked, config), np.ascontiguousarray(factors.T)
-        residual = Residual(self.train_ratings, factors.dtype)
-        users = gradient_steps(residual, users, items, self.regularizer, asked.user_steps)
-        gradient, metrics = self._shared(residual, users, items)
-        self.keep(config, {"U": users})
+        gradient, metrics = self._shared(*self.user_step(asked, config))
         return dict.fromkeys(asked.factors, gradient), metrics
 
     def _shared(

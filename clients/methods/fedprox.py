@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from fl_admm_strategies import FedProx
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
-from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 
 class FedProxClient(TorchClient[FedProxInstruction]):
@@ -21,7 +19,7 @@ class FedProxClient(TorchClient[FedProxInstruction]):
     strategy = FedProx
     instruction = FedProxInstruction
 
-    def steps(self, asked: FedProxInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FedProxInstruction, config: Scalars) -> MethodSteps:
         """Run x <- x - eta [grad f_i(x) + mu (x - w)]; upload x."""
         self.load(asked.model)
         terms = [ProximalTerm(asked.mu, self.block(self.trained_names()))] if asked.mu else []

@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from fl_admm_strategies import FedRoD
 from fl_admm_strategies.algorithms.fedrod import FedRoDInstruction
 from fl_admm_strategies.algorithms.shared.split import SplitEvaluation
-from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.data.batches import answer_of
 from ..toolkit.models.heads import TwoHeaded
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.split_model import is_personal
 from ..toolkit.round.two_headed import TwoHeadedClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 COUNTS = "class-counts"
 """How N_i is called in the client's memory."""
@@ -38,7 +36,7 @@ class FedRoDClient(TwoHeadedClient[FedRoDInstruction]):
     heads = TwoHeaded
     closed_form = "its clients train two heads at once, on a loss each"
 
-    def steps(self, asked: FedRoDInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FedRoDInstruction, config: Scalars) -> MethodSteps:
         """Descend on l(g + gamma log N_i, y) + l(stop(g) + p_i, y); upload features and g.
 
         g and p_i are the logits of the heads for the features z; the second term changes p_i alone.
@@ -54,7 +52,7 @@ class FedRoDClient(TwoHeadedClient[FedRoDInstruction]):
             balanced = with_prior(generic, numbers, asked.gamma)
             return self.loss_fn(balanced, targets) + self.loss_fn(both, targets)
 
-        with self.training_on(_BothHeads(model), loss):
+        with self.training_on(self.problem_with(_BothHeads(model), loss)):
             metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
         self.memory.keep(config, self.kept(asked) | {COUNTS: counts.numpy()})
         return self.arrays(), metrics

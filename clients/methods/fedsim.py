@@ -6,12 +6,10 @@ from typing import Any, ClassVar
 
 from fl_admm_strategies import FedSim
 from fl_admm_strategies.algorithms.fedsim import FedSimInstruction
-from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.split_model import SplitClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 
 class FedSimClient(SplitClient[Any]):
@@ -24,7 +22,7 @@ class FedSimClient(SplitClient[Any]):
     strategy: ClassVar[Any] = FedSim
     instruction: ClassVar[Any] = FedSimInstruction
 
-    def steps(self, asked: FedSimInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FedSimInstruction, config: Scalars) -> MethodSteps:
         """Run (u, v) <- (u, v) - eta grad f_i(u, v), both gradients at one point; upload u."""
         self.load_split(asked.shared, asked.personal, config)
         metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)

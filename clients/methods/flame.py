@@ -15,11 +15,10 @@ from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.maths.moreau import advance
 
 from ..toolkit.data.batches import Loader
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.solvers import descend_until
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
 
@@ -59,7 +58,7 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             else replace(self.train_problem, loader=validation_loader)
         )
 
-    def steps(self, asked: FLAMEInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FLAMEInstruction, config: Scalars) -> MethodSteps:
         """Move theta_i from where it was, then w_i where the client keeps it.
 
         Uploads theta_i or, with the duals on the clients, the change of u_i = w_i + pi_i/rho.

@@ -24,10 +24,9 @@ from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.data.batches import Loader
 from ..toolkit.data.holdout import TooFewSamplesError, folds, hold_out
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import TorchClient, to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars, Steps
 
 
 class FPFCClient(TorchClient[FPFCInstruction]):
@@ -60,7 +59,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         super().__init__(*args, **kwargs)
         self.validation_loader = validation_loader
 
-    def steps(self, asked: FPFCInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: FPFCInstruction, config: Scalars) -> MethodSteps:
         """Run (5): omega <- omega - alpha [grad f_i(omega) + rho (omega - zeta_i)], T_i epochs."""
         if asked.candidates is not None:
             return (yield from self._search(asked))
@@ -80,9 +79,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             metrics = {**metrics, f"{VALIDATION}-{asked.monitor}": measured[asked.monitor]}
         return upload, metrics
 
-    def answer_handshake(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+    def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """See to it that there are samples to validate on, and that the metric is known.
 
         Raises
@@ -104,7 +101,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             )
         return [], self.train_size(), {}
 
-    def _search(self, asked: FPFCInstruction) -> Steps[tuple[Arrays, Scalars]]:
+    def _search(self, asked: FPFCInstruction) -> MethodSteps:
         """Train the clustered block of every candidate, the rest fixed; or measure each."""
         names = self._clustered(asked.clustered)
         kept, held_out = self._split_in_search(asked)

@@ -11,7 +11,7 @@ from fl_admm_strategies.algorithms.lg_fedavg import BEFORE, LGFedAvgInstruction
 from fl_admm_strategies.algorithms.shared.split import SplitEvaluation
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from ..toolkit.round.base import Scalars
+from ..toolkit.solving.steps import Scalars
 from .fedsim import FedSimClient
 
 U = "u/"

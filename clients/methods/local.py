@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from fl_admm_strategies import Local
 from fl_admm_strategies.algorithms.local import LocalInstruction
-from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.own_model import OwnModelClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 
 class LocalClient(OwnModelClient[LocalInstruction]):
@@ -18,7 +16,7 @@ class LocalClient(OwnModelClient[LocalInstruction]):
     strategy = Local
     instruction = LocalInstruction
 
-    def steps(self, asked: LocalInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: LocalInstruction, config: Scalars) -> MethodSteps:
         """Descend on f_i from the client's own model; upload nothing."""
         self.load_own(asked.start, config)
         metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)

@@ -7,12 +7,10 @@ from typing import Any
 
 from fl_admm_strategies import LocalSGD
 from fl_admm_strategies.algorithms.localsgd import LocalSGDInstruction
-from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 
 class LocalSGDClient(TorchClient[LocalSGDInstruction]):
@@ -32,7 +30,7 @@ class LocalSGDClient(TorchClient[LocalSGDInstruction]):
             "LocalSGD says the size of every step", "use a method of epochs, such as FedProx"
         )
 
-    def steps(self, asked: LocalSGDInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: LocalSGDInstruction, config: Scalars) -> MethodSteps:
         """Run x <- x - a/log2(k + 1) grad f_i(x) for the k of this round; upload x."""
         self.load(asked.model)
         batches = self.draws()

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
-from typing import Never
+from typing import Any
 
 import numpy as np
-from flwr.app import Context
 
 from fl_admm_strategies import LocalSGD
 from fl_admm_strategies.algorithms.localsgd import LocalSGDInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_fraction
-from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.linear import LinearClient
-from ..toolkit.solving.curvature import DataLoss
+from ..toolkit.solving.steps import Scalars
 
 
 class LocalSGDLinearClient(LinearClient[LocalSGDInstruction]):
@@ -37,17 +33,8 @@ class LocalSGDLinearClient(LinearClient[LocalSGDInstruction]):
     instruction = LocalSGDInstruction
     closed_form = "its steps are on a linear model, in numpy"
 
-    def __init__(
-        self,
-        context: Context,
-        problem: DataLoss,
-        test_problem: DataLoss | None = None,
-        *,
-        batch_share: float = 1.0,
-        state_dir: str | os.PathLike[str] | None = None,
-        **unknown: Never,
-    ) -> None:
-        super().__init__(context, problem, test_problem, state_dir=state_dir, **unknown)
+    def __init__(self, *args: Any, batch_share: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         check_fraction("batch_share", batch_share, zero=False)
         self.batch_share = batch_share
 
@@ -69,4 +56,5 @@ class LocalSGDLinearClient(LinearClient[LocalSGDInstruction]):
             x = x - asked.lr / math.log2(k + 1) * gradient
         ((name, array),) = asked.model.items()
         upload = {name: x.reshape(array.shape).astype(array.dtype)}
-        return upload, {"loss": loss} | ({INITIAL_LOSS: loss} if config["version"] == 0 else {})
+        self.initial_loss = loss
+        return upload, {"loss": loss}

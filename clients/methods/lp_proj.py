@@ -11,13 +11,11 @@ import torch
 from fl_admm_strategies import LpProj, LpProjADMM
 from fl_admm_strategies.algorithms.lp_proj import IMAGE, LpProjInstruction
 from fl_admm_strategies.algorithms.lp_proj_sgd import LpProjSGDInstruction, W
-from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.projection import projection
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.own_model import OwnModelClient
 from ..toolkit.solving.objective import LocalObjective, ProjectedTerm
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 Asked = TypeVar("Asked", LpProjInstruction, LpProjSGDInstruction)
 
@@ -48,7 +46,7 @@ class LpProjADMMClient(ProjectedClient[LpProjInstruction]):
     strategy = LpProjADMM
     instruction = LpProjInstruction
 
-    def steps(self, asked: LpProjInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: LpProjInstruction, config: Scalars) -> MethodSteps:
         """Run theta <- theta - eta [grad f_i(theta) + lambda P^T (P theta - w_i)] (185)."""
         self.load_own(asked.start, config)
         names = self.trainable(asked.projected, setting="LpProjADMM(unprojected=...)")
@@ -67,7 +65,7 @@ class LpProjClient(ProjectedClient[LpProjSGDInstruction]):
     strategy = LpProj
     instruction = LpProjSGDInstruction
 
-    def steps(self, asked: LpProjSGDInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: LpProjSGDInstruction, config: Scalars) -> MethodSteps:
         """Run theta <- theta - eta_p [grad f(theta) + lambda P^T psi(P theta - w_i)] K times.
 
         Each on a mini-batch of its own; then w_i <- w_i - eta_l lambda psi(w_i - P theta); all that

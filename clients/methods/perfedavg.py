@@ -13,15 +13,13 @@ from torch import Tensor
 from fl_admm_strategies import PerFedAvg
 from fl_admm_strategies.algorithms.perfedavg import PerFedAvgEvaluation, PerFedAvgInstruction
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 
 from ..toolkit.data.batches import Loader
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.hessian import hessian_product
 from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.solvers import gradient_descent
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 Block = Mapping[str, Tensor]
 
@@ -39,7 +37,7 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
     strategy = PerFedAvg
     instruction = PerFedAvgInstruction
 
-    def steps(self, asked: PerFedAvgInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: PerFedAvgInstruction, config: Scalars) -> MethodSteps:
         """Run w <- w - beta d tau times, d = (I - alpha H) g; upload w.
 
         g is the gradient at w - alpha grad f(w; D), on the batch D', and H the Hessian at w, on
@@ -60,8 +58,8 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
             loss, direction = self._direction(asked, w, batches)
             losses.append(loss)
             self.load_block(_moved(w, direction, asked.lr))
-        first = {INITIAL_LOSS: losses[0]} if config["version"] == 0 else {}
-        return self.arrays(), {"loss": losses[-1]} | first
+        self.initial_loss = losses[0]
+        return self.arrays(), {"loss": losses[-1]}
 
     def _direction(
         self, asked: PerFedAvgInstruction, w: Block, batches: Iterator[Loader]
@@ -123,7 +121,7 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
         self.load(asked.global_)
         self.train_size()
         if asked.adapt == "epoch":
-            self.solve(LocalObjective(), lr=asked.alpha, epochs=1)
+            self.perform(Minimisation(LocalObjective(), asked.alpha, 1))
         else:
             gradient_descent(
                 self.train_problem, LocalObjective(), lr=asked.alpha, epochs=1, full_batch=True
@@ -132,4 +130,4 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
 
 
 def _moved(block: Block, along: Block, rate: float) -> dict[str, Tensor]:
-    return {name: own - rate * along[name] for name, own in block.items()}
+    return {name: tensor - rate * along[name] for name, tensor in block.items()}

@@ -8,13 +8,11 @@ from torch import Tensor
 
 from fl_admm_strategies import PFedMe, PFedMeMatched
 from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction, PFedMeMatchedInstruction
-from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.own_model import OwnModelClient
 from ..toolkit.round.torch_client import to_numpy
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 Block = Mapping[str, Tensor]
 
@@ -33,7 +31,7 @@ class PFedMeClient(OwnModelClient[PFedMeInstruction]):
     strategy = PFedMe
     instruction = PFedMeInstruction
 
-    def steps(self, asked: PFedMeInstruction, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: PFedMeInstruction, config: Scalars) -> MethodSteps:
         """Run theta <- theta - eta_in [grad f(theta) + lambda (theta - w_i)] K times on one batch.
 
         Then w_i <- w_i - eta lambda (w_i - theta); all that R times. Uploads w_i.
@@ -61,9 +59,7 @@ class PFedMeMatchedClient(OwnModelClient[PFedMeMatchedInstruction]):
     strategy = PFedMeMatched
     instruction = PFedMeMatchedInstruction
 
-    def steps(
-        self, asked: PFedMeMatchedInstruction, config: Scalars
-    ) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: PFedMeMatchedInstruction, config: Scalars) -> MethodSteps:
         """Run theta <- theta - eta [grad f_i(theta) + lambda (theta - w)]; upload w_i."""
         self.load(asked.model)
         names = self.trained_names()

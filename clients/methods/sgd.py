@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import split_groups
 
-from ..toolkit.round.base import Scalars
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import Minimisation, Steps
+from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars, Steps
 
 
 class SGDClient(TorchClient[Any]):
@@ -35,9 +34,7 @@ class SGDClient(TorchClient[Any]):
 
     strategy: ClassVar[Any] = FedAvg
 
-    def taking_part(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> Steps[tuple[list[NDArray[Any]], int, Scalars]]:
+    def run_round(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Reply]:
         """Take some epochs from the model received; upload the result.
 
         Raises
@@ -54,10 +51,10 @@ class SGDClient(TorchClient[Any]):
         num_examples = self.train_size()
         with self.seeded(config):
             received = self._received(parameters, config)
-            upload, metrics = yield from self.training(received, config)
+            upload, metrics = yield from self.steps(received, config)
         return list(upload.values()), num_examples, metrics
 
-    def steps(self, asked: Arrays, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
+    def steps(self, asked: Arrays, config: Scalars) -> MethodSteps:
         """Descend on f_i from a model."""
         self.load(asked)
         epochs = int(config.get("local-epochs", 1))

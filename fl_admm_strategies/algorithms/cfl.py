@@ -133,7 +133,9 @@ class ClusterTree(Clusters):
         """Return all variables; of a cluster's children the first, after which comes the other."""
         return {
             **super().state_arrays(),
-            "children": np.array([own[0] if own else 0 for own in self.children], dtype=np.int64),
+            "children": np.array(
+                [parts[0] if parts else 0 for parts in self.children], dtype=np.int64
+            ),
             "directions": np.stack(self.directions),
         }
 
@@ -209,8 +211,8 @@ class CFL(ClusteredStrategy):
                 for client, update in zip(clients, updates, strict=True):
                     clusters.descend(client, update)
                 continue
-            own = {client: replies[client] for client in clients}
-            for part, members in self._split(server_round, cluster, own, updates).items():
+            theirs = {client: replies[client] for client in clients}
+            for part, members in self._split(server_round, cluster, theirs, updates).items():
                 clusters.average(part, {c: replies[c] for c in members}, self.weights)
 
     def _split(

@@ -63,7 +63,7 @@ class FedGiAState:
     slope, slope_point : ndarray of shape (n,)
         The last gradient of f that is known, and where; of shape (0,) where nothing is followed.
     num_slopes : int
-        How many were known so far.
+        How many were known since the set of clients last changed.
     path_curvature, next_curvature : float
         The largest curvature of f between two such points so far, and what is expected of the next.
     """
@@ -329,15 +329,15 @@ class FedGiA(StatefulStrategy):
         in_admm = dict(zip(self.client_ids, self.admm_group(server_round), strict=True))
         instructions = {}
         for client in client_ids:
-            own, admm = self.state.clients[client], bool(in_admm.get(client, False))
+            row, admm = self.state.clients[client], bool(in_admm.get(client, False))
             sends_dual = self.duals == "strategy" and admm  # the others need none
             instructions[client] = FedGiAInstruction.of(
                 self,
                 server_round,
                 model=model,
-                dual=self._block.arrays(own.pi) if sends_dual else None,
+                dual=self._block.arrays(row.pi) if sends_dual else None,
                 admm=admm,
-                curvature=own.curvature,
+                curvature=row.curvature,
                 sigma=sigma,
                 num_clients=self.membership.num_initial,
                 keep_dual=self.duals == "client",
@@ -355,20 +355,20 @@ class FedGiA(StatefulStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in every z_i and pi_i, then what they say about f at the point that was sent."""
         state, m = self.state, self.membership.num_initial
-        sigma = self.sigma
         total = np.zeros(self._block.size)
         gradient = np.zeros(self._block.size)  # sum_i grad f_i(x)/m, m being that of the start
         for client in self.client_ids:
-            own = state.clients[client]
+            row = state.clients[client]
             if (reply := replies.get(client)) is not None:
-                own.message = self._block.vector(reply.arrays)
+                row.message = self._block.vector(reply.arrays)
                 if self.duals == "strategy":
-                    own.pi = self._block.vector(under(DUAL, reply.arrays))
+                    row.pi = self._block.vector(under(DUAL, reply.arrays))
                 if self._sends_gradient:
                     gradient += self._block.vector(under(GRADIENT, reply.arrays))
                 elif self._knows_gradient:
-                    self._add_gradient(own, sigma, gradient)
-            total += own.message
+                    sent = FedGiAInstruction.read(reply.asked)
+                    self._add_gradient(row, sent.sigma, gradient)
+            total += row.message
         state.point, state.x = state.x, (total / len(self.client_ids)).astype(self._block.dtype)
         everybody = len(replies) == len(self.client_ids)  # (12) is a mean over all
         losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
@@ -396,13 +396,31 @@ class FedGiA(StatefulStrategy):
         state.slope, state.slope_point = gradient, point
         state.num_slopes += 1
 
-    def _add_gradient(self, own: Any, sigma: float, gradient: NDArray[np.float64]) -> None:
+    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
+        """Compare no gradient with one of before: f is another function now."""
+        rows = [self.membership.row(client) for client in client_ids]
+        curvature = self.state.clients.column("curvature")
+        self._follow_anew(np.delete(curvature, rows), curvature)
+
+    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Compare no gradient with one of before, likewise."""
+        curvature = self.state.clients.column("curvature")
+        self._follow_anew(curvature, np.delete(curvature, rows))
+
+    def _follow_anew(self, before: NDArray[np.float64], now: NDArray[np.float64]) -> None:
+        """Expect of the new f what was seen of the last one, in the proportion of their r_i."""
+        state, ratio = self.state, float(now.mean() / before.mean())
+        state.num_slopes = 0
+        state.path_curvature *= ratio
+        state.next_curvature *= ratio
+
+    def _add_gradient(self, row: Any, sigma: float, gradient: NDArray[np.float64]) -> None:
         """Add grad f_i(x)/m = -pi_i - (r_i/m) (x_i - x), which is (34) with H_i = r_i I."""
-        weight = float(own.curvature) / self.membership.num_initial
-        moved = np.subtract(own.message, self.state.x, dtype=np.float64)
+        weight = float(row.curvature) / self.membership.num_initial
+        moved = np.subtract(row.message, self.state.x, dtype=np.float64)
         moved *= weight  # x_i - x = (z_i - x) - pi_i/sigma, by (15)
         gradient -= moved
-        np.multiply(own.pi, weight / sigma - 1, out=moved, dtype=np.float64)
+        np.multiply(row.pi, weight / sigma - 1, out=moved, dtype=np.float64)
         gradient += moved
 
     # ------------------------------------------------------------------------------------------

@@ -279,7 +279,7 @@ class FedMCADMM(CompletionStrategy):
         asked = super().evaluate_instructions(server_round, client_ids)
         if self.rows == "all":
             return asked
-        return {client: replace(own, rated_only=True) for client, own in asked.items()}
+        return {client: replace(one, rated_only=True) for client, one in asked.items()}
 
     @property
     def item_factors(self) -> NDArray[Any]:

@@ -143,8 +143,8 @@ class FedMGS(CompletionStrategy):
         state = self.state
         for client, reply in replies.items():
             if (curvature := _curvature(reply)) is not None:  # else it is as if it had sat out
-                own = state.clients[client]
-                (own.gradient,), own.curvature = reply.arrays.values(), curvature
+                row = state.clients[client]
+                (row.gradient,), row.curvature = reply.arrays.values(), curvature
         curvature = float(state.clients.column("curvature").mean()) + self._gamma
         gradient = state.clients.column("gradient").mean(axis=0, dtype=np.float64)
         gradient += self._gamma * state.items

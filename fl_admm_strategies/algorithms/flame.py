@@ -179,17 +179,17 @@ class FLAME(ConsensusStrategy):
         return {client: self._instruction(server_round, client) for client in client_ids}
 
     def _instruction(self, server_round: int, client: int) -> FLAMEInstruction:
-        own, w = self.state.clients[client], self.state.consensus.w
+        row, w = self.state.clients[client], self.state.consensus.w
         local = self.duals == "strategy" and self.anchor_on == "w_i"
         start = self._start(client)
         return FLAMEInstruction.of(
             self,
             server_round,
-            anchor=self._own(own.local_w if local else w, client),
+            anchor=self._own(row.local_w if local else w, client),
             start=None if start is None else self._block.arrays(start),
             rho=self.penalty,
-            alpha=own.alpha,
-            tolerance=own.tolerance * float(self.tolerance_decay),  # (18)
+            alpha=row.alpha,
+            tolerance=row.tolerance * float(self.tolerance_decay),  # (18)
             optimised=self._block.names,
         )
 
@@ -208,16 +208,16 @@ class FLAME(ConsensusStrategy):
         """Take in theta_i, or the change of u_i, of the participants; w is the mean over all."""
         consensus, clients = self.state.consensus, self.state.clients
         for client, reply in replies.items():
-            change, own = self._block.vector(reply.arrays), clients[client]
+            change, row = self._block.vector(reply.arrays), clients[client]
             if self.duals == "strategy":
-                theta, a = change, self.lam * float(own.alpha)
-                own.local_w, change = advance(  # (12), (13)
-                    theta, own.theta, own.local_w, consensus.w, a=a, rho=self.penalty
+                theta, a = change, self.lam * float(row.alpha)
+                row.local_w, change = advance(  # (12), (13)
+                    theta, row.theta, row.local_w, consensus.w, a=a, rho=self.penalty
                 )
-                own.theta = theta
-                self._buffers.keep(own, reply.arrays)
+                row.theta = theta
+                self._buffers.keep(row, reply.arrays)
             consensus.add_change(change)
-            own.tolerance *= self.tolerance_decay
+            row.tolerance *= self.tolerance_decay
         if server_round % REBUILD_EVERY == 0 and self.duals == "strategy":
             consensus.rebuild(self._messages(self.client_ids))
         consensus.aggregate(len(self.membership))  # (14)

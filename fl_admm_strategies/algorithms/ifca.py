@@ -180,7 +180,7 @@ class IFCA(ClusteredStrategy):
         if number == 0:
             return initial
         trained = self._part({name: initial[name] for name in self.trained})
-        if self.init_scale is None and not any(own.std() for own in trained.values()):
+        if self.init_scale is None and not any(array.std() for array in trained.values()):
             raise ValueError(
                 "Every array of the initial model is constant, so that all models would be the "
                 "same and all clients take the first. Give IFCA init_scale or initial_models, or "
@@ -188,16 +188,16 @@ class IFCA(ClusteredStrategy):
             )
         rng = np.random.default_rng([self.seed, number, *b"ifca"])
         drawn: Arrays = {}
-        for name, own in trained.items():
-            scale = self.init_scale or own.std()
-            center = own.mean() if self.init_scale is None else 0.0
-            drawn[name] = (center + scale * rng.standard_normal(own.shape)).astype(own.dtype)
+        for name, array in trained.items():
+            scale = self.init_scale or array.std()
+            center = array.mean() if self.init_scale is None else 0.0
+            drawn[name] = (center + scale * rng.standard_normal(array.shape)).astype(array.dtype)
         return initial | drawn
 
     def _part(self, arrays: Arrays) -> Arrays:
         """Return what differs by cluster."""
         pattern = self._clustered
-        return {n: own for n, own in arrays.items() if pattern is None or pattern.search(n)}
+        return {n: array for n, array in arrays.items() if pattern is None or pattern.search(n)}
 
     # ------------------------------------------------------------------------------------------
     # One round
@@ -254,20 +254,22 @@ class IFCA(ClusteredStrategy):
             else:
                 reason = f"it does not say which one of the {self.num_clusters} models it took"
                 self.run.intake.refuse(server_round, client, reason)
-        everybody = {c: own for c, own in replies.items() if self._taken(own.metrics) is not None}
+        everybody = {
+            c: reply for c, reply in replies.items() if self._taken(reply.metrics) is not None
+        }
         if not everybody:
             return
         if self._measures:
             self._compare(everybody)
             return
         lr, models = rate_in(server_round, self.lr), state.clusters.models
-        common = {n: own for n, own in models[0].items() if n not in self._part(models[0])}
+        common = {n: array for n, array in models[0].items() if n not in self._part(models[0])}
         shared = self._moved(common, everybody, lr, len(everybody))
         for cluster, model in enumerate(models):
-            own = self._part(model)
+            part = self._part(model)
             if cluster in taken:
-                own = self._moved(own, taken[cluster], lr, len(everybody))
-            models[cluster] = {name: (shared | own)[name] for name in model}
+                part = self._moved(part, taken[cluster], lr, len(everybody))
+            models[cluster] = {name: (shared | part)[name] for name in model}
         state.rounds += 1
 
     def _taken(self, metrics: Metrics) -> int | None:

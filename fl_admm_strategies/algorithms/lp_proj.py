@@ -178,16 +178,16 @@ class LpProjADMM(WeightedStrategy):
         """Take in P theta_i of the participants; w is the mean of u_i over all clients."""
         consensus = self.state.consensus
         for client, reply in replies.items():
-            own, image = self.state.clients[client], reply.arrays[IMAGE]
-            own.local_w, change = advance(  # (186), (187)
+            row, image = self.state.clients[client], reply.arrays[IMAGE]
+            row.local_w, change = advance(  # (186), (187)
                 image,
-                own.image,
-                own.local_w,
+                row.image,
+                row.local_w,
                 consensus.w,
-                a=self.lam * float(own.alpha),
+                a=self.lam * float(row.alpha),
                 rho=self.penalty,
             )
-            own.image = image
+            row.image = image
             consensus.add_change(change)
         if server_round % REBUILD_EVERY == 0:
             consensus.rebuild(self._messages(self.client_ids))

@@ -70,7 +70,7 @@ class DataClusters(Clusters):
 
         Who is there stays where it is.
         """
-        given: dict[int, Basis] = {c: np.asarray(own[BASIS]) for c, own in rows.items() if own}
+        given: dict[int, Basis] = {c: np.asarray(row[BASIS]) for c, row in rows.items() if row}
         if not self.of:
             super().insert(rows)  # as it is where a saved run is put back
             features = Counter(map(len, given.values())).most_common(1)
@@ -88,15 +88,15 @@ class DataClusters(Clusters):
                 self.models.append(self.models[0])
             self.of[client], self.bases[client] = cluster, basis
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Find the clusters of clients that are joining."""
-        self.guests = {c: self.nearest(np.asarray(row[BASIS])) for c, row in rows.items()}
+        self.pending = {c: self.nearest(np.asarray(row[BASIS])) for c, row in rows.items()}
 
     def nearest(self, basis: Basis) -> int:
         """Return the cluster of most clients that are in a new client's group; 0 if none are."""
         known = list(self.bases)
-        *labels, own = self._group([*self.bases.values(), basis])
-        mates = sorted(self.of[c] for c, label in zip(known, labels, strict=True) if label == own)
+        *labels, group = self._group([*self.bases.values(), basis])
+        mates = sorted(self.of[c] for c, label in zip(known, labels, strict=True) if label == group)
         return Counter(mates).most_common(1)[0][0] if mates else 0
 
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
@@ -106,11 +106,11 @@ class DataClusters(Clusters):
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables; the bases side by side, in the order of the clients."""
-        own = [self.bases[client] for client in self.ids if client in self.bases]
+        bases = [self.bases[client] for client in self.ids if client in self.bases]
         return {
             **super().state_arrays(),
-            "bases": np.concatenate(own, axis=1) if own else np.zeros((0, 0)),
-            "widths": np.array([basis.shape[1] for basis in own], dtype=np.int64),
+            "bases": np.concatenate(bases, axis=1) if bases else np.zeros((0, 0)),
+            "widths": np.array([basis.shape[1] for basis in bases], dtype=np.int64),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -122,8 +122,8 @@ class DataClusters(Clusters):
                 "The saved directions of the clients' data do not fit the clients: the state is "
                 "damaged. Continue from another checkpoint."
             )
-        own = np.split(arrays["bases"], np.cumsum(widths)[:-1], axis=1)
-        self.bases = dict(zip(ids, map(np.array, own), strict=True))
+        bases = np.split(arrays["bases"], np.cumsum(widths)[:-1], axis=1)
+        self.bases = dict(zip(ids, map(np.array, bases), strict=True))
 
 
 def check_basis(client: int, basis: Basis, features: int) -> None:

@@ -252,9 +252,9 @@ class PFedMeMatched(SampledStrategy):
         """Take in the participants' w_i; w is the mean over all clients."""
         consensus = self.state.consensus
         for client, reply in replies.items():
-            own, new = self.state.clients[client], self._block.vector(reply.arrays)
-            consensus.add_change(new.astype(np.float64) - own.local_w)
-            own.local_w = new
+            row, new = self.state.clients[client], self._block.vector(reply.arrays)
+            consensus.add_change(new.astype(np.float64) - row.local_w)
+            row.local_w = new
         if server_round % REBUILD_EVERY == 0:
             consensus.rebuild(self._local_ws(self.client_ids))
         consensus.aggregate(len(self.membership))

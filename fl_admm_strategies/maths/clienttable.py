@@ -60,7 +60,7 @@ class ByClient(ABC):
         """Take in new clients, with what the algorithm's `new_client` says of them."""
 
     @abstractmethod
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Know these clients for the present round, without taking them in; forget earlier ones."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class ClientTable(ByClient):
     ----------
     ids : list of int
         The clients, sorted.
-    guests : dict of int to ClientRow
+    pending : dict of int to ClientRow
         Rows of clients that are asked to train and are not in the table yet: ``table[client]``
         finds them as well.
 
@@ -120,7 +120,7 @@ class ClientTable(ByClient):
 
     def __init__(self, **columns: ArrayLike) -> None:
         self.ids: list[int] = []
-        self.guests: dict[int, ClientRow] = {}
+        self.pending: dict[int, ClientRow] = {}
         self._index: dict[int, int] = {}
         self._start = {name: np.asarray(entry) for name, entry in columns.items()}
         self._columns = {
@@ -135,7 +135,7 @@ class ClientTable(ByClient):
 
     def __getitem__(self, client: int) -> ClientRow:
         if (index := self._index.get(client)) is None:
-            return self.guests[client]
+            return self.pending[client]
         return ClientRow(self._columns, index)
 
     def column(self, name: str) -> NDArray[Any]:
@@ -146,12 +146,12 @@ class ClientTable(ByClient):
         """Return a copy of some clients' entries of a column, in their order."""
         return self._columns[name][[self._index[client] for client in clients]]
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
-        """Let these be the guests: new clients that are asked to train; earlier ones go."""
-        self.guests = {}
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
+        """Let these be the pending ones: new clients that are asked to train; earlier ones go."""
+        self.pending = {}
         for client, row in rows.items():
             columns = {name: np.array(entry)[None] for name, entry in self._completed(row).items()}
-            self.guests[client] = ClientRow(columns, 0)
+            self.pending[client] = ClientRow(columns, 0)
 
     def insert(self, rows: Mapping[int, Row]) -> None:
         """Take in new clients; an entry that a row lacks is what its column starts from."""

@@ -211,8 +211,8 @@ class ConsensusADMM(ByClient):
         if self.on_clients:
             mean.add_change(uploaded)
             return None
-        own, rho, squares = self.clients[client], self._scalar(self.rho), 0.0
-        u, pi = own.u, own.pi
+        row, rho, squares = self.clients[client], self._scalar(self.rho), 0.0
+        u, pi = row.u, row.pi
         for part in _pieces(len(uploaded)):
             new = uploaded[part]
             step, change = self._scratch[0][: len(new)], self._scratch[1][: len(new)]
@@ -258,9 +258,9 @@ class ConsensusADMM(ByClient):
         self.mean.join(len(rows))
         self.clients.insert(self._starts(rows))
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Know joining clients, with u_i = w and pi_i = 0."""
-        self.clients.invite(self._starts(rows))
+        self.clients.add_pending(self._starts(rows))
 
     def _starts(self, clients: Iterable[int]) -> dict[int, Row]:
         return {client: {} if self.on_clients else {"u": self.w} for client in clients}
@@ -298,8 +298,8 @@ class ConsensusADMM(ByClient):
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all variables, not copied."""
         mean = self.mean
-        own = {"w": mean.w, "total": mean.total, "first": mean.first}
-        return own | {"began_in": np.array(mean.began_in)} | self.clients.state_arrays()
+        arrays = {"w": mean.w, "total": mean.total, "first": mean.first}
+        return arrays | {"began_in": np.array(mean.began_in)} | self.clients.state_arrays()
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned, for as many clients."""

@@ -93,14 +93,14 @@ class RatedConsensus(ByClient):
         self.v = np.ascontiguousarray(first)
         self.total = np.zeros(first.shape)
         self._clients: dict[int, Client] = {}
-        self._guests: dict[int, Client] = {}
+        self._joining: dict[int, Client] = {}
         self._sent: dict[int, Factors] = {}  # V^k that clients refer to, by number
         self._now: int | None = None  # the number of the present V, once a client refers to it
         self._pending: dict[int, float] = {}  # change of sum_i (a_k + b_k) since the last V
         self._products: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def __getitem__(self, client: int) -> Client:
-        return self._clients[client] if client in self._clients else self._guests[client]
+        return self._clients[client] if client in self._clients else self._joining[client]
 
     @property
     def ids(self) -> list[int]:
@@ -111,16 +111,16 @@ class RatedConsensus(ByClient):
 
     def anchor(self, client: int) -> Factors:
         """Return V - Y_i/beta of the rated items, shape (n_i, r)."""
-        own = self[client]
-        anchor: Factors = self.v[own.items] - own.dual
+        row = self[client]
+        anchor: Factors = self.v[row.items] - row.dual
         return anchor
 
     def curvature(self, client: int) -> float:
         """Return ||W_i W_i^T||_F over all items."""
-        own = self[client]
-        shares = {number: a for number, (a, _) in own.past.items()}
-        gram = own.w.astype(np.float64).T @ own.w
-        as_others = self._sum(shares, own.items)
+        row = self[client]
+        shares = {number: a for number, (a, _) in row.past.items()}
+        gram = row.w.astype(np.float64).T @ row.w
+        as_others = self._sum(shares, row.items)
         gram -= as_others.T @ as_others
         for one, share in shares.items():
             for other, beside in shares.items():
@@ -153,10 +153,10 @@ class RatedConsensus(ByClient):
         decay : float
             q = (L/(L + p beta))^N, which says what became of the others.
         """
-        own, now = self._clients[client], self._number()
-        step = uploaded - self.v[own.items]
-        change = (uploaded - own.w).astype(np.float64) + step
-        past, moved = dict(own.past), {}
+        row, now = self._clients[client], self._number()
+        step = uploaded - self.v[row.items]
+        change = (uploaded - row.w).astype(np.float64) + step
+        past, moved = dict(row.past), {}
         for number in sorted({*past, now}):  # in the same order after a resume
             a, b = past.get(number, (0.0, 0.0))
             here = float(number == now)
@@ -167,15 +167,15 @@ class RatedConsensus(ByClient):
                 del past[number]
                 new = 0.0, 0.0
             moved[number] = sum(new) - (a + b)
-        self.total[own.items] += change - self._sum(moved, own.items)
+        self.total[row.items] += change - self._sum(moved, row.items)
         self._add(moved)
-        self._clients[client] = Client(own.items, uploaded, own.dual + step, past)
+        self._clients[client] = Client(row.items, uploaded, row.dual + step, past)
 
     def aggregate(self, *, anew: bool = False) -> None:
         """Set V to the minimiser over all clients; with `anew` after adding up all Z_i again."""
         if anew:
             self._rebuild()
-        self._add_pending()
+        self._add_changes()
         mean = (self.total / len(self._clients)).astype(self.v.dtype)
         self.v = mean if self.prox is None else np.ascontiguousarray(self.prox(mean))
         self._now = None
@@ -192,7 +192,7 @@ class RatedConsensus(ByClient):
         for number, share in shares.items():
             self._pending[number] = self._pending.get(number, 0.0) + share
 
-    def _add_pending(self) -> None:
+    def _add_changes(self) -> None:
         for number, change in sorted(self._pending.items()):
             if change:
                 self.total += change * self._sent[number]
@@ -202,16 +202,16 @@ class RatedConsensus(ByClient):
         """Add up the Z_i of all clients anew: see `Consensus.rebuild`."""
         self.total = np.zeros_like(self.total)
         self._pending = {}
-        for own in self._clients.values():
-            shares = {number: a + b for number, (a, b) in own.past.items()}
+        for row in self._clients.values():
+            shares = {number: a + b for number, (a, b) in row.past.items()}
             self._add(shares)
-            others = self._sum(shares, own.items)
-            self.total[own.items] += own.w.astype(np.float64) + own.dual - others
-        self._add_pending()
+            others = self._sum(shares, row.items)
+            self.total[row.items] += row.w.astype(np.float64) + row.dual - others
+        self._add_changes()
 
     def _forget(self) -> None:
         """Drop every V that nobody refers to."""
-        used = {number for own in self._clients.values() for number in own.past}
+        used = {number for row in self._clients.values() for number in row.past}
         self._sent = {number: v for number, v in self._sent.items() if number in used}
         self._products = {k: product for k, product in self._products.items() if used.issuperset(k)}
 
@@ -230,24 +230,24 @@ class RatedConsensus(ByClient):
         self._clients = dict(sorted(both.items()))
         self.total += len(rows) * self.v.astype(np.float64)
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Know joining clients, with W_i = V and Y_i = 0."""
-        self._guests = {client: self._start(row) for client, row in rows.items()}
+        self._joining = {client: self._start(row) for client, row in rows.items()}
 
     def remove(self, clients: Iterable[int], server_round: int) -> None:
         """Let clients count no more: their Z_i leave the sum."""
         gone = set(clients)
-        self._clients = {c: own for c, own in self._clients.items() if c not in gone}
+        self._clients = {c: row for c, row in self._clients.items() if c not in gone}
         self._rebuild()
 
     def remember(self, clients: Iterable[int]) -> Callable[[], None]:
         """Return what puts everything back as it is."""
         v, total, now, pending = self.v, self.total.copy(), self._now, dict(self._pending)
-        all_clients, guests, sent = dict(self._clients), dict(self._guests), dict(self._sent)
+        all_clients, joining, sent = dict(self._clients), dict(self._joining), dict(self._sent)
 
         def undo() -> None:
             self.v, self.total, self._now, self._pending = v, total.copy(), now, dict(pending)
-            self._clients, self._guests = dict(all_clients), dict(guests)
+            self._clients, self._joining = dict(all_clients), dict(joining)
             self._sent, self._products = dict(sent), {}
 
         return undo
@@ -255,7 +255,7 @@ class RatedConsensus(ByClient):
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether V, the sum and the variables of these clients are finite."""
         known = [self._clients[client] for client in clients if client in self._clients]
-        arrays = [self.v, self.total, *(x for own in known for x in (own.w, own.dual))]
+        arrays = [self.v, self.total, *(x for row in known for x in (row.w, row.dual))]
         return all(map(in_range, arrays))
 
     # --- Saving ---------------------------------------------------------------------------------
@@ -264,18 +264,18 @@ class RatedConsensus(ByClient):
         """Return all variables; those of the clients one after another."""
         clients = [*self._clients.values()]
         numbers = {number: place for place, number in enumerate(self._sent)}
-        shares = [[numbers[k], *share] for own in clients for k, share in own.past.items()]
+        shares = [[numbers[k], *share] for row in clients for k, share in row.past.items()]
         shape = self.v.shape
         return {
             "v": self.v,
             "total": self.total,
             "sent": np.array([*self._sent.values()], self.v.dtype).reshape(-1, *shape),
-            "items": _joined([own.items for own in clients], np.int32),
-            "num_items": np.array([len(own.items) for own in clients], dtype=np.int64),
-            "w": _joined([own.w.ravel() for own in clients], self.v.dtype),
-            "dual": _joined([own.dual.ravel() for own in clients], self.v.dtype),
+            "items": _joined([row.items for row in clients], np.int32),
+            "num_items": np.array([len(row.items) for row in clients], dtype=np.int64),
+            "w": _joined([row.w.ravel() for row in clients], self.v.dtype),
+            "dual": _joined([row.dual.ravel() for row in clients], self.v.dtype),
             "shares": np.array(shares, dtype=np.float64).reshape(-1, 3),
-            "num_shares": np.array([len(own.past) for own in clients], dtype=np.int64),
+            "num_shares": np.array([len(row.past) for row in clients], dtype=np.int64),
         }
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -286,11 +286,11 @@ class RatedConsensus(ByClient):
         ValueError
             If the arrays are not those of such a state, or do not fit together.
         """
-        own = self.state_arrays()
-        if arrays.keys() != own.keys():
+        expected = self.state_arrays()
+        if arrays.keys() != expected.keys():
             raise ValueError(
                 f"The saved items' factors are the arrays {sorted(arrays)}, expected "
-                f"{sorted(own)}. Continue with the `rows` that the state was saved with."
+                f"{sorted(expected)}. Continue with the `rows` that the state was saved with."
             )
         (n, r), m = self.v.shape, len(self._clients)
         items, counts, shares = arrays["items"], arrays["num_items"], arrays["shares"]
@@ -306,7 +306,7 @@ class RatedConsensus(ByClient):
         }
         fits = (
             all(arrays[name].shape == shape for name, shape in shapes.items())
-            and all(arrays[name].dtype == own[name].dtype for name in own)
+            and all(arrays[name].dtype == expected[name].dtype for name in expected)
             and min(counts.min(initial=0), arrays["num_shares"].min(initial=0)) >= 0
             and (counts.sum(), arrays["num_shares"].sum()) == (items.size, len(shares))
             and ((items >= 0) & (items < n)).all()

@@ -35,9 +35,9 @@ def proximity(bases: Sequence[Basis], measure: Measure) -> NDArray[np.float64]:
     if measure == "smallest":
         bases = [_orthonormal(basis) for basis in bases]
     angles = np.zeros((len(bases), len(bases)))
-    for i, own in enumerate(bases):
+    for i, basis in enumerate(bases):
         for j in range(i):
-            angles[i, j] = angles[j, i] = _angle(own.T @ bases[j], measure)
+            angles[i, j] = angles[j, i] = _angle(basis.T @ bases[j], measure)
     return angles
 
 

@@ -101,10 +101,10 @@ class ArrivalLink(GridLink):
         replies, intake.asked = [], {}
         while underway.sent:
             client = self._next(grid, timeout, server_round)
-            sent, own = underway.sent.pop(client), self._replies.pop(client)
+            sent, found = underway.sent.pop(client), self._replies.pop(client)
             intake.asked[client] = sent.instruction
-            replies += own
-            if intake.is_usable(client, own, self._run.algorithm.upload_spec_of):
+            replies += found
+            if intake.is_usable(client, found, self._run.algorithm.upload_spec_of):
                 underway.staleness = server_round - sent.server_round
                 break
         return replies
@@ -193,9 +193,9 @@ class ArrivalLink(GridLink):
                 del self._questions[client]
                 self._replies.pop(client, None)
         for client in sorted(sent.keys() - self._questions.keys()):
-            own = sent[client].instruction
-            told = {**own.config, **self._run.outgoing.of_run(client)}
-            complete = {client: ClientInstruction(own.groups, told)}
+            instruction = sent[client].instruction
+            config = {**instruction.config, **self._run.outgoing.of_run(client)}
+            complete = {client: ClientInstruction(instruction.groups, config)}
             messages = self.messages(complete, MessageType.TRAIN)
             pushed = bool(messages) and any(grid.push_messages(messages))
             metadata = messages[0].metadata if pushed else None

@@ -84,7 +84,7 @@ class Models:
             kind, _, number = name.partition("-")
             metadata = {"method": self.method, "absent": self.absent}
             if kind == "cluster":
-                members = [c for c, own in self.cluster_of.items() if own == int(number)]
+                members = [c for c, label in self.cluster_of.items() if label == int(number)]
                 metadata["clients"] = json.dumps(members)
             written.append(path / f"{name}.safetensors")
             write_arrays(written[-1], arrays, metadata)
@@ -211,8 +211,8 @@ def _in_full(
     """
     shared = everybody or {}
     return {
-        client: {**shared, **own} if own.keys() <= set(names) else own
-        for client, own in collected.items()
+        client: {**shared, **arrays} if arrays.keys() <= set(names) else arrays
+        for client, arrays in collected.items()
     }
 
 

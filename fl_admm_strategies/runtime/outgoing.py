@@ -74,21 +74,21 @@ class Outgoing:
         if (method := self._algorithm.method) is not None:
             of_all |= made_by(method)
         for client, typed in sorted(instructions.items()):
-            own = typed.encode() if isinstance(typed, Instruction) else typed
+            instruction = typed.encode() if isinstance(typed, Instruction) else typed
             version = self._membership.last_accepted.get(client, 0)
             common = {**of_all, "seed": seeds[client], "version": version, **self.of_run(client)}
-            if spec is not None and wanted != list(next(iter(own.groups.values()))):
+            if spec is not None and wanted != list(next(iter(instruction.groups.values()))):
                 common[UPLOAD] = names_setting(wanted)
-            groups = own.groups
+            groups = instruction.groups
             if reduce is not None:
                 try:
-                    groups, said = reduce(own.groups)
+                    groups, said = reduce(instruction.groups)
                 except OutOfRangeError as error:
                     self._intake.refuse(server_round, client, f"it is not asked: {error}")
                     beyond = error
                     continue
                 common |= said
-            asked[client] = ClientInstruction(groups, common | own.config)
+            asked[client] = ClientInstruction(groups, common | instruction.config)
         if beyond is not None and not asked:
             raise beyond
         self._intake.asked = asked

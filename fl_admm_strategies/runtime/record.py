@@ -73,7 +73,7 @@ class ClientMetrics(Mapping[int, dict[int, Metrics]]):
 
     def size(self, server_round: int) -> int:
         """Return how many numbers of a round are in memory."""
-        return sum(len(own) for own in self._recent.get(server_round, {}).values())
+        return sum(len(metrics) for metrics in self._recent.get(server_round, {}).values())
 
     def release(self, server_round: int, history: History | None) -> None:
         """Hold a round in memory no longer."""
@@ -82,7 +82,7 @@ class ClientMetrics(Mapping[int, dict[int, Metrics]]):
 
 
 def _by_client(metrics: Mapping[str, Metrics]) -> dict[int, Metrics]:
-    return {int(client): own for client, own in metrics.items()}
+    return {int(client): values for client, values in metrics.items()}
 
 
 class Record:

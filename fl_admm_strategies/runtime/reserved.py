@@ -43,11 +43,11 @@ def check_user_settings(
     ):
         sent = {key for method in methods for key in _sent_by(type(algorithm), method)}
         for key in config:
-            own = key.replace("-", "_")
-            if own in parameters:
+            parameter = key.replace("-", "_")
+            if parameter in parameters:
                 raise ValueError(
                     f"{which} has {key!r}, which is a parameter of {name}: leave it out of "
-                    f"{which}, and give {name}({own}=...)."
+                    f"{which}, and give {name}({parameter}=...)."
                 )
             if key in sent or key in OF_EVERY_MESSAGE or is_stamp(key):
                 raise ValueError(

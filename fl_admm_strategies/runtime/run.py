@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
@@ -215,7 +216,7 @@ class Run:
         exchange: Exchange,
         config: Mapping[str, Any],
     ) -> tuple[dict[int, Reply], list[int]]:
-        """Shake hands with clients; return the replies, and who did not reply usably."""
+        """Shake hands with clients; return the usable replies, and the clients without one."""
         if not (instructions := self.algorithm.handshake_instructions(clients)):
             return {}, []
         spec = self.algorithm.handshake_spec()
@@ -239,7 +240,7 @@ class Run:
         announced: int = 0,
         restarted: Iterable[int] = (),
     ) -> list[int]:
-        """Before a round of training, let go who has left, and get to know who is new.
+        """Drop departed clients and shake hands with new ones, before a round of training.
 
         Parameters
         ----------
@@ -262,8 +263,8 @@ class Run:
             Who has left.
         """
         members, here = self.membership, set(connected)
-        members.doubt(restarted)
-        members.see(server_round, here, announced)
+        members.mark_uncertain(restarted)
+        members.record_connected(server_round, here, announced)
         if gone := members.overdue(server_round):
             log(
                 WARNING,
@@ -308,10 +309,10 @@ class Run:
         log(INFO, "configure_train: Sampled %s clients (out of %s)", len(sampled), len(pool))
         new = self._new_rows({c: members.joining[c] for c in sampled if c in members.joining})
         for part in parts_by_client(algorithm.state):
-            part.invite(new)
+            part.add_pending(new)
         instructions = algorithm.train_instructions(server_round, sampled) if sampled else {}
         asked = self.outgoing.complete(server_round, config, instructions, algorithm.upload_spec())
-        members.doubt(asked)
+        members.mark_uncertain(asked)
         self.record.count_down(server_round, asked)
         return asked
 
@@ -326,12 +327,13 @@ class Run:
         """
         algorithm, asked = self.algorithm, self.intake.asked
         taken, lost = self.intake.accept(server_round, replies, algorithm.upload_spec_of)
+        uploads = {c: replace(reply, asked=asked[c]) for c, reply in taken.items()}
         training = len(asked) + len(self.underway.sent)
         self.health.note_infinite(
             server_round, self.intake.infinite * len(asked) / max(training, 1)
         )
         self.last_round = server_round
-        held = self.bound.hold(server_round, taken, asked, algorithm.upload_reference)
+        held = self.bound.hold(server_round, uploads, algorithm.upload_reference)
         for client, reason in held.refused.items():
             self.intake.refuse(server_round, client, reason)
         accepted = self._absorb(server_round, held.replies) if held.replies else {}
@@ -342,9 +344,11 @@ class Run:
                 hopeless = not patient or self.intake.only_wrong_clients
                 self.health.count_empty_round(self.intake.explain(), hopeless=hopeless)
             return {}
-        accepted = self.health.count_usable_round(server_round, accepted)
+        accepted = self.health.count_usable_round(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
-        self.membership.doubt(held.clipped)  # these hold what they sent, not what was taken of it
+        self.membership.mark_uncertain(
+            held.clipped
+        )  # these hold what they sent, not what was taken of it
         self.record.count_up(server_round, accepted)
         self.record.train_metrics.add(server_round, {i: r.metrics for i, r in accepted.items()})
         self._on_state_lost(server_round, lost)
@@ -456,14 +460,14 @@ class Run:
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the server's state; the algorithm's arrays may be views of it."""
-        own = prefixed(_STATE, arrays_of(self.algorithm.state))
-        return {**self._base(), **own, **prefixed(UNDERWAY, self.underway.state_arrays())}
+        state = prefixed(_STATE, arrays_of(self.algorithm.state))
+        return {**self._base(), **state, **prefixed(UNDERWAY, self.underway.state_arrays())}
 
     def _base(self) -> dict[str, NDArray[Any]]:
-        own = {"round": np.array(self.last_round, dtype=np.int64)}
-        own |= self.membership.state_arrays() | self.sampling.state_arrays()
-        own |= self.bound.state_arrays()
-        return prefixed(BASE, own)
+        arrays = {"round": np.array(self.last_round, dtype=np.int64)}
+        arrays |= self.membership.state_arrays() | self.sampling.state_arrays()
+        arrays |= self.bound.state_arrays()
+        return prefixed(BASE, arrays)
 
     def go_on_from(self, state: Saved) -> None:
         """Continue from a state at the next start; refuse what is none of this strategy.
@@ -481,9 +485,9 @@ class Run:
         self.resume.saved = {key: np.array(value) for key, value in state.items()}
 
     def _load(self, saved: Saved) -> None:
-        own, base = under(_STATE, saved), under(BASE, saved)
-        self.guard.begin(own)
-        load_arrays(self.algorithm.state, own, type(self.algorithm).__name__)
+        state, base = under(_STATE, saved), under(BASE, saved)
+        self.guard.begin(state)
+        load_arrays(self.algorithm.state, state, type(self.algorithm).__name__)
         if not is_finite(self.algorithm.state, ()):
             raise ValueError("The saved state is not finite, which no run's is: it is damaged.")
         self.membership.load_state_arrays(base)

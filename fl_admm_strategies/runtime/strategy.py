@@ -292,7 +292,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             ``stop(server_round, metrics) -> bool``, called after every round with the round's
             aggregated metrics: those of the evaluation, and as ``train-NAME`` those of the
             training. True ends the run. A resumed run asks it about the rounds before as well, so
-            that a rule that counts goes on counting.
+            that a rule that counts goes on counting. One that compares rounds starts anew where
+            ``strategy.membership.version`` has changed: clients have joined or left.
         on_round : callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
             metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it. It comes
@@ -357,7 +358,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         def evaluate(server_round: int) -> Metrics:
             if self.fraction_evaluate == 0:
                 return {}
-            self.membership.doubt(self._link.refresh(grid))
+            self.membership.mark_uncertain(self._link.refresh(grid))
             self._link.pause(grid, timeout, last=stopping or server_round == num_rounds)
             asked = run.configure_evaluate(server_round, evaluate_config)
             return run.aggregate_evaluate(server_round, exchange(asked, MessageType.EVALUATE))
@@ -432,7 +433,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     ) -> Iterable[Message]:
         """Return one message a node with the models to evaluate."""
         check_user_settings(self, {}, config)
-        self.membership.doubt(self._link.refresh(grid))
+        self.membership.mark_uncertain(self._link.refresh(grid))
         asked = self.run.configure_evaluate(server_round, config)
         return self._link.messages(asked, MessageType.EVALUATE)
 
@@ -457,7 +458,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         self, grid: Grid, server_round: int, exchange: Exchange, config: ConfigRecord
     ) -> None:
         """Before a round, find out who came back, who has left and who is new."""
-        self.membership.doubt(self._link.refresh(grid))
+        self.membership.mark_uncertain(self._link.refresh(grid))
         discovery = self._link.discovery
         gone = self.run.update_membership(
             server_round, discovery.connected, exchange, config, announced=discovery.announced

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from clients import client_app
 from clients.toolkit.round.memory import Memory
-from fl_admm_strategies import FPFCInstruction, InProcessGrid, made_by
+from fl_admm_strategies import InProcessGrid, made_by
+from fl_admm_strategies.messages import FPFCInstruction
 
 TARGETS = (0.0, 0.2, 5.0, 5.3, 0.1)
 

@@ -41,8 +41,9 @@ from fl_admm_strategies.runtime.messages.records import (
     to_array_record,
 )
 
+from ..solving.steps import Scalars
 from .app import ClientFn
-from .base import MethodClient, Scalars
+from .base import MethodClient
 
 LABELS: Final = "random-labels"
 Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]

@@ -25,23 +25,25 @@ from fl_admm_strategies.runtime.messages.schema import Instruction
 from fl_admm_strategies.runtime.messages.stamp import check_instruction_maker, made_by
 from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE, reduced_upload, with_held_back
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
+from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
 
 from ..errors import plain_errors
-from ..solving.steps import Steps, alone
+from ..solving.steps import Driver, MethodSteps, Reply, Scalars, Steps, take_steps
 from .app import identity
 from .memory import Memory
 
-Scalars = dict[str, Any]
 Asked = TypeVar("Asked", bound=Instruction)
 
 
 class MethodClient(NumPyClient, Generic[Asked]):
     """Base of the clients: reads the typed message, keeps the memory, orders the upload.
 
-    A method's client names its strategy and its message and says in `train` what it does with it,
-    and in `test` how it evaluates. Its replies are stamped with its strategy's `method`, and a
-    message of another method is refused.
+    A round has four steps. Flower calls `fit`. `run_round` reads the message, seeds, and stamps the
+    reply. `steps`, the method's, computes the upload. What it wants minimised goes to `minimise`,
+    which is where a loop of one's own stands; a method that does not descend has `train` in place
+    of `steps`. A method's client names its strategy and its message as well, and says in `test` how
+    it evaluates. A message of another method is refused.
 
     Parameters
     ----------
@@ -55,6 +57,9 @@ class MethodClient(NumPyClient, Generic[Asked]):
     ----------
     memory : Memory
         What the client keeps between rounds.
+    initial_loss : float or None
+        f before the first step of this round, where it is known. In the first round it is reported,
+        so that the strategy sees whether the run diverges.
     """
 
     strategy: ClassVar[type[StatefulStrategy]]
@@ -63,6 +68,9 @@ class MethodClient(NumPyClient, Generic[Asked]):
     """What it sends for training."""
     closed_form: ClassVar[str] = ""
     """Why there is no objective for a `minimise` of one's own; empty where there is one."""
+    cohort: Driver | None = None
+    """What trains several such clients together, if anything does."""
+    initial_loss: float | None = None
 
     def __init__(
         self,
@@ -84,7 +92,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
             )
 
     def train(self, asked: Asked, config: Scalars) -> tuple[Arrays, Scalars]:
-        """Do the client's part of a round.
+        """Do the method's part of a round: by default all its `steps`.
 
         What it keeps goes through ``self.memory``; its randomness is that of the message.
 
@@ -102,10 +110,10 @@ class MethodClient(NumPyClient, Generic[Asked]):
         metrics : dict
             What the client reports.
         """
-        return alone(self.steps(asked, config), self.solution)
+        return take_steps(self.steps(asked, config), self.perform)
 
-    def steps(self, asked: Asked, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
-        """Do the client's part of a round, and leave its descents to whoever takes the steps.
+    def steps(self, asked: Asked, config: Scalars) -> MethodSteps:
+        """Do the method's part of a round, and leave its descents to whoever takes the steps.
 
         A method of descent has this in place of `train`, so that its clients can train together:
         ``metrics = yield Minimisation(objective, lr, epochs)``. Parameters and result are those of
@@ -113,13 +121,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """
         raise NotImplementedError(f"{type(self).__name__} has neither train() nor steps().")
 
-    def training(self, asked: Asked, config: Scalars) -> Steps[tuple[Arrays, Scalars]]:
-        """Do what `train` does: the steps of the method, unless the class has a `train`."""
-        if type(self).train is not MethodClient.train:
-            return self.train(asked, config)
-        return (yield from self.steps(asked, config))
-
-    def solution(self, asked: Any) -> Scalars:
+    def perform(self, asked: Any) -> Scalars:
         """Do what a step asks for."""
         raise NotImplementedError(f"{type(self).__name__} has no model to train.")
 
@@ -139,10 +141,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """Return n_i, the number of training examples; raise ValueError if there are none."""
 
     @plain_errors()
-    def fit(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[list[NDArray[Any]], int, Scalars]:
-        """Take part in a round: `train` on what the message says, or answer a handshake.
+    def fit(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
+        """Take part in a round: `run_round`, one step after another.
 
         Raises
         ------
@@ -150,12 +150,15 @@ class MethodClient(NumPyClient, Generic[Asked]):
             If there is nothing to train on, the message does not fit the method or the model, or
             the client does not hold the variables that the server takes for its own.
         """
-        return alone(self.taking_part(parameters, config), self.solution)
+        return take_steps(self.run_round(parameters, config), self.perform)
 
-    def taking_part(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> Steps[tuple[list[NDArray[Any]], int, Scalars]]:
-        """Do what `fit` does, in steps; parameters, result and errors are its."""
+    @property
+    def together(self) -> Driver | None:
+        """What trains such clients together; None where `fit` is a user's."""
+        return self.cohort if type(self).fit is MethodClient.fit else None
+
+    def run_round(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Reply]:
+        """Answer a handshake, or train on what the message says; parameters and result of `fit`."""
         self.check_sender(config)
         if (names := config.get(NAMES)) is not None:
             answer = self.answer_about_names(read_names(NAMES, names))
@@ -165,8 +168,14 @@ class MethodClient(NumPyClient, Generic[Asked]):
             return arrays, num_examples, metrics | self.stamp()
         num_examples = self.train_size()
         asked: Any = self.instruction.decode(parameters, config)
+        self.initial_loss = None
         with self.seeded(config):
-            upload, metrics = yield from self.training(asked, config)
+            if type(self).train is MethodClient.train:
+                upload, metrics = yield from self.steps(asked, config)
+            else:
+                upload, metrics = self.train(asked, config)
+        if self.initial_loss is not None and config.get("version") == 0:
+            metrics = metrics | {INITIAL_LOSS: self.initial_loss}
         return self.ordered(upload, parameters, config), num_examples, metrics | self.stamp()
 
     @plain_errors()
@@ -228,9 +237,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """
         return attack(upload)
 
-    def answer_handshake(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[list[NDArray[Any]], int, Scalars]:
+    def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """Answer a handshake, which by default asks for the number of training examples only."""
         return [], self.train_size(), {}
 

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from fl_admm_strategies.algorithms.shared.completion import FedMCFactors
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_count, check_positive
-from fl_admm_strategies.maths.regularizers import Regularizer, check_regularizer, squared_l2_weight
+from fl_admm_strategies.maths.regularizers import Regularizer, check_regularizer
 from fl_admm_strategies.runtime.messages.records import from_array_record, to_array_record
 from fl_admm_strategies.runtime.messages.schema import Instruction
 
 from ..data.ratings import Ratings
-from .base import MethodClient, Scalars
+from ..solving.steps import Scalars
+from .base import MethodClient
 
 Asked = TypeVar("Asked", bound=Instruction)
 Step = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
@@ -179,8 +180,6 @@ class CompletionClient(MethodClient[Asked]):
         `Memory`. By default it is in ``context.state``.
     """
 
-    smooth: ClassVar[bool] = False
-    """Whether its steps are gradient steps, on a regularizer that is `SquaredL2`."""
     closed_form: ClassVar = (
         "its steps go from one factor to the other, with step sizes of their own"
     )
@@ -198,8 +197,6 @@ class CompletionClient(MethodClient[Asked]):
         **unknown: Never,
     ) -> None:
         check_regularizer("regularizer", regularizer)
-        if self.smooth:
-            squared_l2_weight("regularizer", regularizer)
         check_positive("std", std)
         if not np.isfinite(mean):
             raise ValueError(f"mean is {mean}, expected a finite number.")
@@ -225,7 +222,7 @@ class CompletionClient(MethodClient[Asked]):
     # What a method needs in a round
     # ------------------------------------------------------------------------------------------
 
-    def own_users(self, factors: NDArray[Any], asked: FirstUsers, config: Scalars) -> NDArray[Any]:
+    def users_at(self, factors: NDArray[Any], asked: FirstUsers, config: Scalars) -> NDArray[Any]:
         """Return U_i, (m_i, r), or U_i^0 beside items' factors of shape (r, n).
 
         Raises
@@ -233,11 +230,8 @@ class CompletionClient(MethodClient[Asked]):
         ValueError
             If the server knows of a U_i that is not here.
         """
-        if (held := self.memory.recall(config)) is not None:
-            return held["U"]
-        if int(config["version"]) > 0:
-            raise self.memory.lost(config)
-        return self.first_users(factors, asked)
+        held = self.memory.require_known(config)
+        return self.first_users(factors, asked) if held is None else held["U"]
 
     def first_users(self, factors: NDArray[Any], asked: FirstUsers) -> NDArray[Any]:
         """Draw U_i^0: the same whenever the client is first asked."""
@@ -282,20 +276,17 @@ class CompletionClient(MethodClient[Asked]):
         """
         asked = FedMCFactors.decode(parameters, config)
         items = self.checked(asked.factors)
-        users = self.own_users(items, asked, config)
+        users = self.users_at(items, asked, config)
         factors = {"user-factors": users}
         if not asked.rated_only:  # V would be kept by every client
             factors["item-factors"] = items
         self.context.state[_EVALUATED] = to_array_record(factors)
-        loss = half_square(self._errors(self.train_ratings, users, items)) + self.regularizer.value(
-            users
-        )
+        loss = half_square(self._errors(self.train_ratings, users, items))
+        loss += self.regularizer.value(users)
         squared, count = 0.0, 0
         if self.test_ratings is not None:
-            squared, count = (
-                2 * half_square(self._errors(self.test_ratings, users, items)),
-                len(self.test_ratings),
-            )
+            squared = 2 * half_square(self._errors(self.test_ratings, users, items))
+            count = len(self.test_ratings)
         metrics: Scalars = {
             "test-ratings": count,
             "squared-error": squared * self.std**2,
@@ -408,15 +399,12 @@ class CompletionClient(MethodClient[Asked]):
         ndarray of int64
         """
         check_count("n", n, least=1)
-        everything = np.arange(self.train_ratings.num_items)
-        predicted = self.predict(
-            np.full(len(everything), user), everything, item_factors=item_factors
-        )
-        candidates = everything
+        ratings = self.train_ratings
+        candidates = np.arange(ratings.num_items)
+        users = np.full(len(candidates), user)
+        predicted = self.predict(users, candidates, item_factors=item_factors)
         if exclude_rated:
-            candidates = np.delete(
-                everything, self.train_ratings.items[self.train_ratings.users == user]
-            )
+            candidates = np.delete(candidates, ratings.items[ratings.users == user])
         best = np.argsort(-predicted[candidates], kind="stable")[:n]
         return candidates[best]
 

@@ -13,7 +13,8 @@ from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import split_groups
 
 from ..solving.curvature import DataLoss, Vector
-from .base import Asked, MethodClient, Scalars
+from ..solving.steps import Scalars
+from .base import Asked, MethodClient
 
 
 class LinearClient(MethodClient[Asked]):

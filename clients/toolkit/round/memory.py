@@ -178,6 +178,10 @@ class Memory:
             raise self.lost(config)
         return arrays
 
+    def require_known(self, config: Mapping[str, Any]) -> Arrays | None:
+        """Return what `require` does; None before the server has accepted anything."""
+        return None if int(config["version"]) == 0 else self.require(config)
+
     def keep(self, config: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep arrays as those of this round, beside those that the server knows of."""
         server_round = int(config["server-round"])

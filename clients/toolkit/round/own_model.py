@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from fl_admm_strategies.algorithms.shared.base import OwnModelEvaluation
 from fl_admm_strategies.maths.blocks import Arrays
 
-from .base import Asked, Scalars
+from ..solving.steps import Scalars
+from .base import Asked
 from .torch_client import TorchClient
 
 

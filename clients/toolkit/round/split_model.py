@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from fl_admm_strategies.algorithms.shared.split import SplitEvaluation
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from .base import Asked, Scalars
+from ..solving.steps import Scalars
+from .base import Asked
 from .torch_client import TorchClient
 
 V = "v/"
@@ -26,7 +27,7 @@ class SplitClient(TorchClient[Asked]):
     """
 
     def load_split(self, shared: Arrays, personal: str | None, config: Scalars) -> None:
-        """Load u, and the client's own v_i, into the model.
+        """Load u, and the client's v_i, into the model.
 
         Raises
         ------
@@ -35,31 +36,28 @@ class SplitClient(TorchClient[Asked]):
             another model.
         """
         state = self.arrays()
-        own = [name for name in state if not is_personal(name, personal)]
-        if sorted(shared) != sorted(own):
+        expected = [name for name in state if not is_personal(name, personal)]
+        if sorted(shared) != sorted(expected):
             raise ValueError(
                 f"The server shares {len(shared)} arrays ({', '.join(shared)}), but "
-                f"personal={personal!r} leaves {len(own)} of the client's model to share "
-                f"({', '.join(own)}). Models may differ in their personal arrays only."
+                f"personal={personal!r} leaves {len(expected)} of the client's model to share "
+                f"({', '.join(expected)}). Models may differ in their personal arrays only."
             )
         self.load(state | self._recall_personal(personal, config) | shared)
 
     def _recall_personal(self, personal: str | None, config: Scalars) -> Arrays:
         """Return v_i as it was in the round that the server takes the client to be in."""
         model = self.personal_part(personal)
-        held = self.memory.recall(config)
-        if held is None:
-            if int(config["version"]) > 0:
-                raise self.memory.lost(config)
+        if (held := self.memory.require_known(config)) is None:
             return model
-        own = under(V, held)
-        shapes, new = ({name: a.shape for name, a in arrays.items()} for arrays in (own, model))
+        kept = under(V, held)
+        shapes, new = ({name: a.shape for name, a in arrays.items()} for arrays in (kept, model))
         if shapes != new:
             raise ValueError(
                 f"The personal arrays of round {config['version']} were {shapes}, the client's "
                 f"model has {new} now. client_fn must build the same model in every round."
             )
-        return own
+        return kept
 
     def personal_part(self, personal: str | None) -> Arrays:
         """Return the personal arrays of the model, buffers among them."""
@@ -67,9 +65,10 @@ class SplitClient(TorchClient[Asked]):
 
     def trained_parts(self, personal: str | None) -> tuple[list[str], list[str]]:
         """Return the names of the parameters in v_i and in u."""
-        names = self.trained_names()
-        own = [name for name in names if is_personal(name, personal)]
-        return own, [name for name in names if name not in own]
+        parts: tuple[list[str], list[str]] = [], []
+        for name in self.trained_names():
+            parts[not is_personal(name, personal)].append(name)
+        return parts
 
     def kept(self, asked: Any) -> Arrays:
         """Return what the client is to keep of a training: v_i."""

@@ -19,17 +19,16 @@ from torch import Tensor, nn
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_positive
 from fl_admm_strategies.runtime.messages.records import brief, split_groups
-from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 
 from ..data import batches
 from ..data.batches import Loader, SplitBatch
 from ..models.arrays import ModelArrays, in_full, to_array
-from ..solving.cohort import Driver, fit_together
+from ..solving.cohort import fit_together
 from ..solving.features import frozen_layers_applied
 from ..solving.objective import LocalObjective
 from ..solving.solvers import LocalProblem, LossFn, OptimizerFn, SchedulerFn, gradient_descent
-from ..solving.steps import Minimisation, Steps
-from .base import Asked, MethodClient, Scalars
+from ..solving.steps import Minimisation, Scalars
+from .base import Asked, MethodClient
 
 BUFFERS = "b/"
 """How the buffers of a client's model are called in its memory, before their names."""
@@ -95,6 +94,8 @@ class TorchClient(MethodClient[Asked]):
         By default that is in ``context.state``.
     """
 
+    cohort = staticmethod(fit_together)
+
     def __init__(
         self,
         context: Context,
@@ -124,38 +125,58 @@ class TorchClient(MethodClient[Asked]):
             check_positive("max_grad_norm", max_grad_norm)
         self.max_grad_norm = max_grad_norm
         split = split_batch or batches.split_for(loss_fn)
-        self._first_loss: float | None = None  # in this round
         self.train_problem = LocalProblem(self.model, train_loader, loss_fn, split, self.device)
         self.test_problem = (
             None if test_loader is None else replace(self.train_problem, loader=test_loader)
         )
 
-    def taking_part(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> Steps[tuple[list[NDArray[Any]], int, Scalars]]:
-        """Take part in a round as any client; in the first, say what the loss was before.
+    def perform(self, asked: Minimisation) -> Scalars:
+        """Call `minimise` for a step, with what does not move held fixed; check what it did.
 
-        That is the metric ``initial-loss``, by which the strategy sees whether a run diverges.
+        Raises
+        ------
+        ValueError
+            If it never asked for the terms of the objective.
+        TypeError
+            If it returned no dict.
         """
-        self._first_loss = None
-        arrays, num_examples, metrics = yield from super().taking_part(parameters, config)
-        if self._first_loss is not None and config["version"] == 0:
-            metrics = metrics | {INITIAL_LOSS: self._first_loss}
-        return arrays, num_examples, metrics
-
-    def solution(self, asked: Minimisation) -> Scalars:
-        """Do what a step asks for: `solve`, on the samples that it is for."""
-        everything = self.train_problem
-        self.train_problem = self.problem_of(asked)
-        try:
-            return self.solve(asked.objective, lr=asked.lr, epochs=asked.epochs)
-        finally:
-            self.train_problem = everything
+        objective, name = asked.objective, f"{type(self).__name__}.minimise"
+        with self.training_on(self.problem_of(asked)), objective.others_fixed(self.model):
+            metrics = self.minimise(objective, lr=asked.lr, epochs=asked.epochs)
+        self.note_initial_loss(objective)
+        self.model.to(self.device)  # where a loop of one's own may have moved it from
+        if asked.epochs and not objective.used:
+            raise ValueError(
+                f"{name} never asked the objective for its terms, so it trained on the loss alone, "
+                "which is another method. Call objective.add_gradient(model) between backward() "
+                "and step(), or add objective.penalty(model) to the loss."
+            )
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"{name} returned {metrics!r}, expected a dict of numbers by name, e.g. "
+                '{"loss": 0.5}.'
+            )
+        return metrics
 
     def problem_of(self, asked: Minimisation) -> LocalProblem:
         """Return the loss that a step is taken on."""
-        own = self.train_problem
-        return own if asked.loader is None else replace(own, loader=asked.loader)
+        problem = self.train_problem
+        return problem if asked.loader is None else replace(problem, loader=asked.loader)
+
+    @contextmanager
+    def training_on(self, problem: LocalProblem) -> Iterator[None]:
+        """Let the client train on another problem meanwhile."""
+        before = self.train_problem
+        self.train_problem = problem
+        try:
+            yield
+        finally:
+            self.train_problem = before
+
+    def note_initial_loss(self, objective: LocalObjective) -> None:
+        """Keep f before the first step of a round, from the first objective that knows it."""
+        if self.initial_loss is None:
+            self.initial_loss = objective.first_loss
 
     def draws(self, count: int = 1) -> Iterator[Loader]:
         """Yield what steps are taken on, without end, for methods that count these and not epochs.
@@ -288,37 +309,6 @@ class TorchClient(MethodClient[Asked]):
                 values |= {name: float(m(outputs, targets)) for name, m in functions.items()}
         return {name: values[name] for name in ("loss", *self.metrics)}
 
-    def solve(self, objective: LocalObjective, *, lr: float, epochs: int) -> Scalars:
-        """Call `minimise`, with what does not move held fixed; see to it that it minimised that.
-
-        Raises
-        ------
-        ValueError
-            If it never asked for the terms of the objective.
-        """
-        with objective.others_fixed(self.model):
-            metrics = self.minimise(objective, lr=lr, epochs=epochs)
-        self.note_first_loss(objective)
-        self.model.to(self.device)  # where a loop of one's own may have moved it from
-        if epochs and not objective.used:
-            raise ValueError(
-                f"{type(self).__name__}.minimise never asked the objective for its terms, so it "
-                "trained on the loss alone, which is another method. Call "
-                "objective.add_gradient(model) between backward() and step(), or add "
-                "objective.penalty(model) to the loss."
-            )
-        if not isinstance(metrics, dict):
-            raise TypeError(
-                f"{type(self).__name__}.minimise returned {metrics!r}, expected a dict of numbers "
-                'by name, e.g. {"loss": 0.5}.'
-            )
-        return metrics
-
-    def note_first_loss(self, objective: LocalObjective) -> None:
-        """Keep f before the first step of a round, from the first objective that knows it."""
-        if self._first_loss is None:
-            self._first_loss = objective.first_loss
-
     def minimise(self, objective: LocalObjective, *, lr: float, epochs: int) -> Scalars:
         """Train ``self.model``, from where it is, on the objective: where a loop of one's own goes.
 
@@ -351,31 +341,13 @@ class TorchClient(MethodClient[Asked]):
 
     @property
     def own_loop(self) -> bool:
-        """Whether its class has a loop of its own in place of `minimise` or `solve`."""
-        own = type(self)
-        return own.minimise is not TorchClient.minimise or own.solve is not TorchClient.solve
-
-    @property
-    def together(self) -> Driver | None:
-        """What trains such clients together; None where `fit` is its own."""
-        return fit_together if type(self).fit is MethodClient.fit else None
+        """Whether its class has a loop of its own in place of `minimise`."""
+        return type(self).minimise is not TorchClient.minimise
 
     @property
     def knows_loss(self) -> bool:
         """Whether f can be computed here, and not only in a `minimise` of one's own."""
-        own_loop = type(self).minimise is not TorchClient.minimise
-        return self.train_problem.loss_fn is not None or not own_loop
-
-    @property
-    def own_steps(self) -> list[str]:
-        """What the client was given for its steps beside the step size of plain descent."""
-        given = {
-            "optimizer_fn": self.optimizer_fn is not torch.optim.SGD,
-            "scheduler_fn": self.scheduler_fn is not None,
-            "max_grad_norm": self.max_grad_norm is not None,
-            "a minimise() of its own": type(self).minimise is not TorchClient.minimise,
-        }
-        return [name for name, own in given.items() if own]
+        return self.train_problem.loss_fn is not None or not self.own_loop
 
     def refuse_own_steps(self, step: str, instead: str) -> None:
         """Refuse to take a method's step, which is not the client's to choose, in another way.
@@ -385,10 +357,16 @@ class TorchClient(MethodClient[Asked]):
         ValueError
             If the client was given an optimizer, a schedule, clipping or a loop of its own.
         """
-        if own := self.own_steps:
+        given = {
+            "optimizer_fn": self.optimizer_fn is not torch.optim.SGD,
+            "scheduler_fn": self.scheduler_fn is not None,
+            "max_grad_norm": self.max_grad_norm is not None,
+            "a minimise() of its own": self.own_loop,
+        }
+        if any(given.values()):
+            names = ", ".join(name for name, is_given in given.items() if is_given)
             raise ValueError(
-                f"{type(self).__name__} has {', '.join(own)}, but {step}. Leave it out, or "
-                f"{instead}."
+                f"{type(self).__name__} has {names}, but {step}. Leave it out, or {instead}."
             )
 
     def load(self, arrays: Arrays) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import nn
 
 from ..models.heads import TwoHeaded
-from ..solving.solvers import LossFn
+from ..solving.solvers import LocalProblem, LossFn
 from .base import Asked
 from .split_model import SplitClient
 
@@ -40,12 +38,6 @@ class TwoHeadedClient(SplitClient[Asked]):
             )
         self.loss_fn: LossFn = loss_fn
 
-    @contextmanager
-    def training_on(self, model: nn.Module, loss_fn: LossFn) -> Iterator[None]:
-        """Descend on another loss meanwhile, of what a module over the model's parts returns."""
-        own = self.train_problem
-        self.train_problem = replace(own, model=model, loss_fn=loss_fn)
-        try:
-            yield
-        finally:
-            self.train_problem = own
+    def problem_with(self, model: nn.Module, loss_fn: LossFn) -> LocalProblem:
+        """Return the training data with another loss, of what a module over the model returns."""
+        return replace(self.train_problem, model=model, loss_fn=loss_fn)

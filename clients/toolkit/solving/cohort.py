@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -16,16 +16,11 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
-from ..errors import plain_errors
 from ..models.arrays import parameters_of
-from .objective import LocalObjective, ProjectedTerm
-from .solvers import Batch, LocalProblem, OptimizerFn
+from .objective import ProjectedTerm
+from .solvers import Batch, LocalProblem
 from .stacked import Member, Step, by_sample, descend, plain_step, rows_of, stacked_forward
-from .steps import Minimisation, Steps
-
-Scalars = dict[str, Any]
-Result = tuple[list[NDArray[Any]], int, Scalars]
-Choice = Literal["auto"] | bool
+from .steps import Choice, Job, Reply, Scalars, Session, in_stacks, run_together
 
 LARGEST = 30_000
 """Parameters of a model up to which stacks are faster on a processor; see docs/scaling.md."""
@@ -37,34 +32,6 @@ _LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.Sequential, nn.Identity, nn.Flatten, nn.Linear),
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid),
 )
-
-
-class Trains(Protocol):
-    """What is asked of a client: a `TorchClient`."""
-
-    model: nn.Module
-    train_problem: LocalProblem
-    full_batch: bool
-    optimizer_fn: OptimizerFn
-    scheduler_fn: Any
-    max_grad_norm: float | None
-    device: torch.device
-
-    @property
-    def own_loop(self) -> bool:
-        """Whether its round is not that of the methods here."""
-
-    def taking_part(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Result]:
-        """Return its round in steps."""
-
-    def solution(self, asked: Minimisation) -> Scalars:
-        """Do a step alone."""
-
-    def problem_of(self, asked: Minimisation) -> LocalProblem:
-        """Return the loss that a step is taken on."""
-
-    def note_first_loss(self, objective: LocalObjective) -> None:
-        """Keep the loss before the first step."""
 
 
 # ----------------------------------------------------------------------------------------------
@@ -194,61 +161,28 @@ class _Plan:
     bytes: int
 
 
-class _Session:
-    """A client that takes part in a round, with its random numbers, which only it uses."""
+class _Session(Session):
+    """A client with a model, and its random numbers, which only it uses."""
 
-    def __init__(self, client: Trains, parameters: list[NDArray[Any]], config: Scalars) -> None:
-        self.client = client
-        self._steps = client.taking_part(parameters, config)
+    def __init__(self, client: Any, parameters: list[NDArray[Any]], config: Scalars) -> None:
+        super().__init__(client, parameters, config)
         self._generator = getattr(client.train_problem.loader, "generator", None)
         self._random: tuple[Tensor, Tensor | None] | None = None
+        self._at_step: tuple[Tensor, Tensor | None] | None = None
         self._first: list[Batch] | None = None
-        self.asked: Minimisation | None = None
-        self.result: Result | BaseException | None = None
 
-    def advance(self, metrics: Scalars | None) -> None:
-        """Go on to the next descent, or to the end."""
-        self.asked = None
-        try:
-            with plain_errors(), self._own_random():
-                try:
-                    # Typed for what is sent to a generator that runs; this may be its first step.
-                    self.asked = self._steps.send(metrics)  # type: ignore[arg-type]
-                except StopIteration as done:
-                    self.result = done.value
-            self._at_step = self._random
-        except Interrupted:
-            raise
-        except BaseException as error:
-            self.result = error
+    def advance(self, perform: Any = None) -> None:
+        """Go on, and note where the random numbers are at the next step."""
+        super().advance(perform)
+        self._at_step = self._random
 
-    def close(self) -> None:
-        """Leave the contexts of a method that did not come to its end, and nothing else changed."""
-        with self._own_random():
-            self._steps.close()
-
-    def outcome(self) -> Result | BaseException:
-        """Return what came of it."""
-        assert self.result is not None
-        return self.result
-
-    def alone(self) -> None:
+    def advance_alone(self) -> None:
         """Do the descent by itself, as if nothing had been tried before."""
-        assert self.asked is not None
         self._rewind()
-        try:
-            with plain_errors(), self._own_random():
-                metrics = self.client.solution(self.asked)
-        except Interrupted:
-            raise
-        except BaseException as error:
-            self.asked, self.result = None, error
-        else:
-            self.advance(metrics)
+        super().advance_alone()
 
     def plan(self, choice: Choice) -> _Plan | None:
         """Return how its descent goes in a stack; None if it cannot, or must not."""
-        assert self.asked is not None
         client, problem, objective = self.client, self._problem(), self.asked.objective
         if client.own_loop or client.device.type != "cpu" or by_sample(problem.loss_fn) is None:
             return None
@@ -265,11 +199,12 @@ class _Session:
                 names = tuple(moving)
             self._rewind()
             first = self._epoch()
+            length = rows_of(first, client.full_batch)
             key = (
                 *looks,
                 *(_samples(first), step, self.asked.epochs, client.full_batch, names),
                 tuple(map(_term, objective.pulls)),
-                rows_of(first, client.full_batch),
+                length,
             )
         except Exception:  # whatever it is, alone it is raised again
             return None
@@ -277,38 +212,36 @@ class _Session:
         if not _stacks(client.model, key[:2], first[0].inputs):
             return None
         size = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in first)
-        return _Plan(key, step, rows_of(first, client.full_batch), size)
+        return _Plan(key, step, length, size)
 
     def member(self) -> Member:
         """Return what a stack needs; it may be asked for anew."""
-        assert self.asked is not None
         if self._first is None:
             self._rewind()
         return Member(self._problem(), self.asked.objective, self._epoch)
 
-    def done(self, loss: float) -> None:
+    def advance_with(self, loss: float) -> None:
         """Go on after a descent that was done in a stack."""
-        assert self.asked is not None
-        self.client.note_first_loss(self.asked.objective)
-        self.advance({"loss": loss})
+        self.client.note_initial_loss(self.asked.objective)
+        self.advance(partial(dict, loss=loss))
 
     def _epoch(self) -> list[Batch]:
         """Return the batches of the next epoch, in the client's own order."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        with self._own_random():
+        with self.in_turn():
             return list(self._problem().batches())
 
     def _problem(self) -> LocalProblem:
-        assert self.asked is not None
-        return self.client.problem_of(self.asked)
+        problem: LocalProblem = self.client.problem_of(self.asked)
+        return problem
 
     def _rewind(self) -> None:
         self._random, self._first = self._at_step, None
 
     @contextmanager
-    def _own_random(self) -> Iterator[None]:
+    def in_turn(self) -> Iterator[None]:
         """Let torch's random numbers be this client's, from where it last was."""
         outside = torch.get_rng_state()
         if self._random is not None:
@@ -318,8 +251,8 @@ class _Session:
         try:
             yield
         finally:
-            own = None if self._generator is None else self._generator.get_state()
-            self._random = torch.get_rng_state(), own
+            of_loader = None if self._generator is None else self._generator.get_state()
+            self._random = torch.get_rng_state(), of_loader
             torch.set_rng_state(outside)
 
 
@@ -328,9 +261,7 @@ class _Session:
 # ----------------------------------------------------------------------------------------------
 
 
-def fit_together(
-    jobs: Sequence[tuple[Any, list[NDArray[Any]], Scalars]], choice: Choice
-) -> list[Result | BaseException]:
+def fit_together(jobs: Sequence[Job], choice: Choice) -> list[Reply | BaseException]:
     """Do for several clients what their `fit` does, with one stacked descent where they are alike.
 
     Parameters
@@ -345,70 +276,38 @@ def fit_together(
     list of (arrays, num_examples, metrics) or BaseException
         What `fit` returned or raised, in the order of the jobs.
     """
-    sessions = [_Session(*job) for job in jobs]
-    try:
-        for session in sessions:
-            session.advance(None)
-        while waiting := [session for session in sessions if session.asked is not None]:
-            _answer(waiting, choice)
-    finally:
-        for session in sessions:
-            session.close()
-    return [session.outcome() for session in sessions]
+    return run_together([_Session(*job) for job in jobs], partial(_advance, choice))
 
 
-def _answer(waiting: Sequence[_Session], choice: Choice) -> None:
+def _advance(choice: Choice, waiting: Sequence[_Session]) -> None:
     """Do the next descent of all."""
-    groups: OrderedDict[Hashable, list[tuple[_Session, _Plan]]] = OrderedDict()
-    for session in waiting:
-        plan = session.plan(choice)
+    planned = [(session, session.plan(choice)) for session in waiting]
+    for session, plan in planned:
         if plan is None:
-            session.alone()
-        else:
-            groups.setdefault(plan.key, []).append((session, plan))
-    for group in groups.values():
-        for part in _parts(group):
-            _descend(part, group[0][1])
+            session.advance_alone()
+    members = (((session, plan), plan.key, plan.bytes) for session, plan in planned if plan)
+    for stack in in_stacks(members, STACK_BYTES):
+        _descend([session for session, _ in stack], stack[0][1])
 
 
-def _parts(group: Sequence[tuple[_Session, _Plan]]) -> Iterator[list[_Session]]:
-    """Cut a group so that the samples of a part fit in memory."""
-    part: list[_Session] = []
-    size = 0
-    for session, plan in group:
-        if part and size + plan.bytes > STACK_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(session)
-        size += plan.bytes
-    yield part
-
-
-def _descend(part: Sequence[_Session], plan: _Plan) -> None:
+def _descend(sessions: Sequence[_Session], plan: _Plan) -> None:
     """Do a descent in a stack; who makes it fail is found out, and fails or goes on alone."""
-    asked = part[0].asked
-    assert asked is not None
     try:
         losses = descend(
-            [session.member() for session in part],
+            [session.member() for session in sessions],
             step=plan.step,
-            epochs=asked.epochs,
-            full_batch=part[0].client.full_batch,
+            epochs=sessions[0].asked.epochs,
+            full_batch=sessions[0].client.full_batch,
             length=plan.length,
         )
     except Interrupted:
         raise
     except BaseException:
-        if len(part) == 1:
-            part[0].alone()
+        if len(sessions) == 1:
+            sessions[0].advance_alone()
         else:  # each in a stack of its own, which changes no bit
-            for session in part:
+            for session in sessions:
                 _descend([session], plan)
         return
-    for session, loss in zip(part, losses, strict=True):
-        session.done(loss)
-
-
-Driver = Callable[
-    [Sequence[tuple[Any, list[NDArray[Any]], Scalars]], Choice], list[Result | BaseException]
-]
+    for session, loss in zip(sessions, losses, strict=True):
+        session.advance_with(loss)

@@ -407,7 +407,7 @@ class GroupSearch(ByClient):
     def insert(self, rows: Mapping[int, Row]) -> None:
         """Nothing: a new client has no place in the search."""
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Nothing, likewise."""
 
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:

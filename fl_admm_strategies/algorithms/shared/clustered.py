@@ -48,7 +48,7 @@ class Clusters(ByClient):
     models : list of Arrays
     of : dict of int to int
         The cluster of every client of the run.
-    guests : dict of int to int
+    pending : dict of int to int
         That of clients that are joining, where the method knows it before they train.
     """
 
@@ -57,7 +57,7 @@ class Clusters(ByClient):
     def __init__(self, models: Sequence[Arrays]) -> None:
         self.models = list(models)
         self.of: dict[int, int] = {}
-        self.guests: dict[int, int] = {}
+        self.pending: dict[int, int] = {}
 
     @property
     def ids(self) -> list[int]:
@@ -66,7 +66,7 @@ class Clusters(ByClient):
 
     def model_of(self, client: int) -> Arrays:
         """Return the model of a client's cluster; the first for one that has none yet."""
-        return self.models[self.of.get(client, self.guests.get(client, 0))]
+        return self.models[self.of.get(client, self.pending.get(client, 0))]
 
     def members(self, clients: Iterable[int]) -> dict[int, list[int]]:
         """Return which of these clients are in a cluster, by cluster."""
@@ -87,7 +87,7 @@ class Clusters(ByClient):
         """Take clients into the first cluster."""
         self.of |= dict.fromkeys(rows, 0)
 
-    def invite(self, rows: Mapping[int, Row]) -> None:
+    def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Nothing: who is joining has no cluster before its first upload."""
 
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
@@ -125,7 +125,7 @@ class Clusters(ByClient):
             If an array is missing or one too many, or they do not fit together or this model.
         """
         expected = self.state_arrays()
-        models, own = under("models/", arrays), under("models/", expected)
+        models, wanted = under("models/", arrays), under("models/", expected)
         count = {len(array) for array in models.values()}
         fits = arrays.keys() == expected.keys() and all(
             arrays[name].dtype == array.dtype and arrays[name].ndim == array.ndim
@@ -133,7 +133,7 @@ class Clusters(ByClient):
         )
         fits = fits and len(count) == 1 and len(arrays["ids"]) == len(arrays["of"])
         fits = fits and all(
-            models[name].shape[1:] == array.shape[1:] for name, array in own.items()
+            models[name].shape[1:] == array.shape[1:] for name, array in wanted.items()
         )
         if not fits or not np.all((arrays["of"] >= 0) & (arrays["of"] < max(count))):
             raise ValueError(

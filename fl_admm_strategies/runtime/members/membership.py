@@ -35,6 +35,9 @@ class Membership:
         The number of examples of those, where a handshake asked for it; NaN otherwise.
     announced : int
         The size of the federation as its nodes know it; 0 where they do not.
+    version : int
+        Increases when clients join or leave. The objective f is another function then: what
+        compares rounds starts anew where it has changed.
     last_accepted : dict of int to int
         By client, the round of its last accepted upload; 0 before the first.
     last_seen : dict of int to int
@@ -59,6 +62,7 @@ class Membership:
         """Start a run with these clients."""
         self.ids = sorted(ids)
         self.num_initial = len(self.ids)
+        self.version = 0
         self.initial_examples = np.nan
         self.announced = announced
         self.last_accepted = dict.fromkeys(self.ids, 0)
@@ -93,7 +97,9 @@ class Membership:
     # Changes
     # ------------------------------------------------------------------------------------------
 
-    def see(self, server_round: int, connected: Collection[int], announced: int) -> None:
+    def record_connected(
+        self, server_round: int, connected: Collection[int], announced: int
+    ) -> None:
         """Note who is connected before a round."""
         self.announced = max(self.announced, announced)
         here = [client for client in self.ids if client in connected]
@@ -118,6 +124,7 @@ class Membership:
         gone = set(clients)
         rows = [self.row(client) for client in clients]
         self.ids = [client for client in self.ids if client not in gone]
+        self.version += 1
         for client in clients:
             del self.last_accepted[client], self.last_seen[client]
         self._current.difference_update(clients)
@@ -133,6 +140,7 @@ class Membership:
         """
         places = [bisect(self.ids, client) for client in clients]
         self.ids = sorted([*self.ids, *clients])
+        self.version += 1
         accepted = self.last_accepted | dict.fromkeys(clients, 0)
         seen = self.last_seen | dict.fromkeys(clients, server_round)
         self.last_accepted = {client: accepted[client] for client in self.ids}
@@ -147,7 +155,7 @@ class Membership:
         self.last_accepted |= dict.fromkeys(clients, server_round)
         self._current.update(clients)
 
-    def doubt(self, clients: Iterable[int]) -> None:
+    def mark_uncertain(self, clients: Iterable[int]) -> None:
         """Note clients that may hold something else than the server knows: they were asked."""
         self._current.difference_update(clients)
 
@@ -157,15 +165,13 @@ class Membership:
         self.last_accepted |= dict.fromkeys(known, 0)
         self._current.difference_update(known)
 
-    def remember(self) -> Callable[[], None]:
+    def snapshot(self) -> Callable[[], None]:
         """Return what puts back who belongs to the run."""
-        ids, accepted, seen, joining = self.ids, self.last_accepted, self.last_seen, self.joining
-        joining, keys = dict(joining), self.owners.keys
+        saved, joining, keys = dict(vars(self)), dict(self.joining), self.owners.keys
 
         def undo() -> None:
-            self.ids, self.last_accepted, self.last_seen = ids, accepted, seen
+            vars(self).update(saved, joining=dict(joining))
             self.owners.keys = keys
-            self.joining = dict(joining)
 
         return undo
 
@@ -178,6 +184,7 @@ class Membership:
         return {
             "client_ids": np.array(self.ids, dtype=np.uint64),
             "num_initial": np.array(self.num_initial, dtype=np.int64),
+            "members_version": np.array(self.version, dtype=np.int64),
             "initial_examples": np.array(self.initial_examples),
             "announced": np.array(self.announced, dtype=np.int64),
             "last_accepted": np.array(list(self.last_accepted.values()), dtype=np.int64),
@@ -189,8 +196,9 @@ class Membership:
         """Put back what `state_arrays` returned, after `begin` with its clients."""
         rounds = (arrays[name].tolist() for name in ("last_accepted", "last_seen"))
         self.last_accepted, self.last_seen = (
-            dict(zip(self.ids, own, strict=True)) for own in rounds
+            dict(zip(self.ids, column, strict=True)) for column in rounds
         )
         self.num_initial = int(arrays["num_initial"])
+        self.version = int(arrays["members_version"])
         self.initial_examples = float(arrays["initial_examples"])
         self.announced = max(self.announced, int(arrays["announced"]))

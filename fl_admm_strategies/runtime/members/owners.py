@@ -94,15 +94,15 @@ class Owners:
 
     def refusal(self, node: int, clients: Sequence[int]) -> str:
         """Return in words why a node may not be these clients; "" if it may."""
-        own = self._key_of.get(node, "")
-        taken = [client for client in clients if self.keys.get(client, own) != own]
+        key = self._key_of.get(node, "")
+        taken = [client for client in clients if self.keys.get(client, key) != key]
         if self._anybody or not taken:
             return ""
         more = ", ..." if len(taken) > 1 else ""
-        admit = f"client_keys={{{taken[0]}: '{own}'{more}}}, or " if own else ""
+        admit = f"client_keys={{{taken[0]}: '{key}'{more}}}, or " if key else ""
         return (
             f"says that it hosts clients {listing(taken)}, whose ids belong to nodes with other "
-            f"keys (client {taken[0]}: {self.keys[taken[0]]}; its own: {own or 'none'}). If you "
+            f"keys (client {taken[0]}: {self.keys[taken[0]]}; its own: {key or 'none'}). If you "
             f"know it, admit it with {admit}client_keys='any', which believes every node, and go "
             "on from the last checkpoint"
         )

@@ -66,13 +66,13 @@ class Sampling:
         for client in clients:
             by_length.setdefault(1 if client < 2**32 else 2, []).append(client)
         seeds: dict[int, int] = {}
-        for length, own in by_length.items():
-            ids = np.array(own, dtype=np.uint64).astype("<u8").view("<u4").reshape(-1, 2)
-            columns = [np.full(len(own), word, np.uint32) for word in before]
+        for length, same_length in by_length.items():
+            ids = np.array(same_length, dtype=np.uint64).astype("<u8").view("<u4").reshape(-1, 2)
+            columns = [np.full(len(same_length), word, np.uint32) for word in before]
             columns += list(ids.T[:length])
-            columns += [np.full(len(own), word, np.uint32) for word in after]
+            columns += [np.full(len(same_length), word, np.uint32) for word in after]
             states = first_states(np.stack(columns, axis=1)) >> np.uint64(1)
-            seeds |= zip(own, states.tolist(), strict=True)
+            seeds |= zip(same_length, states.tolist(), strict=True)
         return seeds
 
     def state_arrays(self) -> dict[str, NDArray[np.uint64]]:

@@ -86,8 +86,8 @@ def pack_instructions(instructions: Mapping[int, ClientInstruction], *, hosted: 
         return content
     common = _common_arrays(instructions.values())
     for record in dict.fromkeys(record for record, _ in common):
-        own = {name: array for (of, name), array in common.items() if of == record}
-        content[record] = to_array_record(own)
+        shared = {name: array for (of, name), array in common.items() if of == record}
+        content[record] = to_array_record(shared)
     for number, clients in enumerate(_alike(instructions, _kind_of_instruction)):
         asked = [instructions[client] for client in clients]
         settings, columns = _split([one.config for one in asked])
@@ -107,15 +107,15 @@ def _common_arrays(
 ) -> dict[tuple[str, str], NDArray[Any]]:
     """Return, by record and name, the arrays that are the same for all clients that get one."""
     first: dict[tuple[str, str], NDArray[Any]] = {}
-    own: set[tuple[str, str]] = set()
+    differing: set[tuple[str, str]] = set()
     for instruction in instructions:
         for position, (group, arrays) in enumerate(instruction.groups.items()):
             record = _record(position, group)
             for name, array in arrays.items():
                 key = record, name
-                if key not in own and not _same_bits(first.setdefault(key, array), array):
-                    own.add(key)
-    return {key: array for key, array in first.items() if key not in own}
+                if key not in differing and not _same_bits(first.setdefault(key, array), array):
+                    differing.add(key)
+    return {key: array for key, array in first.items() if key not in differing}
 
 
 def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
@@ -163,12 +163,12 @@ def _put_block(
     blocks: dict[str, Array] = {}
     shapes: Arrays = {}
     for name in names:
-        own = [row[name] for row in rows]
-        if all(array.shape == own[0].shape for array in own):
-            blocks[name] = joined(own, (len(own), *own[0].shape))
+        arrays = [row[name] for row in rows]
+        if all(array.shape == arrays[0].shape for array in arrays):
+            blocks[name] = joined(arrays, (len(arrays), *arrays[0].shape))
         else:
-            blocks[name] = joined(own, (sum(array.size for array in own),))
-            shapes[name] = np.array([array.shape for array in own], dtype=np.int64)
+            blocks[name] = joined(arrays, (sum(array.size for array in arrays),))
+            shapes[name] = np.array([array.shape for array in arrays], dtype=np.int64)
     if blocks:
         content[f"{record}@{number}"] = ArrayRecord(blocks)
     if shapes:
@@ -217,19 +217,19 @@ def _unpack_block(
     for position, (group, names) in enumerate(groups.items()):
         key = _record(position, group)
         found, shapes = (content.get(f"{name}@{number}") for name in (key, f"{SHAPES}.{key}"))
-        own: dict[str, Iterable[NDArray[Any]]] = {
+        rows: dict[str, Iterable[NDArray[Any]]] = {
             name: _rows_of(block)
             for name, block in _read_blocks(found, shapes, len(clients)).items()
         }
-        if missing := [name for name in names if name not in own]:
+        if missing := [name for name in names if name not in rows]:
             shared = _common(content, key)
             if absent := [name for name in missing if name not in shared]:
                 raise ValueError(
                     f"The message lacks the arrays {brief(listing(absent))} of {brief(repr(key))}. "
                     f"{VERSIONS}"
                 )
-            own |= {name: repeat(shared[name]) for name in missing}
-        by_group[group] = _by_client({name: own[name] for name in names})
+            rows |= {name: repeat(shared[name]) for name in missing}
+        by_group[group] = _by_client({name: rows[name] for name in names})
     for client, values, *arrays in zip(
         clients, _by_client(columns), *by_group.values(), strict=False
     ):
@@ -279,8 +279,8 @@ def _read_blocks(blocks: object, shapes: object, count: int) -> dict[str, Any]:
     sizes = views(shapes) if isinstance(shapes, ArrayRecord) else {}
     found: dict[str, Any] = {}
     for name, block in (views(blocks) if isinstance(blocks, ArrayRecord) else {}).items():
-        if (own := sizes.get(name)) is not None:
-            found[name] = _unequal_rows(name, block, own, count)
+        if (lengths := sizes.get(name)) is not None:
+            found[name] = _unequal_rows(name, block, lengths, count)
         elif block.shape[:1] == (count,):
             found[name] = block
         else:
@@ -373,8 +373,8 @@ def unpack_replies(content: RecordDict) -> Iterator[tuple[int | None, RawReply]]
         (blocks.setdefault(number, {}) if at else alone)[name] = record
     if alone or not blocks:
         yield None, _read_reply(alone)
-    for own in blocks.values():
-        yield from _read_block_of_replies(own)
+    for block in blocks.values():
+        yield from _read_block_of_replies(block)
 
 
 def _read_reply(records: Mapping[str, Any]) -> RawReply:
@@ -424,7 +424,7 @@ def _read_block_of_replies(records: Mapping[str, Any]) -> Iterator[tuple[int | N
     rows = (
         repeat(None) if arrays is None else _by_client({n: _rows_of(b) for n, b in blocks.items()})
     )
-    for client, own, values, largest in zip(
+    for client, arrays, values, largest in zip(
         clients, rows, _by_client(metrics), _by_client(measured), strict=False
     ):
-        yield client, RawReply(own or None, values, None, largest)
+        yield client, RawReply(arrays or None, values, None, largest)

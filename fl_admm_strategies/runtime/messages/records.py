@@ -133,6 +133,10 @@ class Reply:
         The largest absolute value in the arrays.
     nbytes : int
         Bytes of the arrays as they travelled.
+    asked : ClientInstruction
+        What its client was sent for training, in this round or in an earlier one; empty in other
+        phases. `Instruction.read` has it typed. Its arrays may be views of the state as it is now:
+        they are not kept a second time.
     """
 
     arrays: Arrays
@@ -140,6 +144,7 @@ class Reply:
     metrics: Metrics
     largest: float = 0.0
     nbytes: int = 0
+    asked: ClientInstruction = ClientInstruction({})
 
 
 def to_json(value: Any) -> str:
@@ -254,10 +259,10 @@ def split_groups(
     if found != announced:
         raise ValueError(
             f"The message has {found} arrays, expected {announced}: "
-            f"{brief(', '.join(name for own in groups.values() for name in own))}. {VERSIONS}"
+            f"{brief(', '.join(name for names in groups.values() for name in names))}. {VERSIONS}"
         )
     arrays = iter(restored(parameters, config))
-    return {group: {name: next(arrays) for name in own} for group, own in groups.items()}
+    return {group: {name: next(arrays) for name in names} for group, names in groups.items()}
 
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:

@@ -110,6 +110,17 @@ class Instruction:
         return ClientInstruction(groups, config)
 
     @classmethod
+    def read(cls, sent: ClientInstruction) -> Self:
+        """Return the message that became this instruction, such as ``reply.asked``.
+
+        Raises
+        ------
+        ValueError
+            As `decode`.
+        """
+        return cls.decode(sent.flat(), sent.full_config())
+
+    @classmethod
     def decode(cls, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Self:
         """Read the message that a `NumPyClient` received.
 

@@ -150,8 +150,8 @@ def _mapped(path: Path) -> dict[str, NDArray[Any]]:
         header = json.loads(file.read(length))
     content = np.asarray(np.memmap(path, np.uint8, "c"))[8 + length :]
     return {
-        name: content[slice(*own["data_offsets"])].view(_DTYPES[own["dtype"]]).reshape(own["shape"])
-        for name, own in header.items()
+        name: content[slice(*of["data_offsets"])].view(_DTYPES[of["dtype"]]).reshape(of["shape"])
+        for name, of in header.items()
         if name != "__metadata__"
     }
 

@@ -78,8 +78,8 @@ def load_arrays(state: Any, saved: Saved, owner: str) -> None:
             f"The saved state lacks {missing}, which {owner} needs. It was saved by another "
             "algorithm or with other settings."
         )
-    own = tuple(f"{field}/" for field, value in _fields(state) if _checks_itself(value))
-    if more := sorted(n for n in saved.keys() - expected.keys() if not n.startswith(own)):
+    checked = tuple(f"{field}/" for field, value in _fields(state) if _checks_itself(value))
+    if more := sorted(n for n in saved.keys() - expected.keys() if not n.startswith(checked)):
         raise ValueError(
             f"The saved state has {more}, which {owner} does not have here. Continue with the "
             "settings (such as `duals`) that the state was saved with."
@@ -105,13 +105,13 @@ def _load(state: Any, saved: Saved) -> None:
 
 def check_saved(saved: Saved, expected: Saved) -> None:
     """Raise ValueError unless saved arrays have the shapes and dtypes of those that a run has."""
-    for name, own in expected.items():
+    for name, wanted in expected.items():
         found = saved[name]
-        if (found.shape, found.dtype) != (own.shape, own.dtype):
+        if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
-                f"The saved '{name}' has shape {found.shape}, this run's {own.shape} (as "
-                f"{found.dtype} and {own.dtype}). Continue with the model and the settings (such "
-                "as `duals`) that the state was saved with."
+                f"The saved '{name}' has shape {found.shape}, this run's {wanted.shape} (as "
+                f"{found.dtype} and {wanted.dtype}). Continue with the model and the settings "
+                "(such as `duals`) that the state was saved with."
             )
 
 

@@ -92,15 +92,15 @@ class Underway:
             _CLIENTS: np.array(sorted(self.sent), dtype=np.uint64),
         }
         for client, sent in self.sent.items():
-            own = sent.instruction
+            instruction = sent.instruction
             told = {
                 "round": sent.server_round,
                 "arrival": sent.arrival,
-                "groups": groups_setting(own.groups),
-                "config": {name: _as_json(value) for name, value in own.config.items()},
+                "groups": groups_setting(instruction.groups),
+                "config": {name: _as_json(value) for name, value in instruction.config.items()},
             }
             arrays[f"{client}"] = np.frombuffer(to_json(told).encode(), np.uint8)
-            arrays |= {f"{client}/{k}": array for k, array in enumerate(own.flat())}
+            arrays |= {f"{client}/{k}": array for k, array in enumerate(instruction.flat())}
         return arrays
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -133,9 +133,9 @@ def read(arrays: Mapping[str, NDArray[Any]]) -> tuple[float, dict[int, Sent]]:
 
 
 def _names(sent: Mapping[int, Sent]) -> Iterable[str]:
-    for client, own in sent.items():
+    for client, one in sent.items():
         yield f"{client}"
-        yield from (f"{client}/{k}" for k in range(len(own.instruction.flat())))
+        yield from (f"{client}/{k}" for k in range(len(one.instruction.flat())))
 
 
 def _read_one(client: int, arrays: Mapping[str, NDArray[Any]]) -> Sent:
@@ -146,7 +146,7 @@ def _read_one(client: int, arrays: Mapping[str, NDArray[Any]]) -> Sent:
         group: {name: np.array(arrays[f"{client}/{next(numbers)}"]) for name in names}
         for group, names in named.items()
     }
-    if not all(np.isfinite(a).all() for own in groups.values() for a in own.values()):
+    if not all(np.isfinite(a).all() for named in groups.values() for a in named.values()):
         raise ValueError("it is not finite")
     config = {name: _from_json(value) for name, value in told["config"].items()}
     server_round = told["round"]

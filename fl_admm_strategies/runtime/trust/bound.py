@@ -79,7 +79,6 @@ class Bound:
         self,
         server_round: int,
         replies: dict[int, Reply],
-        asked: Mapping[int, ClientInstruction],
         reference: Callable[[ClientInstruction], Arrays],
     ) -> Held:
         """Return what may be used of a round's replies.
@@ -88,8 +87,6 @@ class Bound:
         ----------
         server_round : int
         replies : dict of int to Reply
-        asked : mapping of int to ClientInstruction
-            What the clients were sent.
         reference : callable
             Returns what an upload is measured from, by what its client was sent; an array that is
             missing there, or has another shape, is measured from 0.
@@ -98,7 +95,7 @@ class Bound:
         moved = [client for client, reply in replies.items() if reply.arrays]
         if self.max_norm is None or not moved:
             return Held(replies, [], {})
-        starts = {client: reference(asked[client]) for client in moved}
+        starts = {client: reference(replies[client].asked) for client in moved}
         norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
         limit = self._limit(norms)
         excess = {client: norm for client, norm in norms.items() if norm > limit}

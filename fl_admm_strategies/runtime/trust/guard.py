@@ -72,7 +72,7 @@ class Guard:
         if not self._watching or not _can_undo(state):
             take(replies)
             return replies
-        undo_members, undo_state = membership.remember(), remember(state, replies)
+        undo_members, undo_state = membership.snapshot(), remember(state, replies)
 
         def attempt(count: int) -> bool:
             undo_members()

@@ -49,10 +49,14 @@ class Health:
         self.ever_usable = False
         self.empty_rounds = 0
         self._starts: dict[int, float] = {}
+        self._started_late: set[int] = set()
+        self._version = 0
         self._rounds_above = 0
         self._warned = False
 
-    def watch(self, server_round: int, replies: Mapping[int, Reply]) -> dict[int, Reply]:
+    def watch(
+        self, server_round: int, replies: Mapping[int, Reply], version: int
+    ) -> dict[int, Reply]:
         """Warn, once, where the clients' training loss rises above that of their start.
 
         It does where the mean over a round's clients is a tenth above the mean of what the same
@@ -61,16 +65,26 @@ class Health:
         client is soon near 0 on its own, and above that again when it has to agree with others.
         A run that was continued knows the start of those clients only that are new to it.
 
+        When clients join or leave, f is another function, and the watch starts anew. A start in
+        round 1, at the run's initial model, still counts; a later one, at a model that suited other
+        clients, does not.
+
         Parameters
         ----------
         server_round : int
         replies : mapping of int to Reply
+        version : int
+            That of the membership.
 
         Returns
         -------
         dict of int to Reply
             The replies without ``initial-loss``.
         """
+        if version != self._version:
+            self._version, self._rounds_above = version, 0
+            for client in self._started_late:
+                self._starts.pop(client, None)
         kept = dict(replies)
         for client, reply in replies.items():
             if INITIAL_LOSS in reply.metrics:
@@ -78,6 +92,7 @@ class Health:
                 first = metrics.pop(INITIAL_LOSS)
                 if math.isfinite(first):
                     self._starts.setdefault(client, first)
+                    self._started_late |= {client} if server_round > 1 else set()
                 kept[client] = replace(reply, metrics=metrics)
         if self._warned:
             return kept
@@ -107,11 +122,11 @@ class Health:
         self._warned = True
 
     def count_usable_round(
-        self, server_round: int, replies: Mapping[int, Reply]
+        self, server_round: int, replies: Mapping[int, Reply], version: int
     ) -> dict[int, Reply]:
         """Note that somebody could train; `watch` how far that leads."""
         self.ever_usable, self.empty_rounds = True, 0
-        return self.watch(server_round, replies)
+        return self.watch(server_round, replies, version)
 
     def count_empty_round(self, last_refusal: str, *, hopeless: bool = False) -> None:
         """Note that nobody could; raise RuntimeError if nobody ever could, `patience` times.

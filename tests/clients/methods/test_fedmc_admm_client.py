@@ -19,8 +19,8 @@ from clients.methods import fedmc_admm as module
 from clients.methods.fedmc_admm import FedMCADMMClient, item_steps, user_steps
 from clients.toolkit.data.ratings import Ratings
 from clients.toolkit.round.completion import Residual
-from fl_admm_strategies import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from fl_admm_strategies.messages import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.messages import Received, received
 from tests.support.ratings import NUM_ITEMS, RANK, dense, initial, new_context, ratings

@@ -244,20 +244,3 @@ def test_the_models_of_a_run_are_the_clusters() -> None:
     assert models.cluster_of == {0: 1, 1: 1, 4: 1, 2: 2, 3: 2}
     assert_allclose(models.clusters[2]["w"], [-0.8, 0.05], atol=1e-12)
     assert models.absent.startswith("CFL has no personal models: every client's is its cluster's")
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"eps1": -1.0}, "eps1 is -1.0, expected a finite number >= 0"),
-        ({"eps2": -1.0}, "eps2 is -1.0, expected a finite number >= 0"),
-        ({"linkage": "ward"}, "linkage is 'ward', expected"),
-        ({"weights": "n"}, "weights is 'n', expected"),
-        ({"warmup_rounds": -1}, "warmup_rounds is -1, expected an integer >= 0"),
-        ({"gamma_max": -1.0}, "gamma_max is -1.0, expected a finite number >= 0"),
-        ({"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        cfl(**settings)

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from clients import FedALAClient, FedProxClient, client_app
 from clients.methods.fedala import MOST_PASSES, settled
-from fl_admm_strategies import FedALA, FedALAEvaluation, FedALAInstruction, FedProx
+from fl_admm_strategies import FedALA, FedProx
+from fl_admm_strategies.messages import FedALAEvaluation, FedALAInstruction
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received, scalars
 from tests.fl_admm_strategies.algorithms.quadratics import (
@@ -189,18 +190,3 @@ def test_more_layers_than_there_are_is_refused() -> None:
     asked = FedALAInstruction(model, 3, 0.8, 1.0, 0.1, 1)
     with pytest.raises(ValueError, match=r"layers is 3, but the model has 2 layers .* body, head"):
         client.fit(*received(asked))
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"layers": -1}, "layers is -1, expected an integer >= 0"),
-        ({"sample": 0.0}, "sample is 0.0, expected"),
-        ({"weight_lr": -1.0}, "weight_lr is -1.0, expected a finite number >= 0"),
-        ({"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
-        ({"local_epochs": 0}, "local_epochs is 0, expected an integer >= 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        FedALA(**settings)

@@ -640,33 +640,3 @@ def test_a_pattern_that_finds_only_buffers_makes_nothing_personal() -> None:
         FedAPM("running_mean").run.begin(
             named_arrays(ArrayRecord(Normalised().state_dict())), [0, 1]
         )
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "text"),
-    [
-        ({"personal": "("}, ValueError, "personal is '(', expected a regular expression"),
-        ({"rho": 0}, ValueError, "rho is 0, expected a finite number > 0"),
-        ({"rho": -1.0}, ValueError, "rho is -1.0, expected"),
-        ({"sigma": -0.1}, ValueError, "sigma is -0.1, expected a finite number >= 0"),
-        ({"sigma": "x"}, TypeError, "sigma is 'x', expected a number >= 0"),
-        ({"sigma": float("inf")}, ValueError, "sigma is inf, expected"),
-        ({"lr": 0}, ValueError, "lr is 0, expected"),
-        ({"local_epochs": 0}, ValueError, "local_epochs is 0, expected an integer >= 1"),
-        ({"personal_epochs": 0}, ValueError, "personal_epochs is 0, expected an integer >= 1"),
-        ({"u_start": "w"}, ValueError, "u_start is 'w', expected 'local' or 'server'"),
-        ({"tolerance": 0}, ValueError, "tolerance is 0, expected"),
-        ({"tolerance_decay": 0}, ValueError, "tolerance_decay is 0, expected a number in (0, 1]"),
-        ({"max_steps": 0}, ValueError, "max_steps is 0, expected an integer >= 1"),
-        ({"duals": "server"}, ValueError, "duals is 'server', expected 'strategy' or 'client'"),
-        ({"weights": "n"}, ValueError, "weights is 'n', expected 'uniform' or 'size'"),
-        ({"averaged": "["}, ValueError, "averaged is '[', expected a regular expression"),
-    ],
-)
-def test_the_constructor_refuses(settings: dict[str, Any], error: type, text: str) -> None:
-    with pytest.raises(error, match=re.escape(text)):
-        FedAPM(**({"personal": "^head"} | settings))
-
-
-def test_no_sigma_is_allowed() -> None:
-    assert FedAPM("^head", sigma=0).settings()["sigma"] == 0

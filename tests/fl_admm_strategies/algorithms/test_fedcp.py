@@ -17,8 +17,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from clients import FedCPClient, RoutedHeads, TwoHeaded
 from clients.toolkit.models.heads import mean_discrepancy
-from fl_admm_strategies import FedCP, FedCPInstruction
+from fl_admm_strategies import FedCP
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.messages import FedCPInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.fl_admm_strategies.algorithms.test_fedrod import client_of, grid_of
@@ -186,17 +187,3 @@ def test_a_loop_of_ones_own_is_refused() -> None:
 
     with pytest.raises(TypeError, match="would never call: its clients hold their features near"):
         client_of(Own, routed_heads, new_context())
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"lam": -1.0}, "lam is -1.0, expected a finite number >= 0"),
-        ({"gumbel": "yes"}, "gumbel is 'yes', expected True or False"),
-        ({"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
-        ({"local_epochs": 0}, "local_epochs is 0, expected an integer >= 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        FedCP(**settings)

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from clients import FedGiAClient, FedGiALinearClient, LeastSquares, Logistic, client_app
 from clients.toolkit.solving.curvature import DataLoss
 from fl_admm_strategies import FedGiA
-from tests.support.federation import WatchedGrid, assert_same_bits, node_of, warnings_in
+from tests.support.federation import WatchedGrid, assert_same_bits, node_of
+from tests.support.refusals import names, refused
 
 M, N = 6, 4
 Vectors = NDArray[np.float64]
@@ -307,8 +308,8 @@ def test_the_handshake_finds_the_largest_curvature(caplog: pytest.LogCaptureFixt
     expected = [np.linalg.norm(loss.matrix, 2) ** 2 / loss.num_examples for loss in losses]
     np.testing.assert_allclose(strategy.state.clients.column("curvature"), expected, rtol=1e-12)
     assert strategy.sigma == pytest.approx(0.2 * max(expected) / M)
-    assert "1 of 6 clients have all-zero data columns, up to 1" in caplog.text
-    assert caplog.text.count("the convergence theory assumes t > 6") == 1
+    assert any(names(line, "1 of 6 clients") for line in caplog.messages)
+    assert sum(names(line, "t > 6") for line in caplog.messages) == 1
     assert strategy.traffic[0].up == 0  # a number, no array
 
 
@@ -331,22 +332,15 @@ def test_a_curvature_that_is_no_positive_number_ends_the_run(value: float) -> No
             return {"curvature": value}
 
     app = client_app(lambda context: Wrong(context, regression()[0]))
-    with pytest.raises(ValueError, match="The curvature that client 0 reported is"):
+    with refused(ValueError, "curvature", "client 0"):
         FedGiA().start(WatchedGrid(app, M), zeros(), 1)
 
 
 # --- The true gradient, the stop rule and the costs ---------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "duals"),
-    [
-        ("diagonal", "strategy"),
-        ("diagonal", "client"),
-        ("gram", "strategy"),
-        ("gram", "client"),
-    ],
-)
+@KINDS
+@pytest.mark.parametrize("duals", ["strategy", "client"])
 def test_objective_and_gradient_are_the_true_ones(kind: str, duals: str) -> None:
     losses = regression()
 
@@ -368,7 +362,7 @@ def test_objective_and_gradient_are_the_true_ones(kind: str, duals: str) -> None
 def test_without_the_gradients_nothing_is_said_about_their_sum() -> None:
     strategy = run(regression(), 2)
     assert list(strategy.round_metrics()) == ["objective"]
-    with pytest.raises(ValueError, match="report_gradient=True"):
+    with refused(ValueError, "report_gradient"):
         strategy.gradient_tolerance()
 
 
@@ -445,16 +439,8 @@ def test_a_missing_client_counts_with_its_last_message(duals: str, how: str) -> 
 
     spoil = dict.fromkeys((2, 3), lose) if how == "is lost" else {}
     grid = WatchedGrid(client_app(client_fn), M, spoil=spoil)
-    run(
-        losses,
-        7,
-        on_round=compare,
-        grid=grid,
-        duals=duals,
-        t=0.3,
-        local_steps=2,
-        report_gradient=True,
-    )
+    settings: dict[str, Any] = {"t": 0.3, "local_steps": 2, "report_gradient": True}
+    run(losses, 7, on_round=compare, grid=grid, duals=duals, **settings)
 
 
 # --- The default t follows the curvature ----------------------------------------------------------
@@ -479,17 +465,12 @@ def test_sigma_follows_a_curvature_that_is_larger_than_where_it_was_measured(
     # The clients say r_i = 0.5, but f has 3. Two gradients are needed to see it, so sigma m is
     # 2 * 0.5 in rounds 1 and 2; round 3 expects the growth by 6 once more, round 4 none.
     pulls: list[float] = []
-    losses = one_number(1.0, 2.0, 6.0)
+    losses, settings = one_number(1.0, 2.0, 6.0), {"curvature": 0.5} | settings
     strategy = run(
-        losses,
-        4,
-        on_round=lambda s: pulls.append(3 * s.sigma),
-        curvature=0.5,
-        local_steps=1,
-        **settings,
+        losses, 4, on_round=lambda s: pulls.append(3 * s.sigma), local_steps=1, **settings
     )
     np.testing.assert_allclose(pulls, [2 * 0.5, 2 * 3 * 6, 2 * 3, 2 * 3], rtol=1e-9)
-    x = run(losses, 60, curvature=0.5, **settings).global_arrays["x"].numpy()
+    x = run(losses, 60, **settings).global_arrays["x"].numpy()
     np.testing.assert_allclose(x, [1.0], rtol=1e-3)  # its minimiser
     assert strategy.state.num_slopes == 4
 
@@ -524,7 +505,7 @@ def test_a_state_with_the_duals_elsewhere_is_refused() -> None:
     saved = run(regression(), 1, duals="client").state_dict()
     strategy = FedGiA()
     strategy.load_state_dict(saved)
-    with pytest.raises(ValueError, match=r"lacks \['clients/pi'\], .*with other settings"):
+    with refused(ValueError, "clients/pi"):
         strategy.start(grid_of(regression()), zeros(), 2)
 
 
@@ -570,45 +551,13 @@ def test_a_pytorch_model_gives_what_the_closed_form_gives() -> None:
 # --- Settings -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"t": 0}, "t is 0"),
-        ({"t": -1.0}, "t is -1.0"),
-        ({"local_steps": 0}, "local_steps is 0, expected an integer >= 1"),
-        ({"fraction_admm": 0}, "fraction_admm is 0"),
-        ({"fraction_admm": 1.5}, "fraction_admm is 1.5"),
-        ({"hessian": "exact"}, "hessian is 'exact', expected 'diagonal' or 'gram'"),
-        ({"duals": "both"}, "duals is 'both', expected 'strategy' or 'client'"),
-        ({"curvature": -2.0}, "curvature is -2.0"),
-        ({"curvature": {3: 0.0}}, "curvature of client 3 is 0.0"),
-    ],
-)
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FedGiA(**settings)
-
-
-def test_partial_participation_is_refused() -> None:
-    with pytest.raises(TypeError, match="fraction_train is not a parameter of FedGiA"):
-        FedGiA(fraction_train=0.5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"fraction_admm": 1e-12}, "which of 6 clients is nobody. Give at least 0.17"),
-        ({"curvature": {0: 1.0, 1: 1.0}}, r"no value for the clients \[2, 3, 4, 5\]"),
-    ],
-)
-def test_settings_that_do_not_fit_the_clients(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        begin(FedGiA(**settings))
-
-
-def test_a_model_without_floating_point_numbers_is_refused() -> None:
-    with pytest.raises(ValueError, match="no array of floating point numbers"):
-        FedGiA().run.begin({"x": np.zeros(N, dtype=np.int64)}, range(M))
+def test_settings_that_do_not_fit_the_clients_are_refused() -> None:
+    with refused(ValueError, "curvature", "client 3", 0.0):
+        FedGiA(curvature={3: 0.0})
+    with refused(ValueError, "fraction_admm", 0.17):
+        begin(FedGiA(fraction_admm=1e-12))
+    with refused(ValueError, "[2, 3, 4, 5]"):
+        begin(FedGiA(curvature={0: 1.0, 1: 1.0}))
 
 
 def test_a_client_that_cannot_serve_the_gram_matrix_ends_the_run() -> None:
@@ -618,13 +567,8 @@ def test_a_client_that_cannot_serve_the_gram_matrix_ends_the_run() -> None:
         return FedGiAClient(context, nn.Linear(N, 1), DataLoader(data), nn.MSELoss())
 
     initial = ArrayRecord(nn.Linear(N, 1).state_dict())
-    with pytest.raises(RuntimeError, match=r"handshake .* failed .* needs a data matrix"):
+    with refused(RuntimeError, "handshake", "data matrix"):
         FedGiA(hessian="gram").start(WatchedGrid(client_app(client_fn), M), initial, 1)
-
-
-def test_nothing_is_warned_about_in_a_good_run(caplog: pytest.LogCaptureFixture) -> None:
-    run(regression(), 3)
-    assert warnings_in(caplog.records) == []
 
 
 def test_a_curvature_of_numpys_is_a_number_too() -> None:

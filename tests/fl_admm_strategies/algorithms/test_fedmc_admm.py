@@ -470,22 +470,6 @@ def test_clients_that_have_yet_to_take_part_start_from_the_saved_items(duals: An
 # --- Bad input ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"beta": 0.0}, "beta is 0"),
-        ({"beta": -1.0}, "beta is -1"),
-        ({"inner_steps": 0}, "inner_steps is 0"),
-        ({"init_scale": 0.0}, "init_scale is 0"),
-        ({"y0": "gradient"}, "y0 is 'gradient', expected 'zero' or 'handshake'"),
-        ({"duals": "server"}, "duals is 'server', expected 'strategy' or 'client'"),
-    ],
-)
-def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FedMCADMM(SquaredL2(ITEMS), **settings)
-
-
 def test_a_regulariser_needs_a_prox() -> None:
     regularizer: Any = 0.1
     with pytest.raises(TypeError, match=r"regularizer is 0.1, expected an object with prox"):

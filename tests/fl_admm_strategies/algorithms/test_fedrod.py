@@ -15,7 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from clients import FedProxClient, FedRoDClient, TorchClient, TwoHeaded, accuracy, client_app
 from clients.methods.fedrod import COUNTS, with_prior
-from fl_admm_strategies import FedProx, FedRoD, FedRoDInstruction
+from fl_admm_strategies import FedProx, FedRoD
+from fl_admm_strategies.messages import FedRoDInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.support.federation import WatchedGrid, dataset, initial_arrays, make_model
@@ -198,16 +199,3 @@ def test_a_loop_of_ones_own_is_refused() -> None:
 
     with pytest.raises(TypeError, match="would never call: its clients train two heads at once"):
         client_of(Own, two_headed, new_context())
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"gamma": -1.0}, "gamma is -1.0, expected a finite number >= 0"),
-        ({"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
-        ({"local_epochs": 0}, "local_epochs is 0, expected an integer >= 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        FedRoD(**settings)

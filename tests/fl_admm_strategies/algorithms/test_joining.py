@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, Context, MessageType, RecordDict
 from flwr.client import NumPyClient
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
@@ -21,8 +21,10 @@ from clients import (
     FedADMMClient,
     FedAPMClient,
     FedGiAClient,
+    FedGiALinearClient,
     FLAMEClient,
     FPFCClient,
+    LeastSquares,
     LpProjADMMClient,
     client_app,
 )
@@ -55,11 +57,17 @@ from tests.support.federation import (
 # --- The fixed point is the minimiser over the clients that are left ----------------------------
 
 
-def target_client(client_class: Callable[..., NumPyClient], context: Context) -> NumPyClient:
-    """Return a client of f_i(x) = (x - i)^2, with i + 1 samples, i its id."""
+def target_client(
+    client_class: Callable[..., NumPyClient], context: Context, joining_scale: float = 1.0
+) -> NumPyClient:
+    """Return a client of f_i(x) = (x - i)^2, with i + 1 samples, i its id.
+
+    The data of the one that joins may be larger: scale^2 (x - i)^2.
+    """
     client = int(context.node_config["partition-id"])
-    ones = torch.ones(client + 1, 1)
-    data = TensorDataset(ones, client * ones)
+    scale = joining_scale if client == JOINING else 1.0
+    inputs = torch.full((client + 1, 1), scale)
+    data = TensorDataset(inputs, client * inputs)
     model = nn.Linear(1, 1, bias=False)
     return client_class(context, model, DataLoader(data, batch_size=100), nn.MSELoss())
 
@@ -119,20 +127,54 @@ def test_what_fedgia_reports_belongs_to_those_that_are_left() -> None:
     assert found.squared_gradient == pytest.approx(0, abs=1e-4)
 
 
-def test_the_gradient_that_fedgia_finds_is_that_of_the_clients_there_are() -> None:
-    # After one round at x = 1 the server takes the gradients at that x: with the new client,
-    # grad f(x) = (1/4) sum_i 2 (x - i) over i = 0, 1, 2, 4 at the x of its first round.
-    strategy = FedGiA(t=0.5, local_steps=2, report_gradient=True, fraction_evaluate=0, seed=1)
-    app = client_app(lambda context: target_client(FedGiAClient, context).to_client())
+@pytest.mark.parametrize(("t", "scale"), [(0.5, 1.0), (0.5, 5.0), (None, 5.0)])
+def test_the_gradient_that_fedgia_finds_is_that_of_the_clients_there_are(
+    t: float | None, scale: float
+) -> None:
+    # In round 3 the server takes the gradients at the x that it sent: with the new client,
+    # grad f(x) = (1/4) sum_i 2 c_i (x - i) over i = 0, 1, 2, 4, where c_2 is scale^2. They follow
+    # by (34) from the sigma that was sent; that of the next round depends on the new client's r_i.
+    strategy = FedGiA(t=t, local_steps=2, report_gradient=True, fraction_evaluate=0, seed=1)
+    app = client_app(lambda context: target_client(FedGiAClient, context, scale).to_client())
     strategy.start(
         RestlessGrid(app, PARTITIONS, FROM_ROUND_3), ArrayRecord({"weight": torch.zeros(1, 1)}), 3
     )
     x = float(strategy.state.point[0])
     assert len(strategy.client_ids) == 4
-    assert strategy.state.squared_gradient == pytest.approx((2 * (x - 7 / 4)) ** 2, rel=1e-4)
+    curved = {0: 1.0, 1: 1.0, 2: scale**2, 4: 1.0}
+    gradient = np.mean([2 * c * (x - i) for i, c in curved.items()])
+    assert strategy.state.squared_gradient == pytest.approx(gradient**2, rel=1e-4)
     assert strategy.state.objective == pytest.approx(
-        np.mean([(x - i) ** 2 for i in (0, 1, 2, 4)]), rel=1e-5
+        np.mean([c * (x - i) ** 2 for i, c in curved.items()]), rel=1e-5
     )
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+@pytest.mark.parametrize("coming", [True, False])
+def test_fedgia_compares_no_gradient_with_one_of_other_clients(coming: bool, scale: float) -> None:
+    # f changes near its optimum, where x hardly moves: the change of the gradient over that of x
+    # says nothing of a curvature. On least squares the mean of the r_i bounds every true one.
+    losses, everybody = {}, [0, 1, 2, 4]
+    for client in everybody:
+        rng = np.random.default_rng(client)
+        a = rng.normal(size=(20, 4)) * (scale if client == JOINING else 1.0)
+        losses[client] = LeastSquares(a, a.sum(axis=1) * client + rng.normal(size=20))
+    app = client_app(
+        lambda context: FedGiALinearClient(
+            context, losses[int(context.node_config["partition-id"])]
+        ).to_client()
+    )
+    small, large = [2, 3, 4], [2, 3, 4, 5]
+    online = {0: small, 25: large} if coming else {0: large, 25: small}
+    strategy = FedGiA(report_gradient=True, fraction_evaluate=0, max_missed_rounds=1, seed=1)
+    strategy.start(
+        RestlessGrid(app, PARTITIONS, online), ArrayRecord({"x": Array(np.zeros(4))}), 70
+    )
+    there = everybody if coming else INITIAL
+    assert strategy.client_ids == there
+    bound = np.mean([losses[i].largest_curvature() for i in there])
+    assert strategy.state.path_curvature == pytest.approx(bound)
+    assert strategy.state.squared_gradient**0.5 < 1e-3
 
 
 def test_the_number_of_clients_that_fedmc_began_with_is_a_scale_of_the_objective() -> None:

@@ -115,15 +115,3 @@ def test_there_is_no_global_model() -> None:
             1,
             evaluate_fn=lambda server_round, arrays: MetricRecord({}),
         )
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
-        ({"local_epochs": 0}, "local_epochs is 0, expected an integer >= 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        Local(**settings)

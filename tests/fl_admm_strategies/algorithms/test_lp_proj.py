@@ -17,6 +17,7 @@ from clients import LpProjADMMClient, client_app
 from fl_admm_strategies import LpProjADMM
 from fl_admm_strategies.maths.projection import projection
 from tests.support.federation import WatchedGrid, node_of
+from tests.support.refusals import refused
 
 M, D, K, B = 4, 6, 2, 1.3
 C = np.random.default_rng(5).standard_normal((M, D))
@@ -180,37 +181,6 @@ def test_every_client_evaluates_its_own_model() -> None:
         assert metrics["personal-loss"] == pytest.approx(loss, rel=1e-12)
 
 
-def test_the_personal_models_stay_with_the_clients() -> None:
-    strategy = LpProjADMM(dimension=K)
-    run(strategy, 1)
-    with pytest.raises(RuntimeError, match=r"LpProjADMMClient\(...\).personal_arrays"):
-        strategy.personal_arrays(0)
-    with pytest.raises(RuntimeError, match="not been trained yet"):
-        make_client(grid().context(node_of(0))).personal_arrays()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rho": 0}, "rho is 0"),
-        ({"lam": -1.0}, "lam is -1.0"),
-        ({"lr": 0}, "lr is 0"),
-        ({"local_epochs": 0}, "local_epochs is 0"),
-        ({"dimension": 0}, "dimension is 0"),
-        ({"weights": "loss"}, "weights is 'loss'"),
-        ({"unprojected": "("}, r"unprojected is '\(', expected a regular expression"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LpProjADMM(**settings)
-
-
-def test_a_projection_to_more_dimensions_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"dimension is 7, .*only 6 floating point numbers"):
-        LpProjADMM(dimension=7).run.begin({"theta": np.zeros(6)}, range(2))
-
-
 def test_the_projection_of_a_saved_state_is_used_on_whatever_the_seed_is() -> None:
     one, two = LpProjADMM(dimension=K, seed=1), LpProjADMM(dimension=K, seed=2)
     watched = grid()
@@ -222,6 +192,8 @@ def test_the_projection_of_a_saved_state_is_used_on_whatever_the_seed_is() -> No
     # A client that joins starts at the image of the initial model, under the same projection.
     row = two.state.clients._completed(two.new_client(9, None))
     close(row["image"], p @ START)
+    with refused(ValueError, "dimension", 7, 6):
+        LpProjADMM(dimension=7).run.begin({"theta": np.zeros(6)}, range(2))
 
 
 def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from tests.support.federation import (
     initial_arrays,
     node_of,
 )
+from tests.support.refusals import refused
 
 BOTH = (0, 1)
 
@@ -163,6 +164,16 @@ def test_p_follows_from_the_seed_and_a_message_has_as_many_numbers_as_it_has_row
     assert {r: tuple(own) for r, own in strategy.traffic.items()} == {1: (64, 32), 2: (32, 32)}
 
 
+def test_steps_that_overshoot_and_too_many_dimensions_are_refused() -> None:
+    with refused(ValueError, "outer_lr", "lam", 2.5):
+        lp_proj(outer_lr=2.5)
+    with refused(ValueError, "lr", "lam", 2.5, 0.08):  # P is one row of length 1: lr * lam alone
+        start(lp_proj(lam=25.0, lr=0.1, outer_lr=0.01), 1)
+    start(lp_proj(p=1, lam=25.0, lr=0.1, outer_lr=0.01), 1)
+    with refused(ValueError, "dimension", 3, 2):
+        start(lp_proj(dimension=3), 1)
+
+
 def test_with_p_1_clients_that_train_together_have_the_same_bits_on_any_nodes() -> None:
     runs = []
     for num_nodes in (1, 3):
@@ -176,37 +187,3 @@ def test_with_p_1_clients_that_train_together_have_the_same_bits_on_any_nodes() 
     app = client_app(client_fn_of(LpProjClient), num_clients=6, cohort=False)
     alone.start(InProcessGrid(app, 2), initial_arrays(), 2)
     assert_allclose(alone.state.w, runs[0].state.w, atol=1e-4)
-
-
-def test_it_has_personal_models_only() -> None:
-    strategy = lp_proj()
-    start(strategy, 1)
-    assert not strategy.global_arrays
-    with pytest.raises(RuntimeError, match=r"LpProjClient\(\.\.\.\)\.personal_arrays\(\) there"):
-        strategy.personal_arrays(0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"p": 3}, "p is 3, expected 2 or 1"),
-        ({"dimension": 0}, "dimension is 0"),
-        ({"outer_lr": 2.5}, r"outer_lr \* lam is 2.5, expected less than 2"),
-        ({"unprojected": "("}, r"unprojected is '\(', expected a regular expression"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        lp_proj(**settings)
-
-
-def test_a_step_that_overshoots_is_refused_before_round_1() -> None:
-    # P is one row of length 1: lr * lam alone.
-    with pytest.raises(ValueError, match=r"lr \* lam \* \|\|P\|\|\^2 is 2.5 .* an lr below 0.08"):
-        start(lp_proj(lam=25.0, lr=0.1, outer_lr=0.01), 1)
-    start(lp_proj(p=1, lam=25.0, lr=0.1, outer_lr=0.01), 1)
-
-
-def test_a_projection_to_more_dimensions_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"dimension is 3, .*only 2 floating point numbers"):
-        start(lp_proj(dimension=3), 1)

@@ -217,17 +217,3 @@ def test_a_saved_run_goes_on_and_a_damaged_one_is_refused() -> None:
     broken.load_state_dict(saved | {"state/clusters/widths": np.ones(5, np.int64)})
     with pytest.raises(ValueError, match="saved directions of the clients' data do not fit"):
         broken.start(Clients(), ArrayRecord(Model().state_dict()), 3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"threshold": 0.0}, "threshold is 0.0, expected a finite number > 0"),
-        ({"num_vectors": 0}, "num_vectors is 0, expected an integer >= 1"),
-        ({"measure": "largest"}, "measure is 'largest', expected"),
-        ({"linkage": "ward"}, "linkage is 'ward', expected"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        pacfl(**{"threshold": 1.0} | settings)

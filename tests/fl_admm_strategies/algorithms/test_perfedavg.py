@@ -235,20 +235,3 @@ def test_the_adapted_models_are_made_where_the_data_are() -> None:
     with pytest.raises(RuntimeError, match=r"Adapt the global model there: clients\.personalise"):
         strategy.model_arrays("adapted", 0)
     assert {r: tuple(own) for r, own in strategy.traffic.items()} == {1: (24, 24)}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"mode": "maml"}, "mode is 'maml'"),
-        ({"alpha": -0.1}, "alpha is -0.1, expected a finite number >= 0"),
-        ({"lr": 0}, "lr is 0"),
-        ({"local_steps": 0}, "local_steps is 0"),
-        ({"delta": 0}, "delta is 0"),
-        ({"adapt": "never"}, "adapt is 'never', expected 'step' or 'epoch'"),
-        ({"weights": "loss"}, "weights is 'loss'"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        perfedavg(**settings)

@@ -85,12 +85,12 @@ def test_who_comes_goes_between_and_who_leaves_takes_its_row_along() -> None:
 
 def test_guests_are_known_for_a_round() -> None:
     own = table()
-    own.invite({5: {"theta": [5, 5]}})
+    own.add_pending({5: {"theta": [5, 5]}})
     assert_array_equal(own[5].theta, [5, 5])
     assert own[5].alpha == 0.5
     assert own.ids == [2, 7]
     assert_array_equal(own.column("alpha"), [0.25, 0.5])
-    own.invite({6: {}})
+    own.add_pending({6: {}})
     assert_array_equal(own[6].theta, [0, 0])
     with pytest.raises(KeyError):
         own[5]
@@ -101,7 +101,7 @@ def test_a_row_does_not_change_with_what_it_was_made_of() -> None:
     own = ClientTable(theta=first)
     entry = np.ones(2)
     own.insert({1: {"theta": entry}, 2: {}})
-    own.invite({3: {"theta": entry}})
+    own.add_pending({3: {"theta": entry}})
     own[2].theta += 5
     own[3].theta += 5
     assert_array_equal(entry, [1, 1])

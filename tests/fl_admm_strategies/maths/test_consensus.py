@@ -193,7 +193,7 @@ def test_what_a_client_is_sent_to_start_from() -> None:
 
 def test_a_new_client_by_hand() -> None:
     consensus = after_one_round()  # w = (4, 0), z_0 = (1, 1), z_3 = (7, -1)
-    consensus.invite({2: {}})
+    consensus.add_pending({2: {}})
     assert_array_equal(consensus.anchor(2), [4, 0])  # while it is asked, it has u = w and pi = 0
     assert len(consensus.clients) == 2
     consensus.insert({2: {}})  # between the two, with u = (4, 0), pi = 0, z = (4, 0)

@@ -218,33 +218,6 @@ def test_a_node_whose_query_raises_is_named() -> None:
 @pytest.mark.parametrize(
     ("argument", "error", "text"),
     [
-        ({"fraction_train": 0}, ValueError, r"fraction_train is 0, expected a number in \(0, 1\]"),
-        ({"fraction_train": 1.5}, ValueError, r"fraction_train is 1.5"),
-        ({"fraction_train": float("nan")}, ValueError, r"fraction_train is nan"),
-        ({"fraction_train": "half"}, TypeError, r"fraction_train is 'half', expected a number"),
-        ({"fraction_train": True}, TypeError, r"fraction_train is True"),
-        ({"fraction_evaluate": -0.1}, ValueError, r"fraction_evaluate is -0.1.* in \[0, 1\]"),
-        ({"min_train_nodes": 0}, ValueError, r"min_train_nodes is 0, expected an integer >= 1"),
-        ({"min_train_nodes": 2.0}, TypeError, r"min_train_nodes is 2.0, expected an integer"),
-        ({"min_evaluate_nodes": -1}, ValueError, r"min_evaluate_nodes is -1.*integer >= 0"),
-        ({"min_available_nodes": 0}, ValueError, r"min_available_nodes is 0.*integer >= 1"),
-        ({"min_available_nodes": True}, TypeError, r"min_available_nodes is True"),
-        ({"node_timeout": 0}, ValueError, r"node_timeout is 0, expected a finite number > 0"),
-        ({"node_timeout": float("inf")}, ValueError, r"node_timeout is inf"),
-        ({"node_timeout": "2m"}, TypeError, r"node_timeout is '2m', expected a number > 0"),
-        ({"seed": -1}, ValueError, r"seed is -1, expected an integer >= 0"),
-        ({"seed": None}, TypeError, r"seed is None, expected an integer >= 0"),
-    ],
-    ids=str,
-)
-def test_the_constructor_refuses(argument: dict[str, Any], error: type, text: str) -> None:
-    with pytest.raises(error, match=text):
-        Mean(**argument)
-
-
-@pytest.mark.parametrize(
-    ("argument", "error", "text"),
-    [
         ({"num_rounds": 0}, ValueError, r"num_rounds is 0, expected an integer >= 1"),
         ({"num_rounds": 2.5}, TypeError, r"num_rounds is 2.5, expected an integer >= 1"),
         ({"evaluate_every": 0}, ValueError, r"evaluate_every is 0, expected an integer >= 1"),

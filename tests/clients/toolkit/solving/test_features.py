@@ -17,6 +17,7 @@ from clients.toolkit.solving import features
 from clients.toolkit.solving.features import frozen_layers_applied
 from clients.toolkit.solving.objective import LocalObjective, ProximalTerm
 from clients.toolkit.solving.solvers import LocalProblem
+from clients.toolkit.solving.steps import Minimisation
 
 N, EPOCHS = 24, 3
 
@@ -65,7 +66,7 @@ def v_step(loader: Any, full_batch: bool) -> tuple[list[Tensor], int, Any]:
     personal = {name: p.detach().clone() for name, p in model.named_parameters() if "fc" in name}
     objective = LocalObjective([ProximalTerm(0.5, personal)], moving=[*personal])
     torch.manual_seed(5)
-    metrics = client.solve(objective, lr=0.1, epochs=EPOCHS)
+    metrics = client.perform(Minimisation(objective, 0.1, EPOCHS))
     return [model.get_parameter(name).detach() for name in personal], len(calls), metrics
 
 

@@ -58,11 +58,11 @@ def test_it_begins_with_clients_nothing_is_known_of() -> None:
 
 def test_what_a_client_surely_holds() -> None:
     own = members(2, 5)
-    own.doubt([2, 5])  # both are asked
+    own.mark_uncertain([2, 5])  # both are asked
     own.accept([5], 3)
     assert [own.has_current_state(client) for client in (2, 5)] == [False, True]
     assert [own.is_new(client) for client in (2, 5)] == [True, False]
-    own.doubt([5])  # asked once more, or restarted: its reply may be lost
+    own.mark_uncertain([5])  # asked once more, or restarted: its reply may be lost
     assert not own.has_current_state(5)
     assert own.last_accepted == {2: 0, 5: 3}
     own.accept([2, 5], 4)
@@ -77,7 +77,7 @@ def test_who_joins_has_a_place_between_the_others() -> None:
     own = members(2, 7)
     own.accept([2, 7], 1)
     reply = Reply({}, 3.0, {})
-    own.see(2, [2, 5, 7, 9, 1], 0)
+    own.record_connected(2, [2, 5, 7, 9, 1], 0)
     assert own.unknown([9, 5, 7, 1, 2]) == [1, 5, 9]
     own.joining |= {1: None, 5: reply, 9: None}
     assert own.unknown([9, 5]) == []
@@ -93,36 +93,36 @@ def test_who_joins_has_a_place_between_the_others() -> None:
 def test_who_is_not_connected_any_more_does_not_join() -> None:
     own = members(2)
     own.joining = {3: None, 4: None}
-    own.see(5, [2, 4], 6)
+    own.record_connected(5, [2, 4], 6)
     assert own.joining == {4: None}
     assert own.announced == 6
-    own.see(6, [2, 4], 3)
+    own.record_connected(6, [2, 4], 3)
     assert own.announced == 6  # the largest that was said
 
 
 def test_who_has_missed_too_many_rounds_has_left() -> None:
     own = members(2, 5, 7, max_missed_rounds=2)
     for server_round in (1, 2):
-        own.see(server_round, [2, 5, 7], 0)
-    own.see(3, [2], 0)
+        own.record_connected(server_round, [2, 5, 7], 0)
+    own.record_connected(3, [2], 0)
     assert own.overdue(3) == []
-    own.see(4, [2], 0)
+    own.record_connected(4, [2], 0)
     assert own.overdue(4) == [5, 7]
     own.accept([5], 2)
     assert own.remove([5, 7]) == [1, 2]
     assert own.ids == [2]
     assert list(own.last_accepted) == list(own.last_seen) == [2]
     assert not own.has_current_state(5)
-    own.see(9, [], 0)
+    own.record_connected(9, [], 0)
     assert own.overdue(9) == []  # somebody must be left
     never = members(2, 5)
-    never.see(100, [2], 0)
+    never.record_connected(100, [2], 0)
     assert never.overdue(100) == []
 
 
 def test_it_is_saved_and_loaded() -> None:
     own = members(2, 2**64 - 1)
-    own.see(3, [2], 5)
+    own.record_connected(3, [2], 5)
     own.accept([2], 3)
     own.initial_examples = 12.5
     own.joining = {7: None}
@@ -139,9 +139,6 @@ def test_it_is_saved_and_loaded() -> None:
     assert not other.has_current_state(2)  # it may have been restarted as well
 
 
-# --- The setting --------------------------------------------------------------------------------
-
-
 # --- In a run -----------------------------------------------------------------------------------
 
 
@@ -156,12 +153,6 @@ def test_somebody_is_left() -> None:
     strategy.start(grid, initial_arrays(), 5)
     assert trained(strategy) == {1: INITIAL, 2: [2], 3: [2], 4: [2], 5: [1, 2]}
     assert strategy.client_ids == [1, 2]
-
-
-@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (1.5, TypeError)])
-def test_the_constructor_refuses(value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=rf"max_missed_rounds is {value}, expected an integer >= 1"):
-        FPFC(SmoothedSCAD(0.5), max_missed_rounds=value)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ def reply(**arrays: Any) -> Reply:
 
 
 def hold(bound: Bound, replies: dict[int, Reply], reference: Arrays | None = None) -> Held:
-    asked = dict.fromkeys(replies, ClientInstruction({"model": reference or {}}))
-    return bound.hold(4, replies, asked, Mean().upload_reference)
+    asked = ClientInstruction({"model": reference or {}})
+    uploads = {client: replace(reply, asked=asked) for client, reply in replies.items()}
+    return bound.hold(4, uploads, Mean().upload_reference)
 
 
 def moved(*norms: float) -> dict[int, Reply]:
@@ -35,7 +37,7 @@ def test_an_upload_is_scaled_back_to_the_sphere_around_what_was_sent() -> None:
     near = reply(w=np.array([1.0, 2.0], np.float32), b=np.array(2.0))
     far = reply(w=np.array([1.0, 7.0], np.float32), b=np.array(-6.0))  # 10 away
     held = hold(bound := Bound(2.5, "clip"), {3: near, 5: far}, reference)
-    assert held.replies[3] is near  # not a bit of it is changed
+    assert held.replies[3].arrays is near.arrays  # not a bit of it is changed
     assert_allclose(held.replies[5].arrays["w"], [1.0, 2.5])
     assert_allclose(held.replies[5].arrays["b"], 0.0)
     assert [a.dtype for a in held.replies[5].arrays.values()] == [np.float32, np.float64]
@@ -68,7 +70,7 @@ def test_integers_are_not_counted_and_move_with_the_others() -> None:
     reference = {"w": np.zeros(2), "steps": np.array(100)}
     counted = reply(w=np.array([1.0, 0.0]), steps=np.array(180))
     held = hold(Bound(2.0, "clip"), {0: counted}, reference)
-    assert held.replies[0] is counted
+    assert held.replies[0].arrays is counted.arrays
     far = reply(w=np.array([8.0, 0.0]), steps=np.array(180))
     held = hold(Bound(2.0, "clip"), {0: far}, reference)
     assert held.replies[0].arrays["steps"] == 120

@@ -28,7 +28,7 @@ def watched(
     for server_round, loss in enumerate(losses, start=1):
         first = {"initial-loss": start} if server_round == 1 else {}
         replies = {c: Reply({}, 10.0, {"loss": loss, **first}, 0.0) for c in (0, 1)}
-        kept = health.watch(server_round, replies)
+        kept = health.watch(server_round, replies, 0)
         assert [reply.metrics for reply in kept.values()] == [{"loss": loss}] * 2
     return [record.getMessage() for record in caplog.records]
 
@@ -77,8 +77,29 @@ def test_clients_are_compared_with_their_own_start(caplog: pytest.LogCaptureFixt
     for server_round in range(1, 9):
         client, start, loss = (0, 1.0, 0.5) if server_round < 3 else (1, 40.0, 20.0)
         metrics = {"loss": loss} | ({"initial-loss": start} if server_round in (1, 3) else {})
-        health.watch(server_round, {client: Reply({}, 5.0, metrics, 0.0)})
+        health.watch(server_round, {client: Reply({}, 5.0, metrics, 0.0)}, 0)
     assert not caplog.records
+
+
+def test_the_watch_starts_anew_when_clients_join_or_leave(caplog: pytest.LogCaptureFixture) -> None:
+    # Client 1 joins in round 4 and starts from the others' good model. When a third has come or
+    # left, its loss rises to 0.9: the model has to suit other clients, and nothing diverges.
+    health = Health(3, "FedADMM", "a smaller lr")
+
+    def watch(server_round: int, version: int, client: int, **metrics: float) -> None:
+        named = {name.replace("_", "-"): value for name, value in metrics.items()}
+        health.watch(server_round, {client: Reply({}, 5.0, named)}, version)
+
+    watch(1, 0, 0, loss=2.0, initial_loss=START)
+    watch(4, 1, 1, loss=0.5, initial_loss=0.5)
+    for server_round in (5, 6):  # two rounds above, and one after the change, are not three
+        watch(server_round, 1, 1, loss=0.9)
+    for server_round in range(7, 12):
+        watch(server_round, 2, 1, loss=0.9)
+    assert not caplog.records
+    for server_round in range(12, 15):
+        watch(server_round, 3, 0, loss=2.6)  # above its start at the initial model
+    assert "round 14: the mean training loss is 2.6" in caplog.text
 
 
 # --- With the real strategies and clients ---------------------------------------------------------

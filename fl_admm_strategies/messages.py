@@ -1,0 +1,41 @@
+"""The messages of all methods, for clients of one's own: what each is sent, field by field.
+
+docs/messages.md has their tables.
+"""
+
+from .algorithms.ditto import DittoInstruction as DittoInstruction
+from .algorithms.fedadmm import FedADMMInstruction as FedADMMInstruction
+from .algorithms.fedala import FedALAEvaluation as FedALAEvaluation
+from .algorithms.fedala import FedALAInstruction as FedALAInstruction
+from .algorithms.fedalt import FedAltInstruction as FedAltInstruction
+from .algorithms.fedapm import FedAPMEvaluation as FedAPMEvaluation
+from .algorithms.fedapm import FedAPMInstruction as FedAPMInstruction
+from .algorithms.fedcp import FedCPInstruction as FedCPInstruction
+from .algorithms.fedgia import FedGiAInstruction as FedGiAInstruction
+from .algorithms.fedgia import FedGiAQuestion as FedGiAQuestion
+from .algorithms.fedmavg import FedMAvgInstruction as FedMAvgInstruction
+from .algorithms.fedmc_admm import FedMCInstruction as FedMCInstruction
+from .algorithms.fedmgs import FedMGSInstruction as FedMGSInstruction
+from .algorithms.fedprox import FedProxInstruction as FedProxInstruction
+from .algorithms.fedrod import FedRoDInstruction as FedRoDInstruction
+from .algorithms.fedsim import FedSimInstruction as FedSimInstruction
+from .algorithms.flame import FLAMEEvaluation as FLAMEEvaluation
+from .algorithms.flame import FLAMEInstruction as FLAMEInstruction
+from .algorithms.fpfc.types import FPFCEvaluation as FPFCEvaluation
+from .algorithms.fpfc.types import FPFCInstruction as FPFCInstruction
+from .algorithms.ifca import IFCAEvaluation as IFCAEvaluation
+from .algorithms.ifca import IFCAInstruction as IFCAInstruction
+from .algorithms.lg_fedavg import LGFedAvgInstruction as LGFedAvgInstruction
+from .algorithms.local import LocalInstruction as LocalInstruction
+from .algorithms.localsgd import LocalSGDInstruction as LocalSGDInstruction
+from .algorithms.lp_proj import LpProjInstruction as LpProjInstruction
+from .algorithms.lp_proj_sgd import LpProjSGDInstruction as LpProjSGDInstruction
+from .algorithms.pacfl import PACFLQuestion as PACFLQuestion
+from .algorithms.perfedavg import PerFedAvgEvaluation as PerFedAvgEvaluation
+from .algorithms.perfedavg import PerFedAvgInstruction as PerFedAvgInstruction
+from .algorithms.pfedme import PFedMeInstruction as PFedMeInstruction
+from .algorithms.pfedme import PFedMeMatchedInstruction as PFedMeMatchedInstruction
+from .algorithms.shared.base import OwnModelEvaluation as OwnModelEvaluation
+from .algorithms.shared.clustered import ClusterInstruction as ClusterInstruction
+from .algorithms.shared.completion import FedMCFactors as FedMCFactors
+from .algorithms.shared.split import SplitEvaluation as SplitEvaluation

@@ -1,0 +1,83 @@
+"""Every setting of every strategy refuses what it cannot be, and names itself and the value."""
+
+from __future__ import annotations
+
+import inspect
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+import fl_admm_strategies as library
+from fl_admm_strategies import SmoothedSCAD, SquaredL2, StatefulStrategy
+from fl_admm_strategies.runtime.common.settings import parameters_of
+from tests.support.refusals import refused
+
+# By kind: values that are of the type but out of range, and others that are no such thing.
+POSITIVE: Any = [0, -1.0, nan, inf], ["x", True]
+NOT_NEGATIVE: Any = [-1.0, nan, inf], ["x", True]
+COUNT: Any = [0, -1], [1.5, "x", True]
+COUNT_OR_NONE: Any = [-1], [1.5, "x", True]
+PART: Any = [0, 1.5, nan], ["x", True]
+SHARE: Any = [-0.1, 1.5, nan], ["x", True]
+CHOICE: Any = ["?", 3], []
+PATTERN: Any = ["("], []
+ANY: Any = [], []
+
+WORDS = {
+    "rho lr outer_lr personal_lr t threshold init_scale tolerance beta delta curvature": POSITIVE,
+    "node_timeout": POSITIVE,
+    "lam mu sigma alpha gamma gamma_max eps1 eps2 weight_lr": NOT_NEGATIVE,
+    "local_epochs personal_epochs local_steps local_rounds inner_steps user_steps": COUNT,
+    "item_steps max_steps restarts restart_rounds num_clusters num_vectors dimension": COUNT,
+    "patience min_train_nodes min_available_nodes max_missed_rounds max_examples": COUNT,
+    "max_clients_per_node": COUNT,
+    "min_evaluate_nodes seed layers warmup_rounds": COUNT_OR_NONE,
+    "fraction_train fraction_admm sample tolerance_decay": PART,
+    "fraction_evaluate": SHARE,
+    "adapt anchor_on averaging divisor duals hessian linkage measure mode on_excess": CHOICE,
+    "p rows score step theta_start theta_step u_start weights y0": CHOICE,
+    "averaged personal unprojected": PATTERN,
+    "gumbel": (["yes"], []),
+    "max_norm": ([0, nan, "median"], [True]),
+    # Yes or no; objects; and what has tests of its own.
+    "everyone_trains per_class report_diagnostics report_gradient consensus_rounds": ANY,
+    "delay initial_models max_staleness nu penalty regularizer validation_share": ANY,
+    "client_keys clustered state_on_disk weighted_by_key wire_dtype aggregation malicious": ANY,
+}
+KINDS = {name: kind for words, kind in WORDS.items() for name in words.split()}
+STRICTER = {(name, "lam"): POSITIVE for name in ("FLAME", "PFedMe", "PFedMeMatched", "LpProjADMM")}
+
+# What constructors cannot do without.
+NEEDED: dict[str, dict[str, Any]] = {
+    "eps1": {"eps1": 0.1, "eps2": 0.2},
+    "num_clusters": {"num_clusters": 2},
+    "threshold": {"threshold": 10.0},
+    "penalty": {"penalty": SmoothedSCAD(0.5)},
+    "personal": {"personal": None},
+    "regularizer": {"regularizer": SquaredL2(0.1)},
+}
+
+STRATEGIES = [
+    kind
+    for name in library.__all__
+    if inspect.isclass(kind := getattr(library, name))
+    and issubclass(kind, StatefulStrategy)
+    and not inspect.isabstract(kind)
+]
+each_strategy = pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
+
+
+def given(kind: Any, **settings: Any) -> Any:
+    needed = [own for name, own in NEEDED.items() if name in parameters_of(kind)]
+    return kind(**{k: v for own in needed for k, v in own.items()} | settings)
+
+
+@each_strategy
+def test_what_a_setting_cannot_be_is_refused_by_name(kind: Any) -> None:
+    for name in parameters_of(kind):
+        values, types = STRICTER.get((kind.__name__, name), KINDS[name])
+        for error, wrong in ((ValueError, values), (TypeError, types)):
+            for value in wrong:
+                with refused(error, name, value):
+                    given(kind, **{name: value})
