@@ -54,7 +54,7 @@ class FedADMM(ConsensusStrategy):
     rho : float (default: 0.1)
         The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
         f_i/m (docs/methods/fedadmm.md, P3).
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         The clients' step size on their plain loss, as in plain training: the paper's eta over m.
     local_epochs : int (default: 3)
         E, local epochs: full-gradient steps with GD, passes over the data with SGD.

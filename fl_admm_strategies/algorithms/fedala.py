@@ -61,9 +61,9 @@ class FedALA(SampledStrategy):
         0: none, which is FedAvg.
     sample : float (default: 0.8)
         s, the share of its training batches on which a client learns W_i.
-    weight_lr : float (default: 1.0)
+    weight_lr : float or callable (default: 1.0)
         eta_w, the step size of W_i.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size of the training.
     local_epochs : int (default: 1)
         Local epochs.

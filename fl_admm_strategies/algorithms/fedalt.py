@@ -43,11 +43,11 @@ class FedAlt(SplitStrategy):
         Regular expression searched in the names of the arrays: v_i, which stays with the clients
         and may have other shapes on each of them. `clients.input_layers`, `output_layers` and
         `split_input` write it. None: nothing is personal, which is FedAvg.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta_u, the step size of the shared part.
     local_epochs : int (default: 1)
         tau_u, its local epochs.
-    personal_lr : float, optional
+    personal_lr : float or callable, optional
         eta_v, the step size of the personal part. By default `lr`.
     personal_epochs : int, optional
         tau_v, its local epochs. By default `local_epochs`.

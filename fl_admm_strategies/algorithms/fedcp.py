@@ -44,7 +44,7 @@ class FedCP(SplitStrategy):
         their maximum mean discrepancy.
     gumbel : bool (default: True)
         Whether the policy's division is random in training, by Gumbel noise.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size.
     local_epochs : int (default: 1)
         Local epochs.

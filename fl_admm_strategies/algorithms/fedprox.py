@@ -44,7 +44,7 @@ class FedProx(SampledStrategy):
     ----------
     mu : float (default: 0.1)
         mu, the weight of the proximal term mu/2 ||w_i - w||^2; 0 is FedAvg.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the clients' step size.
     local_epochs : int (default: 1)
         E, local epochs.

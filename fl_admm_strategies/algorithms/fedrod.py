@@ -40,7 +40,7 @@ class FedRoD(SplitStrategy):
     gamma : float (default: 1.0)
         gamma, how much the generic head's loss makes up for the client's numbers of examples by
         class: their logarithms times it are added to the logits. 0: not at all.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size.
     local_epochs : int (default: 1)
         Local epochs.

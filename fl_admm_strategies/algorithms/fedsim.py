@@ -36,7 +36,7 @@ class FedSim(SplitStrategy):
     personal : str or None
         Regular expression searched in the names of the arrays: v_i, which stays with the clients,
         as in `FedAlt`.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size of both parts.
     local_epochs : int (default: 1)
         tau, local epochs.

@@ -91,7 +91,7 @@ class FLAME(ConsensusStrategy):
         all of the paper's experiments are, a client's message is theta_i itself
         (docs/methods/flame.md, P1). By default lambda/m. The Lagrangian is sure to
         decrease for convex f_i and exact steps from rho = 2.5616 a_i on (P2).
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size of the theta-step, for the plain loss: alpha_i does not scale it. With
         ``theta_step="accuracy"`` 1/(L + lambda) is safe.
     local_epochs : int (default: 3)

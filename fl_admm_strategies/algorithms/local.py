@@ -41,7 +41,7 @@ class Local(SampledStrategy):
 
     Parameters
     ----------
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the clients' step size.
     local_epochs : int (default: 1)
         Local epochs of a round.

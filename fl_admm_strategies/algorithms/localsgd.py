@@ -45,7 +45,7 @@ class LocalSGD(SampledStrategy):
 
     Parameters
     ----------
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         a. The k-th local step of the run, k = 1, 2, ..., is of size a/log2(k + 1).
     local_steps : int (default: 5)
         k0, steps of a round. With a client's ``full_batch=True`` they are full-gradient steps,

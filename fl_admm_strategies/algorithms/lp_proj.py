@@ -81,7 +81,7 @@ class LpProjADMM(WeightedStrategy):
         lambda, how strongly a projected personal model is held near the global variable.
     rho : float, optional
         rho, the ADMM penalty parameter; as FLAME's, lambda/m by default.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the clients' step size.
     local_epochs : int (default: 3)
         H, passes over the data in a round.

@@ -79,9 +79,9 @@ class LpProj(EnvelopeStrategy):
     dimension : int (default: 10)
         d_sub, the rows of P: what travels is so many numbers, both ways, after a client's first
         round (in that, it receives the initial model).
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta_p, the step size of theta_i.
-    outer_lr : float (default: 0.1)
+    outer_lr : float or callable (default: 0.1)
         eta_l, the step size of w_i.
     local_rounds : int (default: 5)
         R, steps of w_i in a round.

@@ -66,9 +66,9 @@ class PerFedAvg(SampledStrategy):
         the difference of two gradients (Per-FedAvg (HF)), without that product (FO), or with the
         product itself ("exact"). "finetune" is FedAvg, adapted only to be evaluated; the code of
         some papers calls this Per-FedAvg.
-    alpha : float (default: 0.01)
+    alpha : float or callable (default: 0.01)
         alpha, the step size of the adaptation.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         beta, the step size of w; the paper has 0.001.
     local_steps : int (default: 10)
         tau, steps of w in a round, each with mini-batches of its own: two for "fo", else three.

@@ -59,9 +59,9 @@ class PFedMe(EnvelopeStrategy):
 
     Parameters
     ----------
-    lr : float (default: 0.05)
+    lr : float or callable (default: 0.05)
         eta_in, the step size of theta_i. ``lr * lam`` well below 2, as the loss is curved too.
-    outer_lr : float (default: 0.05)
+    outer_lr : float or callable (default: 0.05)
         eta, the step size of w_i. ``outer_lr * lam`` below 2, or w_i diverges.
     local_rounds : int (default: 20)
         R, steps of w_i in a round; each has a mini-batch of its own.
@@ -186,9 +186,9 @@ class PFedMeMatched(SampledStrategy):
     ----------
     lam : float (default: 1.0)
         lambda, how strongly theta_i is held near w.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size of theta_i.
-    outer_lr : float (default: 0.5)
+    outer_lr : float or callable (default: 0.5)
         eta_g, the step size of w_i: w_i = w - eta_g lambda (w - theta_i). FLAME's paper takes the
         best of 0.01, 0.05, 0.1, 0.2 and 0.5; 1/lambda averages the theta_i.
     local_epochs : int (default: 1)

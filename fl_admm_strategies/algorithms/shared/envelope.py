@@ -24,9 +24,9 @@ class EnvelopeStrategy(EveryoneTrains):
 
     Parameters
     ----------
-    lr : float
+    lr : float or callable
         eta_in, the step size of theta_i.
-    outer_lr : float
+    outer_lr : float or callable
         eta, the step size of w_i. ``outer_lr * lam`` below 2, or w_i diverges.
     local_rounds : int
         R, steps of w_i in a round.
