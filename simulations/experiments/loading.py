@@ -11,7 +11,7 @@ from pydantic import ValidationError, create_model
 
 from fl_admm_strategies.runtime.common.settings import RENAMED, parameters_of
 
-from ..data import FederatedData, kind_of, load, without_newcomers
+from ..data import kind_of
 from ..methods import (
     METHODS,
     algorithm_table,
@@ -22,14 +22,13 @@ from ..methods import (
     default_of,
     strategy_named,
 )
-from ..problems import Problem, problem_of
+from ..problems import problem_of
 from ..reports import report_of
 from ..settings.constructor import Built
 from ..settings.section import Section
 from ..settings.tables import Baselines, Settings
 from ..settings.wording import hint, unknown
 from .catalogue import read_experiment
-from .run_config import RunConfig
 
 
 def load_settings(
@@ -79,29 +78,6 @@ def load_settings(
         raise ValueError(_explain(experiment, error, kind)) from None
     _check(settings)
     return settings
-
-
-def load_experiment(config: RunConfig) -> Problem:
-    """Read the settings of a run, load its data and see that they go together.
-
-    Raises
-    ------
-    ValueError, FileNotFoundError
-        If settings or data are not usable.
-    """
-    settings = load_settings(
-        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
-    )
-    name = settings.data.name
-    data = load(name, settings.seed, config.data_root, **dict(settings.data.options))
-    kind = problem_of(kind_of(name))
-    if (table := settings.newcomers) is None:
-        return kind(settings, data)
-    assert isinstance(data, FederatedData)  # which those methods learn from: see `_check`
-    data, held_out = without_newcomers(data, table.share, settings.seed)
-    problem = kind(settings, data)
-    problem.newcomers = kind(settings.model_copy(update={"attack": None}), held_out)
-    return problem
 
 
 def changed_settings(before: Settings, now: Settings) -> dict[str, str]:

@@ -33,18 +33,6 @@ class RunConfig:
     out: Path | None = None
     resume: bool = False
 
-    def to_mapping(self) -> dict[str, bool | float | int | str]:
-        """Return what `read_run_config` reads back."""
-        return {
-            "experiment": self.experiment,
-            "profile": self.profile,
-            "set": ";".join(self.changes),
-            "seed": -1 if self.seed is None else self.seed,
-            "data-root": "" if self.data_root is None else str(self.data_root),
-            "out": "" if self.out is None else str(self.out),
-            "resume": self.resume,
-        }
-
 
 def read_run_config(raw: Mapping[str, object]) -> RunConfig:
     """Read a Flower run configuration; its values are text and numbers only.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .fedavg import FedAvg
-from .federation import Federation, History, Method, grid_of, run_method
+from .federation import Federation, History, Method, grid_of, run_here, run_method
 from .names import CLIENTS, METHODS, client_of, data_of, strategy_named
 from .tables import (
     algorithm_table,
@@ -28,6 +28,7 @@ __all__ = [
     "data_of",
     "default_of",
     "grid_of",
+    "run_here",
     "run_method",
     "strategy_named",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 
 from clients import AttackingClient, client_app
 from clients.toolkit.round.app import Cohort
+from clients.toolkit.solving.solvers import one_thread
 from fl_admm_strategies import InProcessGrid, Models
 from fl_admm_strategies.algorithms.shared.robust import Aggregation, check_enough
 from fl_admm_strategies.runtime.callbacks import StopRule
@@ -28,6 +30,8 @@ from ..problems.scores import ModelScores
 from ..settings.constructor import Built
 from .fedavg import FedAvg
 from .measures import finished
+
+_NODES = 2 * (os.cpu_count() or 1)
 
 
 class Method(Protocol):
@@ -226,6 +230,33 @@ def run_method(
     if rounds:
         rounds[max(rounds)] = finished(problem, strategy, rounds, arrays)
     return History(title or strategy.title, rounds)
+
+
+def run_here(
+    federation: Federation,
+    strategy: Method,
+    arrays: ArrayRecord,
+    *,
+    num_rounds: int,
+    evaluate_every: int,
+    **options: Any,
+) -> History:
+    """Run a method in this process, whatever engine its experiment has; see `run_method`.
+
+    Raises
+    ------
+    RuntimeError
+        If the models were not once evaluated.
+    """
+    problem = federation.problem
+    # The results do not depend on the number of nodes, but for Flower's FedAvg, which needs all.
+    nodes = problem.num_clients if issubclass(type(federation.method).builds, FedAvg) else _NODES
+    options |= {"num_rounds": num_rounds, "evaluate_every": evaluate_every}
+    with one_thread(), grid_of(federation, min(nodes, problem.num_clients)) as grid:
+        history = run_method(problem, strategy, grid, arrays, **options)
+    if not history.rounds:
+        raise RuntimeError("no client could evaluate a model; the errors above say why.")
+    return history
 
 
 def grid_of(federation: Federation, num_nodes: int) -> InProcessGrid:

@@ -9,7 +9,7 @@ from fl_admm_strategies.algorithms.shared.completion import CompletionStrategy
 from ..problems import Problem
 from . import plots
 from .async_fpfc import AsyncFPFCReport
-from .base import Experiment, Finished, MethodReport, Report
+from .base import Finished, MethodReport, Report
 from .clustered import ClusteredReport
 from .completion import CompletionReport
 from .fedapm import FedAPMReport
@@ -41,7 +41,6 @@ def report_of(strategy: type, problem: type[Problem]) -> MethodReport:
 
 __all__ = [
     "REPORTS",
-    "Experiment",
     "Finished",
     "MethodReport",
     "Report",

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fl_admm_strategies import FPFC
 
-from ..methods import grid_of, run_method
+from ..methods import run_here
 from ..problems.scores import ModelScores
 from ..settings.tables import ReportSettings
 from . import plots
@@ -123,16 +123,14 @@ def _beside(run: Finished, active: int, clock: float) -> _Timed:
         return now[server_round] >= clock
 
     num_rounds, every = strategy.last_round, run.settings.training.evaluate_every
-    with grid_of(run.experiment.federation, min(2, problem.num_clients)) as grid:
-        history = run_method(
-            problem,
-            fpfc,
-            grid,
-            run.experiment.arrays,
-            num_rounds=num_rounds,
-            evaluate_every=max(1, every // problem.num_clients),
-            stop=is_over,
-        )
+    history = run_here(
+        run.federation,
+        fpfc,
+        run.arrays,
+        num_rounds=num_rounds,
+        evaluate_every=max(1, every // problem.num_clients),
+        stop=is_over,
+    )
     scored = [(now[number], scores) for number, scores in history.rounds.items()]
     return _Timed(f"{history.title}, {active} a round", scored, len(now) - 1)
 

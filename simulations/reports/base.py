@@ -24,44 +24,19 @@ NONE = "–"
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """An experiment that is ready to run.
-
-    Attributes
-    ----------
-    federation : Federation
-        The algorithm over the problem.
-    report : MethodReport
-        The algorithm's.
-    strategy : StatefulStrategy
-        The algorithm's; after the run it holds the state and all metrics.
-    arrays : ArrayRecord
-        What the strategy starts from.
-    """
-
-    federation: Federation
-    report: MethodReport
-    strategy: Any
-    arrays: ArrayRecord
-
-    @property
-    def problem(self) -> Problem:
-        """What is learned."""
-        return self.federation.problem
-
-    @property
-    def settings(self) -> Settings:
-        """All of the file, with the changes."""
-        return self.problem.settings
-
-
-@dataclass(frozen=True)
 class Finished:
     """A run that has come to its end.
 
     Attributes
     ----------
-    experiment : Experiment
+    title : str
+        The method's name as the published tables have it.
+    federation : Federation
+        The method over its problem.
+    strategy : StatefulStrategy
+        It holds the state and all metrics.
+    arrays : ArrayRecord
+        What it started from.
     scores : ModelScores
         After the last round.
     seconds : float
@@ -70,7 +45,10 @@ class Finished:
         Its folder, for files of the report's own.
     """
 
-    experiment: Experiment
+    title: str
+    federation: Federation
+    strategy: Any
+    arrays: ArrayRecord
     scores: ModelScores
     seconds: float
     out: Path
@@ -78,24 +56,18 @@ class Finished:
     @property
     def problem(self) -> Problem:
         """What was learned."""
-        return self.experiment.problem
+        return self.federation.problem
 
     @property
     def settings(self) -> Settings:
-        """All of the file."""
-        return self.experiment.settings
-
-    @property
-    def strategy(self) -> Any:
-        """The strategy after the run."""
-        return self.experiment.strategy
+        """All of the file, with the changes."""
+        return self.problem.settings
 
     def picture(self, file: str, what: str = "") -> Picture:
         """Return a picture of the run, titled by its method, data and settings."""
-        method = self.experiment.report.title(self.strategy)
         return Picture(
             self.out / file,
-            f"{method} on {self.problem.data.name}" + (f": {what}" if what else ""),
+            f"{self.title} on {self.problem.data.name}" + (f": {what}" if what else ""),
             setting_of(self.settings),
             self.settings.report.pdf,
         )
@@ -170,7 +142,7 @@ class MethodReport:
         """Return the method's name as the published tables have it."""
         return strategy.title
 
-    def stop_rule(self, experiment: Experiment) -> StopRule | None:
+    def stop_rule(self, strategy: Any, problem: Problem) -> StopRule | None:
         """Return when the run ends early. None: never."""
         return None
 

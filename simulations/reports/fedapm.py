@@ -14,7 +14,7 @@ class FedAPMReport(MethodReport):
 
     def report(self, run: Finished) -> Report:
         """Say what stayed with the clients, and in two sentences what came out."""
-        strategy, arrays = run.strategy, run.experiment.arrays.items()
+        strategy, arrays = run.strategy, run.arrays.items()
         sizes = {name: array.numpy().size for name, array in arrays}
         shared = sum(sizes[name] for name in strategy.upload_spec())
         total = sum(sizes.values())

@@ -22,7 +22,7 @@ from ..methods import grid_of, run_method
 from ..problems import LinearProblem, Problem
 from ..settings.tables import ReportSettings, Settings
 from . import plots
-from .base import NONE, Experiment, Finished, MethodReport, Report
+from .base import NONE, Finished, MethodReport, Report
 
 Hessian = Literal["diagonal", "gram"]
 
@@ -79,9 +79,9 @@ class FedGiAReport(MethodReport):
         """Return the name with H_i and k0, as Table III has it."""
         return _title(strategy)
 
-    def stop_rule(self, experiment: Experiment) -> StopRule:
+    def stop_rule(self, strategy: Any, problem: Problem) -> StopRule:
         """Stop where the gradient is as small as in the paper."""
-        rule: StopRule = experiment.strategy.gradient_tolerance(_own(experiment.settings).tolerance)
+        rule: StopRule = strategy.gradient_tolerance(_own(problem.settings).tolerance)
         return rule
 
     def report(self, run: Finished) -> Report:
@@ -89,9 +89,7 @@ class FedGiAReport(MethodReport):
         asked, strategy = _own(run.settings), run.strategy
         own = _row(strategy, run.problem, run.seconds)
         rows = [
-            _run(run.experiment, hessian, steps)
-            for hessian in ("gram", "diagonal")
-            for steps in asked.sweep
+            _run(run, hessian, steps) for hessian in ("gram", "diagonal") for steps in asked.sweep
         ]
         body = [_table(rows, run.settings)] if rows else []
         bound = run.problem.data.num_features * asked.tolerance
@@ -150,13 +148,12 @@ def _row(strategy: FedGiA, problem: Problem, seconds: float) -> Row:
     )
 
 
-def _run(experiment: Experiment, hessian: Hessian, steps: int) -> Row:
+def _run(run: Finished, hessian: Hessian, steps: int) -> Row:
     """Run the experiment with another H_i and k0 in this process, from the same start."""
-    settings = experiment.settings
     # Every row pays for its own factorisation: the losses are made anew, and the cache is empty.
-    problem = LinearProblem(settings, experiment.problem.data)
+    problem = LinearProblem(run.settings, run.problem.data)
     FACTOR_CACHE.clear()
-    federation = replace(experiment.federation, problem=problem)
+    federation = replace(run.federation, problem=problem)
     strategy = federation.strategy(hessian=hessian, local_steps=steps, fraction_evaluate=0.0)
     began = time.monotonic()
     with grid_of(federation, 1) as grid:
@@ -164,9 +161,9 @@ def _run(experiment: Experiment, hessian: Hessian, steps: int) -> Row:
             problem,
             strategy,
             grid,
-            experiment.arrays,
-            num_rounds=settings.training.num_rounds,
-            stop=strategy.gradient_tolerance(_own(settings).tolerance),
+            run.arrays,
+            num_rounds=run.settings.training.num_rounds,
+            stop=strategy.gradient_tolerance(_own(run.settings).tolerance),
             progress=False,
         )
     return _row(strategy, problem, time.monotonic() - began)

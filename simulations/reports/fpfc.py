@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from fl_admm_strategies import LambdaPath
+from fl_admm_strategies.algorithms.fpfc.diagnostics import FPFCDiagnostics
 from fl_admm_strategies.algorithms.fpfc.search import FoundGroups
-from fl_admm_strategies.algorithms.fpfc.types import FPFCDiagnostics
 from fl_admm_strategies.runtime.callbacks import StopRule
 
+from ..problems import Problem
 from . import plots
-from .base import NONE, Experiment, Finished, MethodReport, Report
+from .base import NONE, Finished, MethodReport, Report
 from .cluster_path import draw_cluster_path, path_told
 from .clustered import ARI, groups_found
 from .clusters import clustering_scores, communication_cost, diagnostics_table
@@ -26,12 +27,11 @@ class FPFCReport(MethodReport):
 
     fixed: ClassVar[Mapping[str, Any]] = {"report_diagnostics": True}
 
-    def stop_rule(self, experiment: Experiment) -> StopRule | None:
+    def stop_rule(self, strategy: Any, problem: Problem) -> StopRule | None:
         """End a run on a path of lambdas when the chosen one's models are at rest (section 4.3)."""
-        strategy = experiment.strategy
         if not isinstance(strategy.penalty, LambdaPath):
             return None
-        return lambda server_round, metrics: bool(strategy.state.path.is_settled)
+        return lambda server_round, metrics: bool(strategy.state.source.is_settled)
 
     def report(self, run: Finished) -> Report:
         """Report the clusters: how many, which, and whether lambda and nu can be trusted."""

@@ -5,7 +5,6 @@ Given no settings, as `flwr run` loads them, they take the run configuration of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,49 +18,43 @@ from rich.console import Console
 from clients import client_app
 from clients.toolkit.round.app import Cohort
 
-from ..experiments.loading import load_experiment
+from ..experiments.experiment import load_experiment
 from ..experiments.run_config import RunConfig, read_run_config
 from ..methods import Federation
-from .run import run_experiment
+from .run import Run, prepare, run_experiment
 
 
-def make_server_app(
-    run_config: Mapping[str, object] | None = None, *, engine: str = "flwr run"
-) -> ServerApp:
-    """Return the ServerApp of an experiment: it runs it on the grid that it is given, and reports.
+def make_server_app(run: Run | None = None) -> ServerApp:
+    """Return the ServerApp that runs an experiment on the grid it is given, and reports.
 
     Parameters
     ----------
-    run_config : mapping, optional
-        As `read_run_config` takes it; by default that of the context.
-    engine : str
-        What runs the clients, for the report.
+    run : Run, optional
+        By default the one of the context's run configuration.
     """
-    given = None if run_config is None else read_run_config(run_config)
     made = ServerApp()
 
     @made.main()
     def main(grid: Grid, context: Context) -> None:
-        config = given or read_run_config(context.run_config)
-        run_experiment(grid, config, engine=engine, console=Console())
+        prepared = run or prepare(read_run_config(context.run_config), "flwr run")
+        run_experiment(prepared, grid, Console())
 
     return made
 
 
-def make_client_app(run_config: Mapping[str, object] | None = None) -> ClientApp:
-    """Return the ClientApp of an experiment: it builds the clients that this asks for.
+def make_client_app(config: RunConfig | None = None) -> ClientApp:
+    """Return the ClientApp with the clients of an experiment.
 
     Parameters
     ----------
-    run_config : mapping, optional
-        As `read_run_config` takes it; by default that of the context.
+    config : RunConfig, optional
+        By default the context's run configuration.
     """
-    given = None if run_config is None else read_run_config(run_config)
-    if given is not None and given.out is not None:  # a worker's folder may be another
-        given = replace(given, out=given.out.absolute())
+    if config is not None and config.out is not None:  # a worker runs in another folder
+        config = replace(config, out=config.out.absolute())
 
     def config_of(context: Context) -> RunConfig:
-        return given or read_run_config(context.run_config)
+        return config or read_run_config(context.run_config)
 
     return client_app(
         lambda context: _build_client(config_of(context), context),
@@ -72,8 +65,7 @@ def make_client_app(run_config: Mapping[str, object] | None = None) -> ClientApp
 
 @lru_cache(maxsize=2)  # a client is built for every message, so settings are read once a process
 def _federation(config: RunConfig) -> Federation:
-    problem = load_experiment(config)
-    return Federation(problem, problem.settings.algorithm, problem.settings.client)
+    return load_experiment(config).federation
 
 
 def _cohort(config: RunConfig) -> Cohort:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group
@@ -22,8 +22,11 @@ from rich.text import Text
 
 # All else is imported by the command that needs it: PyTorch, Flower and scikit-learn take seconds.
 from ..experiments.catalogue import experiment_names, read_experiment
-from ..experiments.run_config import RunConfig
 from .host import Engine, Host
+
+if TYPE_CHECKING:
+    from ..experiments.run_config import RunConfig
+    from .run import Run
 
 cli = typer.Typer(
     add_completion=False,
@@ -148,8 +151,9 @@ def run(
     with _ended_by_ctrl_c():
         from fl_admm_strategies.runtime.saving.files import NotWrittenError
 
+        from ..experiments.run_config import RunConfig
         from ..methods import FedAvg
-        from .run import prepare, results_folder
+        from .run import prepare
     _quieten(verbose)
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
 
@@ -161,19 +165,20 @@ def run(
     try:
         # Whatever is wrong is said here, before an engine takes its time.
         host.check()
-        experiment = prepare(config)
-        config = replace(config, out=results_folder(config, experiment.settings))
-        num_clients = experiment.problem.num_clients
+        prepared = prepare(config, engine.value)
+        config = replace(config, out=prepared.out)
+        settings = prepared.experiment.settings
+        num_clients = prepared.experiment.problem.num_clients
         Console().print(
-            f"{experiment.settings.title}\n{num_clients} clients, "
-            f"{experiment.settings.training.num_rounds} rounds; starting the engine "
-            f"({engine.value}) ...",
+            f"{settings.title}\n{num_clients} clients, {settings.training.num_rounds} rounds; "
+            f"starting the engine ({engine.value}) ...",
             highlight=False,
             markup=False,
         )
         with _ending_ray(how_to_go_on) if engine is Engine.RAY else nullcontext():
-            one_each = issubclass(experiment.settings.algorithm.builds, FedAvg)
-            _run(config, host.num_nodes(num_clients, one_each=one_each), host, verbose)
+            one_each = issubclass(settings.algorithm.builds, FedAvg)
+            num_nodes = host.num_nodes(num_clients, one_each=one_each)
+            _run(prepared, config, num_nodes, host, verbose)
     except KeyboardInterrupt:
         _say(f"Interrupted. {how_to_go_on()}")
         raise typer.Exit(_INTERRUPTED) from None
@@ -190,7 +195,7 @@ def resuming(config: RunConfig, host: Host) -> str:
     """Return what is saved of a run that came to no end, and the command that goes on with it."""
     from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 
-    from .run import CHECKPOINTS
+    from .folder import CHECKPOINTS
 
     if config.out is None:
         return "The run had not begun."
@@ -249,14 +254,12 @@ def _ending_ray(how_to_go_on: Callable[[], str]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(config: RunConfig, num_nodes: int, host: Host, verbose: bool) -> None:
+def _run(prepared: Run, config: RunConfig, num_nodes: int, host: Host, verbose: bool) -> None:
     from fl_admm_strategies import run_in_process
 
     from .apps import make_client_app, make_server_app
 
-    run_config = config.to_mapping()
-    server_app = make_server_app(run_config, engine=host.engine.value)
-    client_app = make_client_app(run_config)
+    server_app, client_app = make_server_app(prepared), make_client_app(config)
     if host.engine is Engine.INPROCESS:
         run_in_process(server_app, client_app, num_nodes, workers=host.workers or 0)
         return

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from clients.toolkit.solving.solvers import one_thread
 from fl_admm_strategies import Local
 from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 
@@ -21,14 +19,12 @@ from ..methods import (
     baseline_table,
     client_of,
     completed,
-    grid_of,
-    run_method,
+    run_here,
 )
 from ..problems import Problem
 from ..problems.scores import ModelScores
-from ..reports import Experiment
+from ..reports import Finished
 from ..reports.clusters import small_table
-from .host import Engine, Host
 
 _MOST_ROWS = 30
 
@@ -43,7 +39,7 @@ class Joined:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def run_newcomers(experiment: Experiment, console: Console) -> Joined:
+def run_newcomers(run: Finished, console: Console) -> Joined:
     """Let the clients that were held out join after the run, in this process whatever its engine.
 
     Then each trains alone, from the experiment's initial model, with the same step size and epochs
@@ -54,25 +50,23 @@ def run_newcomers(experiment: Experiment, console: Console) -> Joined:
     RuntimeError
         If not a single one of them could evaluate a model.
     """
-    problem, settings = experiment.problem.newcomers, experiment.settings
+    problem, settings = run.problem.newcomers, run.settings
     if problem is None or settings.newcomers is None:
         return Joined()
     console.print(f"{problem.num_clients} new clients, each by itself ...", highlight=False)
-    strategy = experiment.strategy.newcomers(
-        min_available_nodes=problem.num_clients, seed=settings.seed
-    )
-    federation = replace(experiment.federation, problem=problem)
-    num_rounds = settings.newcomers.num_rounds
-    scores = _run(federation, strategy, experiment.strategy.global_arrays, num_rounds)
-    by_itself = _local(problem)
-    local = by_itself.strategy(fraction_train=1.0)
-    alone = _run(by_itself, local, by_itself.initial_arrays(local), num_rounds)
-    title = experiment.report.title(experiment.strategy)
-    body, found = _told(experiment, problem, (strategy, scores), (local, alone))
+    rounds = settings.newcomers.num_rounds
+    strategy = run.strategy.newcomers(min_available_nodes=problem.num_clients, seed=settings.seed)
+    federation, arrays = replace(run.federation, problem=problem), run.strategy.global_arrays
+    joined = run_here(federation, strategy, arrays, num_rounds=rounds, evaluate_every=rounds).last
+    federation = _local(problem)
+    local = federation.strategy(fraction_train=1.0)
+    arrays = federation.initial_arrays(local)
+    alone = run_here(federation, local, arrays, num_rounds=rounds, evaluate_every=rounds).last
+    body, found = _render(run, problem, (strategy, joined), (local, alone))
     return Joined(
-        scores={title: scores, local.title: alone},
+        scores={run.title: joined, local.title: alone},
         legend=(
-            f"New clients: held out of the run, {num_rounds} rounds each after it. Local: as many "
+            f"New clients: held out of the run, {rounds} rounds each after it. Local: as many "
             "from the initial model, on their own data alone.",
         ),
         body=body,
@@ -89,33 +83,19 @@ def _local(problem: Problem) -> Federation:
     return Federation(problem, completed(table, problem.settings.algorithm), table.client)
 
 
-def _run(
-    federation: Federation, strategy: Method, arrays: ArrayRecord, num_rounds: int
-) -> ModelScores:
-    problem = federation.problem
-    nodes = Host(Engine.INPROCESS).num_nodes(problem.num_clients, one_each=False)
-    with one_thread(), grid_of(federation, nodes) as grid:
-        history = run_method(
-            problem, strategy, grid, arrays, num_rounds=num_rounds, evaluate_every=num_rounds
-        )
-    if not history.rounds:
-        raise RuntimeError("no new client could evaluate a model; the warnings above say why.")
-    return history.last
-
-
 def _last(strategy: Method) -> Mapping[int, Mapping[str, float]]:
     return strategy.evaluate_metrics[max(strategy.evaluate_metrics)]
 
 
-def _told(
-    experiment: Experiment,
+def _render(
+    run: Finished,
     problem: Problem,
     joined: tuple[FPFCNewcomers, ModelScores],
     local: tuple[Local, ModelScores],
 ) -> tuple[list[RenderableType], dict[str, Any]]:
     strategy = joined[0]
     groups, metric, own, alone = strategy.groups(), problem.metric, _last(strategy), _last(local[0])
-    true, of_group = problem.data.true_clusters, _true_of(experiment)
+    true, of_group = problem.data.true_clusters, _true_of(run)
     table = small_table("New clients, which the run did not know")
     for header in ("Client", "True cluster", "Group", metric.header, "of the group", "Local"):
         table.add_column(header, justify="right")
@@ -155,12 +135,12 @@ def _told(
     return [table, Text(sentence)], found
 
 
-def _true_of(experiment: Experiment) -> dict[int, int]:
+def _true_of(run: Finished) -> dict[int, int]:
     """Return the true cluster of most of a group's clients, by group."""
-    true = experiment.problem.data.true_clusters
+    true = run.problem.data.true_clusters
     if true is None:
         return {}
     members: dict[int, list[int]] = {}
-    for client, group in experiment.strategy.models().cluster_of.items():
+    for client, group in run.strategy.models().cluster_of.items():
         members.setdefault(group, []).append(int(true[client]))
     return {group: int(np.bincount(own).argmax()) for group, own in members.items()}

@@ -29,7 +29,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_admm_strategies import StatefulStrategy
-from simulations.experiments.loading import load_experiment
+from simulations.experiments.experiment import load_experiment
 from simulations.experiments.run_config import RunConfig
 from simulations.methods import Federation
 from simulations.methods.federation import grid_of
@@ -317,7 +317,7 @@ def main() -> None:
         experiment, changes, rounds, loop, tolerance = CASES[name]
         rounds = max(asked.rounds or rounds, FEW)
         changes = (*changes, "baselines={}", f"training.num-rounds={rounds}")
-        problem = load_experiment(RunConfig(experiment, changes=changes))
+        problem = load_experiment(RunConfig(experiment, changes=changes)).problem
         own, strategy = ours(problem, rounds)
         one_round, models = loop(problem, strategy)
         beside = plain(one_round, strategy, rounds)

@@ -12,10 +12,10 @@ import sys
 from typing import Any
 
 from fl_admm_strategies.maths.clustering import clusters
+from simulations.experiments.experiment import load_experiment
 from simulations.experiments.run_config import RunConfig
 from simulations.methods import grid_of, run_method
 from simulations.reports.clusters import clustering_scores
-from simulations.running.run import prepare
 
 SCAD = 'algorithm.penalty={{type = "scad", lam = 0.6, xi = {xi:g}}}'
 NUS = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.22, 4.0)
@@ -24,14 +24,14 @@ NUS = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.22, 4.0)
 def run(num_rounds: int, *changes: str) -> tuple[Any, float]:
     """Return the strategy after a run, and the mean test accuracy of the clients' own models."""
     rounds = (f"training.num-rounds={num_rounds}", f"training.evaluate-every={num_rounds}")
-    experiment = prepare(RunConfig("digits-fpfc", changes=(*changes, *rounds)))
-    strategy = experiment.strategy
-    with grid_of(experiment.federation, 1) as grid:
+    federation = load_experiment(RunConfig("digits-fpfc", changes=(*changes, *rounds))).federation
+    strategy = federation.strategy()
+    with grid_of(federation, 1) as grid:
         history = run_method(
-            experiment.problem,
+            federation.problem,
             strategy,
             grid,
-            experiment.arrays,
+            federation.initial_arrays(strategy),
             num_rounds=num_rounds,
             evaluate_every=num_rounds,
         )
@@ -41,7 +41,7 @@ def run(num_rounds: int, *changes: str) -> tuple[Any, float]:
 def main(what: str) -> None:
     """Print a table."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    true = prepare(RunConfig("digits-fpfc")).problem.data.true_clusters
+    true = load_experiment(RunConfig("digits-fpfc")).problem.data.true_clusters
     if what == "nu":
         strategy, _ = run(120, SCAD.format(xi=1e-4))
         norms = strategy.state.pairs.theta_norms()

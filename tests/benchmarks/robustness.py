@@ -68,17 +68,16 @@ def score(cell: Cell) -> dict[str, float]:
     """Return the mean score of each kind of models; none where the run ended with an error."""
     import torch
 
+    from simulations.experiments.experiment import load_experiment
     from simulations.experiments.run_config import RunConfig
     from simulations.methods import grid_of, run_method
-    from simulations.running.run import federations
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     attack = (f"attack.ratio={cell.count / CLIENTS}",)
     attack += (f"attack.kind={cell.kind}",) if cell.count else ()
-    federation = federations(RunConfig(cell.experiment, changes=attack, seed=cell.seed))[
-        cell.method
-    ]
+    experiment = load_experiment(RunConfig(cell.experiment, changes=attack, seed=cell.seed))
+    federation = experiment.baselines.get(cell.method, experiment.federation)
     problem = federation.problem
     strategy = federation.strategy(**{**BOUNDS, **RULES}[cell.bound])
     num_rounds = problem.settings.training.num_rounds

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from fl_admm_strategies import run_in_process
 from simulations.experiments.run_config import RunConfig
 from simulations.running.apps import make_client_app, make_server_app
+from simulations.running.run import prepare
 
 TINY = (
     "data.options={ partition = 'label-count', clients = 4, samples = 300 }",
@@ -22,11 +23,10 @@ TINY = (
 
 def run(config: RunConfig, *, nodes: int = 2, workers: int = 0) -> Path:
     """Run an experiment in this process; return its results folder."""
-    mapping = config.to_mapping()
-    server_app = make_server_app(mapping, engine="inprocess")
-    run_in_process(server_app, make_client_app(mapping), nodes, workers=workers)
-    assert config.out is not None
-    return config.out
+    prepared = prepare(config, "inprocess")
+    server_app, client_app = make_server_app(prepared), make_client_app(config)
+    run_in_process(server_app, client_app, nodes, workers=workers)
+    return prepared.out
 
 
 def strict_json(text: str) -> Any:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from simulations.experiments.loading import load_experiment, load_settings
+from simulations.experiments.experiment import load_experiment
+from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.reports import plots
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, run
@@ -51,7 +52,7 @@ LABELS = ("attack.kind=random-labels", "attack.ratio=0.5", "data.options.validat
 
 def test_poisoned_labels_are_what_malicious_clients_learn_from_and_all_that_differs() -> None:
     poisoned, honest = (
-        load_experiment(RunConfig("ditto-digits", changes=(*FULL_BATCH, *changes), seed=2))
+        load_experiment(RunConfig("ditto-digits", changes=(*FULL_BATCH, *changes), seed=2)).problem
         for changes in (LABELS, LABELS[2:])
     )
     assert len(poisoned.malicious) == 2

@@ -9,9 +9,9 @@ import pytest
 
 from clients.toolkit.solving import cohort as cohort_module
 from fl_admm_strategies import InProcessGrid
+from simulations.experiments.experiment import load_experiment
 from simulations.experiments.run_config import RunConfig
 from simulations.running.apps import make_client_app
-from simulations.running.run import federations, prepare
 from tests.support.federation import assert_same_bits
 
 
@@ -20,10 +20,11 @@ def run(cohort: str, num_nodes: int, *changes: str) -> Any:
         "synthetic-s1",
         changes=("data.options.clients=4", f"training.cohort={cohort}", *changes),
     )
-    experiment = prepare(config)
-    grid = InProcessGrid(make_client_app(config.to_mapping()), num_nodes)
-    experiment.strategy.start(grid, experiment.arrays, 2, evaluate_every=9)
-    return experiment.strategy.state_dict()
+    federation = load_experiment(config).federation
+    strategy = federation.strategy()
+    grid = InProcessGrid(make_client_app(config), num_nodes)
+    strategy.start(grid, federation.initial_arrays(strategy), 2, evaluate_every=9)
+    return strategy.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,6 @@ def test_clients_of_an_experiment_train_together(
 
 
 def test_flowers_fedavg_has_a_client_on_each_node_and_trains_it_alone() -> None:
-    found = federations(RunConfig("fedadmm-digits"))
-    assert {name: federation.cohort for name, federation in found.items()}["fedavg"] is False
-    assert found["fedadmm"].cohort == "auto"
+    experiment = load_experiment(RunConfig("fedadmm-digits"))
+    assert experiment.baselines["fedavg"].cohort is False
+    assert experiment.federation.cohort == "auto"

@@ -21,13 +21,13 @@ from fl_admm_strategies.maths.checks import check_positive
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from simulations.data import DATASETS
 from simulations.experiments import loading
+from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.methods import CLIENTS, METHODS, Method
 from simulations.problems import PROBLEMS, Problem
 from simulations.problems.scores import METRICS, Metric, Score
-from simulations.reports import REPORTS, Experiment, Finished, MethodReport, Report
-from simulations.running.run import prepare
+from simulations.reports import REPORTS, Finished, MethodReport, Report
 from simulations.settings.tables import ReportSettings, Settings
 from tests.simulations.quick_runs import result_of, rounds_of, run
 from tests.simulations.screen import row
@@ -225,12 +225,12 @@ class HalvingReport(MethodReport):
         assert not strategy.loud  # type: ignore[attr-defined]
         return "Halving, k=1"
 
-    def stop_rule(self, experiment: Experiment) -> Any:
-        mean = np.mean(experiment.problem.data.clients)
-        tolerance = experiment.settings.report.tolerance  # type: ignore[attr-defined]
+    def stop_rule(self, strategy: Any, problem: Problem) -> Any:
+        mean = np.mean(problem.data.clients)
+        tolerance = problem.settings.report.tolerance  # type: ignore[attr-defined]
 
         def stop(server_round: int, metrics: Mapping[str, float]) -> bool:
-            return bool(abs(experiment.strategy.global_model()["w"][0] - mean) <= tolerance)
+            return bool(abs(strategy.global_model()["w"][0] - mean) <= tolerance)
 
         return stop
 
@@ -355,4 +355,4 @@ def test_parts_that_do_not_fit_are_refused_before_the_run(
 ) -> None:
     config = RunConfig(experiment if name == "halving" else name, changes=(change,))
     with pytest.raises(ValueError, match=message):
-        prepare(config)
+        load_experiment(config)

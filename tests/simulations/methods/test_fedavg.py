@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ from torch import Tensor, nn
 
 from clients import SGDClient
 from fl_admm_strategies.runtime.record import Traffic
-from simulations.experiments.loading import load_experiment
+from simulations.experiments.experiment import load_experiment
 from simulations.experiments.run_config import RunConfig
 from simulations.methods import FedAvg, Federation, grid_of
 from simulations.methods.federation import Method
-from simulations.running.run import prepare
 from tests.simulations.quick_runs import result_of, run
 from tests.support.federation import assert_same_bits
 
@@ -30,8 +28,7 @@ HALF = ("training.fraction-train=0.5", ALL[1])
 
 def federation_of(*changes: str, seed: int = 0) -> Federation:
     config = RunConfig("digits-fpfc", changes=("data.options.clients=6", *changes), seed=seed)
-    problem = load_experiment(config)
-    return Federation(problem, problem.settings.algorithm, problem.settings.client)
+    return load_experiment(config).federation
 
 
 def trained(federation: Federation, rounds: int = 3, **options: Any) -> FedAvg:
@@ -196,13 +193,14 @@ def test_without_liars_multi_krum_and_the_trimmed_mean_are_the_mean() -> None:
 
 
 def test_a_rule_with_too_few_clients_is_refused_before_anything_runs() -> None:
-    config = RunConfig("digits-fpfc")
-    with pytest.raises(ValueError, match="A round has 3 uploads for aggregation='krum'"):
-        prepare(replace(config, changes=(*TOO_FEW, "algorithm={ name = 'krum', malicious = 0.4 }")))
-    # Not after the experiment, for which it is to be compared.
-    for baseline in ("krum.malicious=0.4", "ditto={ aggregation = 'krum', malicious = 0.4 }"):
+    # Not after the experiment, for which a baseline is to be compared.
+    for place in (
+        "algorithm={ name = 'krum', malicious = 0.4 }",
+        "baselines.krum.malicious=0.4",
+        "baselines.ditto={ aggregation = 'krum', malicious = 0.4 }",
+    ):
         with pytest.raises(ValueError, match="A round has 3 uploads for aggregation='krum'"):
-            prepare(replace(config, changes=(*TOO_FEW, f"baselines.{baseline}")))
+            load_experiment(RunConfig("digits-fpfc", changes=(*TOO_FEW, place)))
 
 
 TOO_FEW = ("data.options.clients=6", "training.fraction-train=0.5")

@@ -11,7 +11,8 @@ from flwr.app import Context, RecordDict
 
 from clients import FedAPMClient, FLAMEClient
 from simulations.data import ClientData, FederatedData
-from simulations.experiments.loading import load_experiment, load_settings
+from simulations.experiments.experiment import load_experiment
+from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.methods import Federation
 from simulations.problems import TorchProblem
@@ -22,7 +23,7 @@ OPTIONS = "data.options={ clients = 4, samples = 400 }"
 
 
 def federation_of(experiment: str, *changes: str) -> Federation:
-    problem = load_experiment(RunConfig(experiment, changes=(*SMALL, OPTIONS, *changes)))
+    problem = load_experiment(RunConfig(experiment, changes=(*SMALL, OPTIONS, *changes))).problem
     return Federation(problem, problem.settings.algorithm, problem.settings.client)
 
 

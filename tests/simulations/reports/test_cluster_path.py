@@ -13,11 +13,11 @@ from rich.console import Console
 
 from fl_admm_strategies.algorithms.fpfc.path import PathTaken
 from fl_admm_strategies.runtime.record import Traffic
+from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.reports.cluster_path import draw_cluster_path, path_told
 from simulations.reports.plots import COLOURS, GREY, Picture
-from simulations.running.run import prepare
 from tests.simulations.quick_runs import result_of, rounds_of, run
 
 # Six clients, three pairs; at the third lambda all of them are together, and it is the fourth's
@@ -133,10 +133,11 @@ def test_a_file_can_ask_for_a_path() -> None:
 
 
 def test_a_run_ends_when_the_chosen_one_is_at_rest() -> None:
-    experiment = prepare(RunConfig("digits-fpfc", changes=(PATH,)))
-    stop = experiment.report.stop_rule(experiment)
-    assert stop is not None
-    assert experiment.report.stop_rule(prepare(RunConfig("digits-fpfc"))) is None
+    for changes, stops in (((PATH,), True), ((), False)):
+        experiment = load_experiment(RunConfig("digits-fpfc", changes=changes))
+        strategy = experiment.federation.strategy()
+        rule = experiment.report.stop_rule(strategy, experiment.problem)
+        assert (rule is not None) is stops
 
 
 def test_a_run_has_the_table_and_the_picture(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from simulations.data import load
+from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.reports.fedgia import table_2
-from simulations.running.run import prepare
 from tests.simulations.quick_runs import result_of, run
 from tests.support.federation import assert_same_bits
 
@@ -92,16 +92,17 @@ def test_a_run_that_ends_too_early_says_so(
 def test_what_does_not_go_together_is_refused(change: str, message: str) -> None:
     changes = ("data.options={}", change)
     with pytest.raises(ValueError, match=message):
-        prepare(RunConfig("fedgia-v1", changes=changes))
+        load_experiment(RunConfig("fedgia-v1", changes=changes))
 
 
 def test_t_that_is_left_out_is_table_2s() -> None:
-    experiment = prepare(RunConfig("fedgia-v1", changes=SMALL))
-    assert experiment.strategy.t == 0.15
-    assert experiment.strategy.report_gradient
+    experiment = load_experiment(RunConfig("fedgia-v1", changes=SMALL))
+    strategy = experiment.federation.strategy()
+    assert (strategy.t, strategy.report_gradient) == (0.15, True)
     # Nor does the written file fix it: other data have another.
     assert "\nt = " not in experiment.settings.to_toml()
-    assert prepare(RunConfig("fedgia-v1", changes=(*SMALL, "algorithm.t=7"))).strategy.t == 7
+    other = load_experiment(RunConfig("fedgia-v1", changes=(*SMALL, "algorithm.t=7")))
+    assert other.federation.strategy().t == 7
 
 
 def test_table_2() -> None:

@@ -28,7 +28,8 @@ CHANGES = ("training.num-rounds=4", "training.evaluate-every=2")
 def test_the_app_takes_its_settings_from_the_run_configuration(tmp_path: Path) -> None:
     made = run(RunConfig("fedadmm-digits", changes=TINY, out=tmp_path / "made"), nodes=4)
     expected = load_file(made / "state.safetensors")
-    config = RunConfig("fedadmm-digits", changes=TINY, out=tmp_path / "app").to_mapping()
+    app = str(tmp_path / "app")
+    config = {"experiment": "fedadmm-digits", "set": ";".join(TINY), "out": app}
     run_in_process(server_app.app, client_app.app, 2, run_config=config)
     assert_same_bits(load_file(tmp_path / "app" / "state.safetensors"), expected)
 

@@ -18,7 +18,7 @@ from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.methods import completed
 from simulations.running.apps import make_client_app
-from simulations.running.run import run_experiment
+from simulations.running.run import prepare, run_experiment
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, rounds_of, run
 from tests.support.federation import assert_same_bits
 
@@ -131,11 +131,11 @@ def test_a_baseline_that_nobody_could_evaluate_fails_the_run(
 
 def test_the_process_keeps_its_threads(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", "baselines.local={}", "training.num-rounds=1")
-    with InProcessGrid(make_client_app(config.to_mapping()), 3) as grid:
+    with InProcessGrid(make_client_app(config), 3) as grid:
         torch.set_num_threads(2)
         try:
             # The engine's clients of this process set one thread, and the baselines as well.
-            run_experiment(grid, config, engine="x", console=Console(file=io.StringIO()))
+            run_experiment(prepare(config, "x"), grid, Console(file=io.StringIO()))
             assert torch.get_num_threads() == 1
         finally:
             torch.set_num_threads(1)

@@ -47,7 +47,7 @@ def test_a_run_packs_its_clients(
     path.write_text(text.partition("[baselines")[0], encoding="utf-8")
     found: list[int] = []
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    monkeypatch.setattr(cli, "_run", lambda config, nodes, host, verbose: found.append(nodes))
+    monkeypatch.setattr(cli, "_run", lambda run, config, nodes, host, verbose: found.append(nodes))
     options = ["run", str(path), "--engine", "inprocess", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(cli.cli, options)
     assert result.exit_code == 0, result.output

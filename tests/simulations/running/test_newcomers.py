@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from simulations.data import FederatedData, load, without_newcomers
-from simulations.experiments.loading import load_experiment, load_settings
+from simulations.experiments.experiment import load_experiment
+from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from tests.simulations.quick_runs import result_of, run
 
@@ -35,11 +36,11 @@ def test_a_share_of_every_true_cluster_is_held_out() -> None:
 
 
 def test_both_sides_of_the_app_have_the_same_clients() -> None:
-    problem = load_experiment(RunConfig("digits-fpfc", changes=(QUARTER,)))
+    problem = load_experiment(RunConfig("digits-fpfc", changes=(QUARTER,))).problem
     assert problem.num_clients == 9
     assert problem.newcomers is not None
     assert problem.newcomers.num_clients == 3
-    assert load_experiment(RunConfig("digits-fpfc")).newcomers is None
+    assert load_experiment(RunConfig("digits-fpfc")).problem.newcomers is None
 
 
 def test_a_method_that_nobody_can_join_afterwards_is_refused() -> None:
@@ -92,7 +93,7 @@ def test_beside_them_stands_what_each_reaches_alone(
     )
     config = RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")
     found = result_of(run(config))
-    new = load_experiment(config).newcomers
+    new = load_experiment(config).problem.newcomers
     assert new is not None
     steps = 3 * (2 if epochs == "2" else 1)  # of round 1, where epochs change with the rounds
     expected = [_alone(new.client_arguments(k), steps) for k in range(3)]

@@ -138,5 +138,5 @@ def test_the_command_that_goes_on_names_the_cluster(tmp_path: Path) -> None:
 @pytest.mark.parametrize("experiment", ["digits-fpfc", "movielens-100k", "fedapm-cifar10"])
 def test_what_travels_with_every_message_is_small(experiment: str, tmp_path: Path) -> None:
     # Flower's engine pickles the app for every message; it holds no data, only where they are.
-    app = make_client_app(RunConfig(experiment, out=tmp_path).to_mapping())
+    app = make_client_app(RunConfig(experiment, out=tmp_path))
     assert len(cloudpickle.dumps(app)) < 10_000

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from filelock import FileLock, Timeout
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
+import simulations.running.folder
 import simulations.running.run
 from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.runtime.saving import files
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.running import cli
-from simulations.running.run import results_folder
+from simulations.running.folder import results_folder
 from tests.simulations.quick_runs import TINY, run
 from tests.support.federation import assert_same_bits
 
@@ -52,7 +54,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     # FedAPM's clients keep parameters that nobody else has.
     whole = run(RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "whole"))
     config = RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "run")
-    write = simulations.running.run.write_metrics_line
+    write = simulations.running.folder.write_metrics_line
 
     def interrupt(file: Any, record: Any) -> None:
         write(file, record)
@@ -60,7 +62,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
             file.write('{"round": 4, "half a li')
             raise InterruptedError
 
-    monkeypatch.setattr(simulations.running.run, "write_metrics_line", interrupt)
+    monkeypatch.setattr(simulations.running.folder, "write_metrics_line", interrupt)
     with pytest.raises(InterruptedError):
         run(config)
     monkeypatch.undo()
@@ -81,14 +83,14 @@ def test_without_a_folder_the_last_run_that_has_not_ended_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config, settings = RunConfig("digits-fpfc", resume=True), load_settings("digits-fpfc")
-    first = results_folder(config, settings)  # there is none: a new one
+    find = partial(results_folder, None, "digits-fpfc", load_settings("digits-fpfc"), resume=True)
+    first = find()  # there is none: a new one
     assert first.is_dir()
-    assert results_folder(config, settings) == first
+    assert find() == first
     (first / "result.json").write_text("{}")
-    second = results_folder(config, settings)
+    second = find()
     assert second != first
-    assert results_folder(config, settings) == second
+    assert find() == second
 
 
 def test_a_run_that_is_going_on_is_not_resumed(
@@ -96,13 +98,13 @@ def test_a_run_that_is_going_on_is_not_resumed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(files, "_WAIT", 0.1)
-    config, settings = RunConfig("digits-fpfc", resume=True), load_settings("digits-fpfc")
-    folder = results_folder(config, settings)
+    find = partial(results_folder, None, "digits-fpfc", load_settings("digits-fpfc"), resume=True)
+    folder = find()
     with (
         FileLock(folder / "checkpoints" / ".lock"),  # no singleton, so like another process's
         pytest.raises(RuntimeError, match=r"Another process.*still going on"),
     ):
-        results_folder(config, settings)
+        find()
 
 
 def test_a_run_keeps_others_out_until_its_last_file_is_written(

@@ -13,11 +13,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from clients import FPFCClient, LocalClient
-from fl_admm_strategies import load_models, run_in_process
+from fl_admm_strategies import load_models
+from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
-from simulations.running.apps import make_client_app, make_server_app
-from simulations.running.run import prepare
 from tests.simulations.quick_runs import TINY, result_of, rounds_of, run
 from tests.support.federation import assert_same_bits
 
@@ -116,8 +115,7 @@ def test_the_result_is_the_mean_over_the_clients_of_the_last_round(short_run: Pa
 
 def test_the_saved_state_is_the_models_of_the_last_round(short_run: Path) -> None:
     state = load_file(short_run / "state.safetensors")
-    config = RunConfig("digits-fpfc")
-    strategy = prepare(config).strategy
+    strategy = load_experiment(RunConfig("digits-fpfc")).federation.strategy()
     strategy.load_state_dict(state)  # complete, or it raises
     models = state["state/pairs/omega"]
     assert models.shape == (12, 650)
@@ -155,9 +153,8 @@ def test_two_runs_at_once_get_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    mapping = RunConfig("fedadmm-digits", changes=TINY).to_mapping()
     for _ in range(2):  # within a second, usually
-        run_in_process(make_server_app(mapping, engine="x"), make_client_app(mapping), 1)
+        run(RunConfig("fedadmm-digits", changes=TINY), nodes=1)
     folders = sorted((tmp_path / "runs").iterdir())
     assert len(folders) == 2
     assert all((folder / "result.json").is_file() for folder in folders)

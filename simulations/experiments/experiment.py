@@ -1,0 +1,92 @@
+"""An experiment, read once: what is learned, the method that learns it, and those beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..data import FederatedData, kind_of, load, without_newcomers
+from ..methods import Federation, completed
+from ..problems import Problem, problem_of
+from ..reports import MethodReport, report_of
+from ..settings.constructor import Built
+from ..settings.tables import Settings
+from .loading import load_settings
+from .run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment whose settings and data are there and go together.
+
+    Attributes
+    ----------
+    name : str
+        That of its file.
+    federation : Federation
+        The algorithm over the problem.
+    report : MethodReport
+        The algorithm's.
+    baselines : mapping of str to Federation
+        The methods of ``[baselines]`` over the same problem.
+    """
+
+    name: str
+    federation: Federation
+    report: MethodReport
+    baselines: Mapping[str, Federation]
+
+    @property
+    def problem(self) -> Problem:
+        """What is learned."""
+        return self.federation.problem
+
+    @property
+    def settings(self) -> Settings:
+        """All of the file, with the changes."""
+        return self.problem.settings
+
+
+def load_experiment(config: RunConfig) -> Experiment:
+    """Read the settings of a run, load its data and see that all goes together.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        If settings or data are not usable, or a method refuses its settings.
+    """
+    settings = load_settings(
+        config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
+    )
+    problem = _problem(settings, config.data_root)
+    federation, report = _federation(problem, settings.algorithm, settings.client)
+    federation = replace(federation, fixed={**federation.fixed, **report.fixed})
+    baselines = {
+        name: _federation(problem, completed(table, settings.algorithm), table.client)[0]
+        for name, table in settings.baselines.methods().items()
+    }
+    for method in (federation, *baselines.values()):
+        method.strategy()  # what a constructor refuses is said now, not after the first run
+    return Experiment(Path(config.experiment).stem, federation, report, baselines)
+
+
+def _problem(settings: Settings, data_root: Path | None) -> Problem:
+    name = settings.data.name
+    data = load(name, settings.seed, data_root, **settings.data.options)
+    kind = problem_of(kind_of(name))
+    if settings.newcomers is None:
+        return kind(settings, data)
+    assert isinstance(data, FederatedData)  # which the methods with new clients learn from
+    data, held_out = without_newcomers(data, settings.newcomers.share, settings.seed)
+    problem = kind(settings, data)
+    problem.newcomers = kind(settings.model_copy(update={"attack": None}), held_out)
+    return problem
+
+
+def _federation(problem: Problem, method: Built, client: Built) -> tuple[Federation, MethodReport]:
+    """Return a method over a problem, with the defaults that the data decide, and its report."""
+    report = report_of(type(method).builds, type(problem))
+    defaults = report.defaults(problem)
+    missing = {name: value for name, value in defaults.items() if getattr(method, name) is None}
+    return Federation(problem, method, client, missing), report

@@ -1,0 +1,173 @@
+"""The results folder of a run: where it is, what is in it, and which run may go on in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from errno import EACCES
+from pathlib import Path
+from typing import Any, TextIO
+
+from fl_admm_strategies.runtime.saving.files import lock_folder
+
+from ..experiments.loading import changed_settings, load_settings
+from ..reports import write_metrics_line
+from ..settings.tables import Settings
+
+SETTINGS = "experiment.toml"
+CHECKPOINTS = "checkpoints"
+RESULT = "result.json"
+STATE = "state.safetensors"
+
+
+def metrics_file(baseline: str = "") -> str:
+    """Return the name of a method's file of rounds; without a name that of the experiment's."""
+    return f"metrics-{baseline}.jsonl" if baseline else "metrics.jsonl"
+
+
+def results_folder(wanted: Path | None, name: str, settings: Settings, *, resume: bool) -> Path:
+    """Make the folder of a run, or find that of the run to resume.
+
+    Parameters
+    ----------
+    wanted : Path or None
+        None for a new folder under ``runs/``, or to resume the last run there that has not ended.
+    name : str
+        The experiment's.
+    settings : Settings
+    resume : bool
+
+    Raises
+    ------
+    ValueError
+        If there can be no such folder, or it has something in it that is not to be resumed, or the
+        run to resume has another seed, other data, another model or another algorithm.
+    RuntimeError
+        If the run in the folder is still going on.
+    """
+    if resume and wanted is None:
+        started = sorted(Path("runs").glob(f"{name}-[0-9]*"), key=lambda p: p.stat().st_mtime)
+        unfinished = [folder for folder in started if not (folder / RESULT).exists()]
+        wanted = unfinished[-1] if unfinished else None
+    try:
+        return _new_folder(name) if wanted is None else _folder(wanted, settings, resume)
+    except OSError as error:
+        raise ValueError(_why_not(wanted or Path("runs"), error)) from None
+
+
+def _why_not(folder: Path, error: OSError) -> str:
+    """Say why there can be no results folder, and what to do."""
+    why = (error.strerror or str(error)).lower()
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        file = next((p for p in (folder, *folder.parents) if p.is_file()), None)
+        why = why if file is None else f"{file} is a file"
+    return f"the results folder {folder} cannot be used: {why}. Give a folder to write to as --out."
+
+
+def _folder(wanted: Path, settings: Settings, resume: bool) -> Path:
+    if not resume and wanted.exists() and any(wanted.iterdir()):
+        raise ValueError(
+            f"the results folder {wanted} is not empty; give another --out, or --resume to "
+            "continue the run in it"
+        )
+    if other := [f"{k} {how}" for k, how in changes_in(wanted, settings).items() if _fixed(k)]:
+        raise ValueError(
+            f"{wanted} is of another run: {'; '.join(other)}. Resume it with the --profile, "
+            "--set and --seed that it was started with, or give another --out, or leave "
+            "--resume out to start a new run."
+        )
+    wanted.mkdir(parents=True, exist_ok=True)
+    if not os.access(wanted, os.W_OK):
+        raise PermissionError(EACCES, os.strerror(EACCES))
+    if resume:
+        with lock_folder(wanted / CHECKPOINTS):
+            pass  # no process runs in it, which is better known before an engine is started
+    return wanted
+
+
+def _new_folder(name: str) -> Path:
+    stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    for suffix in ("", *(f"-{count}" for count in range(2, 1000))):
+        folder = Path("runs") / f"{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"runs/{stamp} and its numbered neighbours exist already")
+
+
+def changes_in(folder: Path, settings: Settings) -> dict[str, str]:
+    """Return how settings differ from those of the run in a folder; empty where there is none."""
+    path = folder / SETTINGS
+    return changed_settings(load_settings(str(path)), settings) if path.exists() else {}
+
+
+def _fixed(key: str) -> bool:
+    """Return whether a run cannot go on with another value of a setting."""
+    return key in ("seed", "algorithm.name") or key.startswith(("data.", "model."))
+
+
+class Rounds:
+    """The file of a run's rounds, open to be written: a line a round.
+
+    Where a resumed run reports rounds again, their lines are replaced; the seconds go on from the
+    last line that is kept.
+    """
+
+    def __init__(self, path: Path, strategy: Any) -> None:
+        self._path = path
+        self._strategy = strategy
+        self._began = time.monotonic()
+        self._kept: float | None = None  # seconds of the lines that stay, once a round is reported
+
+    def __enter__(self) -> Rounds:
+        self._file: TextIO = self._path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, with what it resumed."""
+        # A resumed run that had all of its rounds reports none again.
+        kept = _drop_from(self._path, sys.maxsize) if self._kept is None else self._kept
+        return kept + time.monotonic() - self._began
+
+    def write(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """Write a round: what it took, and what every client reported."""
+        if self._kept is None:
+            self._kept = _drop_from(self._path, server_round)
+        strategy = self._strategy
+        write_metrics_line(
+            self._file,
+            {
+                "round": server_round,
+                "seconds": self.seconds,
+                "bytes": strategy.traffic[server_round]._asdict(),
+                "metrics": metrics,
+                "clients": {
+                    "train": strategy.train_metrics.get(server_round, {}),
+                    "evaluate": strategy.evaluate_metrics.get(server_round, {}),
+                },
+            },
+        )
+
+
+def _drop_from(path: Path, server_round: int) -> float:
+    """Remove the rounds of a metrics file that come again; return the seconds of those before."""
+    size, seconds = 0, 0.0
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):  # a kill may cut the last
+            break
+        record = json.loads(line)
+        if record["round"] >= server_round:
+            break
+        size, seconds = size + len(line), record["seconds"]
+    os.truncate(path, size)
+    return float(seconds)
