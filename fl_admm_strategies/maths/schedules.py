@@ -168,21 +168,6 @@ def _generator(
     return np.random.default_rng(key)
 
 
-RateSchedule = StepSize
-
-
-def check_rate_schedule(name: str, lr: StepSize) -> None:
-    """Raise unless it is a function or a number > 0."""
-    if not callable(lr):
-        check_positive(name, lr)
-
-
-def check_epoch_schedule(name: str, epochs: EpochSchedule) -> None:
-    """Raise unless it is a function or an integer >= 1."""
-    if not callable(epochs):
-        check_count(name, epochs, least=1)
-
-
 def rate_in(server_round: int, rate: StepSize, name: str = "lr") -> float:
     """Return the step size of a round."""
     value = rate(server_round) if callable(rate) else rate

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from ..maths.checks import Count, Fraction
-from .base_settings import BaseSettings
 from .strategy import StatefulStrategy
-
-
-class SampledSettings(BaseSettings, total=False):
-    """The parameters of `SampledStrategy`."""
-
-    fraction_train: float
-    min_train_nodes: int
 
 
 class SampledStrategy(StatefulStrategy):

@@ -93,7 +93,7 @@ class HasSettings:
         for name, parameter in declared.parameters.items():
             value = values.get(name, parameter.default)
             rules[name](name, value)
-            setattr(self, name, value)
+            vars(self)[name] = value  # past a property of this name
         self.__post_init__()
 
     def __post_init__(self) -> None:
