@@ -20,9 +20,8 @@ from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledStrategy
-from .shared.base import OwnModelEvaluation, Weights, evaluate_own_models, participants_mean
-from .shared.robust import Aggregation, check_enough, check_rule, robust_or_before
+from .shared.base import OwnModelEvaluation, Weights, evaluate_own_models
+from .shared.robust import RobustStrategy
 
 
 @dataclass
@@ -46,7 +45,7 @@ class DittoInstruction(Instruction):
     personal_epochs: int
 
 
-class Ditto(SampledStrategy):
+class Ditto(RobustStrategy):
     """Federated learning with a global model and personal ones beside it (Ditto).
 
     Parameters
@@ -63,18 +62,8 @@ class Ditto(SampledStrategy):
         K_p, its local epochs. By default `local_epochs`.
     weights : {"uniform", "size"} (default: "uniform")
         Whether w is the plain mean of the participants' models or weighted by their examples.
-    aggregation : {"mean", "krum", "multi-krum", "median", "trimmed-mean"} (default: "mean")
-        What w is of the participants' models: their mean, or a rule that endures false uploads, as
-        in the paper's experiments. Every upload counts alike in it. See docs/robustness.md.
-    malicious : float (default: 0.2)
-        The share of a round's uploads that such a rule, other than the median, takes for false.
     **base
-        The parameters of `SampledStrategy`.
-
-    Raises
-    ------
-    ValueError
-        When the run starts, if fewer clients train in a round than the rule needs.
+        The parameters of `RobustStrategy`; the paper's experiments have robust rules, too.
 
     Notes
     -----
@@ -97,12 +86,9 @@ class Ditto(SampledStrategy):
     personal_lr: StepSize | None = None
     personal_epochs: Count | None = None
     weights: Weights = "uniform"
-    aggregation: Aggregation = "mean"
-    malicious: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rule(self.aggregation, self.malicious)
         if self.weights == "size" and self.aggregation != "mean":
             raise ValueError(
                 f"weights is 'size', expected 'uniform' beside aggregation={self.aggregation!r}, "
@@ -117,8 +103,8 @@ class Ditto(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, DittoInstruction]:
         """Send w to everybody, and v_i^0 to clients without a model of their own."""
-        if self.aggregation != "mean" and server_round == 1:
-            check_enough(self.aggregation, self.malicious, len(client_ids))
+        if server_round == 1:
+            self.check_enough(len(client_ids))
         return {
             client: DittoInstruction.of(
                 self,
@@ -133,13 +119,7 @@ class Ditto(SampledStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i, or to what the rule makes of them."""
-        if self.aggregation != "mean":
-            uploads = [reply.arrays for reply in replies.values()]
-            self.state.model = robust_or_before(
-                self.aggregation, self.malicious, self.state.model, server_round, uploads
-            )
-            return
-        self.state.model = participants_mean(self.state.model, replies, self.weights)
+        self.state.model = self.aggregated(self.state.model, server_round, replies, self.weights)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

@@ -13,7 +13,7 @@ Bartlett, ICML 2018, arXiv:1803.01498. The mathematics is Flower's own; see docs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Literal, cast
@@ -24,12 +24,13 @@ from flwr.common import log
 from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, MultiKrum
 
 from ...maths.blocks import Arrays
-from ...maths.checks import check_choice, check_fraction
-from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, to_array_record
+from ...maths.checks import Share
+from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, Reply, to_array_record
+from ...runtime.sampled import SampledStrategy
+from .base import Weights, participants_mean
 
 Rule = Literal["krum", "multi-krum", "median", "trimmed-mean"]
-Aggregation = Literal["mean"] | Rule
-RULES: tuple[Rule, ...] = ("krum", "multi-krum", "median", "trimmed-mean")
+Aggregation = Literal["mean", Rule]
 
 
 @dataclass
@@ -40,17 +41,6 @@ class _Uploaded:
 
     def has_error(self) -> bool:
         return False
-
-
-def check_rule(aggregation: str, malicious: object) -> None:
-    """Raise ValueError or TypeError unless these are a rule, or "mean", and its share of liars."""
-    check_choice("aggregation", aggregation, ("mean", *RULES))
-    check_fraction("malicious", malicious, zero=True)
-    if aggregation == "trimmed-mean" and malicious >= 0.5:  # type: ignore[operator]
-        raise ValueError(
-            f"malicious is {malicious}, expected a number in [0, 0.5) for a trimmed mean: so much "
-            "is cut off at both ends. Lower it, or take another aggregation."
-        )
 
 
 def taken_for_false(malicious: float, num_uploads: int) -> int:
@@ -135,16 +125,53 @@ def aggregate(rule: Rule, malicious: float, uploads: Sequence[Arrays]) -> Arrays
     }
 
 
-def robust_or_before(
-    rule: Rule,
-    malicious: float,
-    before: Arrays,
-    server_round: int,
-    uploads: Sequence[Arrays],
-) -> Arrays:
-    """Return `aggregate` of a round's uploads; the model as it was, and a warning, of too few."""
-    try:
-        return aggregate(rule, malicious, uploads)
-    except ValueError as error:
-        log(WARNING, "Round %s changes nothing: %s", server_round, error)
-        return before
+class RobustStrategy(SampledStrategy):
+    """Base of the methods whose server may take a robust rule in place of a mean of models.
+
+    Parameters
+    ----------
+    aggregation : {"mean", "krum", "multi-krum", "median", "trimmed-mean"} (default: "mean")
+        What w is of the participants' models: their mean, or a rule that endures false uploads.
+        Every upload counts alike in a rule. See docs/robustness.md.
+    malicious : float (default: 0.2)
+        The share of a round's uploads that a rule, other than the median, takes for false.
+    **base
+        The parameters of `SampledStrategy`.
+
+    Raises
+    ------
+    ValueError
+        When the run starts, if fewer clients train in a round than the rule needs.
+    """
+
+    aggregation: Aggregation = "mean"
+    malicious: Share = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aggregation == "trimmed-mean" and self.malicious >= 0.5:
+            raise ValueError(
+                f"malicious is {self.malicious}, expected a number in [0, 0.5) for a trimmed mean: "
+                "so much is cut off at both ends. Lower it, or take another aggregation."
+            )
+
+    def check_enough(self, num_uploads: int) -> None:
+        """Raise ValueError if a round of so many uploads is too small for the rule."""
+        if self.aggregation != "mean":
+            check_enough(self.aggregation, self.malicious, num_uploads)
+
+    def aggregated(
+        self, before: Arrays, server_round: int, replies: Mapping[int, Reply], weights: Weights
+    ) -> Arrays:
+        """Return the mean of the uploads, or what the rule makes of them.
+
+        Of too few for the rule, the model as it was, and a warning.
+        """
+        if self.aggregation == "mean":
+            return participants_mean(before, replies, weights)
+        try:
+            uploads = [reply.arrays for reply in replies.values()]
+            return aggregate(self.aggregation, self.malicious, uploads)
+        except ValueError as error:
+            log(WARNING, "Round %s changes nothing: %s", server_round, error)
+            return before

@@ -18,6 +18,7 @@ from safetensors.numpy import save, save_file
 
 from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 from fl_admm_strategies.runtime.saving.files import read_arrays, write_arrays
+from tests.support.refusals import refused
 
 
 def test_a_file_has_its_name_only_once_it_is_on_the_disk(
@@ -71,7 +72,9 @@ def a_checkpoint(**changes: Any) -> bytes:
     return save({"record": record})
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.binary(max_size=300))
 @example(b"")
 @example(b"\x08\0\0\0\0\0\0\0{}      ")
@@ -86,21 +89,15 @@ def test_arbitrary_bytes_are_damage(tmp_path: Path, data: bytes) -> None:
     (folder / "round-000004.safetensors").write_bytes(data)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     try:
-        with pytest.raises(ValueError, match="None of the 1 checkpoints"):
+        with refused(ValueError, "1 checkpoints"):
             Checkpoints(folder).newest()
     finally:
         logging.getLogger("flwr").setLevel(logging.INFO)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [b"", b"[]", b"{}", b"null\n", b'{"format": 3}', b'{"format": 4}', b"\xff\xfe", b"{\n{"],
-)
-def test_a_whole_file_that_is_no_checkpoint_is_damage(record: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "round-000001.safetensors"
-    write_arrays(path, {"record": np.frombuffer(record, np.uint8)})
-    with pytest.raises(ValueError, match="None of the 1 checkpoints"):
-        Checkpoints(tmp_path).newest()
-    write_arrays(path, {"other": np.zeros(3)})
-    with pytest.raises(ValueError, match="None of the 1 checkpoints"):
+@pytest.mark.parametrize("record", [b"", b"[]", b'{"format": 3}', b'{"format": 4}', b"\xff", None])
+def test_a_whole_file_that_is_no_checkpoint_is_damage(record: bytes | None, tmp_path: Path) -> None:
+    arrays = {} if record is None else {"record": np.frombuffer(record, np.uint8)}
+    write_arrays(tmp_path / "round-000001.safetensors", {"other": np.zeros(3)} | arrays)
+    with refused(ValueError, "1 checkpoints"):
         Checkpoints(tmp_path).newest()
