@@ -128,8 +128,10 @@ class Case:
         ``enlarged(case, width)``: the same with many numbers.
     small_messages : bool
         Whether its messages are small however large the model.
-    names_parts : bool
-        Whether the method knows parts of the clients' models by their names.
+    two_heads : type, optional
+        The client whose models have two heads; then `client_class` makes them of plain models.
+    sends_changes : bool
+        Whether uploads are changes of what was sent, of buffers as well.
     variant : bool
         Whether its tests are slow ones: it is another setting of a strategy that is among the
         others, or one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj
@@ -149,8 +151,18 @@ class Case:
     view: View = views.NOTHING
     enlarged: Callable[[Case, int], Case] = large.of_a_wide_model
     small_messages: bool = False
-    names_parts: bool = False
+    two_heads: Any = None
+    sends_changes: bool = False
     variant: bool = False
+
+    @property
+    def takes_any_model(self) -> bool:
+        """Whether the clients' models may be any: the table of models is for these cases."""
+        return self.initial_arrays is initial_arrays or self.two_heads is not None
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """Return the model that the clients make of a plain one."""
+        return model if self.two_heads is None else two_headed(self.two_heads, model)
 
 
 def fedgia(fraction_train: float = 1.0, **settings: Any) -> FedGiA:
@@ -400,7 +412,7 @@ CASES = [
         partial(initial_arrays_of, FedRoDClient),
         fedavg_clients=False,
         stateless_clients=False,
-        names_parts=True,
+        two_heads=FedRoDClient,
         variant=True,
     ),
     Case(
@@ -410,7 +422,7 @@ CASES = [
         partial(initial_arrays_of, FedCPClient),
         fedavg_clients=False,
         stateless_clients=False,
-        names_parts=True,
+        two_heads=FedCPClient,
         variant=True,
     ),
     Case(
@@ -438,7 +450,14 @@ CASES = [
         fedavg_clients=False,
         stateless_clients=False,
     ),
-    Case("IFCA", partial(IFCA, 2, lr=0.5), IFCAClient, fedavg_clients=False, variant=True),
+    Case(
+        "IFCA",
+        partial(IFCA, 2, lr=0.5),
+        IFCAClient,
+        fedavg_clients=False,
+        sends_changes=True,
+        variant=True,
+    ),
     Case(
         "PACFL",
         partial(PACFL, 20.0, lr=0.5, num_vectors=1, per_class=True, measure="entrywise"),
