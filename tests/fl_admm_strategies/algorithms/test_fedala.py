@@ -20,13 +20,7 @@ from fl_admm_strategies import FedALA, FedProx
 from fl_admm_strategies.messages import FedALAInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
-from tests.fl_admm_strategies.algorithms.quadratics import (
-    ALL,
-    Counting,
-    Grid,
-    Scalar,
-    follow,
-)
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, Scalar, follow
 from tests.support.federation import (
     WatchedGrid,
     assert_same_bits,

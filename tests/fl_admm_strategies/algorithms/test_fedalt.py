@@ -91,11 +91,7 @@ class PairGrid(Grid):
         return arrays
 
 
-CLIENT_OF: dict[Any, Any] = {
-    FedAlt: FedAltClient,
-    FedSim: FedSimClient,
-    LGFedAvg: LGFedAvgClient,
-}
+CLIENT_OF: dict[Any, Any] = {FedAlt: FedAltClient, FedSim: FedSimClient, LGFedAvg: LGFedAvgClient}
 
 
 def run(

@@ -21,15 +21,7 @@ from fl_admm_strategies.runtime.messages.records import RawReply
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.federation import WatchedGrid, assert_same_bits, node_of
-from tests.support.ratings import (
-    NUM_CLIENTS,
-    NUM_ITEMS,
-    RANK,
-    Federation,
-    dense,
-    initial,
-    ratings,
-)
+from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, RANK, Federation, dense, initial, ratings
 from tests.support.refusals import refused
 
 STAMP = made_by("FedMCADMM")

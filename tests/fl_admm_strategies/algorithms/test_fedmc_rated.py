@@ -16,13 +16,7 @@ from fl_admm_strategies.maths import rated
 from fl_admm_strategies.maths.rated import RatedConsensus
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from fl_admm_strategies.runtime.messages.records import RawReply
-from tests.support.ratings import (
-    NUM_CLIENTS,
-    NUM_ITEMS,
-    RANK,
-    Federation,
-    ratings,
-)
+from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, RANK, Federation, ratings
 from tests.support.refusals import names, refused
 
 KINDS = {"l2": SquaredL2(0.2), "l1": L1Norm(0.2)}

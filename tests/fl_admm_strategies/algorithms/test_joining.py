@@ -79,10 +79,7 @@ MINIMISERS = {
         FedADMMClient,
     ),
     "FLAME-size": (partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, weights="size"), FLAMEClient),
-    "FLAME-client": (
-        partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, duals="client"),
-        FLAMEClient,
-    ),
+    "FLAME-client": (partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, duals="client"), FLAMEClient),
     "FedGiA-gradient": (partial(FedGiA, t=0.5, local_steps=2, report_gradient=True), FedGiAClient),
     "FedGiA-client": (partial(FedGiA, t=0.5, local_steps=2, duals="client"), FedGiAClient),
 }

@@ -31,12 +31,7 @@ from tests.fl_admm_strategies.algorithms.quadratics import (
     follow,
     make_client,
 )
-from tests.support.federation import (
-    WatchedGrid,
-    assert_same_bits,
-    client_fn_of,
-    initial_arrays,
-)
+from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, initial_arrays
 from tests.support.refusals import refused
 
 

@@ -139,11 +139,7 @@ def check(
     ],
 )
 def test_a_dead_actor_ends_the_run_with_what_to_do(
-    loop: Loop,
-    where: str,
-    whole: StatefulStrategy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    loop: Loop, where: str, whole: StatefulStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(identity, "runs_on_ray", lambda: True)
     check(loop, in_process, tmp_path, where, whole, pretend)

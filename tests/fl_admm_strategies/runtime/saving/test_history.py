@@ -12,14 +12,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from fl_admm_strategies.runtime import record as record_module
 from fl_admm_strategies.runtime.saving.files import DamagedFileError
 from fl_admm_strategies.runtime.saving.history import Extent, History
-from tests.support.checkpoints import (
-    ROUNDS,
-    Killed,
-    killer,
-    measured,
-    new_strategy,
-    start,
-)
+from tests.support.checkpoints import ROUNDS, Killed, killer, measured, new_strategy, start
 from tests.support.federation import assert_same_bits
 from tests.support.refusals import Warned, names, refused
 
