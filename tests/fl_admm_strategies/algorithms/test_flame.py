@@ -261,9 +261,7 @@ def random_federation(seed: int, m: int = 6, d: int = 4) -> Quadratics:
 
 @pytest.mark.parametrize("anchor", ["w_i", "w"])
 @pytest.mark.parametrize("rho", [0.05, 0.4])
-def test_identities_hold_with_noise_partial_participation_and_unequal_weights(
-    anchor: str, rho: float
-) -> None:
+def test_identities_hold_with_noise_partial_participation_and_unequal_weights(anchor, rho):
     federation = random_federation(1)
     strategy = flame(lam=0.7, rho=rho, anchor_on=anchor, weights="size", fraction_train=0.5)
     rounds = federation.run(strategy, 8, noise=0.3)
@@ -430,15 +428,6 @@ def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
         close(own["theta"], here.personal_arrays(client)["theta"].numpy(), 1e-13)
     assert "theta" not in there.state.clients  # O(d) memory
     assert "local_w" not in there.state.clients
-
-
-def test_a_state_of_the_other_placement_is_refused() -> None:
-    federation = Quadratics()
-    here, there = flame(), flame(duals="client")
-    federation.run(here, 1)
-    there.load_state_dict(here.state_dict())
-    with refused(ValueError, "duals"):
-        there.run.begin({"theta": np.zeros(2)}, range(3))
 
 
 # --- Arrays that take no part -------------------------------------------------------------------

@@ -92,9 +92,7 @@ def test_settings_are_the_values_of_the_parameters() -> None:
     ],
     ids=["FedProx", "FedGiA", "FedAPM"],
 )
-def test_a_strategys_settings_are_its_own_before_those_of_its_bases(
-    strategy: Any, own: list[str], base: list[str]
-) -> None:
+def test_a_strategys_settings_are_its_own_before_those_of_its_bases(strategy, own, base):
     names = list(strategy.settings())
     assert names[: len(own)] == own
     assert names[-len(base) :] == base
