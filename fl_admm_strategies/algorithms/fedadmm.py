@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from ..maths.blocks import Arrays, Block, weighted_average
 from ..maths.checks import check_count, check_positive
 from ..maths.clienttable import ClientTable, Row
-from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
+from ..maths.consensus import REBUILD_EVERY, ConsensusADMM, iterate_of, message_of
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Metrics, Reply
 from ..runtime.messages.schema import Instruction
@@ -48,6 +48,15 @@ class FedADMMInstruction(Instruction):
     loss_weight: float
     duals: str
     optimised: list[str]
+
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return z_i, or its change where that is sent."""
+        u = {name: upload[name] for name in self.optimised}
+        return u if self.duals == "client" else message_of(u, self.anchor)
+
+    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return the u_i of which the server makes this z_i."""
+        return upload | (model if self.duals == "client" else iterate_of(model, self.anchor))
 
 
 class FedADMM(ConsensusStrategy):
