@@ -26,16 +26,7 @@ from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty
 from ...runtime.messages.records import ClientInstruction
 from ..shared.base import OwnBuffers
-from .source import (
-    FPFCState,
-    HoldOut,
-    PenaltySource,
-    Replies,
-    RoundStart,
-    Task,
-    fusion_tasks,
-    scad,
-)
+from .source import FPFCState, HoldOut, PenaltySource, Replies, RoundStart, Task, fusion_tasks, scad
 
 VALIDATION, LABELS = "validation", "path_labels"
 """Columns of the clients' table: the metric as last reported, and the cluster at every lambda."""

@@ -8,7 +8,9 @@
 
 Fields that hold arrays are the groups of the message, in their order; all others are its settings,
 under their names with dashes (``global_`` is "global"). An optional field that is None does not
-travel.
+travel. Fields that bear the name of one of the method's settings need not be filled:
+
+    FedProxInstruction.of(self, server_round, model=self.state.model, names=[...])
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any, NamedTuple, Self, get_args, get_type_hints
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays
+from ...maths.checks import check_positive
+from ..common.settings import HasSettings, parameters_of, rules_of
 from .records import (
     VERSIONS,
     ClientInstruction,
@@ -54,6 +58,13 @@ def _fields_of(schema: Any) -> tuple[_Field, ...]:
     return tuple(found)
 
 
+@cache
+def _shared(schema: Any, method: Any) -> tuple[str, ...]:
+    """Return the fields of a message that are settings of a method."""
+    names = [one.name for one in _fields_of(schema)]
+    return tuple(name for name in names if name in parameters_of(method))
+
+
 def setting_names(schema: Any) -> list[str]:
     """Return the names of the settings in a kind of message, as they travel."""
     return [own.key for own in _fields_of(schema) if not own.is_arrays]
@@ -62,6 +73,26 @@ def setting_names(schema: Any) -> list[str]:
 @dataclass(frozen=True)
 class Instruction:
     """Base of the messages to clients. Fields: `Arrays`, bool, int, float, str, list[str]."""
+
+    @classmethod
+    def of(cls, method: HasSettings, server_round: int, **given: Any) -> Self:
+        """Return a method's message in a round: what is given, and the settings of the same name.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If a schedule, such as a step size may be, has a bad value in this round.
+        """
+        schema: Any = cls
+        kind: Any = type(method)
+        rules = rules_of(kind)
+        values = {name: getattr(method, name) for name in _shared(schema, kind)} | given
+        for name, value in values.items():
+            if callable(value):
+                check = rules[name].check if name in rules else check_positive
+                values[name] = value(server_round)
+                check(f"{name} in round {server_round}", values[name])
+        return cls(**values)
 
     def encode(self) -> ClientInstruction:
         """Return the message as groups of arrays and settings."""

@@ -432,6 +432,7 @@ def test_push_and_pull(workers: int) -> None:
         assert counts(grid) == [1, 1, 1]
 
 
+@pytest.mark.slow  # PyTorch is imported in each worker
 def test_a_worker_uses_one_torch_thread_and_does_not_hang() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     before = torch.get_num_threads()
