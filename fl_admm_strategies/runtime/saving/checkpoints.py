@@ -268,14 +268,14 @@ def _read(path: Path) -> Checkpoint:
     return Checkpoint(path, server_round, arrays, fingerprint, extent, unreported)
 
 
-def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def differences(saved: Mapping[str, Any], this: Mapping[str, Any]) -> list[str]:
     """Return in words where two fingerprints differ in algorithm, model or seed."""
     found = [
-        f"its {key} is {saved.get(key)}, this run's {own[key]}"
+        f"its {key} is {saved.get(key)}, this run's {this[key]}"
         for key in ("algorithm", "seed")
-        if saved.get(key) != own[key]
+        if saved.get(key) != this[key]
     ]
-    before, now = saved.get("model", {}), own["model"]
+    before, now = saved.get("model", {}), this["model"]
     arrays = [
         f"its array '{name}' is {before.get(name, 'missing')}, this run's is "
         f"{now.get(name, 'missing')}"
