@@ -21,12 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clients import accuracy, client_app, initial_arrays
 from fl_admm_strategies import FPFC, InProcessGrid, StatefulStrategy
 from tests.support.cases import CASES, Case, case_of
-from tests.support.federation import (
-    NUM_CLASSES,
-    WatchedGrid,
-    assert_same_bits,
-    dataset,
-)
+from tests.support.federation import NUM_CLASSES, WatchedGrid, assert_same_bits, dataset
 from tests.support.refusals import Warned, refused
 
 ANY_MODEL = [case for case in CASES if case.takes_any_model]
