@@ -52,11 +52,11 @@ class Ditto(RobustStrategy):
     ----------
     lam : float (default: 1.0)
         lambda, how strongly a personal model is held near the global one; 0 is local training.
-    lr : float or callable or callable (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta_g, the step size of the global model's local work.
     local_epochs : int (default: 1)
         K_g, its local epochs.
-    personal_lr : float or callable or callable, optional
+    personal_lr : float or callable, optional
         eta_p, the step size of the personal model. By default `lr`.
     personal_epochs : int, optional
         K_p, its local epochs. By default `local_epochs`.

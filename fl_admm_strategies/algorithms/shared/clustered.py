@@ -153,7 +153,7 @@ class ClusteredStrategy(SampledStrategy):
 
     Parameters
     ----------
-    lr : float or callable or callable (default: 0.1)
+    lr : float or callable (default: 0.1)
         The clients' step size; a callable, such as `StepDecay`, gets the round (from 1).
     local_epochs : int (default: 1)
         Local epochs: full-gradient steps with GD, passes over the data with SGD.

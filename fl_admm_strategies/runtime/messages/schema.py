@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Self, get_args, get_type_hints
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays
-from ...maths.checks import check_positive
-from ..common.settings import HasSettings, parameters_of, rules_of
+from ...maths.checks import check_positive, rules_of
+from ..common.settings import HasSettings, parameters_of
 from .records import (
     VERSIONS,
     ClientInstruction,
