@@ -22,7 +22,7 @@ from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
 
-THETA, LOCAL_W = "theta/", "w_i/"  # how theta_i and w_i are called in the client's memory
+THETA, LOCAL_W = "theta/", "w_i/"  # prefixes of theta_i and w_i in the client's memory
 
 
 class FLAMEClient(TorchClient[FLAMEInstruction]):
@@ -124,12 +124,6 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             )
         self.load_block(self.prox(term.anchor, asked.lam))
         return {"loss": self.measure(self.train_problem)["loss"]}
-
-    def forge(
-        self, upload: Arrays, asked: FLAMEInstruction, attack: Callable[[Arrays], Arrays]
-    ) -> Arrays:
-        """Attack theta_i, which is u_i at rho = a_i, or the change of u_i, where that is sent."""
-        return upload | attack({name: upload[name] for name in asked.optimised})
 
     # ------------------------------------------------------------------------------------------
     # Personal, global and hybrid model

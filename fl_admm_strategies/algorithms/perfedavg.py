@@ -13,16 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
-from ..maths.blocks import Arrays, average
+from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive
 from ..maths.schedules import StepSize, StepSizeOrZero
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.sampled import SampledStrategy
-from .shared.base import Weights
+from .shared.base import Weights, participants_mean
 
 MODES = ("fo", "hf", "exact", "finetune")
 
@@ -128,9 +126,7 @@ class PerFedAvg(SampledStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i."""
-        sizes = np.array([reply.num_examples for reply in replies.values()])
-        weights = sizes if self.weights == "size" else np.ones_like(sizes)
-        self.state.model = average(self.state.model, replies, weights)
+        self.state.model = participants_mean(self.state.model, replies, self.weights)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

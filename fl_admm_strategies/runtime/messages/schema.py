@@ -49,12 +49,12 @@ class _Field(NamedTuple):
 def _fields_of(schema: Any) -> tuple[_Field, ...]:
     hints = get_type_hints(schema)
     found = []
-    for own in fields(schema):
-        parts = [part for part in get_args(hints[own.name]) if part is not type(None)]
-        optional = type(None) in get_args(hints[own.name])
-        kind = parts[0] if optional else hints[own.name]
-        key = own.name.rstrip("_").replace("_", "-")
-        found.append(_Field(own.name, key, kind, optional, kind == Arrays, kind == list[str]))
+    for field in fields(schema):
+        parts = [part for part in get_args(hints[field.name]) if part is not type(None)]
+        optional = type(None) in get_args(hints[field.name])
+        kind = parts[0] if optional else hints[field.name]
+        key = field.name.rstrip("_").replace("_", "-")
+        found.append(_Field(field.name, key, kind, optional, kind == Arrays, kind == list[str]))
     return tuple(found)
 
 
@@ -67,7 +67,7 @@ def _shared(schema: Any, method: Any) -> tuple[str, ...]:
 
 def setting_names(schema: Any) -> list[str]:
     """Return the names of the settings in a kind of message, as they travel."""
-    return [own.key for own in _fields_of(schema) if not own.is_arrays]
+    return [field.key for field in _fields_of(schema) if not field.is_arrays]
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,33 @@ class Instruction:
         schema: Any = type(self)
         groups: dict[str, Arrays] = {}
         config: dict[str, Scalar] = {}
-        for own in _fields_of(schema):
-            value = getattr(self, own.name)
+        for field in _fields_of(schema):
+            value = getattr(self, field.name)
             if value is None:
                 continue
-            if own.is_arrays:
-                groups[own.key] = value
+            if field.is_arrays:
+                groups[field.key] = value
             else:
-                config[own.key] = names_setting(value) if own.is_names else own.kind(value)
+                config[field.key] = names_setting(value) if field.is_names else field.kind(value)
         return ClientInstruction(groups, config)
+
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return the model that an upload in answer to this message means, by default itself.
+
+        Of some methods that is a vector which the upload determines: FedADMM's z_i. It is what a
+        simulated attack replaces, so that the same attack does the same to every method.
+
+        Parameters
+        ----------
+        upload : Arrays
+        metrics : mapping
+            What the client reported with it.
+        """
+        return upload
+
+    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return the upload that means another model: `model_of` is undone, all else is kept."""
+        return upload | model
 
     @classmethod
     def read(cls, sent: ClientInstruction) -> Self:
@@ -132,30 +150,30 @@ class Instruction:
         schema: Any = cls
         groups = split_groups(parameters, config)
         values: dict[str, Any] = {}
-        for own in _fields_of(schema):
-            source: Mapping[str, Any] = groups if own.is_arrays else config
-            if (value := source.get(own.key)) is None:
-                if not own.optional:
-                    what = "group of arrays" if own.is_arrays else "setting"
+        for field in _fields_of(schema):
+            source: Mapping[str, Any] = groups if field.is_arrays else config
+            if (value := source.get(field.key)) is None:
+                if not field.optional:
+                    what = "group of arrays" if field.is_arrays else "setting"
                     raise ValueError(
-                        f"The message lacks the {what} {own.key!r} of {cls.__name__}: it is not "
+                        f"The message lacks the {what} {field.key!r} of {cls.__name__}: it is not "
                         f"from this method's strategy. {VERSIONS}"
                     )
-                values[own.name] = None
-            elif own.is_arrays:
-                values[own.name] = value
+                values[field.name] = None
+            elif field.is_arrays:
+                values[field.name] = value
             else:
-                values[own.name] = _read(own, value)
+                values[field.name] = _read(field, value)
         return cls(**values)
 
 
-def _read(own: _Field, value: Any) -> Any:
-    if own.is_names:
-        return read_names(own.key, value)
-    number = own.kind is float and isinstance(value, int) and not isinstance(value, bool)
-    if type(value) is not own.kind and not number:
+def _read(field: _Field, value: Any) -> Any:
+    if field.is_names:
+        return read_names(field.key, value)
+    number = field.kind is float and isinstance(value, int) and not isinstance(value, bool)
+    if type(value) is not field.kind and not number:
         raise ValueError(
-            f"The message's {own.key} is {brief(repr(value))}, expected {own.kind.__name__}. "
+            f"The message's {field.key} is {brief(repr(value))}, expected {field.kind.__name__}. "
             f"{VERSIONS}"
         )
-    return own.kind(value)
+    return field.kind(value)
