@@ -8,7 +8,6 @@ of upload 2 to 4, 6 and 1, (.01 + .0225) + (.04 + .01) + (.04 + .01) = .1325, th
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from fl_admm_strategies import Ditto
 from fl_admm_strategies.algorithms.shared.robust import aggregate, check_enough
 from fl_admm_strategies.maths.blocks import Arrays
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
+from tests.support.refusals import Warned, refused
 
 UPLOADS = [(1, 1), (1.2, 0.9), (0.9, 1.3), (1.1, 1.05), (8, -7), (1.4, 1), (7.5, -6)]
 TWO_OF_SEVEN = 2 / 7
@@ -72,19 +72,12 @@ def test_integers_have_no_say_in_distances() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "malicious", "fewest", "message"),
-    [
-        ("krum", 0.0, 3, r"n - f - 2 = 0 neighbours: expected at least 1"),
-        ("multi-krum", 0.4, 4, r"takes 1 for false, so that a score is over n - f - 2 = 0"),
-        ("median", 0.2, 3, "expected at least 3: the median of two is their mean"),
-        ("trimmed-mean", 0.2, 5, "malicious=0.2 cuts nobody off: expected at least 5"),
-    ],
+    ("rule", "malicious", "fewest"),
+    [("krum", 0.0, 3), ("multi-krum", 0.4, 4), ("median", 0.2, 3), ("trimmed-mean", 0.2, 5)],
 )
-def test_too_few_uploads_are_refused_in_words(
-    rule: Any, malicious: float, fewest: int, message: str
-) -> None:
+def test_too_few_uploads_are_refused(rule: Any, malicious: float, fewest: int) -> None:
     check_enough(rule, malicious, fewest)
-    with pytest.raises(ValueError, match=rf"A round has {fewest - 1} uploads .*{message}"):
+    with refused(ValueError, rule, fewest - 1):
         aggregate(rule, malicious, uploads()[: fewest - 1])
 
 
@@ -96,7 +89,7 @@ def ditto(**settings: Any) -> Ditto:
 
 
 def test_dittos_global_model_is_the_median_of_its_uploads(
-    caplog: pytest.LogCaptureFixture,
+    warned: Warned,
 ) -> None:
     # w_i = .19, -.36, 1.92 (test_ditto.py), so w = .19. Round 2: w_i = 1 - .81 (1 - w) = .3439,
     # -1 + .64 (1 + w) = -.2384, 3 - .36 (3 - w) = 1.9884. In round 3 two reply.
@@ -105,26 +98,23 @@ def test_dittos_global_model_is_the_median_of_its_uploads(
         strategy, Grid(DittoClient), ALL, ALL, (0, 1), read=lambda: strategy.state.model["w"].item()
     )
     assert_allclose(seen, [0.19, 0.3439, 0.3439], atol=1e-8)
-    (line,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert line.startswith(
-        "Round 3 changes nothing: A round has 2 uploads for aggregation='median'"
-    )
+    assert len(warned("Round 3", "median")) == 1
 
 
 def test_ditto_says_at_once_that_there_are_too_few() -> None:
-    with pytest.raises(ValueError, match="A round has 3 uploads for aggregation='multi-krum'"):
+    with refused(ValueError, "multi-krum", 3):
         follow(ditto(aggregation="multi-krum", malicious=0.4), Grid(DittoClient), ALL)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("setting", "settings"),
     [
-        ({"aggregation": "mode"}, "aggregation is 'mode', expected 'mean' or 'krum' or"),
-        ({"malicious": 1.5}, r"malicious is 1.5, expected a number in \[0, 1\]"),
-        ({"aggregation": "trimmed-mean", "malicious": 0.5}, r"0.5, expected a number in \[0, 0.5"),
-        ({"aggregation": "krum", "weights": "size"}, "weights is 'size', expected 'uniform' besi"),
+        ("aggregation", {"aggregation": "mode"}),
+        ("malicious", {"malicious": 1.5}),
+        ("malicious", {"aggregation": "trimmed-mean", "malicious": 0.5}),
+        ("weights", {"aggregation": "krum", "weights": "size"}),
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_settings_out_of_range_are_refused(setting: str, settings: dict[str, Any]) -> None:
+    with refused(ValueError, setting):
         ditto(**settings)
