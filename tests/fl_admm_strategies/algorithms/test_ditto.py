@@ -21,7 +21,6 @@ from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, 
 from tests.support.federation import (
     node_of,
 )
-from tests.support.refusals import refused
 
 PARTLY = (0, 1), (1, 2)
 
@@ -207,22 +206,3 @@ def test_the_buffers_of_both_models_are_apart() -> None:
     assert strategy.global_model()["steps"] == 4
     assert [grid.own(i)["seen"].item() for i in ALL] == [4 * N[0], 4 * N[1], 2 * N[2]]
     assert [grid.own(i)["steps"].item() for i in ALL] == [4, 4, 2]
-
-
-# --- Settings -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"lam": -1.0},
-        {"lr": 0.0},
-        {"local_epochs": 0},
-        {"personal_lr": 0.0},
-        {"personal_epochs": 0},
-        {"weights": "loss"},
-    ],
-)
-def test_bad_settings_are_refused(setting: dict[str, Any]) -> None:
-    with refused(ValueError, *setting):
-        Ditto(**setting)

@@ -72,12 +72,19 @@ def test_integers_have_no_say_in_distances() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "malicious", "fewest"),
-    [("krum", 0.0, 3), ("multi-krum", 0.4, 4), ("median", 0.2, 3), ("trimmed-mean", 0.2, 5)],
+    ("rule", "malicious", "fewest", "message"),
+    [
+        ("krum", 0.0, 3, r"n - f - 2 = 0 neighbours: expected at least 1"),
+        ("multi-krum", 0.4, 4, r"takes 1 for false, so that a score is over n - f - 2 = 0"),
+        ("median", 0.2, 3, "expected at least 3: the median of two is their mean"),
+        ("trimmed-mean", 0.2, 5, "malicious=0.2 cuts nobody off: expected at least 5"),
+    ],
 )
-def test_too_few_uploads_are_refused(rule: Any, malicious: float, fewest: int) -> None:
+def test_too_few_uploads_are_refused_in_words(
+    rule: Any, malicious: float, fewest: int, message: str
+) -> None:
     check_enough(rule, malicious, fewest)
-    with refused(ValueError, rule, fewest - 1):
+    with pytest.raises(ValueError, match=rf"A round has {fewest - 1} uploads .*{message}"):
         aggregate(rule, malicious, uploads()[: fewest - 1])
 
 
@@ -88,9 +95,7 @@ def ditto(**settings: Any) -> Ditto:
     return Ditto(lam=0.5, lr=0.1, local_epochs=2, fraction_evaluate=0.0, **settings)
 
 
-def test_dittos_global_model_is_the_median_of_its_uploads(
-    warned: Warned,
-) -> None:
+def test_dittos_global_model_is_the_median_of_its_uploads(warned: Warned) -> None:
     # w_i = .19, -.36, 1.92 (test_ditto.py), so w = .19. Round 2: w_i = 1 - .81 (1 - w) = .3439,
     # -1 + .64 (1 + w) = -.2384, 3 - .36 (3 - w) = 1.9884. In round 3 two reply.
     strategy = ditto(aggregation="median")
@@ -98,23 +103,23 @@ def test_dittos_global_model_is_the_median_of_its_uploads(
         strategy, Grid(DittoClient), ALL, ALL, (0, 1), read=lambda: strategy.state.model["w"].item()
     )
     assert_allclose(seen, [0.19, 0.3439, 0.3439], atol=1e-8)
-    assert len(warned("Round 3", "median")) == 1
+    assert len(warned()) == len(warned("Round 3", "2 uploads", "aggregation='median'")) == 1
 
 
 def test_ditto_says_at_once_that_there_are_too_few() -> None:
-    with refused(ValueError, "multi-krum", 3):
+    with refused(ValueError, "3 uploads", "aggregation='multi-krum'"):
         follow(ditto(aggregation="multi-krum", malicious=0.4), Grid(DittoClient), ALL)
 
 
 @pytest.mark.parametrize(
-    ("setting", "settings"),
+    ("settings", "named"),
     [
-        ("aggregation", {"aggregation": "mode"}),
-        ("malicious", {"malicious": 1.5}),
-        ("malicious", {"aggregation": "trimmed-mean", "malicious": 0.5}),
-        ("weights", {"aggregation": "krum", "weights": "size"}),
+        ({"aggregation": "mode"}, ["aggregation", "mode"]),
+        ({"malicious": 1.5}, ["malicious", 1.5]),
+        ({"aggregation": "trimmed-mean", "malicious": 0.5}, ["malicious", 0.5]),
+        ({"aggregation": "krum", "weights": "size"}, ["weights", "size"]),
     ],
 )
-def test_settings_out_of_range_are_refused(setting: str, settings: dict[str, Any]) -> None:
-    with refused(ValueError, setting):
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], named: list[Any]) -> None:
+    with refused(ValueError, *named):
         ditto(**settings)
