@@ -85,7 +85,7 @@ class Intake:
     def begin(self) -> None:
         """Start a run."""
         self.asked: dict[int, ClientInstruction] = {}
-        self.last_refusal = "no client was asked"
+        self.last_refusal = "nobody was asked"
         self.only_wrong_clients = False
         self.infinite = 0.0
         self._has_right_clients = False
