@@ -73,4 +73,4 @@ def test_personal_phase(benchmark: Any, how: str, monkeypatch: pytest.MonkeyPatc
     client = FedAPMClient(context, cifar_cnn(), loader, nn.CrossEntropyLoss())
     own = {n: p.detach().clone() for n, p in client.model.named_parameters() if n[:2] == "fc"}
     objective = LocalObjective([ProximalTerm(0.1, own)], moving=[*own])
-    benchmark(client.solve, objective, lr=0.01, epochs=5)
+    benchmark(client.minimise, objective, lr=0.01, epochs=5)
