@@ -108,6 +108,9 @@ class FPFC(SampledStrategy):
     method: ClassVar = "FPFC"
     paper: ClassVar = "Yu, Liu, Wang, Sun, arXiv:2211.04218"
     kinds: ClassVar = KINDS
+    # The penalty bounds v_ij; all else are means and differences of models. A copy would take as
+    # much memory as the pairs.
+    stays_finite: ClassVar = True
     state: FPFCState
 
     def __init__(

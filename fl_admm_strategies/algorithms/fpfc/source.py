@@ -226,11 +226,6 @@ class PenaltySource(ByClient):
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
         """Forget clients."""
 
-    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts everything back."""
-        saved = {name: array.copy() for name, array in self.state_arrays().items()}
-        return lambda: self.load_state_arrays(saved)
-
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models that are kept here are finite."""
         return True
