@@ -117,6 +117,8 @@ def test_the_saved_state_is_the_models_of_the_last_round(short_run: Path) -> Non
     state = load_file(short_run / "state.safetensors")
     strategy = load_experiment(RunConfig("digits-fpfc")).federation.strategy()
     strategy.load_state_dict(state)  # complete, or it raises
+    checkpoint = max((short_run / "checkpoints").glob("*.safetensors"))
+    assert checkpoint.samefile(short_run / "state.safetensors")  # the bytes are there once
     models = state["state/pairs/omega"]
     assert models.shape == (12, 650)
 
