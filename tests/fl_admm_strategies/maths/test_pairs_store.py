@@ -488,7 +488,7 @@ def test_norms_of_long_and_of_huge_vectors(engine: Any, dtype: type, width: int)
         vector = store._vectors._slabs.row(store._vectors._slot_of[i, j])
         norm = store._vectors.norms(np.array([i]), np.array([j]))
         exact = np.linalg.norm(vector.astype(np.float64))
-        # 32 partial sums of at most 32 squares each in the vector's precision (lanes.renew).
+        # 32 partial sums of at most 32 squares each in the vector's precision.
         assert_allclose(norm, exact, rtol=16 * np.finfo(dtype).eps)
 
 
