@@ -150,11 +150,7 @@ def trained(grid: InProcessGrid) -> Context:
 
 
 @pytest.mark.parametrize("example", [*examples()], ids=lambda example: example.name)
-def test_an_example_runs(
-    example: doctest.DocTest,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_example_runs(example, capsys, monkeypatch):
     method = example.name.rpartition(".")[2]
     if not method.startswith("FedM"):  # which show what they measure in the last round
         monkeypatch.setattr(StatefulStrategy, "start", briefly(StatefulStrategy.start))

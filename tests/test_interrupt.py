@@ -62,9 +62,7 @@ class Pressing(Adding):
 
 @pytest.mark.parametrize("what", [press_ctrl_c, press_ctrl_c_and_swallow_it])
 @pytest.mark.parametrize("num_nodes", [2, NUM_CLIENTS])
-def test_an_interrupt_while_a_client_trains_ends_the_run(
-    num_nodes: int, what: Callable[[], None], tmp_path: Path
-) -> None:
+def test_an_interrupt_while_a_client_trains_ends_the_run(num_nodes, what, tmp_path):
     app = client_app(lambda context: Pressing(context, what), num_clients=NUM_CLIENTS)
     strategy, before = Mean(), signal.getsignal(signal.SIGINT)
     saved = f"is saved up to round 2; go on with start(..., checkpoint_dir='{tmp_path}', resume=Tru"
@@ -143,9 +141,7 @@ def interrupt(process: subprocess.Popen[str], checkpoints: Path) -> tuple[str, f
 @pytest.mark.parametrize(
     "engine", [(), ("--engine", "inprocess"), ("--engine", "inprocess", "--workers", "2")]
 )
-def test_the_command_line_ends_with_130_and_the_command_that_goes_on(
-    engine: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_the_command_line_ends_with_130_and_the_command_that_goes_on(engine, tmp_path):
     run = (sys.executable, "-m", "simulations", "run", "digits-fpfc", *engine, "--out", "a run")
     with started(*run, "--set", "training.num-rounds=100000", cwd=tmp_path) as process:
         error, seconds = interrupt(process, tmp_path / "a run" / "checkpoints")

@@ -78,9 +78,7 @@ def execute(source: str, namespace: dict[str, Any] | None = None) -> dict[str, A
     [(CURRENT_SERVER, CURRENT_CLIENT), (LEGACY_SERVER, LEGACY_CLIENT)],
     ids=["current", "legacy"],
 )
-def test_the_changed_project_runs(
-    server: str, client: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_changed_project_runs(server, client, caplog):
     caplog.set_level(logging.INFO, logger="flwr")
     run_in_process(execute(after(server))["app"], execute(after(client))["app"], 6)
     messages = [record.getMessage() for record in caplog.records]
@@ -136,7 +134,8 @@ def test_the_tutorial_gives_what_it_shows() -> None:
 def test_the_reference_has_every_public_name() -> None:
     said = set(re.findall(r"^::: ([\w.]+)$", "".join(map(page, REFERENCE)), flags=re.MULTILINE))
     public = {f"{p.__name__}.{name}" for p in (clients, fl_admm_strategies) for name in p.__all__}
-    assert said == public
+    kit = ("Attack", "AttackingClient", "attacked_app", "attacked_client_fn")
+    assert said == public | {f"simulations.attacks.{name}" for name in kit}
 
 
 REFERENCE = [f"api/{name}.md" for name in ("clients", "running", "strategies")]
@@ -154,8 +153,7 @@ def test_the_table_of_methods_names_what_there_is() -> None:
         and thing not in (SampledStrategy, StatefulStrategy)
     }
     named = {name for _, cell in METHODS for name in re.findall(r"`(\w+)`", cell)}
-    # AttackingClient is for tests of any method.
-    bases = {"AttackingClient", "MethodClient", "TorchClient"}
+    bases = {"MethodClient", "TorchClient"}
     assert named == {n for n in clients.__all__ if n.endswith("Client")} - bases
 
 
@@ -189,9 +187,7 @@ def test_the_ci_script_runs_the_readmes_own_commands() -> None:
         if "-m simulations" in part
     ],
 )
-def test_the_commands_name_what_there_is(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_name_what_there_is(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no interrupted run of somebody's own to resume
     monkeypatch.setattr(cli, "_run", lambda *_: None)  # everything but the run itself
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)  # as on the machine it is meant for

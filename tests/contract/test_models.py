@@ -57,12 +57,7 @@ from fl_admm_strategies import (
     SmoothedSCAD,
     StatefulStrategy,
 )
-from tests.support.federation import (
-    NUM_CLASSES,
-    WatchedGrid,
-    assert_same_bits,
-    dataset,
-)
+from tests.support.federation import NUM_CLASSES, WatchedGrid, assert_same_bits, dataset
 from tests.support.refusals import Warned, refused
 
 METHODS: dict[str, tuple[Callable[..., StatefulStrategy], Callable[..., Any]]] = {
@@ -245,9 +240,7 @@ def pairs(methods: Sequence[str], models: Sequence[str]) -> list[Any]:
     """
     return [
         pytest.param(
-            method,
-            model,
-            marks=[pytest.mark.slow] * (method in SLOW or (k - n) % len(models) > 1),
+            method, model, marks=[pytest.mark.slow] * (method in SLOW or (k - n) % len(models) > 1)
         )
         for k, method in enumerate(methods)
         for n, model in enumerate(models)

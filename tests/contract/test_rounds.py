@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    MessageType,
-    MetricRecord,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, MessageType, MetricRecord
 from flwr.client import NumPyClient
 from numpy.testing import assert_array_equal
 from torch import nn
