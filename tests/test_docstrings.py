@@ -134,10 +134,10 @@ def names(method: str) -> dict[str, Any]:
 
 
 def briefly(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `start` that ends after two rounds."""
+    """Return a `start` that ends after a round."""
 
     def started(strategy: Any, grid: Any, arrays: Any, num_rounds: int, **more: Any) -> Any:
-        return start(strategy, grid, arrays, min(num_rounds, 2), **more)
+        return start(strategy, grid, arrays, 1, **more)
 
     return started
 

@@ -28,13 +28,13 @@ def kind_of(penalty: GivenPenalty) -> Penalty:
     return scad(1.0) if penalty == "auto" else penalty
 
 
-class _Declared(SampledStrategy):
+class DeclaredPenalty(SampledStrategy):
     """Declares the setting that is a property of `PenaltySetting`."""
 
     penalty: GivenPenalty = field(default="auto", kw_only=False)
 
 
-class PenaltySetting(_Declared):
+class PenaltySetting(DeclaredPenalty):
     """The settings by which `FPFC` makes its `PenaltySource`; see there."""
 
     state: FPFCState = field(init=False)

@@ -50,6 +50,7 @@ from tests.support.federation import (
     make_model,
     node_of,
 )
+from tests.support.refusals import refused
 
 NUM_CLIENTS = 6
 
@@ -195,13 +196,7 @@ def test_it_is_flowers_own_to_the_bit(dtype: torch.dtype) -> None:
 # --- Settings -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", [{"lr": 0.0}, {"local_epochs": 0}, {"aggregation": "mode"}])
-def test_bad_settings_are_refused(setting: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(setting))):
-        FedAvg(**setting)
-
-
 def test_the_client_says_which_setting_flowers_strategy_did_not_send() -> None:
     client: Any = make_client(SGDClient, Context(1, 2, {}, RecordDict(), {}))
-    with pytest.raises(ValueError, match="'lr'"):
+    with refused(ValueError, "'lr'"):
         client.fit([np.zeros(1)], {"server-round": 1})

@@ -34,8 +34,8 @@ def items(run: Federation) -> Any:
     return run.strategy.global_model()["item-factors"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("beta", [0.05, 0.8, 50.0])  # q from near 1, where V fades slowly, to 1e-5
+# q from near 1, where V fades slowly, to 1e-5
+@pytest.mark.parametrize(("kind", "beta"), [("l2", 0.05), ("l1", 0.8), ("l2", 50.0)])
 def test_the_trajectory_is_that_of_all_rows(kind, beta, monkeypatch):
     monkeypatch.setattr("fl_admm_strategies.algorithms.fedmc_admm.REBUILD_EVERY", 10)
     scale = {"init_scale": 0.5, "beta": beta}
