@@ -103,7 +103,7 @@ def all_pairs(store: PairwiseStore, what: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32 - 1),
     m=st.integers(1, 7),
