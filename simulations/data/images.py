@@ -112,7 +112,10 @@ def read_images(dataset: str, root: Path) -> dict[str, tuple[npt.NDArray[np.uint
         labels_path = _find(folder, f"{part}-labels-idx1-ubyte")
         if images_path is None or labels_path is None:
             raise missing_file(folder / f"{part}-*.gz", SOURCES[dataset])
-        images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+        images, labels = (
+            read_idx(path, ndim, SOURCES[dataset])
+            for path, ndim in ((images_path, 3), (labels_path, 1))
+        )
         if len(images) != len(labels) or images.shape[1:] != (28, 28):
             raise ValueError(
                 f"{images_path} has images of shape {images.shape}, {labels_path} has "

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .federated import generator
-from .files import missing_file
+from .files import damaged, missing_file
 from .images import read_images, torchvision_datasets
 
 Index = npt.NDArray[np.int64]
@@ -178,7 +178,7 @@ def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
         if label.max(initial=0) >= len(classes):
             raise ValueError(f"label {label.max()} of {len(classes)} classes")
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: damaged file ({error}); get it anew ({source})") from error
+        raise damaged(path, f"damaged file ({error})", source) from error
 
     def decode(index: Index) -> npt.NDArray[np.uint8]:
         images = np.empty((len(index), *shape), np.uint8)
@@ -187,10 +187,8 @@ def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
                 jpeg = io.BytesIO(data[offset[i] : offset[i + 1]])
                 image[...] = np.asarray(Image.open(jpeg, formats=["JPEG"]))
             except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"{path}: image {i} is no JPEG of shape {shape} ({error}); "
-                    f"get the file anew ({source})"
-                ) from error
+                what = f"image {i} is no JPEG of shape {shape} ({error})"
+                raise damaged(path, what, source) from error
         return images
 
     return label.astype(np.int64), len(classes), decode
@@ -240,10 +238,8 @@ def _official_cifar10(folder: Path) -> Images:
     try:
         parts = [datasets.CIFAR10(folder.parent, train=train) for train in (True, False)]
     except RuntimeError as error:
-        raise ValueError(
-            f"{folder}: damaged or incomplete CIFAR-10 files ({error}); delete the folder and get "
-            f"it anew ({CIFAR10_SOURCE})"
-        ) from error
+        what = f"damaged or incomplete CIFAR-10 files ({error}), delete the folder"
+        raise damaged(folder, what, CIFAR10_SOURCE) from error
     pixels = np.concatenate([part.data for part in parts])
     labels = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
     return labels, 10, lambda index: pixels[index]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .federated import generator
-from .files import missing_file, read_table
+from .files import damaged, missing_file, read_table
 
 V1_FEATURES, V1_DISTRIBUTIONS = 100, 3
 QSAR_SHAPE = (8992, 1024)
@@ -147,7 +147,6 @@ def _read_mat(path: Path, variable: str, shape: tuple[int, int]) -> npt.NDArray[
 
     if not path.is_file():
         raise missing_file(path, QSAR_SOURCE)
-    advice = f"get it anew ({QSAR_SOURCE})"
     try:
         with warnings.catch_warnings():  # of the kind of sparse matrix: we take all
             warnings.simplefilter("ignore")
@@ -155,15 +154,14 @@ def _read_mat(path: Path, variable: str, shape: tuple[int, int]) -> npt.NDArray[
     # A file that is cut short or changed gives a MatReadError, ValueError, OSError, IndexError or
     # zlib.error, depending on the place; SciPy names no common class of them.
     except Exception as error:
-        raise ValueError(f"{path}: damaged MATLAB file ({error}); {advice}") from None
+        raise damaged(path, f"damaged MATLAB file ({error})", QSAR_SOURCE) from None
     if variable not in content:
-        raise ValueError(f"{path}: expected a variable {variable!r}, found none; {advice}")
+        raise damaged(path, f"expected a variable {variable!r}, found none", QSAR_SOURCE)
     matrix = content[variable]
     matrix = matrix.toarray() if issparse(matrix) else np.asarray(matrix)
     if matrix.shape != shape:
-        raise ValueError(
-            f"{path}: expected {variable} of shape {shape}, found {matrix.shape}; {advice}"
-        )
+        what = f"expected {variable} of shape {shape}, found {matrix.shape}"
+        raise damaged(path, what, QSAR_SOURCE)
     return matrix
 
 
@@ -173,11 +171,10 @@ def _check_entries(
     wrong = np.argwhere(~np.isin(matrix, allowed))
     if len(wrong):
         row, column = wrong[0]
-        raise ValueError(
-            f"{path}: {name}({row + 1}, {column + 1}) is {matrix[row, column]}, expected "
-            f"{allowed[0]} or {allowed[1]}; {len(wrong)} entries are neither; get it anew "
-            f"({QSAR_SOURCE})"
+        what = (
+            f"{name}({row + 1}, {column + 1}) is {matrix[row, column]}, expected one of {allowed}"
         )
+        raise damaged(path, f"{what}; {len(wrong)} entries are wrong", QSAR_SOURCE)
 
 
 def qsar(
@@ -266,10 +263,8 @@ def santander(
     except FileNotFoundError:
         raise missing_file(path, SANTANDER_SOURCE) from None
     if header[:3] != ["ID_code", "target", "var_0"]:
-        raise ValueError(
-            f"{path}: its columns begin with {','.join(header[:3])[:80]!r}, expected "
-            f"'ID_code,target,var_0': get the file anew ({SANTANDER_SOURCE})"
-        )
+        what = f"begins with {','.join(header[:3])[:80]!r}, expected 'ID_code,target,var_0'"
+        raise damaged(path, what, SANTANDER_SOURCE)
     table = read_table(
         path,
         SANTANDER_SOURCE,
@@ -280,10 +275,8 @@ def santander(
     )
     wrong = np.flatnonzero(~np.isin(table[:, 0], (0, 1)))
     if len(wrong):
-        raise ValueError(
-            f"{path}, line {wrong[0] + 2}: the target is {table[wrong[0], 0]:g}, expected 0 or 1; "
-            f"get the file anew ({SANTANDER_SOURCE})"
-        )
+        what = f"line {wrong[0] + 2}: the target is {table[wrong[0], 0]:g}, expected 0 or 1"
+        raise damaged(path, what, SANTANDER_SOURCE)
     a, b = table[:, 1:], table[:, 0].copy()
     return _deal_logistic("santander", seed, a, b, clients, mu, reg_scaling)
 

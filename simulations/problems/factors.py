@@ -52,19 +52,7 @@ class FactorProblem(Problem):
                 f"[model] is missing: data set {settings.data.name!r} is completed by factors, "
                 'name = "factors" and rank = 5, say.'
             )
-        training = settings.training
-        given = {
-            "training.batch-size": training.batch_size,
-            "training.momentum": training.momentum,
-            "training.weight-decay": training.weight_decay,
-            "report.metrics": settings.report.metrics,
-            "report.fairness": settings.report.fairness,
-        }
-        if wrong := [name for name, value in given.items() if value]:
-            raise ValueError(
-                f"data set {settings.data.name!r} has ratings, not samples: leave "
-                f"{' and '.join(wrong)} out."
-            )
+        cls.refuse_samples(settings, "has ratings, not samples")
 
     def initial_arrays(self, strategy: Any) -> ArrayRecord:
         """Return V^0, on the scale of the strategy's U_i^0."""

@@ -29,20 +29,8 @@ class LinearProblem(Problem):
     @classmethod
     def check(cls, settings: Settings) -> None:
         """Refuse the settings of PyTorch models and their solvers."""
-        training = settings.training
-        given = {
-            "[model]": settings.model,
-            "training.batch-size": training.batch_size,
-            "training.momentum": training.momentum,
-            "training.weight-decay": training.weight_decay,
-            "report.metrics": settings.report.metrics,
-            "report.fairness": settings.report.fairness,
-        }
-        if wrong := [name for name, value in given.items() if value]:
-            raise ValueError(
-                f"data set {settings.data.name!r} has a linear model and full gradients: leave "
-                f"{' and '.join(wrong)} out."
-            )
+        why = "has a linear model and full gradients"
+        cls.refuse_samples(settings, why, model=settings.model)
 
     @cached_property
     def losses(self) -> list[DataLoss]:

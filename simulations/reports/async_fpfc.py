@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +18,7 @@ from ..settings.tables import ReportSettings
 from . import plots
 from .base import Finished, Report
 from .fpfc import FPFCReport
+from .table import small_table
 
 _SHARES = (0.25, 0.5, 1.0)  # of the run's time, in the table
 
@@ -152,11 +152,9 @@ def _table(run: Finished, runs: list[_Timed]) -> Table:
     """Return what every run had reached after shares of the time."""
     clock, metric = runs[0].scores[-1][0], run.problem.metric
     kind = next(iter(run.strategy.kinds.values()))
-    table = Table(box=box.SIMPLE, title=f"{metric.axis} of the {kind}s by the simulated clock")
-    table.add_column("method")
-    table.add_column("rounds", justify="right")
-    for share in _SHARES:
-        table.add_column(f"after {share * clock:,.0f} s", justify="right")
+    times = [f"After {share * clock:,.0f} s" for share in _SHARES]
+    title = f"{metric.axis} of the {kind}s by the simulated clock"
+    table = small_table(title, "Method", "Rounds", *times)
     for one in runs:
         cells = [one.title, f"{one.rounds:,}"]
         for share in _SHARES:

@@ -7,14 +7,13 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from ..data.federated import generator
 from ..problems import FactorProblem, Problem
 from ..settings.tables import ReportSettings
 from .base import Finished, MethodReport, Report
+from .table import small_table
 from .yardsticks import alternating_least_squares, item_means, rmse_of_factors, rmse_of_items
 
 
@@ -66,9 +65,7 @@ class CompletionReport(MethodReport):
             "popularity: the item's mean rating, drawn to that of all": popularity,
             "the mean training rating, always": constant,
         }
-        table = Table(box=box.SIMPLE, title="Test RMSE, in stars")
-        table.add_column("method")
-        table.add_column("RMSE", justify="right")
+        table = small_table("Test RMSE, in stars", "Method", "RMSE")
         for method, value in {f"{strategy.title}, rank {rank}": federated, **levels}.items():
             table.add_row(method, f"{value:.4f}")
         share = (constant - federated) / (constant - central)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from ..problems import LinearProblem, Problem
 from ..settings.tables import ReportSettings, Settings
 from . import plots
 from .base import NONE, Finished, MethodReport, Report
+from .table import small_table
 
 Hessian = Literal["diagonal", "gram"]
 
@@ -194,22 +194,14 @@ def table_2(data: TabularData) -> float:
 
 def _table(rows: Sequence[Row], settings: Settings) -> Table:
     """Lay the sweep out beside the published rows."""
-    table = Table(
-        title=Text("Both H_i: Gram (G) and diagonal (D)", style="bold"),
-        caption=Text(
-            "In this process. Time: without evaluations. In brackets: Table III, 64 clients, means "
-            "of 20 trials, MATLAB on a laptop.",
-            style="dim",
-        ),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
+    headers = ("Objective", "", "CR", "", "Time s", "")
+    table = small_table("Both H_i: Gram (G) and diagonal (D)", "", *headers)
+    table.caption_justify = "left"
+    table.caption = Text(
+        "In this process. Time: without evaluations. In brackets: Table III, 64 clients, means of "
+        "20 trials, MATLAB on a laptop.",
+        style="dim",
     )
-    table.add_column("", min_width=16)
-    for header in ("Objective", "", "CR", "", "Time s", ""):
-        table.add_column(header, justify="right")
     for row in rows:
         published = settings.published.get(row.title)
         paper = {} if published is None else published.model_dump(exclude_none=True)

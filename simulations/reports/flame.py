@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from .base import NONE, Finished, MethodReport, Report
+from .table import small_table
 
 
 class FLAMEReport(MethodReport):
@@ -21,9 +20,8 @@ class FLAMEReport(MethodReport):
             for kind, title in strategy.kinds.items()
             if all(f"{kind}-loss" in own for own in clients)
         }
-        table = Table(box=box.SIMPLE, title="Fairness: the test loss of the clients")
-        for header in ("model", "mean", "variance", "sample variance"):
-            table.add_column(header, justify="left" if header == "model" else "right")
+        headers = ("Mean", "Variance", "Sample variance")
+        table = small_table("Fairness: the test loss of the clients", "Model", *headers)
         for title, values in fairness.items():
             row = [values["mean"], values["variance"], values["sample_variance"]]
             table.add_row(title, *(NONE if v is None else f"{v:.4g}" for v in row))

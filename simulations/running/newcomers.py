@@ -24,7 +24,7 @@ from ..methods import (
 from ..problems import Problem
 from ..problems.scores import ModelScores
 from ..reports import Finished
-from ..reports.clusters import small_table
+from ..reports.table import small_table
 
 _MOST_ROWS = 30
 
@@ -96,9 +96,8 @@ def _render(
     strategy = joined[0]
     groups, metric, own, alone = strategy.groups(), problem.metric, _last(strategy), _last(local[0])
     true, of_group = problem.data.true_clusters, _true_of(run)
-    table = small_table("New clients, which the run did not know")
-    for header in ("Client", "True cluster", "Group", metric.header, "of the group", "Local"):
-        table.add_column(header, justify="right")
+    headers = ("True cluster", "Group", metric.header, "of the group", "Local")
+    table = small_table("New clients, which the run did not know", "Client", *headers)
     right = 0
     for client, group in groups.items():
         is_right = true is not None and group is not None and of_group.get(group) == true[client]

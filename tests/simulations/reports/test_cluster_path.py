@@ -16,7 +16,7 @@ from fl_admm_strategies.runtime.record import Traffic
 from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
-from simulations.reports.cluster_path import draw_cluster_path, path_told
+from simulations.reports.cluster_path import draw_cluster_path, render_path
 from simulations.reports.plots import COLOURS, GREY, Picture
 from tests.simulations.quick_runs import result_of, rounds_of, run
 
@@ -41,7 +41,7 @@ def taken(chosen: int | None = 1) -> PathTaken:
 def told(path: PathTaken, true: list[int] | None = TRUE) -> str:
     console = Console(width=80, record=True, file=StringIO())
     traffic = {r: Traffic(1_000_000, 500_000) for r in range(31)}
-    for part in path_told(path, "accuracy", traffic, true):
+    for part in render_path(path, "accuracy", traffic, true):
         console.print(part)
     return console.export_text()
 
