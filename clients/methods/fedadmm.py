@@ -50,10 +50,13 @@ class FedADMMClient(TorchClient[Any]):
         self, asked: FedADMMInstruction, anchor: dict[str, Tensor], config: Scalars
     ) -> Steps[tuple[Scalars, Arrays]]:
         """Run u <- u - eta [grad f_i(u) + (rho/alpha_i) (u - anchor)]; return metrics, and v_i."""
-        term = ProximalTerm(asked.rho, anchor)
-        objective = LocalObjective([term], loss_weight=asked.loss_weight, moving=self.shared(asked))
-        metrics = yield Minimisation(objective, asked.lr, asked.local_epochs)
+        metrics = yield Minimisation(self.objective(asked, anchor), asked.lr, asked.local_epochs)
         return metrics, {}
+
+    def objective(self, asked: Any, anchor: dict[str, Tensor]) -> LocalObjective:
+        """Return alpha_i f_i(u) + (rho/2) ||u - anchor||^2."""
+        term = ProximalTerm(asked.rho, anchor)
+        return LocalObjective([term], loss_weight=asked.loss_weight, moving=self.shared(asked))
 
     def shared(self, asked: Any) -> list[str]:
         """Return the parameters that travel: u_i, and those that are averaged."""
@@ -74,8 +77,8 @@ class FedADMMClient(TorchClient[Any]):
             u = to_tensors(asked.start, self.device)
             dual = {name: torch.zeros_like(u[name]) for name in u}
         else:
-            own = self.memory.require(config)
-            u, dual = (to_tensors(under(f"{part}/", own), self.device) for part in ("u", "dual"))
+            held = self.memory.require(config)
+            u, dual = (to_tensors(under(f"{part}/", held), self.device) for part in ("u", "dual"))
         return u, dual if asked.duals == "client" else {}
 
     def personal_arrays(self) -> Arrays:

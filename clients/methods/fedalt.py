@@ -27,10 +27,10 @@ class FedAltClient(SplitClient[FedAltInstruction]):
         Metrics: those of the second, and under names that begin with ``personal-`` of the first.
         """
         self.load_split(asked.shared, asked.personal, config)
-        own, shared = self.trained_parts(asked.personal)
+        personal, shared = self.trained_parts(asked.personal)
         metrics: Scalars = {}
-        if own:
-            objective = LocalObjective(moving=own)
+        if personal:
+            objective = LocalObjective(moving=personal)
             first = yield Minimisation(objective, asked.personal_lr, asked.personal_epochs)
             metrics = dict(prefixed("personal-", first))
         if shared:

@@ -70,27 +70,17 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
                 "full-gradient steps",
                 "give FedAPM no tolerance",
             )
-            own = self.memory.recall(config)
-            before = asked.tolerance if own is None or XI not in own else own[XI]
-            xi = asked.tolerance_decay * float(before)
-            scale = weight**2  # (16) tests alpha_i times the gradient that the steps are taken with
-            descent = descend_until(
+            held = self.memory.recall(config) or {}
+            xi = asked.tolerance_decay * float(held.get(XI, asked.tolerance))
+            metrics = descend_until(
                 self.train_problem,
-                LocalObjective(
-                    [ProximalTerm(asked.rho, anchor)],
-                    loss_weight=weight,
-                    moving=self.shared(asked),
-                ),
-                tolerance=xi / scale,
+                self.objective(asked, anchor),
+                tolerance=xi,
                 lr=asked.lr,
                 max_steps=asked.max_steps,
+                loss_weight=weight,
             )
             kept[XI] = np.array(xi)
-            metrics = {
-                "loss": descent.loss,
-                "residual": descent.residual * scale,
-                "steps": descent.steps,
-            }
         # Not before: the u-step moves the running statistics of a personal batch norm.
         return metrics, kept | self.kept(asked)
 
@@ -125,5 +115,5 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
             If it has not been trained yet.
         """
         latest = self.memory.latest()
-        own = under(BUFFERS, latest) | under(V, latest) | under(U, latest)
-        return self.model_arrays.complete(own)
+        kept = under(BUFFERS, latest) | under(V, latest) | under(U, latest)
+        return self.model_arrays.complete(kept)

@@ -37,8 +37,7 @@ class FedCPClient(TwoHeadedClient[FedCPInstruction]):
 
         def loss(outputs: tuple[Tensor, Tensor, Tensor], targets: Tensor) -> Tensor:
             logits, features, received = outputs
-            own: Tensor = self.loss_fn(logits, targets)
-            return own + asked.lam * mean_discrepancy(features, received)
+            return self.loss_fn(logits, targets) + asked.lam * mean_discrepancy(features, received)
 
         moving = [name for name in self.trained_names() if not name.startswith("head.")]
         routed = _Routed(self.model, noise=asked.gumbel)

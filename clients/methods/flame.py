@@ -93,8 +93,8 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             theta = local_w = asked.start
             buffers: Arrays = {}
         else:
-            own = self.memory.require(config)
-            theta, local_w, buffers = (under(part, own) for part in (THETA, LOCAL_W, BUFFERS))
+            held = self.memory.require(config)
+            theta, local_w, buffers = (under(part, held) for part in (THETA, LOCAL_W, BUFFERS))
         return (theta, local_w, buffers) if asked.duals == "client" else (theta, {}, {})
 
     def _theta_step(self, asked: FLAMEInstruction, anchor: Arrays) -> Steps[Scalars]:
@@ -108,21 +108,15 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             "use FLAME(theta_step='fixed')",
         )
         if asked.theta_step == "accuracy":
-            # (17) tests alpha_i times the gradient that the steps are taken with.
-            scale = asked.alpha**2
-            descent = descend_until(
+            metrics = descend_until(
                 self.train_problem,
                 LocalObjective([term]),
-                tolerance=asked.tolerance / scale,
+                tolerance=asked.tolerance,
                 lr=asked.lr,
                 max_steps=asked.max_steps,
+                loss_weight=asked.alpha,
             )
-            return {
-                "loss": descent.loss,
-                "residual": descent.residual * scale,
-                "tolerance": asked.tolerance,
-                "steps": descent.steps,
-            }
+            return metrics | {"tolerance": asked.tolerance}
         if self.prox is None:
             raise ValueError(
                 "The server asks for theta_step='exact', but this client has no solver for it. "
@@ -162,7 +156,7 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         asked = FLAMEEvaluation.decode(parameters, config)
         personal = asked.personal
         if personal is None:  # theta_i never left the client
-            theta = asked.start or self._own(self.memory.require(config))
+            theta = asked.start or self._kept_model(self.memory.require(config))
             personal = asked.global_ | theta
         models = {"personal": personal, "global": asked.global_}
         with self.seeded(config):
@@ -194,10 +188,10 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         RuntimeError
             If it has not been trained yet.
         """
-        return self.model_arrays.complete(self._own(self.memory.latest()))
+        return self.model_arrays.complete(self._kept_model(self.memory.latest()))
 
     @staticmethod
-    def _own(held: Arrays) -> Arrays:
+    def _kept_model(held: Arrays) -> Arrays:
         return under(BUFFERS, held) | under(THETA, held)
 
 

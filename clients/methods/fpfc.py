@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_admm_strategies import FPFC
 from fl_admm_strategies.algorithms.fpfc.path import VALIDATION
-from fl_admm_strategies.algorithms.fpfc.search import (
+from fl_admm_strategies.algorithms.fpfc.stages import (
     GRADIENT_NORM,
     HELD_OUT_LOSS,
     NO_VOTE,
@@ -87,7 +87,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         ValueError
             If not.
         """
-        _, held_out = self._split(float(config["held-out"]), int(config["held-out-seed"]))
+        _, held_out = self._split(float(config["held_out"]), int(config["held_out_seed"]))
         if replace(self.train_problem, loader=held_out).num_examples() == 0:
             raise ValueError(
                 "The client's validation_loader is empty, expected samples to choose lambda by. "
@@ -197,7 +197,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         with self.seeded(config):
             loss, num_examples, metrics = self.evaluate_models(models)
             if asked.mean_dual is not None and self.knows_loss:
-                names = self._clustered(asked.clustered)
+                names = self._clustered(asked.clustered or [])
                 dual = _flat(to_tensors(asked.mean_dual, self.device))
                 gradient = self._gradient(asked.personal, names)
                 metrics["stationarity"] = float(torch.linalg.vector_norm(gradient + dual))

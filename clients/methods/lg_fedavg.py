@@ -27,18 +27,18 @@ class LGFedAvgClient(FedSimClient):
         """Return v_i, and u_i where the client is evaluated with its own."""
         if asked.score != BEFORE:
             return super().kept(asked)
-        own = {name: array for name, array in self.arrays().items() if name in asked.shared}
-        return super().kept(asked) | prefixed(U, own)
+        shared = {name: array for name, array in self.arrays().items() if name in asked.shared}
+        return super().kept(asked) | prefixed(U, shared)
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate (u, v_i), or (u_i, v_i) where the client keeps u_i."""
         asked = SplitEvaluation.decode(parameters, config)
         self.load_split(asked.global_, asked.personal, config)
-        own = under(U, self.memory.recall(config) or {})
+        shared = under(U, self.memory.recall(config) or {})
         with self.seeded(config):
-            return self.evaluate_models({"personal": self.arrays() | own})
+            return self.evaluate_models({"personal": self.arrays() | shared})
 
     def personal_arrays(self) -> Arrays:
         """Return v_i after the last training, with u_i where the client keeps it."""
-        own = under(U, self.memory.latest())
-        return super().personal_arrays() | {self.model_arrays.prefix + n: a for n, a in own.items()}
+        shared = under(U, self.memory.latest())
+        return super().personal_arrays() | prefixed(self.model_arrays.prefix, shared)

@@ -19,7 +19,7 @@ Block = Mapping[str, Tensor]
 
 def moved(w: Block, theta: Block, rate: float) -> dict[str, Tensor]:
     """Return w - rate (w - theta): a step along the gradient lambda (w - theta) of F_i at w."""
-    return {name: own - rate * (own - theta[name]) for name, own in w.items()}
+    return {name: tensor - rate * (tensor - theta[name]) for name, tensor in w.items()}
 
 
 class PFedMeClient(OwnModelClient[PFedMeInstruction]):

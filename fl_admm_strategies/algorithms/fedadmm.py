@@ -6,6 +6,7 @@ without personal parameters; see docs/methods/fedadmm.md. The client is `clients
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
@@ -24,11 +25,15 @@ from .shared.base import ConsensusSettings, ConsensusStrategy
 
 @dataclass
 class FedADMMState:
-    """w with all u_i and pi_i; phi, the averaged arrays; rows ``alpha``."""
+    """w with all u_i and pi_i; phi, the averaged arrays; rows ``alpha``.
+
+    `gap` is the mean ||u_i - w|| over the last round's participants, NaN where u_i is not known.
+    """
 
     consensus: ConsensusADMM
     averaged_arrays: Arrays
     clients: ClientTable
+    gap: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -122,14 +127,15 @@ class FedADMM(ConsensusStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the participants' u_i, (12), (13); w is the mean of all z_i (8)."""
         state, vector = self.state, self._block.vector
-        self._gaps = [state.consensus.update(c, vector(r.arrays)) for c, r in replies.items()]
+        gaps = [state.consensus.update(c, vector(r.arrays)) for c, r in replies.items()]
+        known = [gap for gap in gaps if gap is not None]
+        state.gap = float(np.mean(known)) if known else math.nan
         state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)
         state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
 
     def round_metrics(self) -> Metrics:
         """Return ``gap``, the mean ||u_i - w|| of the participants, where the server knows u_i."""
-        known = [gap for gap in self._gaps if gap is not None]
-        return {"gap": float(np.mean(known))} if known else {}
+        return {} if math.isnan(self.state.gap) else {"gap": self.state.gap}
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w, with the averaged arrays."""

@@ -34,10 +34,14 @@ _LEAST_CURVATURE = 1e-12  # where all users' factors are 0, and gamma is
 
 @dataclass
 class FedMGSState:
-    """V, shape (r, n), and rows ``gradient``, G_i of that shape, and ``curvature``, lambda_i."""
+    """V, shape (r, n), and rows ``gradient``, G_i of that shape, and ``curvature``, lambda_i.
+
+    `item_curvature` is c_V of the last round.
+    """
 
     items: NDArray[Any]
     clients: ClientTable
+    item_curvature: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -155,11 +159,11 @@ class FedMGS(CompletionStrategy):
         gradient = state.clients.column("gradient").mean(axis=0, dtype=np.float64)
         gradient += self._gamma * state.items
         moved = state.items - gradient / max(curvature, _LEAST_CURVATURE)
-        self._curvature, state.items = curvature, moved.astype(state.items.dtype)
+        state.item_curvature, state.items = curvature, moved.astype(state.items.dtype)
 
     def round_metrics(self) -> Metrics:
         """Return ``item-curvature``, c_V, whose inverse is the length of the step."""
-        return {"item-curvature": self._curvature}
+        return {"item-curvature": self.state.item_curvature}
 
 
 def _curvature(reply: Reply) -> float | None:

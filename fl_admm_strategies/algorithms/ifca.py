@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from logging import INFO
+from logging import INFO, WARNING
 from typing import ClassVar, Literal, Unpack
 
 import numpy as np
@@ -278,7 +278,7 @@ class IFCA(ClusteredStrategy):
                 taken.setdefault(cluster, {})[client] = reply
             else:
                 reason = f"it does not say which one of the {self.num_clusters} models it took"
-                self.run.intake.refuse(server_round, client, reason)
+                log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
         everybody = {
             c: reply for c, reply in replies.items() if self._taken(reply.metrics) is not None
         }

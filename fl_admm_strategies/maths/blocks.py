@@ -65,6 +65,26 @@ class Block:
         """
         return cls(spec_of(optimised(arrays, trained, apart)), list(arrays))
 
+    @classmethod
+    def named(
+        cls,
+        setting: str,
+        pattern: re.Pattern[str] | None,
+        arrays: Arrays,
+        trained: Collection[str],
+    ) -> Self:
+        """Return the block of the trained arrays with a pattern in their names; without one, all.
+
+        Raises
+        ------
+        ValueError
+            If it is found in none of them, or in all; `setting` is the parameter it was given for.
+        """
+        if pattern is None:
+            return cls.optimised(arrays, trained)
+        names = matching(setting, pattern, trained)
+        return cls(spec_of({name: arrays[name] for name in names}), list(arrays))
+
     def rest(self, arrays: Arrays) -> Arrays:
         """Return a model's arrays that are not in the block."""
         return {name: array for name, array in arrays.items() if name not in self.spec}

@@ -67,9 +67,13 @@ class ByClient(ABC):
     def remove(self, clients: Iterable[int], server_round: int) -> Any:
         """Let clients go that have left by this round."""
 
-    @abstractmethod
-    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts everything back as it is, after an update by these clients."""
+    def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
+        """Return what puts everything back as it is, after an update by these clients, any time.
+
+        This one copies all variables, and `load_state_arrays` must know again who was there.
+        """
+        saved = {name: array.copy() for name, array in self.state_arrays().items()}
+        return lambda: self.load_state_arrays(saved)
 
     @abstractmethod
     def is_finite(self, clients: Iterable[int]) -> bool:
@@ -182,7 +186,7 @@ class ClientTable(ByClient):
         self.ids = [client for client in self.ids if client not in gone]
         self._index = {client: place for place, client in enumerate(self.ids)}
 
-    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
+    def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
         """Return what puts back the rows of these clients, and who is in the table."""
         ids, index, columns = self.ids, self._index, self._columns
         known = [client for client in clients if client in index]

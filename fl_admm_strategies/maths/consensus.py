@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -106,15 +107,6 @@ class Consensus:
         self.first = self.w.copy()
         self.began_in = server_round
         logging.getLogger("flwr").info("All clients go on from the global model with duals of 0")
-
-    def remember(self) -> Callable[[], None]:
-        """Return what puts everything back as it is."""
-        w, total, first, began_in = self.w, self.total.copy(), self.first, self.began_in
-
-        def undo() -> None:
-            self.w, self.total, self.first, self.began_in = w, total.copy(), first, began_in
-
-        return undo
 
     def starting_point(self, last_accepted: int) -> NDArray[Any] | None:
         """Return what a client that keeps its variables starts from; None if it has started.
@@ -280,13 +272,13 @@ class ConsensusADMM(ByClient):
     def _scalar(self, value: float) -> Any:
         return self.w.dtype.type(value)  # keeps float32 arithmetic in float32
 
-    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
+    def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
         """Return what puts back w, the sum and the variables of these clients."""
-        mean, rows = self.mean.remember(), self.clients.remember(clients)
+        mean, put_rows_back = deepcopy(self.mean), self.clients.snapshot(clients)
 
         def undo() -> None:
-            mean()
-            rows()
+            self.mean = deepcopy(mean)
+            put_rows_back()
 
         return undo
 

@@ -240,7 +240,7 @@ class RatedConsensus(ByClient):
         self._clients = {c: row for c, row in self._clients.items() if c not in gone}
         self._rebuild()
 
-    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
+    def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
         """Return what puts everything back as it is."""
         v, total, now, pending = self.v, self.total.copy(), self._now, dict(self._pending)
         all_clients, joining, sent = dict(self._clients), dict(self._joining), dict(self._sent)

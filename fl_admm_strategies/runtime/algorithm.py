@@ -59,6 +59,9 @@ class Algorithm(ABC):
     in_rounds : bool
         Whether a round takes in the replies of all that it asked. Flower's legacy API, and loops of
         one's own, can do nothing else.
+    stays_finite : bool
+        Whether no checked upload can make the state infinite. Its updates are never undone then,
+        and nothing of the state is copied to be able to.
     seed : int
         The run's.
     wire_dtype : {"float16"}, optional
@@ -80,6 +83,7 @@ class Algorithm(ABC):
     kinds: ClassVar[Mapping[str, str]]
     remedy: ClassVar[str] = "a smaller lr"
     in_rounds: ClassVar[bool] = True
+    stays_finite: ClassVar[bool] = False
     seed: int
     wire_dtype: WireDtype = None
     state_on_disk: str | os.PathLike[str] | None = None
@@ -129,7 +133,10 @@ class Algorithm(ABC):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Change the state by the checked replies of a round, given in the order of client ids.
 
-        It is called once a round, only with at least one reply.
+        There is at least one reply. An update is a transaction over `state`: the runtime may undo
+        it and run it again from the same state, without uploads that made the state infinite. So it
+        changes nothing else. What depends on what a client was sent is in ``reply.asked``: the
+        settings, and what follows from the clients there are, may have changed since then.
         """
 
     @abstractmethod

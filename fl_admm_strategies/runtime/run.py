@@ -336,7 +336,7 @@ class Run:
         held = self.bound.hold(server_round, uploads, algorithm.upload_reference)
         for client, reason in held.refused.items():
             self.intake.refuse(server_round, client, reason)
-        accepted = self._absorb(server_round, held.replies) if held.replies else {}
+        accepted = self._update_state(server_round, held.replies) if held.replies else {}
         if not accepted:
             log(WARNING, "round %s: no usable reply, nothing changes", server_round)
             self._on_state_lost(server_round, lost)
@@ -356,27 +356,33 @@ class Run:
         self.record.trained(server_round, means)
         return means
 
-    def _absorb(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
+    def _update_state(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Let replies change the state; return those that did.
 
         Those that would make it infinite are refused by name, and it is as if they had not come.
         """
+        algorithm, joining = self.algorithm, set(self.membership.joining)
 
         def take(some: dict[int, Reply]) -> None:
-            self._admit(server_round, [c for c in some if c in self.membership.joining])
-            self.algorithm.update(server_round, some)
+            self._add_members(server_round, [client for client in some if client in joining])
+            algorithm.update(server_round, some)
 
-        kept = self.guard.absorb(self.algorithm.state, self.membership, replies, take)
+        if algorithm.stays_finite:
+            take(replies)
+            kept = replies
+        else:
+            kept = self.guard.update(algorithm.state, self.membership, replies, take)
+        if joined := [client for client in kept if client in joining]:
+            log(INFO, "round %s: clients %s belong to the run now", server_round, listing(joined))
         for client in replies.keys() - kept.keys():
             reason = f"with its numbers, up to {replies[client].largest:.2g}, the state is infinite"
             self.intake.refuse(server_round, client, reason)
         return kept
 
-    def _admit(self, server_round: int, clients: Sequence[int]) -> None:
+    def _add_members(self, server_round: int, clients: Sequence[int]) -> None:
         """Take clients into the run whose first reply was accepted."""
         if not clients:
             return
-        log(INFO, "round %s: clients %s belong to the run now", server_round, listing(clients))
         rows = self._new_rows({client: self.membership.joining[client] for client in clients})
         places = self.membership.admit(clients, server_round)
         for part in parts_by_client(self.algorithm.state):

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from fl_admm_strategies import LambdaPath
+from fl_admm_strategies.algorithms.fpfc.diagnostics import FPFCDiagnostics
 from fl_admm_strategies.algorithms.fpfc.search import FoundGroups
-from fl_admm_strategies.algorithms.fpfc.types import FPFCDiagnostics
 from fl_admm_strategies.runtime.callbacks import StopRule
 
 from ..problems import Problem
@@ -31,7 +31,7 @@ class FPFCReport(MethodReport):
         """End a run on a path of lambdas when the chosen one's models are at rest (section 4.3)."""
         if not isinstance(strategy.penalty, LambdaPath):
             return None
-        return lambda server_round, metrics: bool(strategy.state.path.is_settled)
+        return lambda server_round, metrics: bool(strategy.state.source.is_settled)
 
     def report(self, run: Finished) -> Report:
         """Report the clusters: how many, which, and whether lambda and nu can be trusted."""

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from fl_admm_strategies.algorithms.fpfc.search import (
+from fl_admm_strategies.algorithms.fpfc.stages import (
     CUTS,
     FOLDS,
     NO_FUSION,

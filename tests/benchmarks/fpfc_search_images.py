@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
-from fl_admm_strategies.algorithms.fpfc.search import (
+from fl_admm_strategies.algorithms.fpfc.stages import (
     CUTS,
     PROBE_FACTOR,
     REFIT_ROUNDS,

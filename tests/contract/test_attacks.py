@@ -35,6 +35,8 @@ from fl_admm_strategies import (
     StatefulStrategy,
 )
 from fl_admm_strategies.algorithms import fedadmm
+from fl_admm_strategies.maths.checks import largest_allowed
+from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.cases import CASES, NUM_CLIENTS, Case, each_case, grid_of
 from tests.support.federation import (
     KeyedGrid,
@@ -169,6 +171,28 @@ def test_a_joining_client_whose_upload_overflows_does_not_belong_to_the_run(
     )
     assert members == {1: [0, 1, 2], 2: [0, 1, 2], 3: [0, 1, 2, 3]}
     assert any("client 3 refused: with its numbers" in line for line in warnings_in(caplog.records))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.strategy().stays_finite], ids=lambda case: case.name
+)
+def test_a_method_that_says_so_stays_finite(case: Case) -> None:
+    """Whatever the checks let pass, in every stage of FPFC's search and of a path of lambdas."""
+    most = 0.999 * largest_allowed(np.dtype(np.float32))
+    strategy = case.strategy(seed=1, fraction_evaluate=0, consensus_rounds=1)
+
+    def spoil(server_round: int) -> Spoil:
+        changing = most if server_round % 2 else -most
+        return lambda replies: upload(changing, client=1)(upload(most)(replies))
+
+    def check(server_round: int, _: Mapping[str, float]) -> None:
+        for name, array in arrays_of(strategy.state).items():
+            if name not in ("source/value", "source/values", "source/result"):  # may be none
+                assert np.isfinite(array).all(), name
+
+    grid = grid_of(case, spoil={server_round: spoil(server_round) for server_round in range(1, 13)})
+    strategy.start(grid, case.initial_arrays(), 12, on_round=check)
+    assert {1, VICTIM} <= strategy.train_metrics[1].keys()
 
 
 # --- What left must be gone -----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from clients import client_app
 from fl_admm_strategies import StatefulStrategy
-from fl_admm_strategies.algorithms.fpfc.search import GroupSearch
+from fl_admm_strategies.algorithms.fpfc.source import PenaltySource
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.saving.state import arrays_of, parts_by_client
 from tests.support.cases import Case, at_any_pace, each_case
@@ -77,7 +77,7 @@ def assert_consistent(
     """Check that rows belong to their clients and that sums are over those that belong."""
     clients, view = strategy.client_ids, case.view
     for part in parts_by_client(strategy.state):
-        if not isinstance(part, GroupSearch):  # which knows only who has a place in it
+        if not isinstance(part, PenaltySource):  # which knows only who has a place in it
             assert getattr(part, "clients", part).ids == clients
     if view.rows is not None:
         assert len(view.rows(strategy)) == len(clients)

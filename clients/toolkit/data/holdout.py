@@ -91,12 +91,13 @@ def folds(
 
 def _sizes(loader: Any, split_batch: SplitBatch) -> list[int]:
     """Return the number of samples, of a sequence in each batch."""
-    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader, Minibatches | DataLoader) and not isinstance(
+        loader.dataset, IterableDataset
+    ):
         return [len(loader.dataset)]  # type: ignore[arg-type]
-    if isinstance(loader, Minibatches):
-        return [len(loader.dataset)]
     if isinstance(loader, Sequence):
-        return [_size(batch, split_batch) for batch in loader]
+        parts = (split_batch(batch) for batch in loader)
+        return [size_of(inputs if targets is None else targets) for inputs, targets in parts]
     raise ValueError(
         f"train_loader is {type(loader).__name__}, of which no samples can be held out. Give the "
         "client a validation_loader, or the strategy a penalty instead of 'auto'."
@@ -145,21 +146,14 @@ class _Filtered:
 
 def _without(loader: Any, chosen: _Rows) -> Loader:
     """Return a loader like this one without the chosen samples."""
-    batches = loader.sampler if loader.batch_size is None else loader.batch_sampler
-    if loader.batch_sampler is not None:
-        batches = loader.batch_sampler
+    batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if type(batches) is BatchSampler:  # batches keep their size
         inner: Any = _Filtered(batches.sampler, chosen)
         filtered: Any = BatchSampler(inner, batches.batch_size, batches.drop_last)
     else:
         filtered = _Filtered(batches, chosen)
-    common: dict[str, Any] = {
-        "collate_fn": loader.collate_fn,
-        "num_workers": loader.num_workers,
-        "pin_memory": loader.pin_memory,
-        "worker_init_fn": loader.worker_init_fn,
-        "generator": loader.generator,
-    }
+    kept = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "generator")
+    common: dict[str, Any] = {name: getattr(loader, name) for name in kept}
     if loader.batch_sampler is not None:
         return DataLoader(loader.dataset, batch_sampler=filtered, **common)
     return DataLoader(loader.dataset, sampler=filtered, batch_size=None, **common)
@@ -186,25 +180,20 @@ def _first(sampler: Any) -> Iterator[Any]:
             return
 
 
-def _size(batch: Any, split_batch: SplitBatch) -> int:
-    inputs, targets = split_batch(batch)
-    return size_of(inputs if targets is None else targets)
-
-
 def _rows(batches: Sequence[Any], sizes: list[int], wanted: _Rows) -> list[Any]:
     """Return batches with the wanted samples only, which count through all batches."""
     found, start = [], 0
     for batch, size in zip(batches, sizes, strict=True):
-        own = torch.from_numpy(wanted[start : start + size])
-        if own.any():
-            found.append(_taken(batch, own))
+        rows = torch.from_numpy(wanted[start : start + size])
+        if rows.any():
+            found.append(_taken(batch, rows))
         start += size
     return found
 
 
 def _taken(values: Any, rows: Tensor) -> Any:
-    def own(tensor: Tensor) -> Tensor:
+    def of_rows(tensor: Tensor) -> Tensor:
         with_rows = tensor.ndim and len(tensor) == len(rows)
         return tensor[rows.to(tensor.device)] if with_rows else tensor
 
-    return map_tensors(own, values)
+    return map_tensors(of_rows, values)

@@ -65,8 +65,8 @@ class ModelArrays:
 
     def parameters(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
         """Return some of the model's parameters."""
-        own = parameters_of(self.model)
-        return {name: own[name] for name in names}
+        parameters = parameters_of(self.model)
+        return {name: parameters[name] for name in names}
 
     def gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the ``.grad`` of parameters; zeros where the loss does not reach one."""

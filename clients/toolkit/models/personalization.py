@@ -187,8 +187,8 @@ def last_parameters(model: nn.Module, n: int) -> list[str]:
         )
     modules = [module for layer in layers[len(layers) - n :] for module in layer.values()]
     wanted = {id(p) for module in modules for p in module.parameters(recurse=False)}
-    own = parameters_of(model).items()
-    return [name for name, p in own if id(p) in wanted and p.requires_grad]
+    named = parameters_of(model).items()
+    return [name for name, p in named if id(p) in wanted and p.requires_grad]
 
 
 def _layers_of(model: nn.Module) -> list[dict[str, nn.Module]]:

@@ -137,7 +137,7 @@ def personalise(
 def _problem(
     model: nn.Module, loader: Loader, loss_fn: LossFn | None, split_batch: SplitBatch | None
 ) -> LocalProblem:
-    own = copy.deepcopy(model)
-    device = next((p.device for p in own.parameters()), torch.device("cpu"))
+    twin = copy.deepcopy(model)
+    device = next((p.device for p in twin.parameters()), torch.device("cpu"))
     split = split_batch or batches.split_for(loss_fn)
-    return LocalProblem(own, loader, loss_fn, split, device)
+    return LocalProblem(twin, loader, loss_fn, split, device)

@@ -97,7 +97,7 @@ def client_app(
         node = int(partition)
         return list(range(node * total // nodes, (node + 1) * total // nodes)), total
 
-    def handle(message: Message, context: Context, run: Run, *, trains: bool) -> Message:
+    def handle(message: Message, context: Context, run: Run) -> Message:
         assert client_fn is not None
         if num_clients is None:
             instruction = _only_instruction(message)
@@ -113,17 +113,17 @@ def client_app(
                 f"{listing(clients)} of {total} clients. Server and nodes must be told the same "
                 "number of clients and nodes."
             )
-        own = {clients[0] if label is None else label: one for label, one in asked.items()}
+        labels = {clients[0] if label is None else label: label for label in asked}
         choice: Cohort = False
-        if trains:
+        if run is _fit:
             choice = cohort(context) if callable(cohort) else cohort
             check_choice("cohort", choice, ("auto", True, False))
         if choice is True or (choice == "auto" and total >= LEAST_COHORT):
             run_all, at_once = partial(_together, choice), TOGETHER
         else:
             run_all, at_once = partial(_one_by_one, run), 1
-        replies = run_hosted(client_fn, own, context, total, run_all, at_once)
-        labels = dict(zip(own, asked, strict=True))
+        instructions = {client: asked[label] for client, label in labels.items()}
+        replies = run_hosted(client_fn, instructions, context, total, run_all, at_once)
         with collector_paused():
             content = pack_replies({labels[client]: one for client, one in replies.items()})
         return Message(content, reply_to=message)
@@ -141,11 +141,11 @@ def client_app(
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
-            return handle(message, context, _fit, trains=True)
+            return handle(message, context, _fit)
 
         @app.evaluate()
         def evaluate(message: Message, context: Context) -> Message:
-            return handle(message, context, _evaluate, trains=False)
+            return handle(message, context, _evaluate)
 
     return app
 
@@ -182,9 +182,9 @@ def answer(client: Any, message: Message) -> Message:
     if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
         raise ValueError(f"The message is of type {kind!r}, expected 'train' or 'evaluate'.")
     run = _fit if kind == MessageType.TRAIN else _evaluate
-    own = _numpy_client(client, "answer() was given")
+    client = _numpy_client(client, "answer() was given")
     with plain_errors():
-        return _reply(run(own, _only_instruction(message)), message)
+        return _reply(run(client, _only_instruction(message)), message)
 
 
 def run_hosted(
@@ -223,14 +223,14 @@ def run_hosted(
         jobs: Jobs = {}
         contexts: dict[int, Context] = {}
         for client_id, instruction in waiting[start : start + at_once]:
-            own = _own_context(context, client_id, total, states.get(client_id, {}))
+            hosted = _hosted_context(context, client_id, total, states.get(client_id, {}))
             try:
-                jobs[client_id] = _numpy_client(client_fn(own)), instruction
+                jobs[client_id] = _numpy_client(client_fn(hosted)), instruction
             except Interrupted:
                 raise
             except BaseException as error:
                 replies[client_id] = RawReply(error=describe(error))
-            contexts[client_id] = own
+            contexts[client_id] = hosted
         replies |= run_all(jobs)
         for client_id in jobs:
             if replies[client_id].error is None:
@@ -264,7 +264,7 @@ def _together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
     for driver, ids in drivers.items():
         if driver is not None:
             asked = [jobs[client_id] for client_id in ids]
-            work = [(client, _own(one), one.full_config()) for client, one in asked]
+            work = [(client, _copied(one), one.full_config()) for client, one in asked]
             found |= zip(ids, driver(work, choice), strict=True)
     replies: dict[int, RawReply] = {}
     for client_id, job in jobs.items():
@@ -309,7 +309,8 @@ def identity(context: Context) -> dict[str, Any]:
 def _fit(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
     if instruction.config.get(wire.COLLECT):
         return _personal(client)
-    return _uploaded(client.fit(_own(instruction), instruction.full_config()), client, instruction)
+    result = client.fit(_copied(instruction), instruction.full_config())
+    return _uploaded(result, client, instruction)
 
 
 def _uploaded(result: Any, client: NumPyClient, instruction: ClientInstruction) -> RawReply:
@@ -325,8 +326,8 @@ def _uploaded(result: Any, client: NumPyClient, instruction: ClientInstruction) 
     return RawReply(named, _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
 
 
-def _own(instruction: ClientInstruction) -> list[NDArray[Any]]:
-    """Return the arrays of an instruction, copied: what a client gets is its own to change."""
+def _copied(instruction: ClientInstruction) -> list[NDArray[Any]]:
+    """Return the arrays of an instruction, copied: a client may change what it gets."""
     return [array.copy() for array in instruction.flat()]
 
 
@@ -354,7 +355,7 @@ def _personal(client: NumPyClient) -> RawReply:
 
 
 def _evaluate(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
-    loss, num_examples, metrics = client.evaluate(_own(instruction), instruction.full_config())
+    loss, num_examples, metrics = client.evaluate(_copied(instruction), instruction.full_config())
     return RawReply(None, {"loss": loss} | _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
 
 
@@ -384,8 +385,10 @@ def _split_state(state: RecordDict) -> dict[int, dict[str, Any]]:
     return parts
 
 
-def _own_context(context: Context, client_id: int, total: int, state: Mapping[str, Any]) -> Context:
-    """Return a hosted client's own context: its partition id and its part of the node's state."""
+def _hosted_context(
+    context: Context, client_id: int, total: int, state: Mapping[str, Any]
+) -> Context:
+    """Return a hosted client's context: its partition id and its part of the node's state."""
     return Context(
         run_id=context.run_id,
         node_id=context.node_id,

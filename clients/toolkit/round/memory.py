@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import Context
 from flwr.common import log
@@ -26,24 +26,6 @@ from fl_admm_strategies.runtime.saving.files import (
     read_arrays,
     write_arrays,
 )
-
-
-class Store(Protocol):
-    """Where a client's arrays are, by the round that they came out of."""
-
-    outlives_the_run: bool
-
-    def rounds(self) -> list[int]:
-        """Return the rounds that it holds arrays of, sorted."""
-
-    def read(self, server_round: int, run: str | None) -> Arrays | None:
-        """Return the arrays of a round, None where it has none; `run` None: of whatever run."""
-
-    def write(self, server_round: int, arrays: Mapping[str, NDArray[Any]], run: str) -> None:
-        """Store the arrays of a round."""
-
-    def remove(self, server_round: int) -> None:
-        """Remove the arrays of a round."""
 
 
 class ContextStore:
@@ -157,7 +139,7 @@ class Memory:
     def __init__(self, context: Context, folder: str | os.PathLike[str] | None = None) -> None:
         partition = context.node_config.get("partition-id")
         self._client = context.node_id if partition is None else int(partition)
-        self._store: Store = (
+        self._store: ContextStore | FolderStore = (
             ContextStore(context) if folder is None else FolderStore(folder, self._client)
         )
 

@@ -89,7 +89,7 @@ class SplitClient(TorchClient[Asked]):
         RuntimeError
             If it has not been trained yet.
         """
-        return {self.model_arrays.prefix + n: a for n, a in under(V, self.memory.latest()).items()}
+        return prefixed(self.model_arrays.prefix, under(V, self.memory.latest()))
 
 
 def is_personal(name: str, pattern: str | None) -> bool:

@@ -201,8 +201,8 @@ class TorchClient(MethodClient[Asked]):
 
     def untrained(self, names: list[str]) -> Arrays:
         """Return frozen arrays and second names, for a strategy that did not ask about them."""
-        own = self.model_arrays
-        return own.read([name for name in names if name in own.tied or name in own.frozen])
+        known = {*self.model_arrays.tied, *self.model_arrays.frozen}
+        return self.model_arrays.read([name for name in names if name in known])
 
     @cached_property
     def model_arrays(self) -> ModelArrays:
@@ -211,8 +211,8 @@ class TorchClient(MethodClient[Asked]):
 
     def travelling(self, state: Arrays) -> Arrays:
         """Return what travels of a ``state_dict``, by name."""
-        own = self.model_arrays
-        return {name: state[own.prefix + name] for name in own.names if own.prefix + name in state}
+        names, prefix = self.model_arrays.names, self.model_arrays.prefix
+        return {name: state[prefix + name] for name in names if prefix + name in state}
 
     def arrays(self) -> Arrays:
         """Return what of the model travels, by name; see `ModelArrays`."""

@@ -39,7 +39,7 @@ _LAYERS: tuple[type[nn.Module], ...] = (
 # ----------------------------------------------------------------------------------------------
 
 
-class _OwnValueError(Exception):
+class _CannotCompareError(Exception):
     """Something that cannot be compared between clients."""
 
 
@@ -51,22 +51,23 @@ def _value(value: Any) -> Hashable:
         return value  # of a module: not a lambda, nor one with variables of its own
     if isinstance(value, tuple | list):
         return tuple(map(_value, value))
-    raise _OwnValueError
+    raise _CannotCompareError
 
 
 def _module(module: nn.Module) -> Hashable:
     """Return what a module is compared by: its class and attributes, and those of its parts."""
-    if not (type(module) in _LAYERS or _own_class(module)) or list(module.buffers(recurse=False)):
-        raise _OwnValueError
+    known = type(module) in _LAYERS or _of_unknown_class(module)
+    if not known or next(module.buffers(recurse=False), None) is not None:
+        raise _CannotCompareError
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(vars(module)[name] for name in hooks):
-        raise _OwnValueError
+        raise _CannotCompareError
     public = {n: v for n, v in vars(module).items() if not n.startswith("_") and n != "training"}
-    own = tuple((name, _value(value)) for name, value in sorted(public.items()))
-    return type(module), own, tuple((n, _module(part)) for n, part in module.named_children())
+    settings = tuple((name, _value(value)) for name, value in sorted(public.items()))
+    return type(module), settings, tuple((n, _module(part)) for n, part in module.named_children())
 
 
-def _own_class(module: nn.Module) -> bool:
+def _of_unknown_class(module: nn.Module) -> bool:
     """Return whether a module's class is somebody's own, of which nothing is known."""
     return not type(module).__module__.startswith("torch.")
 
@@ -79,7 +80,7 @@ def _stacks(model: nn.Module, looks: Hashable, inputs: Tensor) -> bool:
 
     Of PyTorch's own layers that is known. A class of somebody's own is tried out, once a process.
     """
-    if not any(_own_class(module) for module in model.modules()):
+    if not any(_of_unknown_class(module) for module in model.modules()):
         return True
     key = looks, tuple(inputs.shape[1:]), inputs.dtype
     if key not in _TRIED:
@@ -107,9 +108,9 @@ def _tried(model: nn.Module, inputs: Tensor) -> bool:
 def _parameters(model: nn.Module) -> Hashable:
     named = list(model.named_parameters(remove_duplicate=False))
     if len(named) != len(parameters_of(model)) or len({p.dtype for _, p in named}) != 1:
-        raise _OwnValueError  # tied, or mixed
+        raise _CannotCompareError  # tied, or mixed
     if not all(p.dtype in (torch.float32, torch.float64) for _, p in named):
-        raise _OwnValueError
+        raise _CannotCompareError
     return tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in named)
 
 
@@ -117,14 +118,14 @@ def _loss(loss_fn: Any) -> Hashable:
     if not isinstance(loss_fn, nn.Module):
         return id(loss_fn)
     if next(loss_fn.buffers(), None) is not None or next(loss_fn.parameters(), None) is not None:
-        raise _OwnValueError
+        raise _CannotCompareError
     public = {n: v for n, v in vars(loss_fn).items() if not n.startswith("_")}
     return type(loss_fn), tuple((n, _value(v)) for n, v in sorted(public.items()))
 
 
 def _term(term: Any) -> Hashable:
-    own = (term.projection.shape, term.power) if isinstance(term, ProjectedTerm) else None
-    return type(term), tuple(term.names), own
+    kind = (term.projection.shape, term.power) if isinstance(term, ProjectedTerm) else None
+    return type(term), tuple(term.names), kind
 
 
 def _samples(batches: Sequence[Batch]) -> Hashable:
@@ -133,11 +134,11 @@ def _samples(batches: Sequence[Batch]) -> Hashable:
     for batch in batches:
         for values in (batch.inputs, batch.targets):
             if not isinstance(values, Tensor) or values.ndim == 0 or len(values) != batch.size:
-                raise _OwnValueError
+                raise _CannotCompareError
         x, y = batch.inputs, batch.targets
         kinds.add((tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype))
     if len(kinds) != 1 or not all(batch.size for batch in batches):
-        raise _OwnValueError
+        raise _CannotCompareError
     return kinds.pop()
 
 

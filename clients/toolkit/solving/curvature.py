@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_admm_strategies.maths.checks import check_choice, check_not_negative
+
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
@@ -321,10 +323,8 @@ class Logistic(DataLoss):
                 f"The labels of a logistic loss hold {', '.join(f'{v:g}' for v in strange[:5])}, "
                 "expected 0 and 1 only. Labels -1 and 1 become 0 and 1 by (b + 1) / 2."
             )
-        if not (np.isfinite(mu) and mu >= 0):
-            raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
-        if reg_scaling not in ("per_sample", "full"):
-            raise ValueError(f"reg_scaling is {reg_scaling!r}, expected 'per_sample' or 'full'.")
+        check_not_negative("mu", mu)
+        check_choice("reg_scaling", reg_scaling, ("per_sample", "full"))
         self.mu = float(mu)
         self.reg_scaling = reg_scaling
 

@@ -173,10 +173,7 @@ class LocalObjective:
         ValueError
             If it lacks parameters of the objective.
         """
-        moving = self._parameters(model)
-        with torch.no_grad():
-            for term in self.pulls:
-                term.add_gradient(moving)
+        self.complete_gradient(self._parameters(model))
 
     def penalty(self, model: nn.Module) -> Tensor:
         """Return sum_k (c_k / 2 alpha) ||u - a_k||^2, to be added to the loss.
@@ -215,9 +212,9 @@ class LocalObjective:
     @contextmanager
     def others_fixed(self, model: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
         """Freeze all parameters of the model that are not in u; yield those that move."""
-        own = {name: p for name, p in parameters_of(model).items() if p.requires_grad}
-        moving = {n: p for n, p in own.items() if self._moving is None or n in self._moving}
-        fixed = [p for name, p in own.items() if name not in moving]
+        named = parameters_of(model)
+        moving = self._moving_of(named)
+        fixed = [p for name, p in named.items() if p.requires_grad and name not in moving]
         try:
             for parameter in fixed:
                 parameter.requires_grad_(False)
@@ -237,8 +234,8 @@ class LocalObjective:
                 f"that it was given ({type(model).__name__}) does not have. Give it the client's "
                 "model, the one that is trained."
             )
-        return {
-            name: p
-            for name, p in named.items()
-            if p.requires_grad and (self._moving is None or name in self._moving)
-        }
+        return self._moving_of(named)
+
+    def _moving_of(self, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        return {n: p for n, p in trained.items() if self._moving is None or n in self._moving}

@@ -160,25 +160,6 @@ class PlainSGD:
             parameter.grad = None
 
 
-@dataclass(frozen=True)
-class Descent:
-    """What `descend_until` reached.
-
-    Attributes
-    ----------
-    loss : float
-        f at the result.
-    residual : float
-        Squared norm of the gradient of the whole objective there.
-    steps : int
-        Steps taken.
-    """
-
-    loss: float
-    residual: float
-    steps: int
-
-
 def gradient_descent(
     problem: LocalProblem,
     objective: LocalObjective,
@@ -266,10 +247,12 @@ def descend_until(
     tolerance: float,
     lr: float,
     max_steps: int,
-) -> Descent:
-    """Take full-gradient steps until ||grad f(u) + sum_k (c_k/alpha) (u - a_k)||^2 <= tolerance.
+    loss_weight: float = 1.0,
+) -> dict[str, Any]:
+    """Take full-gradient steps until ||alpha grad f(u) + sum_k c_k (u - a_k)||^2 <= tolerance.
 
-    The accuracy test of the inexact ADMM methods (FedAPM (16), FLAME (17)).
+    The accuracy test of the inexact ADMM methods (FedAPM (16), FLAME (17)). The steps are taken
+    with the gradient over alpha.
 
     Parameters
     ----------
@@ -279,7 +262,15 @@ def descend_until(
         For the SQUARED norm.
     max_steps : int
         After so many steps the result is returned as it is; its residual says how far it came.
+    loss_weight : float (default: 1.0)
+        alpha.
+
+    Returns
+    -------
+    dict
+        ``loss``, f at the result; ``residual``, the left side there; ``steps`` taken.
     """
+    scale = loss_weight**2
     problem.model.train()
     with objective.others_fixed(problem.model) as parameters:
         optimizer = PlainSGD(list(parameters.values()), lr=lr)
@@ -288,8 +279,8 @@ def descend_until(
             objective.complete_gradient(parameters)
             gradients = [p.grad for p in parameters.values() if p.grad is not None]
             residual = sum(float((gradient.double() ** 2).sum()) for gradient in gradients)
-            if residual <= tolerance or steps == max_steps:
+            if residual <= tolerance / scale or steps == max_steps:
                 break
             optimizer.step()
         optimizer.zero_grad()
-    return Descent(loss, residual, steps)
+    return {"loss": loss, "residual": residual * scale, "steps": steps}

@@ -218,13 +218,13 @@ class _Stack:
         self.step = step
         self.forward = stacked_forward(members[0].problem.model)
         self.loss = by_sample(members[0].problem.loss_fn)
-        own = [parameters_of(member.problem.model) for member in members]
+        models = [parameters_of(member.problem.model) for member in members]
         with members[0].objective.others_fixed(members[0].problem.model) as moving:
             self.moving = list(moving)
         self.spare = spare
         self.parameters = {
-            name: self._stacked([parameters[name].detach() for parameters in own])
-            for name in own[0]
+            name: self._stacked([parameters[name].detach() for parameters in models])
+            for name in models[0]
         }
         self.momentum = (
             {name: torch.zeros_like(self.parameters[name]) for name in self.moving}
@@ -321,9 +321,9 @@ class _Stack:
         """Give the members' models their parameters."""
         with torch.no_grad():
             for slot, member in enumerate(self.members):
-                own = parameters_of(member.problem.model)
+                parameters = parameters_of(member.problem.model)
                 for name in self.moving:
-                    own[name].copy_(self.parameters[name][slot])
+                    parameters[name].copy_(self.parameters[name][slot])
 
 
 # ----------------------------------------------------------------------------------------------

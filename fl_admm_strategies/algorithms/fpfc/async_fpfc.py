@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Unpack
 
+from ...maths.blocks import Arrays
 from ...maths.checks import check_count, check_not_negative
 from ...maths.penalties import Penalty
 from ...maths.schedules import EpochSchedule, RateSchedule
@@ -18,7 +19,7 @@ from ...runtime.messages.records import Metrics
 from ...runtime.sampled import SampledSettings
 from .fpfc import FPFC
 from .path import LambdaPath
-from .search import FUSION
+from .source import Task
 
 
 class FPFCSettings(SampledSettings, total=False):
@@ -140,7 +141,8 @@ class AsyncFPFC(FPFC):
         return {"staleness": underway.staleness, "clock": underway.clock}
 
     def _is_searching(self) -> bool:
-        return self._search is not None and self._search.stage != FUSION
+        return self.state.source.is_searching
 
-    def _holds_omega(self, client: int) -> bool:
-        return False
+    def _start(self, task: Task, client: int) -> Arrays | None:
+        """Return omega_i always: nobody's is certain while it trains."""
+        return None if task.start is None else self._block.arrays(task.start)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, Block, Spec, compile_pattern, matching, spec_of
+from ...maths.blocks import Arrays, Block, Spec, compile_pattern, spec_of
 from ...maths.checks import check_positive
 from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.pairs import algebra
@@ -30,7 +30,7 @@ from ...runtime.messages.records import Reply
 from ...runtime.models import Models
 from ...runtime.sampled import SampledSettings, SampledStrategy
 from ..shared.base import OwnBuffers
-from .types import KINDS, FPFCEvaluation, FPFCInstruction
+from .types import KINDS, FPFCInstruction
 
 
 @dataclass
@@ -130,11 +130,7 @@ class FPFCNewcomers(SampledStrategy):
                     f"The new clients' '{name}' is {dtype} of shape {shape}, that of the clients "
                     f"before is {was}. Give new clients the model of the run that they join."
                 )
-        if self._pattern is None:
-            self._block = Block.optimised(arrays, self.trained)
-        else:
-            names = matching("clustered", self._pattern, self.trained)
-            self._block = Block(spec_of({name: arrays[name] for name in names}), list(arrays))
+        self._block = Block.named("clustered", self._pattern, arrays, self.trained)
         self._buffers = OwnBuffers(arrays, self.trained)
         self._shared = {name: before[0][name] for name in self._block.rest(arrays)}
         omega = np.stack([self._block.vector(model) for model in before])
@@ -155,7 +151,7 @@ class FPFCNewcomers(SampledStrategy):
             anchor = row.omega if is_new else self._zeta(row)
             holds_it = self.membership.has_current_state(client)
             instructions[client] = FPFCInstruction(
-                anchor=self._own(anchor, client),
+                anchor=self._personal(anchor, client),
                 start=None if holds_it else self._block.arrays(row.omega),
                 lr=rate_in(server_round, self.lr),
                 local_epochs=epochs_in(server_round, client, self.local_epochs),
@@ -212,32 +208,17 @@ class FPFCNewcomers(SampledStrategy):
         members = list(self.existing.personal)
         return self.existing.cluster_of[members[nearest]] if norms[nearest] <= self.nu else None
 
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FPFCEvaluation]:
-        """Send each new client its own, its group's and the run's global model."""
-        return {
-            client: FPFCEvaluation(
-                personal=self.model("personal", client),
-                cluster=self.model("cluster", client),
-                global_=self.model("global", client),
-                mean_dual=None,
-                clustered=self._block.names,
-            )
-            for client in client_ids
-        }
-
     def model(self, kind: str, client_id: int) -> Arrays:
         """Return omega_i, the model of its group (its own where it has none), or the run's mean."""
-        own = self._own(self.state.clients[client_id].omega, client_id)
+        personal = self._personal(self.state.clients[client_id].omega, client_id)
         if kind == "personal":
-            return own
+            return personal
         group = self._group(client_id) if kind == "cluster" else None
         found = self.existing.global_ if kind == "global" else None
         if group is not None:
             found = self.existing.clusters[group]
-        return own if found is None else {name: found[name] for name in own}
+        return personal if found is None else {name: found[name] for name in personal}
 
-    def _own(self, vector: NDArray[Any], client: int) -> Arrays:
+    def _personal(self, vector: NDArray[Any], client: int) -> Arrays:
         model = self._block.model(vector, self._shared)
         return self._buffers.into(model, self.state.clients[client])

@@ -13,19 +13,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from flwr.common import log
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, prefixed, under
+from ...maths.blocks import Arrays, Block, prefixed, under
 from ...maths.checks import check_choice, check_count, check_not_negative
-from ...maths.clienttable import ClientTable, Row
+from ...maths.clienttable import ClientTable
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty
-from ...runtime.messages.records import Reply
-from .search import scad
+from ...runtime.messages.records import ClientInstruction
+from ..shared.base import OwnBuffers
+from .source import (
+    FPFCState,
+    HoldOut,
+    PenaltySource,
+    Replies,
+    RoundStart,
+    Task,
+    fusion_tasks,
+    scad,
+)
 
 VALIDATION, LABELS = "validation", "path_labels"
 """Columns of the clients' table: the metric as last reported, and the cluster at every lambda."""
@@ -151,23 +161,20 @@ class PathTaken:
     num_groups: NDArray[np.int64]
 
 
-class PathState(Protocol):
-    """What a path changes of a run's state: that of `FPFC`."""
-
-    pairs: PairwiseStore
-    averaged_arrays: Arrays
-    clients: ClientTable
-
-
-class PathProgress:
-    """How far a run has come on its path.
+class PathProgress(PenaltySource):
+    """The source of the penalty of a run on a path: how far it has come.
 
     Parameters
     ----------
     path : LambdaPath
-    omega, shared : ndarray of shape (d,), Arrays
-        omega^0 and phi^0, where every lambda begins that is not begun warm.
-    rho : float
+    nu : float or None
+        As in `FPFC`.
+    hold_out : HoldOut
+    block : Block
+        omega_i.
+    buffers : OwnBuffers
+    arrays : Arrays
+        The initial model, where every lambda begins that is not begun warm.
 
     Attributes
     ----------
@@ -177,30 +184,34 @@ class PathProgress:
         The place of the lambda that was chosen; -1 before.
     reset_round : int
         The round after which all models were last replaced: clients hold others.
-    offset : int
-        The rounds before the one that schedules count from.
     """
 
-    self_checked: ClassVar[bool] = True
-
-    def __init__(self, path: LambdaPath, omega: NDArray[Any], shared: Arrays, rho: float) -> None:
-        self.path, self._rho = path, rho
-        self.stage = self._rounds = self._calm = self.reset_round = self.offset = 0
+    def __init__(
+        self,
+        path: LambdaPath,
+        nu: float | None,
+        hold_out: HoldOut,
+        block: Block,
+        buffers: OwnBuffers,
+        arrays: Arrays,
+    ) -> None:
+        super().__init__(path, nu)
+        self.columns = {VALIDATION: 0.0, LABELS: np.full(len(path.lams), -1)}
+        self.path, self._hold_out, self._buffers = path, hold_out, buffers
+        self.stage = self._rounds = self._calm = self.reset_round = 0
         self.chosen = self._best = -1
         self._value = np.nan
         self._values = np.full(len(path.lams), np.nan)
         self._ends = np.zeros(len(path.lams), dtype=np.int64)
-        self._first = {} if path.warm else {"omega": omega, **prefixed("shared/", shared)}
+        self._first: Arrays = {}
+        if not path.warm:
+            shared = prefixed("shared/", block.rest(arrays))
+            self._first = {"omega": block.vector(arrays), **shared}
         self._kept: dict[str, NDArray[Any]] = {}  # the state at the end of the best stage so far
 
-    @staticmethod
-    def columns(path: LambdaPath) -> dict[str, ArrayLike]:
-        """Return what a path keeps for every client."""
-        return {VALIDATION: 0.0, LABELS: np.full(len(path.lams), -1)}
-
     @property
-    def penalty(self) -> Penalty:
-        """That of the next update."""
+    def found_penalty(self) -> Penalty:
+        """That of the present lambda."""
         return self.path.penalty(self.stage)
 
     @property
@@ -212,37 +223,55 @@ class PathProgress:
     def _is_calm(self) -> bool:
         return self._rounds >= self.path.min_rounds and self._calm >= self.path.calm_rounds
 
-    def after_round(
-        self,
-        server_round: int,
-        state: PathState,
-        replies: Mapping[int, Reply],
-        labels: Callable[[], NDArray[np.int64]],
-        new_row: Callable[[int], Row],
-    ) -> None:
-        """Take in what clients measured, and go on to the next lambda if it is time to.
+    @property
+    def is_searching(self) -> bool:
+        """Whether no lambda is chosen yet."""
+        return self.chosen < 0
 
-        Parameters
-        ----------
-        server_round : int
-        state : PathState
-            After the update of the round.
-        replies : mapping of int to Reply
-        labels : callable
-            Returns the present cluster of every client.
-        new_row : callable
-            Returns a client's row at the start, by `state`.
-        """
+    def too_short(self, last_round: int) -> str:
+        """See `PenaltySource`."""
+        return (
+            f"After round {last_round} no lambda of the path is chosen yet, and these are the "
+            f"clusters at {self.penalty.lam:g}. If the run is over, give start() a larger "
+            "num_rounds, or LambdaPath fewer max_rounds"
+        )
+
+    # ------------------------------------------------------------------------------------------
+    # A round
+    # ------------------------------------------------------------------------------------------
+
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
+        """See to it that clients can say which lambda suits them."""
+        return {
+            client: ClientInstruction({"nothing": {}}, {**settings, "monitor": self.path.monitor})
+            for client, settings in self._hold_out.settings(client_ids).items()
+        }
+
+    def tasks(self, start: RoundStart) -> dict[int, Task]:
+        """Ask the sampled clients for (5), and for the metric of their uploads."""
+        tasks = fusion_tasks(start)
+        for client, settings in self._hold_out.settings(start.sampled).items():
+            tasks[client].settings = {**settings, "monitor": self.path.monitor}
+        return tasks
+
+    def holds_omega(self, last_accepted: int) -> bool:
+        """Return whether a client has uploaded its omega_i since all models were replaced."""
+        return last_accepted > self.reset_round
+
+    def after_round(self, server_round: int, state: FPFCState, replies: Replies) -> None:
+        """Take in what clients measured, and go on to the next lambda if it is time to."""
         table, path, name = state.clients, self.path, f"{VALIDATION}-{self.path.monitor}"
         if silent := [client for client, reply in replies.items() if name not in reply.metrics]:
             log(WARNING, "round %s: clients %s did not report %s", server_round, silent, name)
         for client, reply in replies.items():
-            own = float(reply.metrics.get(name, np.nan))
+            measured = float(reply.metrics.get(name, np.nan))
             bad = _WORST if path.better == "lower" else -_WORST
-            table[client].validation = bad if np.isnan(own) else np.clip(own, -_WORST, _WORST)
+            table[client].validation = (
+                bad if np.isnan(measured) else np.clip(measured, -_WORST, _WORST)
+            )
         # A client's model changes only where it takes part, so what it said last holds.
-        measured = table.column("num_examples") > 0
-        value = float(table.column(VALIDATION)[measured].mean())
+        has_trained = table.column("num_examples") > 0
+        value = float(table.column(VALIDATION)[has_trained].mean())
         at_rest = self._rounds > 0 and abs(value - self._value) < path.tol
         self._calm = self._calm + 1 if at_rest else 0
         self._value = value
@@ -250,12 +279,10 @@ class PathProgress:
         over = self._rounds >= path.max_rounds or (path.warm and self._is_calm)
         if self.chosen < 0 and over:
             self._values[self.stage], self._ends[self.stage] = value, server_round
-            table.column(LABELS)[:, self.stage] = labels()
-            self._end_stage(server_round, state, new_row)
+            table.column(LABELS)[:, self.stage] = self.labels(state.pairs)
+            self._end_stage(server_round, state)
 
-    def _end_stage(
-        self, server_round: int, state: PathState, new_row: Callable[[int], Row]
-    ) -> None:
+    def _end_stage(self, server_round: int, state: FPFCState) -> None:
         ended, is_last = self.stage, self.stage == len(self.path.lams) - 1
         now, best = self._values[ended], self._values[self._best]
         if self.path.warm:  # of equal lambdas the larger, as the warm-up goes on
@@ -275,7 +302,7 @@ class PathProgress:
             if improves:
                 self._keep(state)
             if not self.path.warm:
-                self._start_anew(server_round, state, new_row)
+                self._start_anew(server_round, state)
         if self.stage != ended:
             self._rounds = self._calm = 0
         log(
@@ -293,16 +320,16 @@ class PathProgress:
     # The models of another stage
     # ------------------------------------------------------------------------------------------
 
-    def _keep(self, state: PathState) -> None:
-        own = {
+    def _keep(self, state: FPFCState) -> None:
+        views = {
             "ids": np.array(state.clients.ids, dtype=np.uint64),
             **prefixed("pairs/", state.pairs.state_arrays()),
             **prefixed("shared/", state.averaged_arrays),
             **prefixed("clients/", state.clients.state_arrays()),
         }
-        self._kept = {name: array.copy() for name, array in own.items()}
+        self._kept = {name: array.copy() for name, array in views.items()}
 
-    def _put_back(self, server_round: int, state: PathState) -> None:
+    def _put_back(self, server_round: int, state: FPFCState) -> None:
         """Let the state be what `_keep` kept; clients that have come since stay as they are."""
         ids, kept = state.clients.ids, [int(client) for client in self._kept["ids"]]
         self.reset_round = server_round
@@ -311,7 +338,7 @@ class PathProgress:
         if not rows:  # nobody of then is there
             return
         pairs = PairwiseStore.from_state_arrays(
-            under("pairs/", self._kept), self.penalty, self._rho
+            under("pairs/", self._kept), self.penalty, state.pairs.rho
         )
         pairs.remove([place for place, client in enumerate(kept) if client not in rows])
         new = [place for place, client in enumerate(ids) if client not in rows]
@@ -323,17 +350,15 @@ class PathProgress:
                 for client, place in rows.items():
                     setattr(state.clients[client], name, column[place])
 
-    def _start_anew(
-        self, server_round: int, state: PathState, new_row: Callable[[int], Row]
-    ) -> None:
+    def _start_anew(self, server_round: int, state: FPFCState) -> None:
         """Let the state be that of a run's start."""
         ids, table = state.clients.ids, state.clients
         self.reset_round = self.offset = server_round
         state.averaged_arrays = {n: a.copy() for n, a in under("shared/", self._first).items()}
         omega = np.tile(self._first["omega"], (len(ids), 1))
-        state.pairs = PairwiseStore(omega, self.penalty, self._rho)
+        state.pairs = PairwiseStore(omega, self.penalty, state.pairs.rho)
+        row = self._buffers.column(state.averaged_arrays)
         for client in ids:
-            row = new_row(client)
             for name in table.state_arrays().keys() - {LABELS}:
                 setattr(table[client], name, row.get(name, 0.0))
 
@@ -341,23 +366,26 @@ class PathProgress:
     # Results and saving
     # ------------------------------------------------------------------------------------------
 
-    def taken(self, table: ClientTable) -> PathTaken:
-        """Return what came of the path so far."""
-        labels = table.column(LABELS).copy()
-        return PathTaken(
-            np.array(self.path.lams, dtype=np.float64),
-            self.path.lams[self.stage],
-            None if self.chosen < 0 else self.chosen,
-            self._values.copy(),
-            self._ends.copy(),
-            labels,
-            np.array([len(np.unique(column[column >= 0])) for column in labels.T]),
-        )
+    def report(self, clients: ClientTable) -> dict[str, Any]:
+        """Return the `PathTaken` so far."""
+        labels = clients.column(LABELS).copy()
+        return {
+            "path": PathTaken(
+                np.array(self.path.lams, dtype=np.float64),
+                self.path.lams[self.stage],
+                None if self.chosen < 0 else self.chosen,
+                self._values.copy(),
+                self._ends.copy(),
+                labels,
+                np.array([len(np.unique(column[column >= 0])) for column in labels.T]),
+            )
+        }
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables as plain arrays."""
         numbers = [self.stage, self._rounds, self._calm, self.reset_round, self.offset]
         return {
+            **super().state_arrays(),
             "lams": np.array(self.path.lams, dtype=np.float64),
             "progress": np.array([*numbers, self.chosen, self._best]),
             "value": np.array([self._value]),
@@ -375,23 +403,24 @@ class PathProgress:
         ValueError
             If an array is missing, or it is of another grid.
         """
-        own = self.state_arrays()
-        wanted = {name for name in own if "/" not in name}
-        if missing := sorted(wanted - arrays.keys()):
+        expected = {name: a for name, a in self.state_arrays().items() if "/" not in name}
+        if missing := sorted(expected.keys() - arrays.keys()):
             raise ValueError(
                 f"The saved path of lambdas lacks {missing}. It was saved by a run with a penalty "
                 "of its own, or cut short."
             )
-        if not np.array_equal(arrays["lams"], own["lams"]):
+        if not np.array_equal(arrays["lams"], expected["lams"]):
             raise ValueError(
                 f"The saved run goes along lams = {arrays['lams'].tolist()}, this one along "
                 f"{list(self.path.lams)}. Continue with the former."
             )
-        if any(arrays[name].shape != own[name].shape for name in wanted):
+        numbers = expected.keys() - super().state_arrays().keys()
+        if any(arrays[name].shape != expected[name].shape for name in numbers):
             raise ValueError("The saved path of lambdas is not what a run saves: it is damaged.")
-        numbers = [int(number) for number in arrays["progress"]]
-        self.stage, self._rounds, self._calm, self.reset_round, self.offset = numbers[:5]
-        self.chosen, self._best = numbers[5:]
+        super().load_state_arrays(arrays)
+        progress = [int(number) for number in arrays["progress"]]
+        self.stage, self._rounds, self._calm, self.reset_round, self.offset = progress[:5]
+        self.chosen, self._best = progress[5:]
         self._value = float(arrays["value"][0])
         self._values = np.array(arrays["values"])
         self._ends = np.array(arrays["last_rounds"])

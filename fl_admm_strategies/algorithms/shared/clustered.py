@@ -6,7 +6,7 @@ trains its one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -94,11 +94,6 @@ class Clusters(ByClient):
         """Let clients go; their cluster keeps its model."""
         for client in clients:
             self.of.pop(client, None)
-
-    def remember(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts everything back."""
-        saved = {name: array.copy() for name, array in self.state_arrays().items()}
-        return lambda: self.load_state_arrays(saved)
 
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -45,7 +47,7 @@ class Guard:
                 )
             self._watching |= largest > SUSPICIOUS
 
-    def absorb(
+    def update(
         self,
         state: Any,
         membership: Membership,
@@ -60,7 +62,7 @@ class Guard:
             What `take` changes.
         replies : dict of int to Reply
         take : callable
-            Lets replies change the state.
+            Lets replies change the state; it can be called again once the state was put back.
 
         Returns
         -------
@@ -69,48 +71,35 @@ class Guard:
             need be.
         """
         self._watching |= any(reply.largest > SUSPICIOUS for reply in replies.values())
-        if not self._watching or not _can_undo(state):
+        if not self._watching:
             take(replies)
             return replies
-        undo_members, undo_state = membership.snapshot(), remember(state, replies)
-
-        def attempt(count: int) -> bool:
-            undo_members()
-            undo_state()
-            if some := without(count):
-                take(some)
-            return is_finite(state, some)
-
+        undos = membership.snapshot(), snapshot(state, replies)
         by_size = sorted(replies, key=lambda client: replies[client].largest, reverse=True)
 
         def without(count: int) -> dict[int, Reply]:
             gone = set(by_size[:count])
             return {client: reply for client, reply in replies.items() if client not in gone}
 
+        def is_finite_without(count: int) -> bool:
+            for undo in undos:
+                undo()
+            if some := without(count):
+                take(some)
+            return is_finite(state, some)
+
         with np.errstate(over="ignore", invalid="ignore"):
-            if attempt(0):
+            if is_finite_without(0):
                 return replies
-            low, high = 1, len(by_size)  # with nobody the state is the one before, which was finite
-            while low < high:
-                middle = (low + high) // 2
-                if attempt(middle):
-                    high = middle
-                else:
-                    low = middle + 1
-            attempt(low)
-        return without(low)
+            # With nobody the state is the one before, which was finite.
+            fewest = bisect_left(range(len(by_size)), True, lo=1, key=is_finite_without)
+            is_finite_without(fewest)
+        return without(fewest)
 
 
-def _can_undo(state: Any) -> bool:
-    """Return whether all of a state can be put back; structures of their own kind cannot."""
-    values = [getattr(state, field.name) for field in fields(state)]
-    own_kind = [value for value in values if not isinstance(value, ByClient)]
-    return not any(getattr(value, "self_checked", False) for value in own_kind)
-
-
-def remember(state: Any, clients: Iterable[int]) -> Undo:
+def snapshot(state: Any, clients: Iterable[int]) -> Undo:
     """Return what puts a state back as it is, after an update by these clients, any time."""
-    undos = [_remember(state, field.name, list(clients)) for field in fields(state)]
+    undos = [_snapshot(state, field.name, list(clients)) for field in fields(state)]
 
     def undo() -> None:
         for one in undos:
@@ -119,19 +108,17 @@ def remember(state: Any, clients: Iterable[int]) -> Undo:
     return undo
 
 
-def _remember(state: Any, name: str, clients: list[int]) -> Undo:
+def _snapshot(state: Any, name: str, clients: list[int]) -> Undo:
     value = getattr(state, name)
     if isinstance(value, ByClient):
-        return value.remember(clients)
+        return value.snapshot(clients)
     if is_dataclass(value):
-        return remember(value, clients)
-    if isinstance(value, np.ndarray):
-        saved = value.copy()
-        return lambda: setattr(state, name, saved.copy())
-    if isinstance(value, Mapping):
-        arrays = {key: array.copy() for key, array in value.items()}
-        return lambda: setattr(state, name, {key: a.copy() for key, a in arrays.items()})
-    return lambda: setattr(state, name, value)
+        return snapshot(value, clients)
+    if hasattr(value, "load_state_arrays"):
+        arrays = deepcopy(value.state_arrays())
+        return lambda: value.load_state_arrays(arrays)
+    saved = deepcopy(value)
+    return lambda: setattr(state, name, deepcopy(saved))
 
 
 def is_finite(state: Any, clients: Iterable[int]) -> bool:

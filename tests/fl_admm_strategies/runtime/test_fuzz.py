@@ -7,17 +7,14 @@ nothing, and by changing one thing in a message that was good.
 
 from __future__ import annotations
 
-import ast
+import copy
 import io
 import json
-import math
 import re
 import shutil
 import tempfile
-import zipfile
 import zlib
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -36,8 +33,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.common import Code, EvaluateRes, FitRes, Parameters, Status
-from flwr.server.compat.grid_client_proxy import GridClientProxy
+from flwr.common import Code, FitRes, Parameters, Status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +44,6 @@ from fl_admm_strategies.runtime.members.discovery import Discovery, GridNodes
 from fl_admm_strategies.runtime.members.owners import Owners
 from fl_admm_strategies.runtime.messages import packing
 from fl_admm_strategies.runtime.messages import records as wire
-from fl_admm_strategies.runtime.messages.records import RawReply
 from fl_admm_strategies.runtime.saving.files import read_arrays, write_arrays
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from fl_admm_strategies.runtime.trust.layout import NAMES, ROLES
@@ -60,10 +55,10 @@ VICTIM = 3
 
 # A case has few examples of its own: what they test is the runtime's, which all cases share.
 few = settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-some = settings(max_examples=10, deadline=None)
-many = settings(max_examples=20, deadline=None)
+some = settings(max_examples=8, deadline=None)
+many = settings(max_examples=15, deadline=None)
 
 
 # --- Content of any kind ------------------------------------------------------------------------
@@ -72,18 +67,6 @@ many = settings(max_examples=20, deadline=None)
 def saved(array: Any, **options: Any) -> bytes:
     file = io.BytesIO()
     np.save(file, array, **options)
-    return file.getvalue()
-
-
-def archive() -> bytes:
-    file = io.BytesIO()
-    np.savez(file, a=np.zeros(3, np.float32))
-    return file.getvalue()
-
-
-def empty_zip() -> bytes:
-    file = io.BytesIO()
-    zipfile.ZipFile(file, "w").close()
     return file.getvalue()
 
 
@@ -104,13 +87,9 @@ BYTES = [
     b"\x93NUMPY",
     saved(np.zeros(4, np.float32))[:-3],
     HUGE,
-    archive(),
-    empty_zip(),
     saved(np.array([Bomb(), None], dtype=object), allow_pickle=True),
     saved(np.array("text")),
     saved(np.zeros(3, [("a", "<f4"), ("b", "O")]), allow_pickle=True),
-    saved(np.zeros(2, "M8[s]")),
-    saved(np.array(1 + 2j)),
     saved(np.zeros((2, 0, 3), ">f4")),
 ]
 
@@ -334,7 +313,6 @@ def test_an_evaluation_of_any_content_changes_no_state(data: st.DataObject) -> N
     assert_same_bits(strategy.state_dict(), replay(CHEAP, phase, None).state_dict())
 
 
-# What a handshake says goes into the state by each method's own rule.
 @few
 @given(data=st.data())
 @pytest.mark.parametrize(
@@ -343,13 +321,13 @@ def test_an_evaluation_of_any_content_changes_no_state(data: st.DataObject) -> N
 def test_a_handshake_of_any_content_is_good_or_ends_the_run(
     case: Case, data: st.DataObject
 ) -> None:
+    """What it says goes into the state by each method's own rule."""
     phase = (MessageType.TRAIN, 0)
     content = data.draw(bad_replies(case, phase))
     try:
         strategy = replay(case, phase, content)
     except (RuntimeError, ValueError) as error:  # ValueError: a curvature of 0
-        named = re.search(rf"clients? \[?{VICTIM}\b", str(error))
-        assert named, error  # noqa: PT017 - it may as well be good
+        assert re.search(rf"clients? \[?{VICTIM}\b", str(error)), error  # noqa: PT017
         return
     assert_as_finite(strategy, without_victim(case))
 
@@ -359,39 +337,8 @@ def test_a_handshake_of_any_content_is_good_or_ends_the_run(
 def test_replies_are_unpacked_whatever_they_hold(content: RecordDict) -> None:
     for client, reply in packing.unpack_replies(content):
         assert client is None or isinstance(client, int)
-        assert isinstance(reply, RawReply)
         assert all(type(array) is np.ndarray for array in (reply.arrays or {}).values())
-
-
-@pytest.mark.parametrize("data", BYTES)
-def test_only_a_plain_array_is_an_array(data: bytes) -> None:
-    array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
-    content = RecordDict({"arrays": ArrayRecord({"a": array}), "metrics": MetricRecord({})})
-    ((_, reply),) = packing.unpack_replies(content)
-    readable = reply.arrays is not None
-    assert readable == (reply.error is None)
-    if readable:
-        assert reply.arrays["a"].dtype.kind in "fcUM"
-
-
-@pytest.mark.parametrize("hosted", [False, True], ids=["its own node", "a node of several"])
-@given(reason=st.one_of(values, st.just("x" * 10_000)))
-@settings(max_examples=15, deadline=None)
-def test_an_error_of_any_text_is_one_short_line(hosted: bool, reason: Any) -> None:
-    if hosted:
-        reasons = reason if isinstance(reason, list) else [reason]
-        ids = list(range(len(reasons)))
-        content = RecordDict({"clients@0": ConfigRecord({"client-ids": ids, "error": reasons})})
-    else:
-        content = RecordDict({"error": ConfigRecord({"reason": reason})})
-    for _, reply in packing.unpack_replies(content):
-        assert_short(reply)
-
-
-def assert_short(reply: RawReply) -> None:
-    assert reply.error is not None
-    assert len(reply.error) < 1000
-    assert len(reply.error.splitlines()) <= 1
+        assert reply.error is None or len(reply.error) < 1000 > len(reply.error.splitlines()) <= 1
 
 
 def begun(clients: range) -> StatefulStrategy:
@@ -400,31 +347,6 @@ def begun(clients: range) -> StatefulStrategy:
     strategy.run.begin(wire.from_array_record(CHEAP.initial_arrays()), clients)
     strategy.run.handshake(lambda asked, kind: [], {})
     return strategy
-
-
-def trained_with(*reported: dict[str, Any]) -> tuple[dict[str, float], StatefulStrategy]:
-    """Return the mean metrics of a round in which clients reported these, and the strategy."""
-    strategy = begun(range(len(reported)))
-    strategy.run.configure_train(1, {})
-    arrays = wire.from_array_record(CHEAP.initial_arrays())
-    replies = [(client, RawReply(arrays, own)) for client, own in enumerate(reported)]
-    return strategy.run.aggregate_train(1, replies), strategy
-
-
-@pytest.mark.parametrize("name", ["num-examples", "loss"])
-@pytest.mark.parametrize("value", [10**400, -(10**400), 2**63], ids=["huge", "minus", "65 bits"])
-def test_a_number_that_no_message_can_hold_is_refused(name: str, value: int) -> None:
-    good = {"num-examples": 3, "loss": 1.0}
-    means, strategy = trained_with(good, good | {name: value})
-    assert list(strategy.train_metrics[1]) == [0]
-    assert means["loss"] == 1.0
-
-
-@pytest.mark.parametrize("pair", [(math.inf, -math.inf), (1.7e308, 1.7e308), (math.nan, 1.0)])
-def test_a_metric_that_cannot_be_averaged_ends_nothing(pair: tuple[float, float]) -> None:
-    means, strategy = trained_with(*({"num-examples": 2**53, "loss": loss} for loss in pair))
-    assert list(strategy.train_metrics[1]) == [0, 1]
-    assert not math.isfinite(means["loss"])
 
 
 # --- Who a node says it is ----------------------------------------------------------------------
@@ -583,27 +505,6 @@ def test_a_reply_of_the_legacy_api_is_refused_or_good(
     assert bool(means) == (0 in strategy.train_metrics.get(1, {}))
 
 
-@many
-@given(
-    loss=scalars,
-    num_examples=numbers,
-    reported=st.dictionaries(metric_names, scalars, max_size=3),
-    reason=st.one_of(texts, st.sampled_from([f"[state-lost {'9' * 5000}]", "[state-lost 1]"])),
-)
-def test_an_evaluation_or_a_failure_of_the_legacy_api_changes_no_state(
-    loss: Any, num_examples: Any, reported: dict[str, Any], reason: str
-) -> None:
-    strategy = begun(range(2))
-    legacy = LegacyStrategy(strategy, CHEAP.initial_arrays())
-    proxy = GridClientProxy(node_of(0), InProcessGrid(lambda m, c: m, 2), run_id=1)
-    legacy._client_of = {proxy.cid: 0}.get  # type: ignore[method-assign]
-    before = arrays_of(strategy.state)
-    strategy.run.configure_evaluate(1, {})
-    result = EvaluateRes(Status(Code.OK, ""), loss, num_examples, reported)
-    legacy.aggregate_evaluate(1, [(proxy, result)], [ValueError(reason)])
-    assert_same_bits(arrays_of(strategy.state), before)
-
-
 # --- Saved states and checkpoints ---------------------------------------------------------------
 
 plain = ["bool", "int8", "int64", "uint64", "float16", "float32", "float64"]
@@ -674,9 +575,20 @@ def test_a_saved_state_of_any_content_is_loaded_or_refused(case: Case, data: st.
     assert strategy.last_round >= 0
 
 
-@cache
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-3, 9), st.floats(), texts, st.just(10**400)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=4,
+)
+
+
 def saved_checkpoint() -> tuple[dict[str, np.ndarray], Any, list[Any]]:
     """Return the arrays of a checkpoint of round 3, its header, and the run's history."""
+    return copy.deepcopy(_saved_checkpoint())
+
+
+@cache
+def _saved_checkpoint() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint_support.start(checkpoint_support.new_strategy(), 3, checkpoint_dir=folder)
         arrays, _ = read_arrays(Path(folder) / "round-000003.safetensors")
@@ -685,50 +597,24 @@ def saved_checkpoint() -> tuple[dict[str, np.ndarray], Any, list[Any]]:
     return arrays, header, [json.loads(line) for line in lines]
 
 
-json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-3, 9), st.floats(), texts, st.just(10**400)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
-    max_leaves=4,
-)
-
-
-@st.composite
-def changed_json(draw: st.DrawFn, value: Any) -> Any:
-    """Return a value with one thing in it changed, added or gone, however deep."""
-    if not isinstance(value, dict | list) or not value or draw(st.integers(0, 4)) == 0:
-        return draw(json_values)
-    copied: Any = value.copy()
-    key = draw(st.sampled_from(sorted(copied) if isinstance(copied, dict) else range(len(copied))))
-    how = draw(st.sampled_from(["gone", "inside", "inside", "inside", "one more"]))
-    if how == "gone":
-        del copied[key]
-    elif how == "inside":
-        copied[key] = draw(changed_json(copied[key]))
-    elif isinstance(copied, dict):
-        copied[draw(texts)] = draw(json_values)
-    else:
-        copied.insert(key, draw(json_values))
-    return copied
-
-
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_a_checkpoint_of_any_content_is_resumed_or_refused(
     data: st.DataObject, tmp_path: Path
 ) -> None:
+    """Its checksums are right: somebody has written this, or another version."""
     arrays, header, history = saved_checkpoint()
     changed = data.draw(st.sampled_from(["arrays", "header", "history"]))
     if changed == "arrays":
         arrays = data.draw(changed_arrays(arrays))
     elif changed == "history":
-        history = data.draw(changed_json(history))
-    lines = history if isinstance(history, list) else [history]
-    text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        history[data.draw(st.integers(0, len(history) - 1))] = data.draw(json_values)
+    text = b"".join(json.dumps(line).encode() + b"\n" for line in history)
     header = header | {"history": [len(text), zlib.crc32(text)]}
     if changed == "header":
-        header = data.draw(changed_json(header))
+        header[data.draw(st.sampled_from(sorted(header)))] = data.draw(json_values)
     folder = tmp_path / "checkpoints"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -746,40 +632,6 @@ def test_a_checkpoint_of_any_content_is_resumed_or_refused(
         assert [file.read_bytes() for file in folder.glob("round-*")] == [before]
         return
     assert strategy.last_round >= 3
-
-
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    found=st.one_of(st.builds(MetricRecord, metrics.filter(bool)), st.none(), values),
-    raises=st.booleans(),
-)
-def test_what_evaluate_fn_returns_is_saved_or_ends_the_run(
-    found: Any, raises: bool, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    shutil.rmtree(folder, ignore_errors=True)
-    options: dict[str, Any] = {"checkpoint_dir": folder, "state_dir": folder / "clients"}
-
-    def evaluate(server_round: int, arrays: ArrayRecord) -> Any:
-        if raises and server_round == 2:
-            raise ArithmeticError
-        return found
-
-    good = found is None or isinstance(found, MetricRecord)
-    expected: Any = ArithmeticError if raises and good else None if good else TypeError
-    with pytest.raises(expected) if expected else nullcontext():
-        checkpoint_support.start(
-            checkpoint_support.new_strategy(), 3, evaluate_fn=evaluate, **options
-        )
-    if good:
-        raises = False
-        result = checkpoint_support.start(
-            checkpoint_support.new_strategy(), 3, evaluate_fn=evaluate, resume=True, **options
-        )
-        central = result.evaluate_metrics_serverapp
-        assert repr(central) == repr({} if found is None else dict.fromkeys(range(4), found))
 
 
 @many
@@ -805,27 +657,12 @@ TRUSTED = {Path(f"fl_admm_strategies/hosting/{name}.py") for name in ("inprocess
 ROOT = Path(__file__).parents[3]
 
 
-def loads_pickles(node: ast.AST) -> bool:
-    match node:
-        case ast.Import(names):
-            return any(name.name in ("pickle", "marshal", "shelve", "joblib") for name in names)
-        case ast.ImportFrom(module):
-            return module in ("pickle", "marshal", "shelve", "joblib")
-        case ast.Attribute(ast.Name("torch"), "load"):
-            return True
-        case ast.keyword("allow_pickle", ast.Constant(value)):
-            return bool(value)
-    return False
+LOADS = r"^\s*(import|from) (pickle|marshal|shelve|joblib)\b|torch\.load\(|allow_pickle=True"
 
 
 def test_no_pickle_is_loaded() -> None:
     packages = ("fl_admm_strategies", "clients", "simulations")
     files = [path for package in packages for path in ROOT.glob(f"{package}/**/*.py")]
     assert len(files) > 40
-    guilty = {
-        path.relative_to(ROOT)
-        for path in files
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if loads_pickles(node)
-    }
-    assert guilty == TRUSTED
+    texts = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in files}
+    assert {path for path, text in texts.items() if re.search(LOADS, text, re.M)} == TRUSTED

@@ -295,10 +295,10 @@ def test_descend_until_the_gradient_of_the_whole_objective_is_small() -> None:
         max_steps=50,
     )
     u = 10.75 / 2.25 * (1 - 0.55**4)
-    assert descent.steps == 4
+    assert descent["steps"] == 4
     assert model.u.item() == pytest.approx(u, rel=1e-14)
-    assert descent.residual == pytest.approx(16 * 115.5625 * 0.3025**4, rel=1e-12)
-    assert descent.loss == pytest.approx((u - 3) ** 2 / 2, rel=1e-12)  # where it ended
+    assert descent["residual"] == pytest.approx(16 * 115.5625 * 0.3025**4, rel=1e-12)
+    assert descent["loss"] == pytest.approx((u - 3) ** 2 / 2, rel=1e-12)  # where it ended
     # What is good enough already is left as it is.
     again = descend_until(
         problem_of(model, [(column(1), column(3))]),
@@ -307,7 +307,7 @@ def test_descend_until_the_gradient_of_the_whole_objective_is_small() -> None:
         lr=0.05,
         max_steps=50,
     )
-    assert again.steps == 0
+    assert again["steps"] == 0
     assert model.u.item() == pytest.approx(u, rel=1e-14)
 
 
@@ -316,7 +316,7 @@ def test_descend_until_gives_up_and_says_how_far_it_came() -> None:
     problem = problem_of(model, [(column(1), column(3))])
     descent = descend_until(problem, LocalObjective(), tolerance=1e-9, lr=0.5, max_steps=2)
     # u - 3 halves with every step: -3, -1.5, -.75.
-    assert (descent.steps, descent.residual) == (2, pytest.approx(0.5625, rel=1e-14))
+    assert (descent["steps"], descent["residual"]) == (2, pytest.approx(0.5625, rel=1e-14))
     assert model.u.item() == pytest.approx(2.25, rel=1e-14)
 
 
@@ -326,4 +326,4 @@ def test_the_accuracy_test_looks_at_the_block_that_moves() -> None:
     problem = problem_of(model, [(column(1), column(5))])
     objective = LocalObjective([term(1.0, u=50.0)], moving=["v"])
     descent = descend_until(problem, objective, tolerance=1e-20, lr=1.0, max_steps=5)
-    assert (descent.steps, model.v.item(), model.u.item()) == (1, 4.0, 1.0)
+    assert (descent["steps"], model.v.item(), model.u.item()) == (1, 4.0, 1.0)

@@ -22,8 +22,7 @@ from torch import nn
 from clients import FPFCClient, client_app
 from clients.toolkit.data.holdout import hold_out
 from fl_admm_strategies import FPFC, L1, MCP, LambdaPath, SmoothedSCAD, StepDecay
-from fl_admm_strategies.algorithms.fpfc.search import scad
-from fl_admm_strategies.algorithms.fpfc.types import SetPenalty
+from fl_admm_strategies.algorithms.fpfc.source import FixedPenalty, scad
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
 from tests.support.federation import (
     FROM_ROUND_3,
@@ -212,7 +211,7 @@ def test_a_path_of_one_lambda_is_a_plain_run(path: LambdaPath) -> None:
         strategy = along(penalty)
         strategy.start(WatchedGrid(app(validation_loader=True), NUM_CLIENTS), arrays(), 15)
         states.append(strategy.state_dict())
-    own = {"state/penalty", "state/path", "state/clients/validation", "state/clients/path_labels"}
+    own = {"state/source", "state/clients/validation", "state/clients/path_labels"}
     own |= {"base/initial_examples"}  # a handshake asks for it
     left = {n: a for n, a in states[0].items() if not n.startswith(tuple(own))}
     assert_same_bits(left, {n: a for n, a in states[1].items() if not n.startswith(tuple(own))})
@@ -485,6 +484,6 @@ def test_a_penalty_that_cannot_be_set_is_refused_in_words() -> None:
 @pytest.mark.parametrize("damaged", [np.array(1.0), np.array(b"{"), np.zeros(3)])
 def test_a_damaged_penalty_is_refused_in_words(damaged: NDArray[Any]) -> None:
     # Of the first the fuzz of saved states found that it has no length.
-    penalty = SetPenalty(L1(0.5))
+    penalty = FixedPenalty(L1(0.5), None)
     with pytest.raises(ValueError, match="which is none: it is damaged"):
-        penalty.load_state_arrays(penalty.state_arrays() | {"current": damaged})
+        penalty.load_state_arrays(penalty.state_arrays() | {"replacement": damaged})

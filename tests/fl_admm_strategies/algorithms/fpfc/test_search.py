@@ -22,10 +22,11 @@ from clients import Attack, FPFCClient, client_app
 from clients.toolkit.data.batches import split_batch
 from clients.toolkit.data.holdout import hold_out
 from clients.toolkit.round.attacks import AttackingClient
-from fl_admm_strategies import FPFC, InProcessGrid, LegacyStrategy
-from fl_admm_strategies.algorithms.fpfc.search import PROBE_ROUNDS, RENEWAL, GroupSearch, scad
+from fl_admm_strategies import FPFC, InProcessGrid, LegacyStrategy, SmoothedSCAD
+from fl_admm_strategies.algorithms.fpfc.source import HoldOut
+from fl_admm_strategies.algorithms.fpfc.stages import PROBE_ROUNDS, RENEWAL, Fusion, Search
 from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
-from fl_admm_strategies.maths.blocks import under
+from fl_admm_strategies.maths.blocks import Block, under
 from fl_admm_strategies.maths.grouping import smallest_distance
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
 from tests.support.federation import (
@@ -137,7 +138,7 @@ def test_the_groups_are_found_and_lambda_from_them() -> None:
     assert found.lam == search.smallest_distance / 3.7
     assert found.nu == 3.7 * found.lam / 2  # half of what was between the groups
     assert strategy.settings()["penalty"] == "auto"
-    assert isinstance(strategy.penalty_in_use, type(scad(1.0)))
+    assert isinstance(strategy.penalty_in_use, SmoothedSCAD)
 
 
 def test_who_is_asked_what_in_every_stage() -> None:
@@ -291,14 +292,14 @@ def test_lambda_is_renewed_by_the_present_clusters() -> None:
 
 def test_lambda_does_not_fall_where_a_group_has_split() -> None:
     # Two groups were chosen, 3.7 apart: lambda = 1. The parts of one that has split are nearer.
-    search = GroupSearch.__new__(GroupSearch)
-    search.lam, search._table, search._result = 1.0, np.array([[1.0, 2.0]]), np.array([1.0, 3.7, 0])
+    block = Block({"w": ((1,), np.dtype(np.float32))})
+    search = Search(block, HoldOut(0.2, dict), lam=1.0, table=np.array([[1.0, 2.0]]), chosen=1)
     apart = np.array([[0.0], [3.7]])
-    search.renew(np.vstack([apart, [[0.5]]]))
+    Fusion().renew(search, np.vstack([apart, [[0.5]]]))
     assert search.lam == 1.0
-    search.renew(np.vstack([2 * apart, [[14.8]]]))  # parts that are further apart may raise it
+    Fusion().renew(search, np.vstack([2 * apart, [[14.8]]]))  # parts further apart may raise it
     assert search.lam == pytest.approx(2.0)
-    search.renew(apart / 2)
+    Fusion().renew(search, apart / 2)
     assert search.lam == pytest.approx(0.5)
 
 
@@ -641,10 +642,10 @@ def test_a_lost_probe_survives_an_interruption(tmp_path: Path) -> None:
 def test_a_saved_search_of_another_run_is_refused() -> None:
     state = plain()[0].state_dict()
     for damaged, text in (
-        ({k: v for k, v in state.items() if not k.endswith("search/center")}, "lacks"),
-        (state | {"state/search/center": np.zeros(3, np.float32)}, "does not fit this model"),
-        (state | {"state/search/probe_ids": np.zeros(2, np.uint64)}, "does not fit this model"),
-        (state | {"state/search/upload_ids": np.zeros(2, np.uint64)}, "does not fit this model"),
+        ({k: v for k, v in state.items() if not k.endswith("source/center")}, "lacks"),
+        (state | {"state/source/center": np.zeros(3, np.float32)}, "does not fit this model"),
+        (state | {"state/source/probe_ids": np.zeros(2, np.uint64)}, "does not fit this model"),
+        (state | {"state/source/upload_ids": np.zeros(2, np.uint64)}, "does not fit this model"),
     ):
         strategy = auto()
         strategy.load_state_dict(damaged)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
@@ -26,6 +26,7 @@ from fl_admm_strategies.runtime.messages.records import (
 from fl_admm_strategies.runtime.messages.schema import Instruction
 from tests.support.federation import Mean
 from tests.support.legacy import with_workflow
+from tests.support.refusals import refused
 
 ODD_NAMES = ["body, 1", 'he said "2"', "line\nbreak", "back\\slash", "ü@4:{}[]", " "]
 
@@ -121,6 +122,7 @@ def test_an_integer_is_a_number_where_a_float_is_wanted() -> None:
     assert_same(received(instruction), question(rho=2.0))
 
 
+@settings(max_examples=20, deadline=None)
 @given(names=st.lists(st.text(), unique=True, max_size=4), rho=st.floats(allow_nan=False))
 def test_any_names_travel_in_one_message_or_in_one_of_several(names: list[str], rho: float) -> None:
     arrays = {name: np.array([float(i)]) for i, name in enumerate(names)}
@@ -190,52 +192,35 @@ class Another(Instruction):
 
 def test_the_message_of_another_method_is_refused_by_name() -> None:
     other = Another({"w": np.zeros(2)}, 0.5).encode()
-    with pytest.raises(
-        ValueError,
-        match=r"^The message lacks the group of arrays 'anchor' of Question: it is not from this "
-        r"method's strategy\. Server and client must use the same version of fl-admm-strategies\.$",
-    ):
+    with refused(ValueError, "anchor", "Question"):
         received(other)
-
-
-def test_a_plain_fedavg_message_is_refused() -> None:
-    content = RecordDict({"arrays": to_array_record({"w": np.zeros(2)})})
-    flat = [array.numpy() for array in content["arrays"].values()]
-    with pytest.raises(ValueError, match=r"The message has 1 arrays, expected 0"):
-        Question.decode(flat, {"lr": 0.5})
+    with refused(ValueError, 1, 0):  # of a plain FedAvg
+        Question.decode([np.zeros(2)], {"lr": 0.5})
 
 
 def test_a_setting_that_is_missing_is_named() -> None:
     instruction = question().encode()
     del instruction.config["local-epochs"]
-    with pytest.raises(ValueError, match=r"lacks the setting 'local-epochs' of Question: "):
+    with refused(ValueError, "local-epochs", "Question"):
         received(instruction)
 
 
 @pytest.mark.parametrize(
     ("setting", "value", "expected"),
     [
-        ("rho", "0.1", "'0.1', expected float"),
-        ("rho", True, "True, expected float"),
-        ("local-epochs", 3.0, "3.0, expected int"),
-        ("local-epochs", True, "True, expected int"),
-        ("keep-dual", 1, "1, expected bool"),
-        ("duals", b"client", "b'client', expected str"),
-        ("duals", ["client"], r"\['client'\], expected str"),
-        ("names", "body", "'body', expected a JSON list of names"),
-        ("names", '["a", 1]', r"'\[\"a\", 1\]', expected a JSON list of names"),
-        ("clustered", "", "'', expected a JSON list of names"),
-        ("tolerance", "small", "'small', expected float"),
+        ("rho", "0.1", "float"),
+        ("rho", True, "float"),
+        ("local-epochs", 3.0, "int"),
+        ("local-epochs", True, "int"),
+        ("keep-dual", 1, "bool"),
+        ("duals", b"client", "str"),
+        ("names", '["a", 1]', "names"),
+        ("clustered", "", "names"),
+        ("tolerance", "small", "float"),
     ],
 )
 def test_a_setting_of_another_kind_is_refused(setting: str, value: Any, expected: str) -> None:
     instruction = question().encode()
     instruction.config[setting] = value
-    with pytest.raises(ValueError, match=rf"^The message's {setting} is {expected}\. Server and"):
+    with refused(ValueError, setting, repr(value), expected):
         received(instruction)
-
-
-def test_a_message_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError):
-        question().rho = 3.0  # type: ignore[misc]
-    assert replace(question(), rho=3.0).rho == 3.0

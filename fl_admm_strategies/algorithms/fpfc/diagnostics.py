@@ -1,0 +1,87 @@
+"""What helps to judge a run of `FPFC`, and to choose lambda and nu."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...maths.clustering import NormDistribution, clusters, fusion_bound, norm_quantiles
+from ...runtime.messages.records import Metrics
+from .path import PathTaken
+from .search import FoundGroups
+from .source import FPFCState
+
+
+@dataclass(frozen=True)
+class FPFCDiagnostics:
+    """What helps to judge a run and to choose lambda; see `FPFC.diagnostics`.
+
+    Attributes
+    ----------
+    stationarity : float
+        r1 = max_i ||grad f_i(omega_i) + (1/m) sum_j v_ij||, over the clients that reported it; NaN
+        without `report_diagnostics`.
+    primal_residual : float
+        r2 = max_ij ||omega_i - omega_j - theta_ij||.
+    labels : ndarray of shape (m,)
+        Found cluster of every client, at the strategy's nu.
+    gradient_norms : ndarray of shape (m,)
+        ||grad f_i(alpha_l)|| of every client at its cluster's model; NaN where it did not report.
+    fusion_bounds : ndarray of shape (L,)
+        lambda (|G_l| - 1) / m: a cluster can be exactly fused only where no client's gradient norm
+        is above it; otherwise lambda is too small for that cluster (docs/methods/fpfc.md, P4).
+    theta_norms : ndarray of shape (m, m)
+        ||theta_ij||.
+    norm_distribution : NormDistribution or None
+        Quantiles of ||theta_ij|| over the pairs: a nu in a wide gap separates the clusters. None
+        where one client is alone.
+    clusters_at : dict of float to int
+        Number of clusters at several nu.
+    lam : float
+        lambda in use; 0 as long as it is searched for.
+    nu : float
+        nu in use.
+    search : FoundGroups or None
+        What the search for the groups found; None before, and with a penalty of one's own.
+    path : PathTaken or None
+        What came of a `LambdaPath`; None with any other penalty.
+    """
+
+    stationarity: float
+    primal_residual: float
+    labels: NDArray[np.int64]
+    gradient_norms: NDArray[np.float64]
+    fusion_bounds: NDArray[np.float64]
+    theta_norms: NDArray[np.float64]
+    norm_distribution: NormDistribution | None
+    clusters_at: dict[float, int]
+    lam: float
+    nu: float
+    search: FoundGroups | None = None
+    path: PathTaken | None = None
+
+
+def diagnose(
+    state: FPFCState, metrics: Mapping[int, Metrics], nus: Sequence[float]
+) -> FPFCDiagnostics:
+    """Return the diagnostics of a state; `metrics` are those of the last evaluation by client."""
+    source, norms = state.source, state.pairs.theta_norms()
+    lam, labels = source.penalty.lam, source.labels(state.pairs)
+    stationarity = [m["stationarity"] for m in metrics.values() if "stationarity" in m]
+    gradient_norms = [metrics.get(c, {}).get("cluster-gradient-norm") for c in state.clients.ids]
+    return FPFCDiagnostics(
+        stationarity=max(stationarity, default=np.nan),
+        primal_residual=state.pairs.primal_residual(),
+        labels=labels,
+        gradient_norms=np.array(gradient_norms, dtype=np.float64),
+        fusion_bounds=fusion_bound(labels, lam),
+        theta_norms=norms,
+        norm_distribution=norm_quantiles(norms) if len(norms) > 1 else None,
+        clusters_at={nu: int(clusters(norms, nu).max()) + 1 for nu in nus},
+        lam=lam,
+        nu=source.nu,
+        **source.report(state.clients),
+    )

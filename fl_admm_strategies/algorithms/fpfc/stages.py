@@ -1,0 +1,461 @@
+"""The stages of the search for groups: what each asks of clients, and what their replies change.
+
+The stages themselves keep nothing: what one leaves to the next is in the `Search`. When one is over
+it names the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from logging import INFO, WARNING
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ...maths.blocks import Arrays, Block, Spec, prefixed, under
+from ...maths.candidates import Candidates
+from ...maths.checks import listing
+from ...maths.clustering import cluster_models
+from ...maths.grouping import (
+    candidate_groups,
+    compare,
+    corrected,
+    holding_lambda,
+    numbered,
+    smallest_distance,
+)
+from ...maths.pairs import PairwiseStore
+from ...runtime.messages.records import Reply
+from .source import (
+    NO_FUSION,
+    FPFCState,
+    HoldOut,
+    Replies,
+    RoundStart,
+    Task,
+    fusion_tasks,
+    scad,
+)
+
+# The settings of the search were chosen on development seeds and judged on fresh ones:
+# docs/methods/fpfc.md, "Without a lambda".
+PROBE_FACTOR = 5
+PROBE_ROUNDS = 3  # at most: who did not reply is asked again
+REFIT_ROUNDS = 5
+FOLDS = 4
+CUTS = 3
+STANDARD_ERRORS = 1.5
+RENEWAL = 20  # rounds from one lambda to the next
+
+HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
+"""What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
+
+OPTIMISM, NO_VOTE = "optimism", "held-out-none"
+"""What a client that holds nothing out reports with its probe: how much too low its training loss
+is; or, having one sample, that it cannot say, and so has no say in the choice."""
+
+
+@dataclass
+class Search:
+    """The variables of the search.
+
+    Attributes
+    ----------
+    block : Block
+        omega_i.
+    hold_out : HoldOut
+    rounds : int
+        Rounds in this stage: with a usable reply, or, of the probes, begun.
+    last_round : int
+        The last round of the search, once it is over.
+    lam : float
+        lambda, from then on.
+    center : ndarray of shape (d,)
+        The mean that all clients set out from; empty in the consensus.
+    probes : dict of int to ndarray of shape (d,)
+        Where they came to; kept until the groups are found.
+    optimism : dict of int to ndarray of shape (1,)
+        What clients without held-out data said of their training losses.
+    candidates : Candidates
+        The groupings that are tried, with their groups' models.
+    unplaced : set of int
+        Clients that took no part in the search and have not trained since.
+    scores : dict of int to ndarray of shape (2, K)
+        Losses and gradient norms of the clients at their groups' models.
+    table : ndarray of shape (4, K)
+        Of every grouping: number of groups, mean loss, difference to the best, standard error.
+    chosen : int
+        The grouping that was chosen.
+    smallest_distance, lam_needed : float
+        See `FoundGroups`.
+    """
+
+    block: Block
+    hold_out: HoldOut
+    rounds: int = 0
+    last_round: int = 0
+    lam: float = 0.0
+    center: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
+    probes: dict[int, NDArray[Any]] = field(default_factory=dict)
+    optimism: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    candidates: Candidates = field(default_factory=Candidates)
+    unplaced: set[int] = field(default_factory=set)
+    scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 0)))
+    chosen: int = 0
+    smallest_distance: float = 0.0
+    lam_needed: float = 0.0
+
+
+Next: TypeAlias = "type[Stage] | None"
+"""The stage that follows; None: the present one goes on."""
+
+
+class Stage:
+    """A stage of the search, and the interface of all."""
+
+    def begin_round(self, search: Search, start: RoundStart) -> Next:
+        """Return the stage that a round begins with, if it is another one."""
+        return None
+
+    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+        """Return what clients are asked."""
+        raise NotImplementedError
+
+    def upload_spec(self, search: Search) -> Spec | None:
+        """Return what an upload holds; None: the client's model."""
+        return None
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Take in the replies of a round; return the next stage if this one is over."""
+        raise NotImplementedError
+
+
+class Consensus(Stage):
+    """All clients train one model: every anchor is the mean of the omega_i, without pairs.
+
+    Parameters
+    ----------
+    num_rounds : int
+        C.
+    """
+
+    def __init__(self, num_rounds: int) -> None:
+        self.num_rounds = num_rounds
+
+    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+        """Ask the sampled clients for (5) with the mean for zeta_i."""
+        held_out = search.hold_out.settings(start.sampled)
+        mean = start.pairs.omega.mean(axis=0)
+        tasks = fusion_tasks(start, anchors=lambda rows: [mean] * len(rows))
+        return {client: replace(task, settings=held_out[client]) for client, task in tasks.items()}
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Count the rounds; after the last, the mean of the omega_i is where all set out."""
+        search.rounds += 1
+        if search.rounds < self.num_rounds:
+            return None
+        search.center = state.pairs.omega.mean(axis=0)
+        return Probe
+
+
+class Everybody(Stage):
+    """A stage that sends models to all connected clients, whoever was sampled."""
+
+    epochs_factor: ClassVar[int] = 1
+    """Local epochs of the stage, in those that are usual; with 0 clients only measure."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Further fields of the clients' `FPFCInstruction`."""
+
+    def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
+        """Return which clients are asked: by default those that have a place in the groupings."""
+        return [client for client in connected if client in search.candidates.labels]
+
+    def models(self, search: Search, client: int) -> list[NDArray[Any]]:
+        """Return what a client is sent: by default its group's model under every grouping."""
+        return search.candidates.models_of(client)
+
+    def num_uploads(self, search: Search) -> int:
+        """Return how many models a client uploads."""
+        return len(search.candidates) if self.epochs_factor else 0
+
+    def begin_round(self, search: Search, start: RoundStart) -> Next:
+        """Go back to the probes where all that had a place have left."""
+        if search.candidates.labels:
+            return None
+        search.center = start.pairs.omega.mean(axis=0)
+        return Probe
+
+    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+        """Ask clients to train or measure their models, without a pull."""
+        client_ids, tasks = self.asked(search, start.connected), {}
+        held_out = search.hold_out.settings(client_ids)
+        for client in client_ids:
+            models = self.models(search, client)
+            further: Arrays = {}  # the first one is in the anchor
+            for k, model in enumerate(models[1:], start=1):
+                further |= prefixed(f"{k}/", search.block.arrays(model))
+            settings = {"candidates": len(models), "more": further or None, **self.settings}
+            tasks[client] = Task(
+                models[0], None, 0.0, self.epochs_factor, {**held_out[client], **settings}
+            )
+        return tasks
+
+    def upload_spec(self, search: Search) -> Spec:
+        """Return the names, shapes and dtypes of the block of every model that is trained."""
+        return {
+            f"{k}/{name}": spec
+            for k in range(self.num_uploads(search))
+            for name, spec in search.block.spec.items()
+        }
+
+    def uploads(self, search: Search, reply: Reply) -> NDArray[Any]:
+        """Return the models of an upload, shape (number, d)."""
+        count = self.num_uploads(search)
+        return np.stack([search.block.vector(under(f"{k}/", reply.arrays)) for k in range(count)])
+
+    def refit(self, search: Search, replies: Replies) -> dict[int, NDArray[Any]]:
+        """Set every group's model to the mean of its clients'; return what each of them made."""
+        places = search.candidates.labels
+        trained = {c: self.uploads(search, reply) for c, reply in replies.items() if c in places}
+        search.candidates.refit(trained)
+        return trained
+
+
+class Probe(Everybody):
+    """Every client goes from the mean on its own, for `PROBE_FACTOR` times its usual epochs.
+
+    The directions in which they go give groupings that are worth a trial (`candidate_groups`).
+    """
+
+    epochs_factor = PROBE_FACTOR
+    settings: ClassVar = {"folds": FOLDS}
+
+    def begin_round(self, search: Search, start: RoundStart) -> Next:
+        """Form groups once all probes are in, or were asked for often enough.
+
+        Not when replies come: of the last ones that are missing none may ever.
+        """
+        missing = self.asked(search, start.connected)
+        if not search.probes or (missing and search.rounds < PROBE_ROUNDS):
+            search.rounds += 1
+            return None
+        if missing:
+            log(
+                WARNING,
+                "clients %s did not reply in %s rounds; they take no part in the search for "
+                "groups, and join afterwards as new clients do",
+                listing(missing),
+                PROBE_ROUNDS,
+            )
+        client_ids = sorted(search.probes)
+        probes = np.stack([search.probes[client] for client in client_ids])
+        groupings = candidate_groups(probes - search.center, CUTS)
+        search.candidates = Candidates(client_ids, groupings, probes)
+        log(
+            INFO,
+            "%s groupings of the clients are tried, of %s groups",
+            len(groupings),
+            ", ".join(str(max(labels) + 1) for labels in groupings),
+        )
+        return Trial if search.candidates.open_to_change else Refit
+
+    def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
+        """Return the clients whose probes are missing."""
+        return [client for client in connected if client not in search.probes]
+
+    def models(self, search: Search, client: int) -> list[NDArray[Any]]:
+        """Return the mean that all set out from."""
+        return [search.center]
+
+    def num_uploads(self, search: Search) -> int:
+        """Return 1."""
+        return 1
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Keep where clients came to."""
+        for client, reply in replies.items():
+            search.probes[client] = self.uploads(search, reply)[0]
+            if OPTIMISM in reply.metrics:
+                search.optimism[client] = np.array([reply.metrics[OPTIMISM]], np.float64)
+        if all(NO_VOTE in reply.metrics for reply in replies.values()):
+            raise RuntimeError(
+                "No client has two training samples, so nobody can say which groups suit it. Give "
+                "the clients more samples or a validation_loader, or FPFC a penalty instead of "
+                "'auto'."
+            )
+        return None
+
+
+class Trial(Everybody):
+    """The groups' models of all groupings are trained for a round, each by its own clients."""
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Take in what clients made of their groups' models, and keep it for the choice."""
+        search.candidates.uploads = self.refit(search, replies)
+        return Join
+
+
+class Refit(Everybody):
+    """The groups' models are trained from the probes again, for `REFIT_ROUNDS`."""
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Take in what clients made of their groups' models."""
+        self.refit(search, replies)
+        search.rounds += 1
+        return Score if search.rounds >= REFIT_ROUNDS else None
+
+
+class Join(Everybody):
+    """In every grouping each client joins the group whose model suits it best.
+
+    That is the model, as the others made it, of the least loss on the samples that the client
+    trains on. Then all groups' models begin anew from the probes.
+    """
+
+    epochs_factor = 0
+    settings: ClassVar = {"choosing": True}
+
+    def models(self, search: Search, client: int) -> list[NDArray[Any]]:
+        """Return the models of the groups that a client chooses among."""
+        return search.candidates.models_without(client)
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Let every client join the group whose model has the least loss."""
+        candidates = search.candidates
+        moved = candidates.join(
+            {
+                client: _reported(reply, TRAINING_LOSS, len(candidates.options(client)))
+                for client, reply in replies.items()
+                if client in candidates.labels
+            },
+            search.probes,
+        )
+        log(
+            INFO,
+            "round %s: %s client%s joined another group in one grouping or more",
+            server_round,
+            moved,
+            "" if moved == 1 else "s",
+        )
+        return Refit
+
+
+class Score(Everybody):
+    """Every client measures its groups' models, and one grouping is taken.
+
+    On data that it has held out so far, or on its training data, with a correction (`corrected`).
+    The grouping with the fewest groups that is not clearly worse than the best is taken; see
+    `compare`.
+    """
+
+    epochs_factor = 0
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Choose by those who replied, set lambda, and let the pairs start from the groups."""
+        self._record(search, replies)
+        labels = np.stack(list(search.candidates.labels.values()))
+        num_groups = np.array([len(np.unique(column)) for column in labels.T])
+        unknown = np.full((2, len(search.candidates)), np.nan)
+        scores = np.stack([search.scores.get(c, unknown) for c in search.candidates.labels])
+        measured = ~np.isnan(scores[:, 0]).all(axis=1)
+        found = compare(scores[measured, 0], num_groups, STANDARD_ERRORS)
+        groups = labels[:, found.chosen]
+        b = smallest_distance(search.candidates.models[found.chosen][np.unique(groups)])
+        needed = holding_lambda(numbered(groups), scores[:, 1, found.chosen])
+        search.table = np.stack([num_groups, found.means, found.differences, found.errors])
+        search.chosen, search.smallest_distance, search.lam_needed = found.chosen, b, needed
+        search.lam, search.last_round, search.probes = lambda_between(b, needed), server_round, {}
+        log(
+            INFO,
+            "round %s: %s group%s found; lambda is %.4g",
+            server_round,
+            num_groups[found.chosen],
+            "" if num_groups[found.chosen] == 1 else "s",
+            search.lam,
+        )
+        if search.lam < needed:
+            log(
+                INFO,
+                "At these models, which are not at their best yet, it would take a lambda of %.4g "
+                "to hold every group at one model; models of a group may stay apart",
+                needed,
+            )
+        # theta_ij = omega_i - omega_j, v_ij = 0: every pair is plain.
+        start = self._start_of(search, state.clients.ids)
+        state.pairs = PairwiseStore(start, scad(search.lam), state.pairs.rho)
+        return Fusion
+
+    def _record(self, search: Search, replies: Mapping[int, Reply]) -> None:
+        """Keep the losses and gradient norms that clients report."""
+        labels = search.candidates.labels
+        columns = np.stack(list(labels.values())).T
+        sizes = np.stack([np.bincount(column)[column] for column in columns], axis=1)
+        for place, client in enumerate(labels):
+            if (reply := replies.get(client)) is None:
+                continue
+            held_out, training, norms = (
+                _reported(reply, name, len(columns))
+                for name in (HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM)
+            )
+            if client in search.optimism:
+                optimism = float(search.optimism[client][0])
+                held_out = corrected(training, optimism, sizes[place], reply.num_examples)
+            search.scores[client] = np.stack([held_out, norms])
+
+    def _start_of(self, search: Search, client_ids: Sequence[int]) -> NDArray[Any]:
+        """Return the omega_i that FPFC starts from: alpha_l, or the mean of the consensus."""
+        candidates = search.candidates
+        search.unplaced = {client for client in client_ids if client not in candidates.labels}
+        return np.stack(
+            [
+                search.center if c in search.unplaced else candidates.models_of(c)[search.chosen]
+                for c in client_ids
+            ]
+        )
+
+
+class Fusion(Stage):
+    """FPFC's own rounds, from the groups' models; lambda follows the present clusters."""
+
+    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+        """Ask the sampled clients for (5); who took no part in the search joins as new."""
+        return fusion_tasks(start, newcomers=search.unplaced)
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Renew lambda every `RENEWAL` rounds, unless the user has set a penalty."""
+        search.unplaced -= replies.keys()
+        is_due = (server_round - search.last_round) % RENEWAL == 0
+        if is_due and state.source.replacement is None:
+            labels = state.source.labels(state.pairs)
+            weights = state.clients.column("num_examples")
+            self.renew(search, cluster_models(state.pairs.omega, weights, labels))
+        return None
+
+    def renew(self, search: Search, models: NDArray[Any]) -> None:
+        """Set lambda by the models of the present clusters; with one cluster it stays.
+
+        Where a group has split, its parts are near each other; a smaller lambda would split more.
+        """
+        b = smallest_distance(models)
+        has_split = len(models) > search.table[0, search.chosen]
+        if np.isfinite(b) and b > 0 and (b / NO_FUSION.a > search.lam or not has_split):
+            search.lam = b / NO_FUSION.a
+
+
+def lambda_between(b: float, needed: float) -> float:
+    """Return lambda for groups whose models are b or more apart.
+
+    b/a: SCAD is flat beyond a lambda, so that no two groups pull on each other, and the groups are
+    held together as firmly as that allows. With one group (b is NaN) twice what holding it takes.
+    """
+    return b / NO_FUSION.a if np.isfinite(b) else 2 * needed
+
+
+def _reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
+    """Return what a client says of every model; NaN where it says nothing, or nothing finite."""
+    values = np.array([reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)])
+    return np.where(np.isfinite(values), values, np.nan)
