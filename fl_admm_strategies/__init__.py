@@ -6,6 +6,7 @@ from .algorithms.fedadmm import FedADMM
 from .algorithms.fedala import FedALA
 from .algorithms.fedalt import FedAlt
 from .algorithms.fedapm import FedAPM
+from .algorithms.fedavg import FedAvg
 from .algorithms.fedcp import FedCP
 from .algorithms.fedgia import FedGiA
 from .algorithms.fedmavg import FedMAvg
@@ -53,6 +54,7 @@ __all__ = [
     "FedALA",
     "FedAPM",
     "FedAlt",
+    "FedAvg",
     "FedCP",
     "FedGiA",
     "FedMAvg",

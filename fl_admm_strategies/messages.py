@@ -10,6 +10,7 @@ from .algorithms.fedala import FedALAInstruction as FedALAInstruction
 from .algorithms.fedalt import FedAltInstruction as FedAltInstruction
 from .algorithms.fedapm import FedAPMEvaluation as FedAPMEvaluation
 from .algorithms.fedapm import FedAPMInstruction as FedAPMInstruction
+from .algorithms.fedavg import FedAvgInstruction as FedAvgInstruction
 from .algorithms.fedcp import FedCPInstruction as FedCPInstruction
 from .algorithms.fedgia import FedGiAInstruction as FedGiAInstruction
 from .algorithms.fedgia import FedGiAQuestion as FedGiAQuestion

@@ -16,7 +16,6 @@ import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.server import ServerAppComponents, ServerConfig
-from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 from torch import nn
 
@@ -109,7 +108,7 @@ def names(method: str) -> dict[str, Any]:
         "Memory": import_module("clients.toolkit.round.memory").Memory,
         "ClientTable": import_module("fl_admm_strategies.maths.clienttable").ClientTable,
         "ClientApp": ClientApp,
-        "FedAvg": FedAvg,
+        "flwr": flwr,
         "ServerAppComponents": ServerAppComponents,
         "ServerConfig": ServerConfig,
         "lru_cache": lru_cache,

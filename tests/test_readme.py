@@ -154,8 +154,8 @@ def test_the_table_of_methods_names_what_there_is() -> None:
         and thing not in (SampledStrategy, StatefulStrategy)
     }
     named = {name for _, cell in METHODS for name in re.findall(r"`(\w+)`", cell)}
-    # SGDClient is for Flower's own FedAvg, AttackingClient for tests of any method.
-    bases = {"AttackingClient", "MethodClient", "SGDClient", "TorchClient"}
+    # AttackingClient is for tests of any method.
+    bases = {"AttackingClient", "MethodClient", "TorchClient"}
     assert named == {n for n in clients.__all__ if n.endswith("Client")} - bases
 
 

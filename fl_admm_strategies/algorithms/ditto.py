@@ -19,9 +19,8 @@ from ..maths.checks import check_choice, check_count, check_not_negative, check_
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledSettings, SampledStrategy
-from .shared.base import OwnModelEvaluation, Weights, evaluate_own_models, participants_mean
-from .shared.robust import Aggregation, check_enough, check_rule, robust_or_before
+from .shared.base import OwnModelEvaluation, Weights, evaluate_own_models
+from .shared.robust import RobustSettings, RobustStrategy
 
 
 @dataclass
@@ -45,7 +44,7 @@ class DittoInstruction(Instruction):
     personal_epochs: int
 
 
-class Ditto(SampledStrategy):
+class Ditto(RobustStrategy):
     """Federated learning with a global model and personal ones beside it (Ditto).
 
     Parameters
@@ -62,18 +61,8 @@ class Ditto(SampledStrategy):
         K_p, its local epochs. By default `local_epochs`.
     weights : {"uniform", "size"} (default: "uniform")
         Whether w is the plain mean of the participants' models or weighted by their examples.
-    aggregation : {"mean", "krum", "multi-krum", "median", "trimmed-mean"} (default: "mean")
-        What w is of the participants' models: their mean, or a rule that endures false uploads, as
-        in the paper's experiments. Every upload counts alike in it. See docs/robustness.md.
-    malicious : float (default: 0.2)
-        The share of a round's uploads that such a rule, other than the median, takes for false.
     **base
-        The parameters of `SampledStrategy`.
-
-    Raises
-    ------
-    ValueError
-        When the run starts, if fewer clients train in a round than the rule needs.
+        The parameters of `RobustStrategy`; the paper's experiments have robust rules, too.
 
     Notes
     -----
@@ -99,9 +88,7 @@ class Ditto(SampledStrategy):
         personal_lr: float | None = None,
         personal_epochs: int | None = None,
         weights: Weights = "uniform",
-        aggregation: Aggregation = "mean",
-        malicious: float = 0.2,
-        **base: Unpack[SampledSettings],
+        **base: Unpack[RobustSettings],
     ) -> None:
         super().__init__(**base)
         check_not_negative("lam", lam)
@@ -112,11 +99,10 @@ class Ditto(SampledStrategy):
         if personal_epochs is not None:
             check_count("personal_epochs", personal_epochs, least=1)
         check_choice("weights", weights, ("uniform", "size"))
-        check_rule(aggregation, malicious)
-        if weights == "size" and aggregation != "mean":
+        if weights == "size" and self.aggregation != "mean":
             raise ValueError(
-                f"weights is 'size', expected 'uniform' beside aggregation={aggregation!r}, in "
-                "which every upload counts alike."
+                f"weights is 'size', expected 'uniform' beside aggregation={self.aggregation!r}, "
+                "in which every upload counts alike."
             )
         self.lam = lam
         self.lr = lr
@@ -124,8 +110,6 @@ class Ditto(SampledStrategy):
         self.personal_lr = personal_lr
         self.personal_epochs = personal_epochs
         self.weights = weights
-        self.aggregation: Aggregation = aggregation
-        self.malicious = malicious
 
     def init_state(self, arrays: Arrays) -> DittoState:
         """Start with w^0 and all v_i^0 the initial model."""
@@ -135,8 +119,8 @@ class Ditto(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, DittoInstruction]:
         """Send w to everybody, and v_i^0 to clients without a model of their own."""
-        if self.aggregation != "mean" and server_round == 1:
-            check_enough(self.aggregation, self.malicious, len(client_ids))
+        if server_round == 1:
+            self.check_enough(len(client_ids))
         return {
             client: DittoInstruction(
                 model=self.state.model,
@@ -152,13 +136,7 @@ class Ditto(SampledStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i, or to what the rule makes of them."""
-        if self.aggregation != "mean":
-            uploads = [reply.arrays for reply in replies.values()]
-            self.state.model = robust_or_before(
-                self.aggregation, self.malicious, self.state.model, server_round, uploads
-            )
-            return
-        self.state.model = participants_mean(self.state.model, replies, self.weights)
+        self.state.model = self.aggregated(self.state.model, server_round, replies, self.weights)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

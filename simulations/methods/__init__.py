@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .fedavg import FedAvg
-from .federation import Federation, History, Method, grid_of, run_here, run_method
+from .federation import Federation, History, grid_of, run_here, run_method
 from .names import CLIENTS, METHODS, client_of, data_of, strategy_named
 from .tables import (
     algorithm_table,
@@ -16,10 +15,8 @@ from .tables import (
 __all__ = [
     "CLIENTS",
     "METHODS",
-    "FedAvg",
     "Federation",
     "History",
-    "Method",
     "algorithm_table",
     "baseline_table",
     "client_of",

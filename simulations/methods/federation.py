@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context
@@ -15,73 +15,18 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from clients import AttackingClient, client_app
-from clients.toolkit.round.app import Cohort
 from clients.toolkit.solving.solvers import one_thread
-from fl_admm_strategies import InProcessGrid, Models
-from fl_admm_strategies.algorithms.shared.robust import Aggregation, check_enough
-from fl_admm_strategies.runtime.callbacks import StopRule
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from fl_admm_strategies.algorithms.shared.robust import RobustStrategy
 from fl_admm_strategies.runtime.common.settings import parameters_of
 from fl_admm_strategies.runtime.members.sampling import num_sampled
-from fl_admm_strategies.runtime.messages.records import Metrics
-from fl_admm_strategies.runtime.record import Traffic
 
 from ..problems import Problem
 from ..problems.scores import ModelScores
 from ..settings.constructor import Built
-from .fedavg import FedAvg
 from .measures import finished
 
-_NODES = 2 * (os.cpu_count() or 1)
-
-
-class Method(Protocol):
-    """What the app asks of a strategy. Every `StatefulStrategy` has it, and the app's `FedAvg`."""
-
-    paper: ClassVar[str]
-    """Who described it, and where."""
-
-    @property
-    def kinds(self) -> Mapping[str, str]:
-        """The kinds of models and their titles."""
-
-    @property
-    def title(self) -> str:
-        """The name in tables."""
-
-    @property
-    def train_metrics(self) -> Mapping[int, Mapping[int, Metrics]]:
-        """Metrics by round and client."""
-
-    @property
-    def evaluate_metrics(self) -> Mapping[int, Mapping[int, Metrics]]:
-        """Likewise."""
-
-    @property
-    def traffic(self) -> Mapping[int, Traffic]:
-        """Bytes by round."""
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = ...,
-        *,
-        evaluate_every: int = ...,
-        stop: StopRule | None = ...,
-        on_round: Callable[[int, Mapping[str, float]], None] | None = ...,
-        progress: bool | None = ...,
-        checkpoint_dir: Any = ...,
-        checkpoint_every: int = ...,
-        resume: bool = ...,
-        collect: bool = ...,
-    ) -> Any:
-        """Run."""
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return the state as plain arrays."""
-
-    def models(self) -> Models:
-        """Return all models."""
+_NODES = 2 * (os.cpu_count() or 1)  # the results do not depend on it
 
 
 @dataclass(frozen=True)
@@ -104,14 +49,6 @@ class Federation:
     client: Built
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def cohort(self) -> Cohort:
-        """Whether clients train together: not under Flower's FedAvg, with one on each node."""
-        if issubclass(type(self.method).builds, FedAvg):
-            return False
-        cohort: Cohort = self.problem.settings.training.cohort
-        return cohort
-
     def strategy(self, **more: Any) -> Any:
         """Build the strategy; `more` come before the settings.
 
@@ -129,10 +66,9 @@ class Federation:
         known = parameters_of(type(self.method).builds)
         decided = {name: value for name, value in decided.items() if name in known}
         made = self.method.build(**{**decided, **self.fixed, **more})
-        rule: Aggregation = getattr(made, "aggregation", "mean")
-        if rule != "mean":
-            clients, share = self.problem.num_clients, settings.training.fraction_train
-            check_enough(rule, made.malicious, num_sampled(clients, share))
+        if isinstance(made, RobustStrategy):
+            share = settings.training.fraction_train
+            made.check_enough(num_sampled(self.problem.num_clients, share))
         return made
 
     def initial_arrays(self, strategy: Any) -> ArrayRecord:
@@ -196,7 +132,7 @@ class History:
 
 def run_method(
     problem: Problem,
-    strategy: Method,
+    strategy: StatefulStrategy,
     grid: Grid,
     arrays: ArrayRecord,
     *,
@@ -210,7 +146,7 @@ def run_method(
     ----------
     problem : Problem
         Says what is measured.
-    strategy : Method
+    strategy : StatefulStrategy
         Holds the state and every client's metrics of every round afterwards.
     grid : Grid
         Of any engine, with the method's clients.
@@ -234,7 +170,7 @@ def run_method(
 
 def run_here(
     federation: Federation,
-    strategy: Method,
+    strategy: StatefulStrategy,
     arrays: ArrayRecord,
     *,
     num_rounds: int,
@@ -249,10 +185,8 @@ def run_here(
         If the models were not once evaluated.
     """
     problem = federation.problem
-    # The results do not depend on the number of nodes, but for Flower's FedAvg, which needs all.
-    nodes = problem.num_clients if issubclass(type(federation.method).builds, FedAvg) else _NODES
     options |= {"num_rounds": num_rounds, "evaluate_every": evaluate_every}
-    with one_thread(), grid_of(federation, min(nodes, problem.num_clients)) as grid:
+    with one_thread(), grid_of(federation, min(_NODES, problem.num_clients)) as grid:
         history = run_method(problem, strategy, grid, arrays, **options)
     if not history.rounds:
         raise RuntimeError("no client could evaluate a model; the errors above say why.")
@@ -264,6 +198,6 @@ def grid_of(federation: Federation, num_nodes: int) -> InProcessGrid:
     app = client_app(
         federation.build_client,
         num_clients=federation.problem.num_clients,
-        cohort=federation.cohort,
+        cohort=federation.problem.settings.training.cohort,
     )
     return InProcessGrid(app, num_nodes)

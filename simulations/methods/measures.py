@@ -93,7 +93,7 @@ def finished(
     ----------
     problem : Problem
         Says what is asked for.
-    strategy : Method
+    strategy : StatefulStrategy
         After its run.
     rounds : mapping of int to ModelScores
         The scores by round.

@@ -19,8 +19,7 @@ from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from ..problems import PROBLEMS, Problem
 from ..settings.wording import unknown
-from .fedavg import FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum
-from .federation import Method
+from .robust import ROBUST
 
 _SPELLED = {
     "AsyncFPFC": "async-fpfc",
@@ -39,14 +38,14 @@ def _strategies() -> Iterable[type]:
         strategy = isinstance(exported, type) and issubclass(exported, StatefulStrategy)
         if strategy and not inspect.isabstract(exported):
             yield exported
-    yield from (FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
+    yield from ROBUST
 
 
 def _name(strategy: type) -> str:
     return _SPELLED.get(strategy.__name__, strategy.__name__.lower())
 
 
-METHODS: dict[str, type[Method]] = {
+METHODS: dict[str, type[StatefulStrategy]] = {
     _name(strategy): strategy for strategy in sorted(_strategies(), key=_name)
 }
 """The strategies by the name that a file gives them."""

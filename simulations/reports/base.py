@@ -11,9 +11,10 @@ from flwr.app import ArrayRecord
 from rich.console import RenderableType
 from rich.text import Text
 
+from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime.callbacks import StopRule
 
-from ..methods import Federation, Method
+from ..methods import Federation
 from ..problems import Problem
 from ..problems.scores import ModelScores
 from ..settings.tables import ReportSettings, Settings, setting_of
@@ -138,7 +139,7 @@ class MethodReport:
         """Return the defaults of `left_out` for these data."""
         return {}
 
-    def title(self, strategy: Method) -> str:
+    def title(self, strategy: StatefulStrategy) -> str:
         """Return the method's name as the published tables have it."""
         return strategy.title
 

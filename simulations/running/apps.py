@@ -16,7 +16,6 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from clients import client_app
-from clients.toolkit.round.app import Cohort
 
 from ..experiments.experiment import load_experiment
 from ..experiments.run_config import RunConfig, read_run_config
@@ -59,17 +58,13 @@ def make_client_app(config: RunConfig | None = None) -> ClientApp:
     return client_app(
         lambda context: _build_client(config_of(context), context),
         num_clients=lambda context: _federation(config_of(context)).problem.num_clients,
-        cohort=lambda context: _cohort(config_of(context)),
+        cohort=lambda context: _federation(config_of(context)).problem.settings.training.cohort,
     )
 
 
 @lru_cache(maxsize=2)  # a client is built for every message, so settings are read once a process
 def _federation(config: RunConfig) -> Federation:
     return load_experiment(config).federation
-
-
-def _cohort(config: RunConfig) -> Cohort:
-    return _federation(config).cohort
 
 
 def _build_client(config: RunConfig, context: Context) -> Client:

@@ -110,8 +110,8 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Nodes that host the clients between them (default: two a worker or CPU; for "
-            "Flower's FedAvg one each). The results do not depend on it.",
+            help="Nodes that host the clients between them (default: two a worker or "
+            "CPU). The results do not depend on it.",
         ),
     ] = None,
     ray_address: Annotated[
@@ -152,7 +152,6 @@ def run(
         from fl_admm_strategies.runtime.saving.files import NotWrittenError
 
         from ..experiments.run_config import RunConfig
-        from ..methods import FedAvg
         from .run import prepare
     _quieten(verbose)
     config = RunConfig(name, profile, tuple(change or ()), seed, data_root, out, resume)
@@ -176,9 +175,7 @@ def run(
             markup=False,
         )
         with _ending_ray(how_to_go_on) if engine is Engine.RAY else nullcontext():
-            one_each = issubclass(settings.algorithm.builds, FedAvg)
-            num_nodes = host.num_nodes(num_clients, one_each=one_each)
-            _run(prepared, config, num_nodes, host, verbose)
+            _run(prepared, config, host.num_nodes(num_clients), host, verbose)
     except KeyboardInterrupt:
         _say(f"Interrupted. {how_to_go_on()}")
         raise typer.Exit(_INTERRUPTED) from None

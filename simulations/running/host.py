@@ -80,22 +80,14 @@ class Host:
                 "start --head` on one machine and `ray start --address=HOST:PORT` on the others."
             ) from None
 
-    def num_nodes(self, num_clients: int, *, one_each: bool) -> int:
+    def num_nodes(self, num_clients: int) -> int:
         """Return how many nodes host so many clients; the results do not depend on it.
 
         A message to a node costs milliseconds, whatever it holds, and Flower's engine more with
         every node. Two nodes a worker, so that none waits long for another.
-
-        Parameters
-        ----------
-        num_clients : int
-        one_each : bool
-            Whether the strategy needs a node for each client.
         """
         if self.nodes is not None:
             return min(self.nodes, num_clients)
-        if one_each:
-            return num_clients
         workers = self.workers or os.cpu_count() or 1
         return min(num_clients, 2 * workers if self.ray_address is None else _OF_A_CLUSTER)
 

@@ -10,12 +10,11 @@ import numpy as np
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from fl_admm_strategies import Local
+from fl_admm_strategies import Local, StatefulStrategy
 from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 
 from ..methods import (
     Federation,
-    Method,
     baseline_table,
     client_of,
     completed,
@@ -83,7 +82,7 @@ def _local(problem: Problem) -> Federation:
     return Federation(problem, completed(table, problem.settings.algorithm), table.client)
 
 
-def _last(strategy: Method) -> Mapping[int, Mapping[str, float]]:
+def _last(strategy: StatefulStrategy) -> Mapping[int, Mapping[str, float]]:
     return strategy.evaluate_metrics[max(strategy.evaluate_metrics)]
 
 

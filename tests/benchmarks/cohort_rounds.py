@@ -23,26 +23,23 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import flwr.serverapp.strategy as flowers
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
 from clients import client_app
-from fl_admm_strategies import FedADMM, run_in_process
-from fl_admm_strategies.maths.blocks import weighted_average
-from fl_admm_strategies.runtime.messages.records import Reply
+from fl_admm_strategies import FedADMM, FedAvg, run_in_process
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.support.federation import Mean, run_on_ray
+from tests.support.federation import run_on_ray
 
 ROUNDS = 5  # after the first
 
@@ -70,15 +67,8 @@ CURVES = {
 }
 
 
-class Averaging(Mean):
-    """FedAvg as a strategy of this library: all get the same, each sends its own."""
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        self.state.model = weighted_average(self.state.model, replies)
-
-
 STRATEGIES: dict[str, Any] = {
-    "mean": Averaging,
+    "mean": FedAvg,
     "fedadmm": FedADMM,  # an anchor for each client down, two vectors for each on the server
 }
 
@@ -131,7 +121,7 @@ def measure(
         if method == "flower":
             while len(list(grid.get_node_ids())) < clients:  # it would begin with fewer
                 time.sleep(0.1)
-            strategy = FedAvg(fraction_train=fraction, fraction_evaluate=0.0)
+            strategy = flowers.FedAvg(fraction_train=fraction, fraction_evaluate=0.0)
         else:
             strategy = STRATEGIES[method](fraction_train=fraction, fraction_evaluate=0.0)
         start = ArrayRecord({"w": Array(np.zeros(numbers, np.float32))})

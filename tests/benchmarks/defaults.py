@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context
-from flwr.serverapp.strategy import FedAvg
+from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits, make_friedman1
 from torch import Tensor, nn
@@ -63,6 +62,7 @@ from fl_admm_strategies import (
     FedALA,
     FedAlt,
     FedAPM,
+    FedAvg,
     FedCP,
     FedGiA,
     FedMAvg,
@@ -223,7 +223,7 @@ METHODS: dict[str, tuple[Callable[[Task], Any], Any]] = {
     "PerFedAvg": (lambda task: PerFedAvg(seed=SEED), PerFedAvgClient),
     "LocalSGD": (lambda task: LocalSGD(seed=SEED), LocalSGDClient),
     "Local": (lambda task: Local(seed=SEED), LocalClient),
-    "FedAvg": (lambda task: FedAvg(), SGDClient),
+    "FedAvg": (lambda task: FedAvg(seed=SEED), SGDClient),
 }
 
 COMPLETIONS: dict[str, tuple[Any, Any]] = {
@@ -266,12 +266,9 @@ def run(task: str, method: str, rounds: int = ROUNDS, **settings: Any) -> dict[s
     app = client_app(partial(client_of, task, client_class))
     chosen = strategy(TASKS[task])
     vars(chosen).update(settings)
-    given: dict[str, Any] = {"evaluate_every": rounds}
-    if method == "FedAvg":
-        given = {"train_config": ConfigRecord({"lr": 0.1, "local-epochs": 1, "seed": SEED})}
     first = ArrayRecord(TASKS[task].initial(client_class).state_dict())
     with InProcessGrid(app, CLIENTS) as grid:
-        result = chosen.start(grid, first, num_rounds=rounds, **given)
+        result = chosen.start(grid, first, num_rounds=rounds, evaluate_every=rounds)
     return {name: float(v) for name, v in result.evaluate_metrics_clientapp[rounds].items()}  # type: ignore[arg-type]
 
 

@@ -24,7 +24,7 @@ from fl_admm_strategies import FLAME, FedADMM, InProcessGrid
 from .defaults import CLIENTS, METHODS, ROUNDS, SEED, TASKS, Task, client_of
 
 CASES: dict[str, tuple[Callable[[Task], Any], Any]] = {
-    **{name: case for name, case in METHODS.items() if name not in ("FedAvg", "Local")},
+    **{name: case for name, case in METHODS.items() if name != "Local"},
     "FedADMM, duals on clients": (lambda task: FedADMM(duals="client", seed=SEED), FedADMMClient),
     "FLAME, duals on clients": (lambda task: FLAME(duals="client", seed=SEED), FLAMEClient),
 }

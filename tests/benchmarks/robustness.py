@@ -32,12 +32,12 @@ RULES: dict[str, dict[str, Any]] = {
     for rule in ("median", "trimmed-mean", "krum", "multi-krum")
 }
 """Of Ditto, in the place of a bound."""
-FLOWERS = ("fedavg", "fedmedian", "fedtrimmedavg", "krum", "multi-krum")
-"""Flower's own, which know no bound, and have a node for each client."""
+ROBUST = ("fedmedian", "fedtrimmedavg", "krum", "multi-krum")
+"""FedAvg with a rule, which needs no bound."""
 METHODS = {
     "robustness": [
         *("fpfc", "fedadmm", "fedapm", "flame", "lp-proj-admm", "fedgia"),
-        *("ditto", "fedprox", "local", *FLOWERS),
+        *("ditto", "fedprox", "local", "fedavg", *ROBUST),
     ],
     "robustness-ratings": ["fedmc-admm"],
 }
@@ -59,7 +59,7 @@ def cells(bounds: list[str], seeds: list[int]) -> Iterator[Cell]:
     attacks = [("none", 0), *((kind, count) for count in (1, 5) for kind in ATTACKS)]
     for experiment, methods in METHODS.items():
         for method, bound, (kind, count), seed in product(methods, bounds, attacks, seeds):
-            if (bound in RULES and method != "ditto") or (bound != "none" and method in FLOWERS):
+            if (bound in RULES and method != "ditto") or (bound != "none" and method in ROBUST):
                 continue
             yield Cell(experiment, method, bound, kind, count, seed)
 
@@ -81,7 +81,7 @@ def score(cell: Cell) -> dict[str, float]:
     problem = federation.problem
     strategy = federation.strategy(**{**BOUNDS, **RULES}[cell.bound])
     num_rounds = problem.settings.training.num_rounds
-    with grid_of(federation, CLIENTS if cell.method in FLOWERS else 1) as grid:
+    with grid_of(federation, 1) as grid:
         try:
             history = run_method(
                 problem,

@@ -14,23 +14,19 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import flwr.serverapp.strategy as flowers
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from fl_admm_strategies import InProcessGrid
-from fl_admm_strategies.maths.blocks import weighted_average
-from fl_admm_strategies.runtime.messages.records import Reply
-from tests.support.federation import Mean
+from fl_admm_strategies import FedAvg, InProcessGrid
 
 NUM_CLIENTS, NUM_IMAGES, BATCH = 10, 600, 10
 FEW = 10  # images are enough to see that it runs
@@ -46,13 +42,6 @@ def first_two_nn() -> nn.Module:
 
 def two_nn() -> nn.Module:
     return copy.deepcopy(first_two_nn())
-
-
-class Averaging(Mean):
-    """FedAvg as a strategy of this library."""
-
-    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        self.state.model = weighted_average(self.state.model, replies)
 
 
 def fedavg_app(num_images: int) -> ClientApp:
@@ -102,8 +91,8 @@ def test_a_round_beside_fedavg(benchmark: Any) -> None:
 
     def both() -> None:
         for _ in range(turns):
-            theirs.extend(round_seconds(FedAvg(fraction_evaluate=0.0), num_rounds, images))
-            ours.extend(round_seconds(Averaging(fraction_evaluate=0.0), num_rounds, images))
+            theirs.extend(round_seconds(flowers.FedAvg(fraction_evaluate=0.0), num_rounds, images))
+            ours.extend(round_seconds(FedAvg(fraction_evaluate=0.0), num_rounds, images))
 
     benchmark.pedantic(both, rounds=1)
     ratio = median(ours) / median(theirs)
@@ -115,7 +104,7 @@ def test_a_round_beside_fedavg(benchmark: Any) -> None:
 def test_both_reach_the_same_model() -> None:
     grid = InProcessGrid(fedavg_app(FEW), NUM_CLIENTS)
     start = ArrayRecord(two_nn().state_dict())
-    theirs = FedAvg(fraction_evaluate=0.0).start(grid, start, 1).arrays
-    ours = Averaging(fraction_evaluate=0.0).start(grid, start, 1).arrays
+    theirs = flowers.FedAvg(fraction_evaluate=0.0).start(grid, start, 1).arrays
+    ours = FedAvg(fraction_evaluate=0.0).start(grid, start, 1).arrays
     for name, array in theirs.items():
         np.testing.assert_allclose(ours[name].numpy(), array.numpy(), atol=1e-6)

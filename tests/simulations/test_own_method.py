@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from clients.methods.fedprox import FedProxClient
-from fl_admm_strategies import FedProx
+from fl_admm_strategies import FedProx, StatefulStrategy
 from fl_admm_strategies.maths.checks import check_positive
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from simulations.data import DATASETS
@@ -24,7 +24,7 @@ from simulations.experiments import loading
 from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
-from simulations.methods import CLIENTS, METHODS, Method
+from simulations.methods import CLIENTS, METHODS
 from simulations.problems import PROBLEMS, Problem
 from simulations.problems.scores import METRICS, Metric, Score
 from simulations.reports import REPORTS, Finished, MethodReport, Report
@@ -221,7 +221,7 @@ class HalvingReport(MethodReport):
     settings: ClassVar[type[ReportSettings]] = HalvingReportSettings
     fixed: ClassVar[Mapping[str, Any]] = {"loud": False}
 
-    def title(self, strategy: Method) -> str:
+    def title(self, strategy: StatefulStrategy) -> str:
         assert not strategy.loud  # type: ignore[attr-defined]
         return "Halving, k=1"
 

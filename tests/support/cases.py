@@ -44,6 +44,7 @@ from clients import (
     PerFedAvgClient,
     PFedMeClient,
     PFedMeMatchedClient,
+    SGDClient,
     client_app,
 )
 from fl_admm_strategies import (
@@ -59,6 +60,7 @@ from fl_admm_strategies import (
     FedALA,
     FedAlt,
     FedAPM,
+    FedAvg,
     FedCP,
     FedGiA,
     FedMAvg,
@@ -427,7 +429,8 @@ CASES = [
         stateless_clients=False,
         variant=True,
     ),
-    Case("FedProx", partial(FedProx, mu=0.5, lr=0.5), FedProxClient),
+    Case("FedAvg", partial(FedAvg, lr=0.5), SGDClient),
+    Case("FedProx", partial(FedProx, mu=0.5, lr=0.5), FedProxClient, variant=True),
     Case(
         "Ditto",
         partial(Ditto, lam=0.5, lr=0.5, weights="size"),

@@ -13,10 +13,10 @@ Bartlett, ICML 2018, arXiv:1803.01498. The mathematics is Flower's own; see docs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Literal, cast
+from typing import Literal, Unpack, cast
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
@@ -25,7 +25,9 @@ from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, MultiKrum
 
 from ...maths.blocks import Arrays
 from ...maths.checks import check_choice, check_fraction
-from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, to_array_record
+from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, Reply, to_array_record
+from ...runtime.sampled import SampledSettings, SampledStrategy
+from .base import Weights, participants_mean
 
 Rule = Literal["krum", "multi-krum", "median", "trimmed-mean"]
 Aggregation = Literal["mean"] | Rule
@@ -135,16 +137,61 @@ def aggregate(rule: Rule, malicious: float, uploads: Sequence[Arrays]) -> Arrays
     }
 
 
-def robust_or_before(
-    rule: Rule,
-    malicious: float,
-    before: Arrays,
-    server_round: int,
-    uploads: Sequence[Arrays],
-) -> Arrays:
-    """Return `aggregate` of a round's uploads; the model as it was, and a warning, of too few."""
-    try:
-        return aggregate(rule, malicious, uploads)
-    except ValueError as error:
-        log(WARNING, "Round %s changes nothing: %s", server_round, error)
-        return before
+class RobustSettings(SampledSettings, total=False):
+    """The parameters of `RobustStrategy`."""
+
+    aggregation: Aggregation
+    malicious: float
+
+
+class RobustStrategy(SampledStrategy):
+    """Base of the methods whose server may take a robust rule in place of a mean of models.
+
+    Parameters
+    ----------
+    aggregation : {"mean", "krum", "multi-krum", "median", "trimmed-mean"} (default: "mean")
+        What w is of the participants' models: their mean, or a rule that endures false uploads.
+        Every upload counts alike in a rule. See docs/robustness.md.
+    malicious : float (default: 0.2)
+        The share of a round's uploads that a rule, other than the median, takes for false.
+    **base
+        The parameters of `SampledStrategy`.
+
+    Raises
+    ------
+    ValueError
+        When the run starts, if fewer clients train in a round than the rule needs.
+    """
+
+    def __init__(
+        self,
+        *,
+        aggregation: Aggregation = "mean",
+        malicious: float = 0.2,
+        **base: Unpack[SampledSettings],
+    ) -> None:
+        super().__init__(**base)
+        check_rule(aggregation, malicious)
+        self.aggregation: Aggregation = aggregation
+        self.malicious = malicious
+
+    def check_enough(self, num_uploads: int) -> None:
+        """Raise ValueError if a round of so many uploads is too small for the rule."""
+        if self.aggregation != "mean":
+            check_enough(self.aggregation, self.malicious, num_uploads)
+
+    def aggregated(
+        self, before: Arrays, server_round: int, replies: Mapping[int, Reply], weights: Weights
+    ) -> Arrays:
+        """Return the mean of the uploads, or what the rule makes of them.
+
+        Of too few for the rule, the model as it was, and a warning.
+        """
+        if self.aggregation == "mean":
+            return participants_mean(before, replies, weights)
+        try:
+            uploads = [reply.arrays for reply in replies.values()]
+            return aggregate(self.aggregation, self.malicious, uploads)
+        except ValueError as error:
+            log(WARNING, "Round %s changes nothing: %s", server_round, error)
+            return before

@@ -15,14 +15,10 @@ import pytest
 from flwr.app import MessageType
 from numpy.testing import assert_allclose, assert_array_equal
 
-from clients import DittoClient, FedProxClient, LocalClient, client_app
-from fl_admm_strategies import Ditto, FedProx, Local
+from clients import DittoClient, LocalClient
+from fl_admm_strategies import Ditto, Local
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
 from tests.support.federation import (
-    WatchedGrid,
-    assert_same_bits,
-    client_fn_of,
-    initial_arrays,
     node_of,
 )
 
@@ -87,21 +83,6 @@ def test_the_personal_step_may_have_a_length_of_its_own() -> None:
 
 
 # --- Special cases ------------------------------------------------------------------------------
-
-
-def test_the_global_model_is_fedavgs_to_the_bit() -> None:
-    # On a network with mini-batches, half of the clients a round: the personal step, which comes
-    # second, changes nothing of the first.
-    settings: dict[str, Any] = {"lr": 0.3, "local_epochs": 2, "fraction_train": 0.5, "seed": 2}
-    models = []
-    for strategy, client_class in (
-        (Ditto(lam=0.7, weights="size", **settings), DittoClient),
-        (FedProx(mu=0.0, **settings), FedProxClient),
-    ):
-        grid = WatchedGrid(client_app(client_fn_of(client_class)), 6)
-        strategy.start(grid, initial_arrays(), 4)
-        models.append(strategy.state.model)
-    assert_same_bits(*models)
 
 
 @pytest.mark.parametrize("lam", [0.0, 2.0])

@@ -7,9 +7,9 @@ import pytest
 import clients
 import fl_admm_strategies
 from clients import FedGiAClient, FedGiALinearClient, FPFCClient, SGDClient
-from fl_admm_strategies import FPFC, FedGiA, SampledStrategy, StatefulStrategy
+from fl_admm_strategies import FPFC, FedAvg, FedGiA, SampledStrategy, StatefulStrategy
 from simulations.data import FederatedData, RatingsData, TabularData
-from simulations.methods import CLIENTS, METHODS, FedAvg, client_of, data_of, strategy_named
+from simulations.methods import CLIENTS, METHODS, client_of, data_of, strategy_named
 from simulations.problems import FactorProblem, LinearProblem, TorchProblem
 
 
@@ -20,9 +20,9 @@ def test_every_strategy_of_the_library_has_a_name() -> None:
         for thing in exported
         if isinstance(thing, type) and issubclass(thing, StatefulStrategy)
     }
-    flowers = {"fedavg", "fedmedian", "fedtrimmedavg", "krum", "multi-krum"}
-    assert all(issubclass(METHODS[name], FedAvg) for name in flowers)
-    found = {METHODS[name] for name in METHODS.keys() - flowers}
+    robust = {"fedmedian", "fedtrimmedavg", "krum", "multi-krum"}
+    assert all(issubclass(METHODS[name], FedAvg) for name in robust)
+    found = {METHODS[name] for name in METHODS.keys() - robust}
     assert found == strategies - {StatefulStrategy, SampledStrategy}
     assert METHODS.keys() >= {"fpfc", "fedmc-admm", "lp-proj-admm"}  # not fedmcadmm
 
@@ -42,7 +42,7 @@ def test_the_client_is_chosen_by_the_kind_of_data() -> None:
     assert data_of(FedGiA) == [FederatedData, TabularData]
     assert client_of(FPFC, TorchProblem) is FPFCClient
     assert client_of(FPFC, LinearProblem) is None
-    assert client_of(FedAvg, TorchProblem) is SGDClient  # by Flower's, which it derives from
+    assert client_of(METHODS["krum"], TorchProblem) is SGDClient  # by FedAvg's
     assert data_of(METHODS["fedmc-admm"]) == [RatingsData]
 
 

@@ -28,27 +28,15 @@ def test_nodes_follow_from_the_cores(
     host: Host, num_clients: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    assert host.num_nodes(num_clients, one_each=False) == expected
-    assert host.num_nodes(num_clients, one_each=True) == (
-        num_clients if host.nodes is None else expected
-    )
+    assert host.num_nodes(num_clients) == expected
 
 
 @pytest.mark.usefixtures("flower_logger_as_before")
-@pytest.mark.parametrize(
-    ("name", "expected"), [("fedadmm", 6), ("fedavg", 10)], ids=["ours", "Flower's FedAvg"]
-)
-def test_a_run_packs_its_clients(
-    name: str, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    text = Path("simulations/experiments/fedadmm-digits.toml").read_text(encoding="utf-8")
-    text = text.replace('name = "fedadmm"\nrho = 0.1', f'name = "{name}"')
-    path = tmp_path / "it.toml"
-    path.write_text(text.partition("[baselines")[0], encoding="utf-8")
+def test_a_run_packs_its_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found: list[int] = []
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     monkeypatch.setattr(cli, "_run", lambda run, config, nodes, host, verbose: found.append(nodes))
-    options = ["run", str(path), "--engine", "inprocess", "--out", str(tmp_path / "out")]
+    options = ["run", "fedadmm-digits", "--engine", "inprocess", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(cli.cli, options)
     assert result.exit_code == 0, result.output
-    assert found == [expected]
+    assert found == [6]  # of 10 clients

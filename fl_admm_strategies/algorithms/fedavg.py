@@ -1,0 +1,104 @@
+"""FedAvg: clients descend on their own losses from a common model, which becomes their mean.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017, arXiv:1602.05629: Algorithm 1; see docs/methods/fedavg.md.
+The client is `clients.SGDClient`, or any that was written for Flower's own FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+from ..maths.blocks import Arrays
+from ..maths.checks import check_count, check_positive
+from ..runtime.algorithm import OnClient
+from ..runtime.messages.records import Reply
+from ..runtime.messages.schema import Instruction
+from .shared.robust import RobustSettings, RobustStrategy
+
+
+@dataclass
+class FedAvgState:
+    """w, the global model."""
+
+    model: Arrays
+
+
+@dataclass(frozen=True)
+class FedAvgInstruction(Instruction):
+    """What a client gets: w, which it starts from. The group is called as Flower calls it."""
+
+    arrays: Arrays
+    lr: float
+    local_epochs: int
+
+
+_TITLES = {
+    "mean": "FedAvg",
+    "krum": "Krum",
+    "multi-krum": "multi-Krum",
+    "median": "FedMedian",
+    "trimmed-mean": "FedTrimmedAvg",
+}
+
+
+class FedAvg(RobustStrategy):
+    """Federated averaging (FedAvg), with the mean or a robust rule.
+
+    Parameters
+    ----------
+    lr : float (default: 0.1)
+        eta, the clients' step size.
+    local_epochs : int (default: 1)
+        E, local epochs.
+    **base
+        The parameters of `RobustStrategy`.
+
+    Notes
+    -----
+    w is the mean of the participants' models, weighted by their examples. A client that was written
+    for Flower's own FedAvg will do; it may leave `lr` and `local_epochs` unread.
+    """
+
+    method: ClassVar = None
+    paper: ClassVar = (
+        "McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017, arXiv:1602.05629"
+    )
+    kinds: ClassVar = {"global": "one global model"}
+
+    def __init__(
+        self, *, lr: float = 0.1, local_epochs: int = 1, **base: Unpack[RobustSettings]
+    ) -> None:
+        super().__init__(**base)
+        check_positive("lr", lr)
+        check_count("local_epochs", local_epochs, least=1)
+        self.lr = lr
+        self.local_epochs = local_epochs
+
+    @property
+    def title(self) -> str:
+        """The method's name as its paper, or that of the robust rule, writes it."""
+        return _TITLES[self.aggregation]
+
+    def init_state(self, arrays: Arrays) -> FedAvgState:
+        """Start with w^0, the initial model."""
+        return FedAvgState(arrays)
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedAvgInstruction]:
+        """Send w to everybody."""
+        if server_round == 1:
+            self.check_enough(len(client_ids))
+        instruction = FedAvgInstruction(self.state.model, self.lr, self.local_epochs)
+        return dict.fromkeys(client_ids, instruction)
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Set w to the mean of the participants' w_i, weighted by n_i, or to what the rule says."""
+        self.state.model = self.aggregated(self.state.model, server_round, replies, "size")
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return w."""
+        return {name: array.copy() for name, array in self.state.model.items()}

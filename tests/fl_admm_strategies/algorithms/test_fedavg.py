@@ -1,0 +1,180 @@
+"""FedAvg by hand, and to the bit: Flower's own, and the methods that are it in a limit.
+
+The clients by hand are the three of the pages' worked examples: see `quadratics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import flwr.serverapp.strategy as flowers
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from clients import DittoClient, FedProxClient, SGDClient, client_app
+from fl_admm_strategies import Ditto, FedAvg, FedProx, InProcessGrid
+from fl_admm_strategies.maths.blocks import Arrays
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, follow
+from tests.support.federation import (
+    assert_same_bits,
+    client_fn_of,
+    dataset,
+    initial_arrays,
+    make_client,
+    make_model,
+    node_of,
+)
+
+NUM_CLIENTS = 6
+
+
+def fedavg(**settings: Any) -> FedAvg:
+    return FedAvg(**{"lr": 0.1, "local_epochs": 2, "fraction_evaluate": 0.0} | settings)
+
+
+def run(grid: Grid, *rounds: Sequence[int], **options: Any) -> list[float]:
+    """Return w after every round."""
+    strategy = fedavg()
+    w = follow(strategy, grid, *rounds, read=lambda: strategy.state.model["w"].item(), **options)
+    return [*w]
+
+
+# --- By hand --------------------------------------------------------------------------------------
+
+
+def test_the_worked_example() -> None:
+    # x - b_i shrinks by 1 - .1 a_i a step, so by .81, .64, .36 a round. From 0: 1 - .81 = .19,
+    # -(1 - .64) = -.36, 3 (1 - .36) = 1.92, and w = (10 * .19 - 20 * .36 + 30 * 1.92)/60
+    # = 52.3/60 = .8716666667. Then 1 - .81 (1 - w) = .89605, -1 + .64 (1 + w) = .1978666667,
+    # 3 - .36 (3 - w) = 2.2338, and w = (8.9605 + 3.9573333333 + 67.014)/60 = 1.3321972222.
+    assert_allclose(run(Grid(SGDClient), ALL, ALL), [0.8716666667, 1.3321972222], atol=1e-8)
+
+
+def test_the_mean_is_over_those_who_take_part() -> None:
+    # Clients 1 and 2, then 2 and 3: w = (10 * .19 - 20 * .36)/30 = -.1766666667;
+    # w_2 = -1 + .64 (1 + w) = -.4730666667, w_3 = 3 - .36 (3 - w) = 1.8564, and
+    # w = (-20 * .4730666667 + 30 * 1.8564)/50 = .9246133333.
+    w = run(Grid(SGDClient), (0, 1), (1, 2))
+    assert_allclose(w, [-0.1766666667, 0.9246133333], atol=1e-8)
+
+
+def test_a_joining_client_is_one_more_participant() -> None:
+    # Client 3 comes after round 1: 1 - .81 (1 - w) = .0469, -.4730666667, 1.8564, and
+    # w = (.469 - 9.4613333333 + 55.692)/60 = .7783277778.
+    grid = Grid(SGDClient, away=[2])
+    w = run(grid, (0, 1), ALL, after={1: grid.away.clear})
+    assert_allclose(w, [-0.1766666667, 0.7783277778], atol=1e-8)
+
+
+def test_clients_keep_nothing_and_are_sent_the_model_alone() -> None:
+    grid, strategy = Grid(SGDClient), fedavg()
+    follow(strategy, grid, ALL, (0, 1))
+    for client in ALL:
+        assert not grid.context(node_of(client)).state.array_records
+    assert {r: tuple(bytes_) for r, bytes_ in strategy.traffic.items()} == {
+        1: (24, 24),
+        2: (16, 16),
+    }
+    for content in grid.sent_in(MessageType.TRAIN, 2).values():
+        assert list(content.array_records) == ["arrays"]
+    before = strategy.state_dict()
+    strategy.global_model()["w"] += 1  # a copy
+    assert_array_equal(strategy.state_dict()["state/model/w"], before["state/model/w"])
+
+
+def test_buffers_are_averaged_as_the_parameters_are() -> None:
+    # Two passes over n_i samples: seen = 2 n_i = 20, 40, 60 and the mean, weighted by n_i,
+    # (10 * 20 + 20 * 40 + 30 * 60)/60 = 46.6667; as much again in round 2. An integer stays one.
+    strategy = fedavg()
+    follow(strategy, Grid(SGDClient, Counting), ALL, ALL)
+    model = strategy.global_model()
+    assert_allclose(model["seen"], [93.3333333333], atol=1e-8)
+    assert (model["steps"].dtype, model["steps"]) == ("int64", 4)
+
+
+# --- To the bit -----------------------------------------------------------------------------------
+
+SETTINGS: dict[str, Any] = {"lr": 0.3, "local_epochs": 2, "seed": 2, "fraction_train": 0.5}
+
+
+def final(strategy: Any, client_fn: Callable[[Context], Any], arrays: ArrayRecord) -> Arrays:
+    """Return the model after four rounds of half of the clients."""
+    strategy.start(InProcessGrid(client_app(client_fn), NUM_CLIENTS), arrays, 4)
+    return {name: array.numpy() for name, array in strategy.global_arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("make", "client_class"),
+    [
+        (lambda: FedProx(mu=0.0, **SETTINGS), FedProxClient),
+        # The personal step comes second and changes nothing of the first.
+        (lambda: Ditto(lam=0.7, weights="size", **SETTINGS), DittoClient),
+    ],
+    ids=["FedProx", "Ditto"],
+)
+def test_what_is_fedavg_in_a_limit_is_it_to_the_bit(make: Any, client_class: Any) -> None:
+    expected = final(FedAvg(**SETTINGS), client_fn_of(SGDClient), initial_arrays())
+    assert_same_bits(final(make(), client_fn_of(client_class), initial_arrays()), expected)
+
+
+class Flowers(flowers.FedAvg):
+    """Flower's own, with given clients in each round, in the order of their ids."""
+
+    def __init__(self, trained: dict[int, list[int]]) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self.trained = trained
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
+    ) -> Iterable[Message]:
+        messages = super().configure_train(server_round, arrays, config, grid)
+        of = {message.metadata.dst_node_id: message for message in messages}
+        return [of[node_of(client)] for client in self.trained[server_round]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_it_is_flowers_own_to_the_bit(dtype: torch.dtype) -> None:
+    # Both sum n_i/n w_i in the order of the clients. Flower does it in the type of the arrays, so
+    # in double precision the bits are the same. In single precision this library sums in double and
+    # rounds once, where Flower rounds 3 products and 2 sums: up to 6 roundings of 2^-24 a round.
+    def client_fn(context: Context) -> Any:
+        inputs, labels = dataset(int(context.node_config["partition-id"])).tensors
+        loader = DataLoader(TensorDataset(inputs.to(dtype), labels), batch_size=4, shuffle=True)
+        return SGDClient(
+            context, make_model().to(dtype), loader, nn.CrossEntropyLoss(), test_loader=loader
+        ).to_client()
+
+    arrays = ArrayRecord(make_model().to(dtype).state_dict())
+    strategy = FedAvg(**SETTINGS)
+    ours = final(strategy, client_fn, arrays)
+    chosen = {r: sorted(clients) for r, clients in strategy.train_metrics.items()}
+    assert len({tuple(clients) for clients in chosen.values()}) > 1
+    config = ConfigRecord({"lr": 0.3, "local-epochs": 2, "seed": 2})
+    with InProcessGrid(client_app(client_fn), NUM_CLIENTS) as grid:
+        result = Flowers(chosen).start(grid, arrays, 4, train_config=config)
+    theirs = {name: array.numpy() for name, array in result.arrays.items()}
+    if dtype == torch.float64:
+        assert_same_bits(ours, theirs)
+    for name, array in theirs.items():
+        assert_allclose(ours[name], array, atol=4 * 6 * 2**-24, rtol=0)
+
+
+# --- Settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", [{"lr": 0.0}, {"local_epochs": 0}, {"aggregation": "mode"}])
+def test_bad_settings_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        FedAvg(**setting)
+
+
+def test_the_client_says_which_setting_flowers_strategy_did_not_send() -> None:
+    client: Any = make_client(SGDClient, Context(1, 2, {}, RecordDict(), {}))
+    with pytest.raises(ValueError, match="'lr'"):
+        client.fit([np.zeros(1)], {"server-round": 1})
