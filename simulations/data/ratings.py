@@ -380,11 +380,11 @@ def _movies(path: Path) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any
         heads = [*re.finditer(rb"^(\d+):\r?$", text, re.MULTILINE)]
         starts = [0, *(head.end() for head in heads)]
         stops = [*(head.start() for head in heads), len(text)]
-        for own, start, stop in zip([None, *heads], starts, stops, strict=True):
-            if own is not None:
+        for head, start, stop in zip([None, *heads], starts, stops, strict=True):
+            if head is not None:
                 if movie is not None and parts:
                     yield movie, *np.concatenate(parts).T
-                movie, parts = int(own[1]), []
+                movie, parts = int(head[1]), []
             if body := text[start:stop].strip():
                 if movie is None:
                     what = "line 1: expected 'movie:' before the first rating"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from torch.nn import functional
 
 from .federated import generator
 from .files import damaged, missing_file
-from .images import read_images, torchvision_datasets
+from .images import downloading, read_images, torchvision_datasets
 
 Index = npt.NDArray[np.int64]
 
@@ -127,12 +126,12 @@ def mnist_writers(seed: int, root: Path) -> Pool:
     matrices /= size[:, None, None]
 
     def read(index: Index) -> Tensor:
-        own = writers[index]
+        their_writers = writers[index]
         ink = _normalised(images[index], 0, 1)
-        matrix = torch.from_numpy(matrices[own].astype(np.float32))
+        matrix = torch.from_numpy(matrices[their_writers].astype(np.float32))
         grid = functional.affine_grid(matrix, list(ink.shape), align_corners=False)
         ink = functional.grid_sample(ink, grid, align_corners=False)
-        gamma = torch.from_numpy((2 ** power[own]).astype(np.float32))
+        gamma = torch.from_numpy((2 ** power[their_writers]).astype(np.float32))
         return ink.clamp_(0, 1).pow_(gamma[:, None, None, None])
 
     return Pool(labels, 10, read, writers, "synthetic stand-in for FEMNIST")
@@ -225,16 +224,10 @@ def cifar10(seed: int, root: Path) -> Pool:
 def _official_cifar10(folder: Path) -> Images:
     datasets = torchvision_datasets("CIFAR10", folder, CIFAR10_SOURCE)
     if not folder.is_dir():
-        # Downloaded beside its place and moved when complete, so that no worker reads half of it.
         missing = missing_file(folder / "data_batch_1", CIFAR10_SOURCE)
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-                datasets.CIFAR10(temporary, download=True)
-                if not folder.is_dir():
-                    (Path(temporary) / CIFAR10_FOLDER).replace(folder)
-        except (OSError, RuntimeError) as error:
-            raise FileNotFoundError(f"{missing} (Downloading it failed: {error})") from error
+        with downloading(datasets.CIFAR10, folder.parent, missing) as temporary:
+            if not folder.is_dir():
+                (temporary / CIFAR10_FOLDER).replace(folder)
     try:
         parts = [datasets.CIFAR10(folder.parent, train=train) for train in (True, False)]
     except RuntimeError as error:

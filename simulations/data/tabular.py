@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,7 +211,6 @@ def qsar(
         If a file is missing or damaged, `mu` is out of range, or there are more clients than
         samples.
     """
-    _check_mu(mu)
     folder = root / "qsar-oral-toxicity"
     x = _read_mat(folder / "toxicity.mat", "X", QSAR_SHAPE)
     _check_entries(folder / "toxicity.mat", "X", x, (0, 1))
@@ -255,7 +253,6 @@ def santander(
         If the file is missing or damaged, `mu` is out of range, or there are more clients than
         samples.
     """
-    _check_mu(mu)
     path, (rows, columns) = root / "santander" / "train.csv", SANTANDER_SHAPE
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -281,15 +278,12 @@ def santander(
     return _deal_logistic("santander", seed, a, b, clients, mu, reg_scaling)
 
 
-def _check_mu(mu: float) -> None:
-    if not 0 <= mu < math.inf:
-        raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
-
-
 def _deal_logistic(
     name: str, seed: int, a: Array, b: Array, clients: int, mu: float, reg_scaling: RegScaling
 ) -> TabularData:
     """Divide the columns by their norms, in place, and deal the samples of Example V.2."""
+    if not 0 <= mu < math.inf:
+        raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
     draw = generator(seed, name)
     sizes = random_sizes(len(a), clients, draw)
     order = draw.permutation(len(a))

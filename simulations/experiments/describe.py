@@ -133,5 +133,5 @@ def _written(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_written, value))}]"
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_written(own)}" for key, own in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {_written(inner)}" for key, inner in value.items()) + " }"
     return str(value)

@@ -110,7 +110,7 @@ class Problem(ABC):
         Clients report ``KIND-METRIC``.
         """
         key = f"{kind}-{self.metric.key}"
-        values = [own[key] for own in clients.values() if key in own]
+        values = [reported[key] for reported in clients.values() if key in reported]
         return score(values, self.metric) if values else None
 
     def scores(self, kinds: Mapping[str, str], clients: Mapping[int, Metrics]) -> ModelScores:

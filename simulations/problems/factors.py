@@ -65,8 +65,8 @@ class FactorProblem(Problem):
 
     def client_arguments(self, client_id: int) -> dict[str, Any]:
         """Return the ratings of the client's users, and what turns them into stars."""
-        own = self.data.clients[client_id]
-        return {"train": own.train, "test": own.test, "mean": self.data.mean, "std": self.data.std}
+        data, client = self.data, self.data.clients[client_id]
+        return {"train": client.train, "test": client.test, "mean": data.mean, "std": data.std}
 
     @property
     def metric(self) -> Metric:
@@ -78,6 +78,6 @@ class FactorProblem(Problem):
 
         The one model there is, users' and items' factors together, is the headline kind.
         """
-        total = math.fsum(own["squared-error"] for own in clients.values())
-        count = math.fsum(own["test-ratings"] for own in clients.values())
+        total = math.fsum(reported["squared-error"] for reported in clients.values())
+        count = math.fsum(reported["test-ratings"] for reported in clients.values())
         return ModelScores({next(iter(kinds.values())): Score(mean=math.sqrt(total / count))})

@@ -38,9 +38,9 @@ class LinearProblem(Problem):
         # As with torch's: a sum's bits depend on how many threads share it, and engines differ.
         threadpool_limits(1)
         if self.data.loss == "least-squares":
-            return [LeastSquares(*own) for own in self.data.clients]
+            return [LeastSquares(*samples) for samples in self.data.clients]
         regulariser = {"mu": self.data.mu, "reg_scaling": self.data.reg_scaling}
-        return [Logistic(*own, **regulariser) for own in self.data.clients]
+        return [Logistic(*samples, **regulariser) for samples in self.data.clients]
 
     def initial_arrays(self, strategy: Any) -> ArrayRecord:
         """Return x = 0."""
@@ -48,8 +48,8 @@ class LinearProblem(Problem):
 
     def client_arguments(self, client_id: int) -> dict[str, Any]:
         """Return f_i, which is evaluated as well: there are no samples but the training's."""
-        own = self.losses[client_id]
-        return {"problem": own, "test_problem": own}
+        loss = self.losses[client_id]
+        return {"problem": loss, "test_problem": loss}
 
     @property
     def metric(self) -> Metric:
@@ -58,5 +58,6 @@ class LinearProblem(Problem):
 
     def score_of(self, kind: str, clients: Mapping[int, Metrics]) -> Score | None:
         """Return f(x), the mean of the clients' f_i(x)."""
-        values = [own[f"{kind}-loss"] for own in clients.values() if f"{kind}-loss" in own]
+        key = f"{kind}-loss"
+        values = [reported[key] for reported in clients.values() if key in reported]
         return Score(mean=float(np.mean(values))) if values else None

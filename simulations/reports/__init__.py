@@ -34,9 +34,9 @@ REPORTS: dict[type, type[MethodReport]] = {
 
 def report_of(strategy: type, problem: type[Problem]) -> MethodReport:
     """Return the report of a method, or of the nearest one that it derives from, on such data."""
-    own = next((REPORTS[owner] for owner in strategy.__mro__ if owner in REPORTS), MethodReport)
-    serves = own.problems is None or issubclass(problem, own.problems)
-    return own() if serves else MethodReport()
+    report = next((REPORTS[owner] for owner in strategy.__mro__ if owner in REPORTS), MethodReport)
+    serves = report.problems is None or issubclass(problem, report.problems)
+    return report() if serves else MethodReport()
 
 
 __all__ = [

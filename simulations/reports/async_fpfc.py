@@ -55,7 +55,7 @@ class AsyncFPFCReport(FPFCReport):
 
     def report(self, run: Finished) -> Report:
         """Report what FPFC's does, how stale replies were, and what waiting for them costs."""
-        own = super().report(run)
+        base = super().report(run)
         runs = [_own(run)]
         clock, active = runs[0].scores[-1][0], _active(run)
         if run.strategy.delay is not None:
@@ -69,13 +69,13 @@ class AsyncFPFCReport(FPFCReport):
             f"{max(staleness.values())} at most. {clock:,.1f} seconds "
             + ("of the simulated clock." if run.strategy.delay is not None else "of training.")
         )
-        *body, summary = own.body
+        *body, summary = base.body
         return replace(
-            own,
+            base,
             body=(*body, *([_table(run, runs)] if files else []), age, summary),
-            files={**own.files, **files},
+            files={**base.files, **files},
             extra={
-                **own.extra,
+                **base.extra,
                 "seconds_of_the_clock": clock,
                 "staleness": staleness,
                 "by_the_clock": {
@@ -87,8 +87,8 @@ class AsyncFPFCReport(FPFCReport):
 
 
 def _active(run: Finished) -> tuple[int, ...]:
-    own: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
-    return own.active
+    asked: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
+    return asked.active
 
 
 def _headline(run: Finished, scores: ModelScores) -> float:

@@ -141,8 +141,8 @@ def _draw_tree(axes: Axes, labels: NDArray[np.int64], true_clusters: ArrayLike |
     place[order] = np.arange(m)
 
     def middles(stage: int) -> NDArray[np.float64]:
-        own = labels[:, stage]
-        return np.array([place[own == label].mean() for label in own])
+        found = labels[:, stage]
+        return np.array([place[found == label].mean() for label in found])
 
     at = [place, *(middles(stage) for stage in range(stages))]
     for stage in range(stages):

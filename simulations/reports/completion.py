@@ -39,7 +39,8 @@ class CompletionReport(MethodReport):
         data, strategy, settings = run.problem.data, run.strategy, run.settings
         assert isinstance(settings.report, CompletionReportSettings)
         rank = settings.model.rank
-        train, test = ([getattr(own, part) for own in data.clients] for part in ("train", "test"))
+        train = [client.train for client in data.clients]
+        test = [client.test for client in data.clients]
         users, items = alternating_least_squares(
             train,
             generator(settings.seed, "als").random((data.num_items, rank)),
@@ -53,10 +54,10 @@ class CompletionReport(MethodReport):
         popularity = data.std * rmse_of_items(test, popular)
         constant = data.std * rmse_of_items(test, np.full_like(popular, mean))
         (factors,) = strategy.global_model().values()
-        losses = [own["loss"] for own in run.clients.values()]
+        losses = [client["loss"] for client in run.clients.values()]
         objective = math.fsum(losses) / len(losses) + strategy.regularizer.value(factors)
         nonzeros, entries = (
-            math.fsum(own[name] for own in run.clients.values())
+            math.fsum(client[name] for client in run.clients.values())
             for name in ("user-nonzeros", "user-entries")
         )
         nnz_users, nnz_items = nonzeros / entries, np.count_nonzero(factors) / factors.size

@@ -16,9 +16,9 @@ class FLAMEReport(MethodReport):
         """Report how fair each kind of model is, and which one the clients prefer."""
         strategy, clients = run.strategy, run.clients.values()
         fairness = {
-            title: _fairness([own[f"{kind}-loss"] for own in clients])
+            title: _fairness([reported[f"{kind}-loss"] for reported in clients])
             for kind, title in strategy.kinds.items()
-            if all(f"{kind}-loss" in own for own in clients)
+            if all(f"{kind}-loss" in reported for reported in clients)
         }
         headers = ("Mean", "Variance", "Sample variance")
         table = small_table("Fairness: the test loss of the clients", "Model", *headers)
@@ -41,7 +41,7 @@ def _summary(run: Finished) -> Text:
     """Say in two sentences what came out, for somebody who has not read the paper."""
     titles, clients = run.strategy.kinds, run.clients
     by = "val" if titles["hm-val"] in run.scores.models else "oracle"
-    personal = sum(own[f"hm-{by}-personal"] for own in clients.values())
+    personal = sum(reported[f"hm-{by}-personal"] for reported in clients.values())
     where = "validation" if by == "val" else "test"
     return Text.assemble(
         (f"FLAME trained one model for each of {run.problem.num_clients} clients", "bold"),

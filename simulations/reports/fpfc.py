@@ -58,7 +58,7 @@ class FPFCReport(MethodReport):
             cost = communication_cost(
                 run.problem.num_clients,
                 dim,
-                [len(own) for number, own in strategy.train_metrics.items() if number > searched],
+                [len(met) for number, met in strategy.train_metrics.items() if number > searched],
                 shared,
             ) + _numbers_sent(strategy, searched)
         else:  # a path sends models again, AsyncFPFC omega_i with zeta_i

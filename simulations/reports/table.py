@@ -95,8 +95,8 @@ def results_table(result: Result) -> Group:
 
     table.add_row(Text("This run", style="bold"))
     for title, values in result.models.items():
-        own = cells(result.cells.get(title, {}), "")
-        table.add_row(Text(f"  {title}"), *numbers(values), *own, style="bold cyan")
+        its_cells = cells(result.cells.get(title, {}), "")
+        table.add_row(Text(f"  {title}"), *numbers(values), *its_cells, style="bold cyan")
     for title, row in result.cells.items():
         if title not in result.models:
             empty = [""] * (1 + len(spread))

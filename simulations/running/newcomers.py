@@ -93,7 +93,8 @@ def _render(
     local: tuple[Local, ModelScores],
 ) -> tuple[list[RenderableType], dict[str, Any]]:
     strategy = joined[0]
-    groups, metric, own, alone = strategy.groups(), problem.metric, _last(strategy), _last(local[0])
+    groups, metric = strategy.groups(), problem.metric
+    together, alone = _last(strategy), _last(local[0])
     true, of_group = problem.data.true_clusters, _true_of(run)
     headers = ("True cluster", "Group", metric.header, "of the group", "Local")
     table = small_table("New clients, which the run did not know", "Client", *headers)
@@ -101,7 +102,8 @@ def _render(
     for client, group in groups.items():
         is_right = true is not None and group is not None and of_group.get(group) == true[client]
         right += is_right
-        values = [own.get(client, {}).get(f"{k}-{metric.key}") for k in ("personal", "cluster")]
+        mine = together.get(client, {})
+        values = [mine.get(f"{kind}-{metric.key}") for kind in ("personal", "cluster")]
         values.append(alone.get(client, {}).get(f"personal-{metric.key}"))
         if client < _MOST_ROWS:
             table.add_row(
@@ -127,7 +129,7 @@ def _render(
     found = {
         "groups": groups,
         "right": right if true is not None else None,
-        "clients": {client: dict(metrics) for client, metrics in own.items()},
+        "clients": {client: dict(metrics) for client, metrics in together.items()},
         "alone": {client: dict(metrics) for client, metrics in alone.items()},
     }
     return [table, Text(sentence)], found
@@ -141,4 +143,4 @@ def _true_of(run: Finished) -> dict[int, int]:
     members: dict[int, list[int]] = {}
     for client, group in run.strategy.models().cluster_of.items():
         members.setdefault(group, []).append(int(true[client]))
-    return {group: int(np.bincount(own).argmax()) for group, own in members.items()}
+    return {group: int(np.bincount(reported).argmax()) for group, reported in members.items()}
