@@ -22,8 +22,8 @@ FILES = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
 CLIENTS, GROUP_SIZE, NUM_CLASSES = 20, 5, 10
-# A client with less than this can neither be trained nor scored.
-MIN_TRAIN, MIN_TEST, MAX_DRAWS = 10, 2, 100
+MIN_TRAIN, MIN_TEST = 10, 2  # a client with fewer can neither be trained nor scored
+MAX_DRAWS = 100  # of proportions; at 1,000 images and more the first few will do
 
 Index = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.uint8]

@@ -24,7 +24,7 @@ SCALE = (1.0, 5.0)  # stars
 Block: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
 TEXT_BLOCK = 2**24  # bytes of a file that are read at once
-RATINGS_BLOCK = 2**21  # ratings of a block, at least
+RATINGS_BLOCK = 2**21  # ratings of a block, at least: 25 MB
 
 
 class MovieLens(NamedTuple):

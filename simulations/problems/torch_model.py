@@ -31,7 +31,7 @@ class TorchModel(Section):
     name: str
     """The architecture, e.g. 'softmax', 'mlp' or 'cnn'; an unknown name shows all there are."""
     init: str = "pytorch"
-    """How the weights are drawn that all clients start from; likewise."""
+    """How the common initial weights are drawn: 'pytorch' or 'normal'."""
 
 
 class TorchProblem(Problem):

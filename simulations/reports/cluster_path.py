@@ -19,7 +19,7 @@ from .table import small_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_NAMES = 40  # clients that have room for their numbers
+_MOST_NAMES = 40  # with more clients, their numbers would overlap
 
 
 def render_path(

@@ -170,7 +170,7 @@ def _run(run: Finished, hessian: Hessian, steps: int) -> Row:
 
 
 def _summary(row: Row, bound: float) -> Text:
-    """Say in two sentences what came out, for somebody who has not read the paper."""
+    """Return two sentences on the outcome, for a reader who has not read the paper."""
     if row.cr is None:
         return Text.assemble(
             ("FedGiA did not get there", "bold red"),

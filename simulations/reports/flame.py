@@ -38,7 +38,7 @@ class FLAMEReport(MethodReport):
 
 
 def _summary(run: Finished) -> Text:
-    """Say in two sentences what came out, for somebody who has not read the paper."""
+    """Return two sentences on the outcome, for a reader who has not read the paper."""
     titles, clients = run.strategy.kinds, run.clients
     by = "val" if titles["hm-val"] in run.scores.models else "oracle"
     personal = sum(reported[f"hm-{by}-personal"] for reported in clients.values())

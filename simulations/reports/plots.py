@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-DPI = 150
+DPI = 150  # 8 inches become 1200 pixels
 
 # Okabe and Ito's palette, which people with any of the common colour deficiencies tell apart;
 # its black is kept for edges and text, and in the place of its yellow, weak on white, is wine.

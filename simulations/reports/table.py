@@ -143,8 +143,8 @@ def _results_caption(result: Result) -> str:
     ]
     if result.baselines:
         lines.append(
-            "Run here for comparison: same data, start, seed, rounds and share of the clients; "
-            "settings of their own."
+            "Run here for comparison: same data, initial model, seed, rounds and share of clients; "
+            "each method has its settings."
         )
     if result.published:
         lines[-1] += " Published: the paper's own numbers; ± over its seeds."

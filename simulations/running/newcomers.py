@@ -25,7 +25,7 @@ from ..problems.scores import ModelScores
 from ..reports import Finished
 from ..reports.table import small_table
 
-_MOST_ROWS = 30
+_MOST_ROWS = 30  # of the table, which fits on a screen or two
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from simulations.reports.fedgia import FedGiAReport
 from simulations.reports.flame import FLAMEReport
 from simulations.reports.fpfc import FPFCReport
 from tests.simulations.quick_runs import last_evaluation, result_of, run
+from tests.support.refusals import names
 
 DIGITS = (
     "data.name=digits",
@@ -119,9 +120,8 @@ def test_models_that_stay_with_their_clients_are_sent_if_one_asks(
 
     there, text = models("stay")
     assert not there.personal
-    assert "models/ the models (global) as safetensors" in text
-    assert "With --set training.collect-models=true they are sent" in text
+    assert names(text, "models (global)", "training.collect-models=true")
     sent, text = models("sent", "training.collect-models=true")
     assert list(sent.personal) == [0, 1, 2, 3]
-    assert "models/ the models (global and client) as safetensors" in text
-    assert "collect-models=true they are sent" not in text
+    assert names(text, "models (global, client)")
+    assert "training.collect-models=true" not in text
