@@ -19,10 +19,16 @@ import pytest
 from fl_admm_strategies.hosting import workers
 from tests.support.refusals import Warned, warnings_in
 
-# The processes that run clients import what most tests share once, not each of them.
-workers._PRELOAD += ["numba", "tests.support.cases"]
-
 _MOST_WORKERS = 4
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the processes that run clients import once what the slow tests share.
+
+    The fast ones run clients of NumPy only there, and do not wait for PyTorch.
+    """
+    fast = "not slow" in config.option.markexpr
+    workers._PRELOAD = [] if fast else [*workers._PRELOAD, "numba", "tests.support.cases"]
 
 
 @pytest.fixture(scope="session", autouse=True)

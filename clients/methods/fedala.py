@@ -22,11 +22,12 @@ from ..toolkit.solving.solvers import LocalProblem
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 W = "W/"
-"""How W_i is called in the client's memory, beside theta_i, before the names of its parameters."""
+"""Prefix of W_i's parameters in the client's memory, which holds theta_i as well."""
 SETTLED, WINDOW = 0.1, 10
-"""W_i is learned where the last losses, so many, have a smaller standard deviation."""
+"""W_i is learned when the last 10 losses have a standard deviation below 0.1, as in the authors'
+code (docs/methods/fedala.md)."""
 MOST_PASSES = 100
-"""Passes of a client's first time, should its losses never settle."""
+"""Passes at most when a client learns W_i for the first time. The authors' code has no bound."""
 
 Block = dict[str, Tensor]
 

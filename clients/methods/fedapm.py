@@ -19,7 +19,7 @@ from ..toolkit.solving.solvers import descend_until
 from ..toolkit.solving.steps import Minimisation, Scalars, Steps
 from .fedadmm import FedADMMClient
 
-U, XI = "u/", "xi"  # how u_i and xi_i are called in the client's memory, beside v_i
+U, XI = "u/", "xi"  # prefix of u_i and name of xi_i in the client's memory, beside v_i
 
 
 class FedAPMClient(FedADMMClient, SplitClient[Any]):

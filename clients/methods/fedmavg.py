@@ -23,7 +23,7 @@ from ..toolkit.round.completion import (
 )
 from ..toolkit.solving.steps import Scalars
 
-_SHORTER = 5  # d_i = 5 lambda_max(U_i^T U_i), of which 1 would do
+_SHORTER = 5  # the paper's d_i = 5 lambda_max(U_i^T U_i); 1 would be enough for descent
 
 
 class GradientStepsClient(CompletionClient[Asked]):

@@ -44,14 +44,14 @@ from ..toolkit.solving.steps import (
 Curvature = float | NDArray[Any]
 
 LARGEST = 30_000
-"""Numbers in the ratings and factors of a client up to which it gains by a stack."""
+"""Numbers in a client's ratings and factors up to which a stack is faster (docs/scaling.md)."""
 STACK = 100_000
-"""Numbers in a stack: what a processor has at hand."""
+"""Numbers in a stack: 0.8 MB of float64, which the cache of a core holds."""
 
 
 @dataclass(frozen=True)
 class FactorSteps:
-    """The N steps on both blocks that a client wants done; factors as in `item_steps`."""
+    """The N steps on both blocks that a client asks for; factors as in `item_steps`."""
 
     residual: Residual
     users: NDArray[Any]
@@ -69,8 +69,8 @@ class FactorSteps:
 
     @property
     def kind(self) -> Hashable:
-        """What those have in common that can be done together; None where it must be alone."""
-        if type(self.regularizer) not in (SquaredL2, L1Norm):  # whose prox may not be row by row
+        """What steps in one stack have in common; None for steps that must be taken alone."""
+        if type(self.regularizer) not in (SquaredL2, L1Norm):  # another prox may mix the rows
             return None
         rank, dtype = self.items.shape[1], self.items.dtype
         return self.regularizer, self.weight, self.steps, rank, dtype
@@ -219,9 +219,9 @@ def fit_together(jobs: Sequence[Job], choice: Choice) -> list[Reply | BaseExcept
     Parameters
     ----------
     jobs : sequence of (FedMCADMMClient, parameters, config)
-        Who is to do what.
+        The work.
     choice : {"auto", True}
-        Whether only those are put in stacks that gain by it.
+        Whether only clients that gain by it are put in stacks.
 
     Returns
     -------
@@ -245,7 +245,7 @@ def _advance(choice: Choice, waiting: Sequence[Session]) -> None:
                 done = solve_together([session.asked for session in stack])
             except Interrupted:
                 raise
-            except Exception:  # whatever it is, alone it is raised again
+            except Exception:  # the client's own steps raise it again
                 done = []
         for place, session in enumerate(stack):
             if done:

@@ -21,7 +21,7 @@ from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
 COUNTS = "class-counts"
-"""How N_i is called in the client's memory."""
+"""The name of N_i in the client's memory."""
 
 
 class FedRoDClient(TwoHeadedClient[FedRoDInstruction]):

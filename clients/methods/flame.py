@@ -22,7 +22,7 @@ from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
 
-THETA, LOCAL_W = "theta/", "w_i/"  # how theta_i and w_i are called in the client's memory
+THETA, LOCAL_W = "theta/", "w_i/"  # prefixes of theta_i and w_i in the client's memory
 
 
 class FLAMEClient(TorchClient[FLAMEInstruction]):

@@ -24,7 +24,8 @@ from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 Block = Mapping[str, Tensor]
 
 SMALL = 1e-3
-"""How far from w the gradients of a Hessian-vector product are: less is noise in float32."""
+"""How far from w the two gradients of a Hessian-vector product are taken. Nearer to it, the
+rounding of float32 is as large as their difference."""
 
 
 class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):

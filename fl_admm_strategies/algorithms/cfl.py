@@ -13,24 +13,20 @@ The client is `clients.CFLClient`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from logging import INFO
-from typing import Any, ClassVar, Literal, NamedTuple, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block
-from ..maths.checks import check_choice, check_count, check_not_negative, in_range, listing
+from ..maths.checks import NotNegative, WholeNumber, in_range, listing
 from ..maths.grouping import cut, tree
 from ..runtime.messages.records import Reply
 from .shared.base import Weights, mean_weights
-from .shared.clustered import (
-    ClusteredSettings,
-    ClusteredState,
-    ClusteredStrategy,
-    Clusters,
-)
+from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 
 
 class Bipartition(NamedTuple):
@@ -192,31 +188,12 @@ class CFL(ClusteredStrategy):
     method: ClassVar = "CFL"
     paper: ClassVar = "Sattler, Mueller, Samek, IEEE TNNLS 2021, arXiv:1910.01991"
 
-    def __init__(
-        self,
-        eps1: float,
-        eps2: float,
-        *,
-        warmup_rounds: int = 20,
-        linkage: Literal["single", "complete"] = "single",
-        gamma_max: float | None = None,
-        weights: Weights = "uniform",
-        **base: Unpack[ClusteredSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_not_negative("eps1", eps1)
-        check_not_negative("eps2", eps2)
-        check_count("warmup_rounds", warmup_rounds, least=0)
-        check_choice("linkage", linkage, ("single", "complete"))
-        if gamma_max is not None:
-            check_not_negative("gamma_max", gamma_max)
-        check_choice("weights", weights, ("uniform", "size"))
-        self.eps1 = eps1
-        self.eps2 = eps2
-        self.warmup_rounds = warmup_rounds
-        self.linkage: Literal["single", "complete"] = linkage
-        self.gamma_max = gamma_max
-        self.weights = weights
+    eps1: NotNegative = field(kw_only=False)
+    eps2: NotNegative = field(kw_only=False)
+    warmup_rounds: WholeNumber = 20
+    linkage: Literal["single", "complete"] = "single"
+    gamma_max: NotNegative | None = None
+    weights: Weights = "uniform"
 
     def init_state(self, arrays: Arrays) -> ClusteredState:
         """Start with all clients in one cluster."""

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from ..maths.blocks import Arrays
-from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
+from ..maths.checks import Count, NotNegative
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from .shared.base import OwnModelEvaluation, Weights, evaluate_own_models
-from .shared.robust import RobustSettings, RobustStrategy
+from .shared.robust import RobustStrategy
 
 
 @dataclass
@@ -51,11 +52,11 @@ class Ditto(RobustStrategy):
     ----------
     lam : float (default: 1.0)
         lambda, how strongly a personal model is held near the global one; 0 is local training.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta_g, the step size of the global model's local work.
     local_epochs : int (default: 1)
         K_g, its local epochs.
-    personal_lr : float, optional
+    personal_lr : float or callable, optional
         eta_p, the step size of the personal model. By default `lr`.
     personal_epochs : int, optional
         K_p, its local epochs. By default `local_epochs`.
@@ -79,37 +80,20 @@ class Ditto(RobustStrategy):
     paper: ClassVar = "Li, Hu, Beirami, Smith, ICML 2021, arXiv:2012.04221"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
 
-    def __init__(
-        self,
-        *,
-        lam: float = 1.0,
-        lr: float = 0.1,
-        local_epochs: int = 1,
-        personal_lr: float | None = None,
-        personal_epochs: int | None = None,
-        weights: Weights = "uniform",
-        **base: Unpack[RobustSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_not_negative("lam", lam)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        if personal_lr is not None:
-            check_positive("personal_lr", personal_lr)
-        if personal_epochs is not None:
-            check_count("personal_epochs", personal_epochs, least=1)
-        check_choice("weights", weights, ("uniform", "size"))
-        if weights == "size" and self.aggregation != "mean":
+    lam: NotNegative = 1.0
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
+    personal_lr: StepSize | None = None
+    personal_epochs: Count | None = None
+    weights: Weights = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weights == "size" and self.aggregation != "mean":
             raise ValueError(
                 f"weights is 'size', expected 'uniform' beside aggregation={self.aggregation!r}, "
                 "in which every upload counts alike."
             )
-        self.lam = lam
-        self.lr = lr
-        self.local_epochs = local_epochs
-        self.personal_lr = personal_lr
-        self.personal_epochs = personal_epochs
-        self.weights = weights
 
     def init_state(self, arrays: Arrays) -> DittoState:
         """Start with w^0 and all v_i^0 the initial model."""
@@ -122,12 +106,11 @@ class Ditto(RobustStrategy):
         if server_round == 1:
             self.check_enough(len(client_ids))
         return {
-            client: DittoInstruction(
+            client: DittoInstruction.of(
+                self,
+                server_round,
                 model=self.state.model,
                 start=self.state.initial if self.membership.is_new(client) else None,
-                lam=self.lam,
-                lr=self.lr,
-                local_epochs=self.local_epochs,
                 personal_lr=self.personal_lr or self.lr,
                 personal_epochs=self.personal_epochs or self.local_epochs,
             )

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 
 from ..maths.blocks import Arrays, Block, weighted_average
-from ..maths.checks import check_count, check_positive
+from ..maths.checks import Count, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Metrics, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import ConsensusSettings, ConsensusStrategy
+from .shared.base import ConsensusStrategy
 
 
 @dataclass
@@ -58,7 +59,7 @@ class FedADMM(ConsensusStrategy):
     rho : float (default: 0.1)
         The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
         f_i/m (docs/methods/fedadmm.md, P3).
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         The clients' step size on their plain loss, as in plain training: the paper's eta over m.
     local_epochs : int (default: 3)
         E, local epochs: full-gradient steps with GD, passes over the data with SGD.
@@ -75,21 +76,9 @@ class FedADMM(ConsensusStrategy):
     paper: ClassVar = 'Zhou, Li, "Federated Learning via Inexact ADMM", TPAMI 2023'
     kinds: ClassVar = {"global": "one global model"}
 
-    def __init__(
-        self,
-        *,
-        rho: float = 0.1,
-        lr: float = 0.1,
-        local_epochs: int = 3,
-        **base: Unpack[ConsensusSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_positive("rho", rho)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.rho = rho
-        self.lr = lr
-        self.local_epochs = local_epochs
+    rho: Positive = 0.1
+    lr: StepSize = 0.1
+    local_epochs: Count = 3
 
     def init_state(self, arrays: Arrays) -> FedADMMState:
         """Start with u_i^0 = w^0, the initial model, and pi_i^0 = 0."""
@@ -106,21 +95,19 @@ class FedADMM(ConsensusStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedADMMInstruction]:
         """Send the anchor w - pi_i/rho, or w where clients keep their duals."""
-        return {client: self._instruction(client) for client in client_ids}
+        return {client: self._instruction(server_round, client) for client in client_ids}
 
-    def _instruction(self, client: int) -> FedADMMInstruction:
+    def _instruction(self, server_round: int, client: int) -> FedADMMInstruction:
         consensus, averaged = self.state.consensus, self.state.averaged_arrays
         members = self.membership
         holds_it, last = members.has_current_state(client), members.last_accepted.get(client)
         start = consensus.start(client, holds_it=holds_it, last_accepted=last)
-        return FedADMMInstruction(
+        return FedADMMInstruction.of(
+            self,
+            server_round,
             anchor=self._block.model(consensus.anchor(client), averaged, copy=False),
             start=None if start is None else self._block.arrays(start),
-            rho=self.rho,
-            lr=self.lr,
-            local_epochs=self.local_epochs,
             loss_weight=self.state.clients[client].alpha * self.membership.num_initial,
-            duals=self.duals,
             optimised=self._block.names,
         )
 

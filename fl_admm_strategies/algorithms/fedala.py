@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from ..maths.blocks import Arrays, weighted_average
-from ..maths.checks import check_count, check_fraction, check_not_negative, check_positive
+from ..maths.checks import Count, Fraction, WholeNumber
+from ..maths.schedules import StepSize, StepSizeOrZero
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.sampled import SampledStrategy
 
 
 @dataclass
@@ -60,9 +61,9 @@ class FedALA(SampledStrategy):
         0: none, which is FedAvg.
     sample : float (default: 0.8)
         s, the share of its training batches on which a client learns W_i.
-    weight_lr : float (default: 1.0)
+    weight_lr : float or callable (default: 1.0)
         eta_w, the step size of W_i.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size of the training.
     local_epochs : int (default: 1)
         Local epochs.
@@ -84,27 +85,11 @@ class FedALA(SampledStrategy):
     paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, arXiv:2212.01197"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
 
-    def __init__(
-        self,
-        *,
-        layers: int = 1,
-        sample: float = 0.8,
-        weight_lr: float = 1.0,
-        lr: float = 0.1,
-        local_epochs: int = 1,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_count("layers", layers, least=0)
-        check_fraction("sample", sample, zero=False)
-        check_not_negative("weight_lr", weight_lr)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.layers = layers
-        self.sample = sample
-        self.weight_lr = weight_lr
-        self.lr = lr
-        self.local_epochs = local_epochs
+    layers: WholeNumber = 1
+    sample: Fraction = 0.8
+    weight_lr: StepSizeOrZero = 1.0
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
 
     def init_state(self, arrays: Arrays) -> FedALAState:
         """Start with w^0, the initial model."""
@@ -114,14 +99,7 @@ class FedALA(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedALAInstruction]:
         """Send w to everybody."""
-        instruction = FedALAInstruction(
-            model=self.state.model,
-            layers=self.layers,
-            sample=self.sample,
-            weight_lr=self.weight_lr,
-            lr=self.lr,
-            local_epochs=self.local_epochs,
-        )
+        instruction = FedALAInstruction.of(self, server_round, model=self.state.model)
         return dict.fromkeys(client_ids, instruction)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
@@ -132,7 +110,7 @@ class FedALA(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedALAEvaluation]:
         """Send w to everybody."""
-        evaluation = FedALAEvaluation(self.state.model, self.layers, self.sample, self.weight_lr)
+        evaluation = FedALAEvaluation.of(self, server_round, model=self.state.model)
         return dict.fromkeys(client_ids, evaluation)
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:

@@ -12,13 +12,14 @@ client is `clients.FedAltClient`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from ..maths.blocks import Arrays, compile_pattern
-from ..maths.checks import check_count, check_positive
+from ..maths.blocks import Arrays, Pattern
+from ..maths.checks import Count
+from ..maths.schedules import StepSize
 from ..runtime.messages.schema import Instruction
-from .shared.split import SplitSettings, SplitStrategy
+from .shared.split import SplitStrategy
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,11 @@ class FedAlt(SplitStrategy):
         Regular expression searched in the names of the arrays: v_i, which stays with the clients
         and may have other shapes on each of them. `clients.input_layers`, `output_layers` and
         `split_input` write it. None: nothing is personal, which is FedAvg.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta_u, the step size of the shared part.
     local_epochs : int (default: 1)
         tau_u, its local epochs.
-    personal_lr : float, optional
+    personal_lr : float or callable, optional
         eta_v, the step size of the personal part. By default `lr`.
     personal_epochs : int, optional
         tau_v, its local epochs. By default `local_epochs`.
@@ -67,39 +68,20 @@ class FedAlt(SplitStrategy):
     method: ClassVar = "FedAlt"
     paper: ClassVar = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, ICML 2022, arXiv:2204.03809"
 
-    def __init__(
-        self,
-        personal: str | None,
-        *,
-        lr: float = 0.1,
-        local_epochs: int = 1,
-        personal_lr: float | None = None,
-        personal_epochs: int | None = None,
-        **base: Unpack[SplitSettings],
-    ) -> None:
-        super().__init__(**base)
-        compile_pattern("personal", personal)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        if personal_lr is not None:
-            check_positive("personal_lr", personal_lr)
-        if personal_epochs is not None:
-            check_count("personal_epochs", personal_epochs, least=1)
-        self.personal = personal
-        self.lr = lr
-        self.local_epochs = local_epochs
-        self.personal_lr = personal_lr
-        self.personal_epochs = personal_epochs
+    personal: Pattern | None = field(kw_only=False)
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
+    personal_lr: StepSize | None = None
+    personal_epochs: Count | None = None
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedAltInstruction]:
         """Send u to everybody."""
-        instruction = FedAltInstruction(
+        instruction = FedAltInstruction.of(
+            self,
+            server_round,
             shared=self.state.shared,
-            personal=self.personal,
-            lr=self.lr,
-            local_epochs=self.local_epochs,
             personal_lr=self.personal_lr or self.lr,
             personal_epochs=self.personal_epochs or self.local_epochs,
         )

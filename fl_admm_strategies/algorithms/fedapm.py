@@ -11,30 +11,15 @@ The client is `clients.FedAPMClient`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Unpack
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
-from ..maths.blocks import Arrays, Spec, compile_pattern, optimised, spec_of
-from ..maths.checks import (
-    check_choice,
-    check_count,
-    check_fraction,
-    check_not_negative,
-    check_positive,
-)
+from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, optimised, spec_of
+from ..maths.checks import Count, Fraction, NotNegative, Positive
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.schema import Instruction
 from .fedadmm import FedADMM, FedADMMInstruction, FedADMMState
-from .shared.base import ConsensusSettings
 from .shared.split import shared_part
-
-
-class FedADMMSettings(ConsensusSettings, total=False):
-    """The parameters of `FedADMM`."""
-
-    rho: float
-    lr: float
-    local_epochs: int
 
 
 @dataclass(frozen=True)
@@ -108,34 +93,17 @@ class FedAPM(FedADMM):
     paper: ClassVar = "Zhu, Nie, Zeng, Wang, Sun, Yao, Chen, Xu, Yang, KDD 2025"
     kinds: ClassVar = {"personal": "personal model", "global": "own part with the shared one"}
 
-    def __init__(
-        self,
-        personal: str | None,
-        *,
-        sigma: float = 0.1,
-        personal_epochs: int = 3,
-        u_start: Literal["local", "server"] = "local",
-        tolerance: float | None = None,
-        tolerance_decay: float = 0.9,
-        max_steps: int = 1000,
-        **base: Unpack[FedADMMSettings],
-    ) -> None:
-        super().__init__(**base)
-        self._personal = compile_pattern("personal", personal)
-        check_not_negative("sigma", sigma)
-        check_count("personal_epochs", personal_epochs, least=1)
-        check_choice("u_start", u_start, ("local", "server"))
-        if tolerance is not None:
-            check_positive("tolerance", tolerance)
-        check_fraction("tolerance_decay", tolerance_decay, zero=False)
-        check_count("max_steps", max_steps, least=1)
-        self.personal = personal
-        self.sigma = sigma
-        self.personal_epochs = personal_epochs
-        self.u_start = u_start
-        self.tolerance = tolerance
-        self.tolerance_decay = tolerance_decay
-        self.max_steps = max_steps
+    personal: Pattern | None = field(kw_only=False)
+    sigma: NotNegative = 0.1
+    personal_epochs: Count = 3
+    u_start: Literal["local", "server"] = "local"
+    tolerance: Positive | None = None
+    tolerance_decay: Fraction = 0.9
+    max_steps: Count = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._personal = compile_pattern("personal", self.personal)
 
     def init_state(self, arrays: Arrays) -> FedADMMState:
         """Start FedADMM's state for the shared arrays alone."""
@@ -149,20 +117,11 @@ class FedAPM(FedADMM):
         """Return the shared arrays' names, shapes and dtypes."""
         return self._shared
 
-    def _instruction(self, client: int) -> FedAPMInstruction:
-        common = vars(super()._instruction(client))
+    def _instruction(self, server_round: int, client: int) -> FedAPMInstruction:
+        common = vars(super()._instruction(server_round, client))
         if self.u_start == "server" and self.duals == "strategy":
             common["start"] = self._block.arrays(self.state.consensus.w)
-        return FedAPMInstruction(
-            **common,
-            personal=self.personal,
-            sigma=self.sigma,
-            personal_epochs=self.personal_epochs,
-            u_start=self.u_start,
-            tolerance=self.tolerance,
-            tolerance_decay=self.tolerance_decay,
-            max_steps=self.max_steps,
-        )
+        return FedAPMInstruction.of(self, server_round, **common)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
@@ -170,11 +129,11 @@ class FedAPM(FedADMM):
         """Send everybody w, and u_i to whom may not hold it; v_i is with the clients."""
         model = self.global_model()
         return {
-            client: FedAPMEvaluation(
+            client: FedAPMEvaluation.of(
+                self,
+                server_round,
                 global_=model,
-                start=super(FedAPM, self)._instruction(client).start,
-                personal=self.personal,
-                duals=self.duals,
+                start=super(FedAPM, self)._instruction(server_round, client).start,
                 optimised=self._block.names,
             )
             for client in client_ids

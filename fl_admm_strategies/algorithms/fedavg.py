@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from ..maths.blocks import Arrays
-from ..maths.checks import check_count, check_positive
+from ..maths.checks import Count
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.robust import RobustSettings, RobustStrategy
+from .shared.robust import RobustStrategy
 
 
 @dataclass
@@ -49,7 +50,7 @@ class FedAvg(RobustStrategy):
 
     Parameters
     ----------
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the clients' step size.
     local_epochs : int (default: 1)
         E, local epochs.
@@ -68,14 +69,8 @@ class FedAvg(RobustStrategy):
     )
     kinds: ClassVar = {"global": "one global model"}
 
-    def __init__(
-        self, *, lr: float = 0.1, local_epochs: int = 1, **base: Unpack[RobustSettings]
-    ) -> None:
-        super().__init__(**base)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.lr = lr
-        self.local_epochs = local_epochs
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
 
     @property
     def title(self) -> str:
@@ -92,7 +87,7 @@ class FedAvg(RobustStrategy):
         """Send w to everybody."""
         if server_round == 1:
             self.check_enough(len(client_ids))
-        instruction = FedAvgInstruction(self.state.model, self.lr, self.local_epochs)
+        instruction = FedAvgInstruction.of(self, server_round, arrays=self.state.model)
         return dict.fromkeys(client_ids, instruction)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:

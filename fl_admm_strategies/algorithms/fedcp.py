@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from ..maths.blocks import Arrays
-from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
+from ..maths.checks import Count, NotNegative
+from ..maths.schedules import StepSize
 from ..runtime.messages.schema import Instruction
-from .shared.split import PERSONAL_HEAD, SplitSettings, SplitState, SplitStrategy, check_two_headed
+from .shared.split import PERSONAL_HEAD, SplitState, SplitStrategy, check_two_headed
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FedCP(SplitStrategy):
         their maximum mean discrepancy.
     gumbel : bool (default: True)
         Whether the policy's division is random in training, by Gumbel noise.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size.
     local_epochs : int (default: 1)
         Local epochs.
@@ -66,25 +67,11 @@ class FedCP(SplitStrategy):
     method: ClassVar = "FedCP"
     paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, KDD 2023, arXiv:2307.01217"
 
-    def __init__(
-        self,
-        *,
-        lam: float = 5.0,
-        gumbel: bool = True,
-        lr: float = 0.1,
-        local_epochs: int = 1,
-        **base: Unpack[SplitSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_not_negative("lam", lam)
-        check_choice("gumbel", gumbel, (True, False))
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.personal = PERSONAL_HEAD
-        self.lam = lam
-        self.gumbel = gumbel
-        self.lr = lr
-        self.local_epochs = local_epochs
+    personal = PERSONAL_HEAD
+    lam: NotNegative = 5.0
+    gumbel: bool = True
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
 
     def init_state(self, arrays: Arrays) -> SplitState:
         """Start with the initial features, policy and global head."""
@@ -95,12 +82,7 @@ class FedCP(SplitStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedCPInstruction]:
         """Send features, policy and global head to everybody."""
-        instruction = FedCPInstruction(
-            shared=self.state.shared,
-            personal=PERSONAL_HEAD,
-            lam=self.lam,
-            gumbel=self.gumbel,
-            lr=self.lr,
-            local_epochs=self.local_epochs,
+        instruction = FedCPInstruction.of(
+            self, server_round, shared=self.state.shared, personal=self.personal
         )
         return dict.fromkeys(client_ids, instruction)

@@ -16,24 +16,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, Spec, under
-from ..maths.checks import (
-    check_choice,
-    check_count,
-    check_fraction,
-    check_positive,
-    largest_allowed,
-    listing,
-)
+from ..maths.checks import Count, Fraction, Positive, check_positive, largest_allowed, listing
 from ..maths.clienttable import ClientTable, Row
 from ..runtime.algorithm import OnClient
-from ..runtime.base_settings import BaseSettings
 from ..runtime.callbacks import StopRule
 from ..runtime.messages.records import Metrics, Reply
 from ..runtime.messages.schema import Instruction
@@ -203,41 +195,25 @@ class FedGiA(StatefulStrategy):
     kinds: ClassVar = {"global": "one global model"}
     remedy: ClassVar = "a larger t"
 
-    def __init__(
-        self,
-        *,
-        t: float | None = None,
-        hessian: Literal["diagonal", "gram"] = "diagonal",
-        local_steps: int = 5,
-        fraction_admm: float = 0.5,
-        curvature: float | Mapping[int, float] | None = None,
-        duals: Duals = "strategy",
-        report_gradient: bool = False,
-        **base: Unpack[BaseSettings],
-    ) -> None:
-        super().__init__(**base)
-        if t is not None:
-            check_positive("t", t)
-        check_count("local_steps", local_steps, least=1)
-        check_fraction("fraction_admm", fraction_admm, zero=False)
-        check_choice("hessian", hessian, ("diagonal", "gram"))
-        check_choice("duals", duals, ("strategy", "client"))
-        if isinstance(curvature, Mapping):
-            for client, value in curvature.items():
+    t: Positive | None = None
+    hessian: Literal["diagonal", "gram"] = "diagonal"
+    local_steps: Count = 5
+    fraction_admm: Fraction = 0.5
+    curvature: float | Mapping[int, float] | None = None
+    duals: Duals = "strategy"
+    report_gradient: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.curvature, Mapping):
+            for client, value in self.curvature.items():
                 check_positive(f"curvature of client {client}", value)
-        elif curvature is not None:
-            check_positive("curvature", curvature)
-        self.t = t
-        self.hessian = hessian
-        self.local_steps = local_steps
-        self.fraction_admm = fraction_admm
-        self.curvature = curvature
-        self.duals = duals
-        self.report_gradient = report_gradient
-        recovered = hessian == "diagonal" and duals == "strategy"
-        self._sends_gradient = report_gradient and not recovered
-        self._follows = t is None and (report_gradient or recovered)
-        self._knows_gradient = report_gradient or self._follows
+        elif self.curvature is not None:
+            check_positive("curvature", self.curvature)
+        recovered = self.hessian == "diagonal" and self.duals == "strategy"
+        self._sends_gradient = self.report_gradient and not recovered
+        self._follows = self.t is None and (self.report_gradient or recovered)
+        self._knows_gradient = self.report_gradient or self._follows
 
     # ------------------------------------------------------------------------------------------
     # The start
@@ -355,15 +331,15 @@ class FedGiA(StatefulStrategy):
         for client in client_ids:
             row, admm = self.state.clients[client], bool(in_admm.get(client, False))
             sends_dual = self.duals == "strategy" and admm  # the others need none
-            instructions[client] = FedGiAInstruction(
+            instructions[client] = FedGiAInstruction.of(
+                self,
+                server_round,
                 model=model,
                 dual=self._block.arrays(row.pi) if sends_dual else None,
                 admm=admm,
-                hessian=self.hessian,
                 curvature=row.curvature,
                 sigma=sigma,
                 num_clients=self.membership.num_initial,
-                local_steps=self.local_steps,
                 keep_dual=self.duals == "client",
                 report_gradient=self._sends_gradient,
             )

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays
-from ..maths.checks import check_choice, check_count
-from ..maths.regularizers import Regularizer, squared_l2_weight
+from ..maths.checks import Count
+from ..maths.regularizers import squared_l2_weight
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.completion import CompletionSettings, CompletionStrategy
+from .shared.completion import CompletionStrategy
 from .shared.everyone import EveryoneTrains
 
 
@@ -91,25 +91,13 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
     method: ClassVar = "FedMAvg"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
 
-    def __init__(
-        self,
-        regularizer: Regularizer,
-        *,
-        step: Literal["unscaled", "paper"] = "unscaled",
-        user_steps: int = 10,
-        item_steps: int = 10,
-        everyone_trains: bool = True,
-        **base: Unpack[CompletionSettings],
-    ) -> None:
-        super().__init__(regularizer, **base)
-        self._gamma = squared_l2_weight("regularizer", regularizer)
-        check_choice("step", step, ("unscaled", "paper"))
-        check_count("user_steps", user_steps, least=1)
-        check_count("item_steps", item_steps, least=1)
-        self.step = step
-        self.user_steps = user_steps
-        self.item_steps = item_steps
-        self.everyone_trains = everyone_trains
+    step: Literal["unscaled", "paper"] = "unscaled"
+    user_steps: Count = 10
+    item_steps: Count = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._gamma = squared_l2_weight("regularizer", self.regularizer)
 
     def init_state(self, arrays: Arrays) -> FedMAvgState:
         """Start with V^0."""
@@ -127,13 +115,13 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
         """Send V to everybody; those that were not drawn upload nothing."""
         factors = self.global_model()
         return {
-            client: FedMAvgInstruction(
+            client: FedMAvgInstruction.of(
+                self,
+                server_round,
                 factors=factors,
                 **self.first_users(client),
                 gamma=self._gamma,
                 data_weight=1 / self.membership.num_initial if self.step == "paper" else 1.0,
-                user_steps=self.user_steps,
-                item_steps=self.item_steps,
                 upload=self.wanted_of(client),
             )
             for client in self.in_training(client_ids)

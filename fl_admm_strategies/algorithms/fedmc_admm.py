@@ -17,21 +17,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, Spec, spec_of
-from ..maths.checks import check_choice, check_count, check_positive
+from ..maths.checks import Count, Positive
 from ..maths.clienttable import Row
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.rated import RATED, RatedConsensus
-from ..maths.regularizers import Regularizer
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
 from .shared.base import Duals, check_bound_of_changes
-from .shared.completion import CURVATURE, CompletionSettings, CompletionStrategy, FedMCFactors
+from .shared.completion import CURVATURE, CompletionStrategy, FedMCFactors
 
 
 @dataclass
@@ -130,35 +129,21 @@ class FedMCADMM(CompletionStrategy):
     paper: ClassVar = "Hytla, Nghia, Phan, Rice, arXiv:2503.12733"
     remedy: ClassVar = "a larger beta"
 
-    def __init__(
-        self,
-        regularizer: Regularizer,
-        *,
-        beta: float = 1.0,
-        inner_steps: int = 10,
-        y0: Literal["zero", "handshake"] = "zero",
-        duals: Duals = "strategy",
-        rows: Literal["all", "rated"] = "all",
-        **base: Unpack[CompletionSettings],
-    ) -> None:
-        super().__init__(regularizer, **base)
-        check_positive("beta", beta)
-        check_count("inner_steps", inner_steps, least=1)
-        check_choice("y0", y0, ("zero", "handshake"))
-        check_choice("duals", duals, ("strategy", "client"))
-        check_bound_of_changes(duals, self.max_norm, self.on_excess)
-        check_choice("rows", rows, ("all", "rated"))
-        if rows == "rated" and (duals, y0) != ("strategy", "zero"):
+    beta: Positive = 1.0
+    inner_steps: Count = 10
+    y0: Literal["zero", "handshake"] = "zero"
+    duals: Duals = "strategy"
+    rows: Literal["all", "rated"] = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bound_of_changes(self.duals, self.max_norm, self.on_excess)
+        if self.rows == "rated" and (self.duals, self.y0) != ("strategy", "zero"):
             raise ValueError(
-                f"rows is 'rated' with duals={duals!r} and y0={y0!r}, expected 'strategy' and "
-                "'zero': the strategy follows what clients did not rate. Leave both out, or give "
-                "rows='all'."
+                f"rows is 'rated' with duals={self.duals!r} and y0={self.y0!r}, expected "
+                "'strategy' and 'zero': the strategy follows what clients did not rate. Leave both "
+                "out, or give rows='all'."
             )
-        self.beta = beta
-        self.inner_steps = inner_steps
-        self.y0 = y0
-        self.duals = duals
-        self.rows = rows
 
     @property
     def title(self) -> str:
@@ -223,18 +208,16 @@ class FedMCADMM(CompletionStrategy):
     ) -> dict[int, FedMCInstruction]:
         """Send V - Y_i/beta, or V where the client has Y_i; W_i to those that start with it."""
         send = self._instruction if self.rows == "all" else self._instruction_of_rated
-        return {client: send(client) for client in client_ids}
+        return {client: send(server_round, client) for client in client_ids}
 
-    def _instruction_of_rated(self, client: int) -> FedMCInstruction:
+    def _instruction_of_rated(self, server_round: int, client: int) -> FedMCInstruction:
         (name,), consensus = self._block.names, self._rated
-        return FedMCInstruction(
+        return FedMCInstruction.of(
+            self,
+            server_round,
             anchor={name: np.ascontiguousarray(consensus.anchor(client).T)},
             start={name: np.ascontiguousarray(consensus[client].w.T)},
             **self.first_users(client),
-            beta=self.beta,
-            inner_steps=self.inner_steps,
-            y0=self.y0,
-            duals=self.duals,
             item_curvature=consensus.curvature(client),
         )
 
@@ -245,7 +228,7 @@ class FedMCADMM(CompletionStrategy):
         ((name, (shape, dtype)),) = self._block.spec.items()
         return {name: ((shape[0], len(self._rated[client_id].items)), dtype)}
 
-    def _instruction(self, client: int) -> FedMCInstruction:
+    def _instruction(self, server_round: int, client: int) -> FedMCInstruction:
         consensus, members = self.state.consensus, self.membership
         start = consensus.start(
             client,
@@ -253,14 +236,13 @@ class FedMCADMM(CompletionStrategy):
             last_accepted=members.last_accepted.get(client),
         )
         from_zero = consensus.mean.began_in > 0 or client in members.joining
-        return FedMCInstruction(
+        return FedMCInstruction.of(
+            self,
+            server_round,
             anchor=self._block.arrays(consensus.anchor(client)),
             start=None if start is None else self._block.arrays(start),
             **self.first_users(client),
-            beta=self.beta,
-            inner_steps=self.inner_steps,
             y0="zero" if from_zero else self.y0,
-            duals=self.duals,
         )
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:

@@ -16,18 +16,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec
-from ..maths.checks import check_count, largest_allowed
+from ..maths.checks import Count, largest_allowed
 from ..maths.clienttable import ClientTable, Row
-from ..maths.regularizers import Regularizer, squared_l2_weight
+from ..maths.regularizers import squared_l2_weight
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.completion import CURVATURE, CompletionSettings, CompletionStrategy, FedMCFactors
+from .shared.completion import CURVATURE, CompletionStrategy, FedMCFactors
 
 _LEAST_CURVATURE = 1e-12  # where all users' factors are 0, and gamma is
 
@@ -88,17 +88,11 @@ class FedMGS(CompletionStrategy):
     method: ClassVar = "FedMGS"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
 
-    def __init__(
-        self,
-        regularizer: Regularizer,
-        *,
-        user_steps: int = 10,
-        **base: Unpack[CompletionSettings],
-    ) -> None:
-        super().__init__(regularizer, **base)
-        self._gamma = squared_l2_weight("regularizer", regularizer)
-        check_count("user_steps", user_steps, least=1)
-        self.user_steps = user_steps
+    user_steps: Count = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._gamma = squared_l2_weight("regularizer", self.regularizer)
 
     def init_state(self, arrays: Arrays) -> FedMGSState:
         """Start with V^0."""
@@ -138,8 +132,8 @@ class FedMGS(CompletionStrategy):
         """Send V."""
         factors = self.global_model()
         return {
-            client: FedMGSInstruction(
-                factors, **self.first_users(client), user_steps=self.user_steps
+            client: FedMGSInstruction.of(
+                self, server_round, factors=factors, **self.first_users(client)
             )
             for client in client_ids
         }

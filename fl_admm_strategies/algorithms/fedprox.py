@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from ..maths.blocks import Arrays, weighted_average
-from ..maths.checks import check_count, check_not_negative, check_positive
+from ..maths.checks import Count, NotNegative
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.sampled import SampledStrategy
 
 
 @dataclass
@@ -43,7 +44,7 @@ class FedProx(SampledStrategy):
     ----------
     mu : float (default: 0.1)
         mu, the weight of the proximal term mu/2 ||w_i - w||^2; 0 is FedAvg.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the clients' step size.
     local_epochs : int (default: 1)
         E, local epochs.
@@ -59,21 +60,9 @@ class FedProx(SampledStrategy):
     paper: ClassVar = "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, arXiv:1812.06127"
     kinds: ClassVar = {"global": "one global model"}
 
-    def __init__(
-        self,
-        *,
-        mu: float = 0.1,
-        lr: float = 0.1,
-        local_epochs: int = 1,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_not_negative("mu", mu)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.mu = mu
-        self.lr = lr
-        self.local_epochs = local_epochs
+    mu: NotNegative = 0.1
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
 
     def init_state(self, arrays: Arrays) -> FedProxState:
         """Start with w^0, the initial model."""
@@ -83,7 +72,7 @@ class FedProx(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedProxInstruction]:
         """Send w to everybody."""
-        instruction = FedProxInstruction(self.state.model, self.mu, self.lr, self.local_epochs)
+        instruction = FedProxInstruction.of(self, server_round, model=self.state.model)
         return dict.fromkeys(client_ids, instruction)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:

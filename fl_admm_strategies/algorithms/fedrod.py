@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from ..maths.blocks import Arrays
-from ..maths.checks import check_count, check_not_negative, check_positive
+from ..maths.checks import Count, NotNegative
+from ..maths.schedules import StepSize
 from ..runtime.messages.schema import Instruction
-from .shared.split import PERSONAL_HEAD, SplitSettings, SplitState, SplitStrategy, check_two_headed
+from .shared.split import PERSONAL_HEAD, SplitState, SplitStrategy, check_two_headed
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class FedRoD(SplitStrategy):
     gamma : float (default: 1.0)
         gamma, how much the generic head's loss makes up for the client's numbers of examples by
         class: their logarithms times it are added to the logits. 0: not at all.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size.
     local_epochs : int (default: 1)
         Local epochs.
@@ -63,22 +64,10 @@ class FedRoD(SplitStrategy):
     paper: ClassVar = "Chen, Chao, ICLR 2022, arXiv:2107.00778"
     kinds: ClassVar = {"personal": "personal head", "global": "generic head"}
 
-    def __init__(
-        self,
-        *,
-        gamma: float = 1.0,
-        lr: float = 0.1,
-        local_epochs: int = 1,
-        **base: Unpack[SplitSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_not_negative("gamma", gamma)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.personal = PERSONAL_HEAD
-        self.gamma = gamma
-        self.lr = lr
-        self.local_epochs = local_epochs
+    personal = PERSONAL_HEAD
+    gamma: NotNegative = 1.0
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
 
     def init_state(self, arrays: Arrays) -> SplitState:
         """Start with the initial features and generic head."""
@@ -89,7 +78,7 @@ class FedRoD(SplitStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedRoDInstruction]:
         """Send features and generic head to everybody."""
-        instruction = FedRoDInstruction(
-            self.state.shared, PERSONAL_HEAD, self.gamma, self.lr, self.local_epochs
+        instruction = FedRoDInstruction.of(
+            self, server_round, shared=self.state.shared, personal=self.personal
         )
         return dict.fromkeys(client_ids, instruction)

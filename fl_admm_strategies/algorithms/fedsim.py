@@ -8,13 +8,14 @@ the upper layers personal it is FedPer. The client is `clients.FedSimClient`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from ..maths.blocks import Arrays, compile_pattern
-from ..maths.checks import check_count, check_positive
+from ..maths.blocks import Arrays, Pattern
+from ..maths.checks import Count
+from ..maths.schedules import StepSize
 from ..runtime.messages.schema import Instruction
-from .shared.split import SplitSettings, SplitStrategy
+from .shared.split import SplitStrategy
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class FedSim(SplitStrategy):
     personal : str or None
         Regular expression searched in the names of the arrays: v_i, which stays with the clients,
         as in `FedAlt`.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size of both parts.
     local_epochs : int (default: 1)
         tau, local epochs.
@@ -46,27 +47,13 @@ class FedSim(SplitStrategy):
     method: ClassVar = "FedSim"
     paper: ClassVar = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, ICML 2022, arXiv:2204.03809"
 
-    def __init__(
-        self,
-        personal: str | None,
-        *,
-        lr: float = 0.1,
-        local_epochs: int = 1,
-        **base: Unpack[SplitSettings],
-    ) -> None:
-        super().__init__(**base)
-        compile_pattern("personal", personal)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.personal = personal
-        self.lr = lr
-        self.local_epochs = local_epochs
+    personal: Pattern | None = field(kw_only=False)
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> Mapping[int, FedSimInstruction]:
         """Send u to everybody."""
-        instruction = FedSimInstruction(
-            self.state.shared, self.personal, self.lr, self.local_epochs
-        )
+        instruction = FedSimInstruction.of(self, server_round, shared=self.state.shared)
         return dict.fromkeys(client_ids, instruction)

@@ -14,20 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, weighted_average
-from ..maths.checks import check_choice, check_count, check_fraction, check_positive
+from ..maths.checks import Count, Fraction, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..maths.moreau import advance, messages
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import ConsensusSettings, ConsensusStrategy, OwnBuffers
+from .shared.base import ConsensusStrategy, OwnBuffers
 
 
 @dataclass
@@ -90,7 +91,7 @@ class FLAME(ConsensusStrategy):
         all of the paper's experiments are, a client's message is theta_i itself
         (docs/methods/flame.md, P1). By default lambda/m. The Lagrangian is sure to
         decrease for convex f_i and exact steps from rho = 2.5616 a_i on (P2).
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size of the theta-step, for the plain loss: alpha_i does not scale it. With
         ``theta_step="accuracy"`` 1/(L + lambda) is safe.
     local_epochs : int (default: 3)
@@ -134,40 +135,15 @@ class FLAME(ConsensusStrategy):
         "hm-oracle": "hybrid, chosen on the test data",
     }
 
-    def __init__(
-        self,
-        *,
-        lam: float = 1.0,
-        rho: float | None = None,
-        lr: float = 0.1,
-        local_epochs: int = 3,
-        anchor_on: Literal["w_i", "w"] = "w_i",
-        theta_step: Literal["fixed", "accuracy", "exact"] = "fixed",
-        tolerance: float = 1.0,
-        tolerance_decay: float = 0.9,
-        max_steps: int = 1000,
-        **base: Unpack[ConsensusSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_positive("lam", lam)
-        if rho is not None:
-            check_positive("rho", rho)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        check_choice("anchor_on", anchor_on, ("w_i", "w"))
-        check_choice("theta_step", theta_step, ("fixed", "accuracy", "exact"))
-        check_positive("tolerance", tolerance)
-        check_fraction("tolerance_decay", tolerance_decay, zero=False)
-        check_count("max_steps", max_steps, least=1)
-        self.lam = lam
-        self.rho = rho
-        self.lr = lr
-        self.local_epochs = local_epochs
-        self.anchor_on = anchor_on
-        self.theta_step = theta_step
-        self.tolerance = tolerance
-        self.tolerance_decay = tolerance_decay
-        self.max_steps = max_steps
+    lam: Positive = 1.0
+    rho: Positive | None = None
+    lr: StepSize = 0.1
+    local_epochs: Count = 3
+    anchor_on: Literal["w_i", "w"] = "w_i"
+    theta_step: Literal["fixed", "accuracy", "exact"] = "fixed"
+    tolerance: Positive = 1.0
+    tolerance_decay: Fraction = 0.9
+    max_steps: Count = 1000
 
     @property
     def penalty(self) -> float:
@@ -200,25 +176,20 @@ class FLAME(ConsensusStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FLAMEInstruction]:
         """Send what theta_i is pulled to, or w where clients keep their own variables."""
-        return {client: self._instruction(client) for client in client_ids}
+        return {client: self._instruction(server_round, client) for client in client_ids}
 
-    def _instruction(self, client: int) -> FLAMEInstruction:
+    def _instruction(self, server_round: int, client: int) -> FLAMEInstruction:
         row, w = self.state.clients[client], self.state.consensus.w
         local = self.duals == "strategy" and self.anchor_on == "w_i"
         start = self._start(client)
-        return FLAMEInstruction(
+        return FLAMEInstruction.of(
+            self,
+            server_round,
             anchor=self._own(row.local_w if local else w, client),
             start=None if start is None else self._block.arrays(start),
-            lam=self.lam,
             rho=self.penalty,
             alpha=row.alpha,
-            anchor_on=self.anchor_on,
-            theta_step=self.theta_step,
-            lr=self.lr,
-            local_epochs=self.local_epochs,
             tolerance=row.tolerance * float(self.tolerance_decay),  # (18)
-            max_steps=self.max_steps,
-            duals=self.duals,
             optimised=self._block.names,
         )
 

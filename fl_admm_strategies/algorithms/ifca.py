@@ -13,25 +13,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import ClassVar, Literal, Unpack
+from typing import ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 
-from ..maths.blocks import Arrays, Spec, compile_pattern, matching, prefixed, under
-from ..maths.checks import check_choice, check_count, check_positive
+from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, matching, prefixed, under
+from ..maths.checks import Count, Positive
+from ..maths.schedules import rate_in
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply, from_array_record
 from ..runtime.messages.schema import Instruction
 from .shared.base import Weights, participants_mean
-from .shared.clustered import (
-    ClusteredSettings,
-    ClusteredState,
-    ClusteredStrategy,
-    Clusters,
-)
+from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 
 TOOK, LOSS = "took-", "assigned-loss"
 """Metrics of a client: ``took-K``, 1 for the model that it took and 0 for all others (the paper's
@@ -133,45 +129,25 @@ class IFCA(ClusteredStrategy):
     method: ClassVar = "IFCA"
     paper: ClassVar = "Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020, arXiv:2006.04088"
 
-    def __init__(
-        self,
-        num_clusters: int,
-        *,
-        averaging: Averaging = "model",
-        divisor: Literal["m", "participants", "cluster"] = "m",
-        weights: Weights = "uniform",
-        clustered: str | None = None,
-        initial_models: Callable[[int], ArrayRecord] | None = None,
-        init_scale: float | None = None,
-        restarts: int = 1,
-        restart_rounds: int = 20,
-        **base: Unpack[ClusteredSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_count("num_clusters", num_clusters, least=1)
-        check_choice("averaging", averaging, ("model", "gradient"))
-        check_choice("divisor", divisor, ("m", "participants", "cluster"))
-        check_choice("weights", weights, ("uniform", "size"))
-        if init_scale is not None:
-            check_positive("init_scale", init_scale)
-        check_count("restarts", restarts, least=1)
-        check_count("restart_rounds", restart_rounds, least=1)
-        if averaging == "gradient" and (self.local_epochs, weights) != (1, "uniform"):
+    num_clusters: Count = field(kw_only=False)
+    averaging: Averaging = "model"
+    divisor: Literal["m", "participants", "cluster"] = "m"
+    weights: Weights = "uniform"
+    clustered: Pattern | None = None
+    initial_models: Callable[[int], ArrayRecord] | None = None
+    init_scale: Positive | None = None
+    restarts: Count = 1
+    restart_rounds: Count = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.averaging == "gradient" and (self.local_epochs, self.weights) != (1, "uniform"):
             raise ValueError(
-                f"local_epochs is {self.local_epochs} and weights {weights!r} with averaging="
+                f"local_epochs is {self.local_epochs} and weights {self.weights!r} with averaging="
                 "'gradient', expected 1 and 'uniform': a round is one step by the sum of the "
                 "gradients. Leave both out, or give averaging='model'."
             )
-        self.num_clusters = num_clusters
-        self.averaging: Averaging = averaging
-        self.divisor = divisor
-        self.weights = weights
-        self.clustered = clustered
-        self._clustered = compile_pattern("clustered", clustered)
-        self.initial_models = initial_models
-        self.init_scale = init_scale
-        self.restarts = restarts
-        self.restart_rounds = restart_rounds
+        self._clustered = compile_pattern("clustered", self.clustered)
 
     # ------------------------------------------------------------------------------------------
     # The models at the start
@@ -247,13 +223,12 @@ class IFCA(ClusteredStrategy):
         """Send all models; to everybody that is there where a start is to be measured."""
         members, measures = self.membership, self._measures
         model, more = self._models()
-        instruction = IFCAInstruction(
-            model,
-            more,
-            self.num_clusters,
-            self.rate(server_round),
-            0 if measures else self.local_epochs,
-            self.averaging,
+        instruction = IFCAInstruction.of(
+            self,
+            server_round,
+            model=model,
+            more=more,
+            local_epochs=0 if measures else self.local_epochs,
         )
         here = [c for c in members.ids if members.last_seen[c] >= server_round]
         return dict.fromkeys(here if measures else client_ids, instruction)
@@ -287,7 +262,7 @@ class IFCA(ClusteredStrategy):
         if self._measures:
             self._compare(everybody)
             return
-        lr, models = self.rate(server_round), state.clusters.models
+        lr, models = rate_in(server_round, self.lr), state.clusters.models
         common = {n: array for n, array in models[0].items() if n not in self._part(models[0])}
         shared = self._moved(common, everybody, lr, len(everybody))
         for cluster, model in enumerate(models):

@@ -10,22 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Unpack
+from typing import ClassVar, Literal
 
-from ..maths.checks import check_choice
 from .fedsim import FedSim, FedSimInstruction
-from .shared.split import SplitSettings
 
 BEFORE = "before_aggregation"
 
 Score = Literal["after_aggregation", "before_aggregation"]
-
-
-class FedSimSettings(SplitSettings, total=False):
-    """The parameters of `FedSim`, but for the pattern."""
-
-    lr: float
-    local_epochs: int
 
 
 @dataclass(frozen=True)
@@ -61,16 +52,7 @@ class LGFedAvg(FedSim):
         "Liang, Liu, Ziyin, Salakhutdinov, Morency, NeurIPS 2019 workshop, arXiv:2001.01523"
     )
 
-    def __init__(
-        self,
-        personal: str | None,
-        *,
-        score: Score = "after_aggregation",
-        **base: Unpack[FedSimSettings],
-    ) -> None:
-        super().__init__(personal, **base)
-        check_choice("score", score, ("after_aggregation", BEFORE))
-        self.score = score
+    score: Score = "after_aggregation"
 
     @property
     def title(self) -> str:
@@ -81,5 +63,5 @@ class LGFedAvg(FedSim):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, LGFedAvgInstruction]:
         """Send u to everybody."""
-        common = self.state.shared, self.personal, self.lr, self.local_epochs
-        return dict.fromkeys(client_ids, LGFedAvgInstruction(*common, self.score))
+        instruction = LGFedAvgInstruction.of(self, server_round, shared=self.state.shared)
+        return dict.fromkeys(client_ids, instruction)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from ..maths.blocks import Arrays, Spec
-from ..maths.checks import check_count, check_positive
+from ..maths.checks import Count
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.sampled import SampledStrategy
 from .shared.base import OwnModelEvaluation, evaluate_own_models
 
 
@@ -40,7 +41,7 @@ class Local(SampledStrategy):
 
     Parameters
     ----------
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the clients' step size.
     local_epochs : int (default: 1)
         Local epochs of a round.
@@ -52,14 +53,8 @@ class Local(SampledStrategy):
     paper: ClassVar = "no paper: what each client reaches alone"
     kinds: ClassVar = {"personal": "own model"}
 
-    def __init__(
-        self, *, lr: float = 0.1, local_epochs: int = 1, **base: Unpack[SampledSettings]
-    ) -> None:
-        super().__init__(**base)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.lr = lr
-        self.local_epochs = local_epochs
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
 
     def init_state(self, arrays: Arrays) -> LocalState:
         """Start with the initial model on every client."""
@@ -71,7 +66,7 @@ class Local(SampledStrategy):
         """Ask for some epochs; send the initial model to clients without one of their own."""
         initial, is_new = self.state.initial, self.membership.is_new
         return {
-            client: LocalInstruction(initial if is_new(client) else {}, self.lr, self.local_epochs)
+            client: LocalInstruction.of(self, server_round, start=initial if is_new(client) else {})
             for client in client_ids
         }
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 
 from ..maths.blocks import Arrays, average
-from ..maths.checks import check_count, check_positive
+from ..maths.checks import Count
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.sampled import SampledStrategy
 
 
 @dataclass
@@ -44,7 +45,7 @@ class LocalSGD(SampledStrategy):
 
     Parameters
     ----------
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         a. The k-th local step of the run, k = 1, 2, ..., is of size a/log2(k + 1).
     local_steps : int (default: 5)
         k0, steps of a round. With a client's ``full_batch=True`` they are full-gradient steps,
@@ -62,14 +63,8 @@ class LocalSGD(SampledStrategy):
     paper: ClassVar = "Stich, ICLR 2019, arXiv:1805.09767"
     kinds: ClassVar = {"global": "one global model"}
 
-    def __init__(
-        self, *, lr: float = 0.1, local_steps: int = 5, **base: Unpack[SampledSettings]
-    ) -> None:
-        super().__init__(**base)
-        check_positive("lr", lr)
-        check_count("local_steps", local_steps, least=1)
-        self.lr = lr
-        self.local_steps = local_steps
+    lr: StepSize = 0.1
+    local_steps: Count = 5
 
     def init_state(self, arrays: Arrays) -> LocalSGDState:
         """Start with x^0, the initial model."""
@@ -80,7 +75,9 @@ class LocalSGD(SampledStrategy):
     ) -> dict[int, LocalSGDInstruction]:
         """Send x to everybody."""
         first = (server_round - 1) * self.local_steps + 1
-        instruction = LocalSGDInstruction(self.state.model, self.lr, first, self.local_steps)
+        instruction = LocalSGDInstruction.of(
+            self, server_round, model=self.state.model, first_step=first
+        )
         return dict.fromkeys(client_ids, instruction)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:

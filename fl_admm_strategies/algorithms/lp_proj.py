@@ -13,21 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Spec, compile_pattern
-from ..maths.checks import check_count, check_positive
+from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern
+from ..maths.checks import Count, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..maths.moreau import advance, messages
 from ..maths.projection import projected_block, projection
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import OwnModelEvaluation, WeightedSettings, WeightedStrategy, evaluate_own_models
+from .shared.base import OwnModelEvaluation, WeightedStrategy, evaluate_own_models
 
 IMAGE = "P theta"
 """The name of the one array that a client uploads."""
@@ -80,7 +81,7 @@ class LpProjADMM(WeightedStrategy):
         lambda, how strongly a projected personal model is held near the global variable.
     rho : float, optional
         rho, the ADMM penalty parameter; as FLAME's, lambda/m by default.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the clients' step size.
     local_epochs : int (default: 3)
         H, passes over the data in a round.
@@ -108,31 +109,16 @@ class LpProjADMM(WeightedStrategy):
     paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397, appendix C"
     kinds: ClassVar = {"personal": "personal model"}
 
-    def __init__(
-        self,
-        *,
-        lam: float = 1.0,
-        rho: float | None = None,
-        lr: float = 0.1,
-        local_epochs: int = 3,
-        dimension: int = 10,
-        unprojected: str | None = None,
-        **base: Unpack[WeightedSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_positive("lam", lam)
-        if rho is not None:
-            check_positive("rho", rho)
-        check_positive("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        check_count("dimension", dimension, least=1)
-        self.lam = lam
-        self.rho = rho
-        self.lr = lr
-        self.local_epochs = local_epochs
-        self.dimension = dimension
-        self.unprojected = unprojected
-        self._unprojected = compile_pattern("unprojected", unprojected)
+    lam: Positive = 1.0
+    rho: Positive | None = None
+    lr: StepSize = 0.1
+    local_epochs: Count = 3
+    dimension: Count = 10
+    unprojected: Pattern | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._unprojected = compile_pattern("unprojected", self.unprojected)
 
     @property
     def title(self) -> str:
@@ -169,12 +155,11 @@ class LpProjADMM(WeightedStrategy):
     ) -> dict[int, LpProjInstruction]:
         """Send w_i, and before a client's first upload the initial model."""
         return {
-            client: LpProjInstruction(
+            client: LpProjInstruction.of(
+                self,
+                server_round,
                 anchor={"w_i": self.state.clients[client].local_w},
                 start=self.state.initial if self.membership.is_new(client) else None,
-                lam=self.lam,
-                lr=self.lr,
-                local_epochs=self.local_epochs,
                 projection_seed=self.state.projection_seed,
                 projected=self._block.names,
             )

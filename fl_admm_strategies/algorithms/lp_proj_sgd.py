@@ -14,19 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Spec, average, compile_pattern
-from ..maths.checks import check_choice, check_count
+from ..maths.blocks import Arrays, Pattern, Spec, average, compile_pattern
+from ..maths.checks import Count
 from ..maths.projection import projected_block, projection
+from ..maths.schedules import StepSize, rate_in
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
 from .shared.base import OwnModelEvaluation, evaluate_own_models
-from .shared.envelope import EnvelopeSettings, EnvelopeStrategy, averaged
+from .shared.envelope import EnvelopeStrategy, averaged, check_outer_step
 
 W = "w"
 """The name of the one array that travels."""
@@ -78,9 +79,9 @@ class LpProj(EnvelopeStrategy):
     dimension : int (default: 10)
         d_sub, the rows of P: what travels is so many numbers, both ways, after a client's first
         round (in that, it receives the initial model).
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta_p, the step size of theta_i.
-    outer_lr : float (default: 0.1)
+    outer_lr : float or callable (default: 0.1)
         eta_l, the step size of w_i.
     local_rounds : int (default: 5)
         R, steps of w_i in a round.
@@ -108,27 +109,17 @@ class LpProj(EnvelopeStrategy):
     kinds: ClassVar = {"personal": "personal model"}
     remedy: ClassVar = "a smaller lr or outer_lr"
 
-    def __init__(
-        self,
-        *,
-        p: Literal[2, 1] = 2,
-        dimension: int = 10,
-        lr: float = 0.1,
-        outer_lr: float = 0.1,
-        local_rounds: int = 5,
-        inner_steps: int = 20,
-        unprojected: str | None = None,
-        **base: Unpack[EnvelopeSettings],
-    ) -> None:
-        super().__init__(
-            lr=lr, outer_lr=outer_lr, local_rounds=local_rounds, inner_steps=inner_steps, **base
-        )
-        check_choice("p", p, (2, 1))
-        check_count("dimension", dimension, least=1)
-        self.p = p
-        self.dimension = dimension
-        self.unprojected = unprojected
-        self._unprojected = compile_pattern("unprojected", unprojected)
+    p: Literal[2, 1] = 2
+    dimension: Count = 10
+    lr: StepSize = 0.1
+    outer_lr: StepSize = 0.1
+    local_rounds: Count = 5
+    inner_steps: Count = 20
+    unprojected: Pattern | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._unprojected = compile_pattern("unprojected", self.unprojected)
 
     @property
     def title(self) -> str:
@@ -138,36 +129,36 @@ class LpProj(EnvelopeStrategy):
     def init_state(self, arrays: Arrays) -> LpProjState:
         """Start with theta_i^0 the initial model and w^0 = 0."""
         self._block = projected_block(arrays, self.trained, self._unprojected, self.dimension)
-        self._check_step()
-        return LpProjState(np.zeros(self.dimension, self._block.dtype), arrays, self.seed)
-
-    def _check_step(self) -> None:
-        """Refuse steps of theta that diverge on any loss that is convex: P is known now."""
         block = self._block
         matrix = projection(self.seed, self.dimension, block.size, block.dtype.name)
-        step = self.lr * self.lam * float(np.linalg.norm(matrix, 2)) ** 2
+        self._norm = float(np.linalg.norm(matrix, 2))  # ||P||
+        self._check_steps(1)
+        return LpProjState(np.zeros(self.dimension, self._block.dtype), arrays, self.seed)
+
+    def _check_steps(self, server_round: int) -> None:
+        """Refuse steps that diverge on any loss that is convex."""
+        check_outer_step(self.lam, self.outer_lr, server_round)
+        lr = rate_in(server_round, self.lr)
+        step = lr * self.lam * self._norm**2
         if self.p == 2 and step >= 2:
             raise ValueError(
-                f"lr * lam * ||P||^2 is {step:.3g} for a model of {block.size} projected numbers, "
-                f"expected less than 2: P theta would overshoot. Give an lr below "
-                f"{self.lr * 2 / step:.2g}, or a smaller lam or dimension."
+                f"lr * lam * ||P||^2 is {step:.3g} for a model of {self._block.size} projected "
+                "numbers, expected less than 2: P theta would overshoot. Give an lr below "
+                f"{lr * 2 / step:.2g}, or a smaller lam or dimension."
             )
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, LpProjSGDInstruction]:
         """Send w to all who train, and before its first accepted reply the initial model."""
+        self._check_steps(server_round)
         state, is_new = self.state, self.membership.is_new
         return {
-            client: LpProjSGDInstruction(
+            client: LpProjSGDInstruction.of(
+                self,
+                server_round,
                 anchor={W: state.w},
                 start=state.initial if is_new(client) else None,
-                lam=self.lam,
-                lr=self.lr,
-                outer_lr=self.outer_lr,
-                local_rounds=self.local_rounds,
-                inner_steps=self.inner_steps,
-                p=self.p,
                 projection_seed=state.projection_seed,
                 projected=self._block.names,
                 upload=self.wanted_of(client),

@@ -14,22 +14,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec
-from ..maths.checks import check_choice, check_count, check_positive
+from ..maths.checks import Count, Positive
 from ..maths.clienttable import Row
 from ..maths.grouping import Labels, Linkage, cut, tree
 from ..maths.subspaces import Basis, Measure, proximity
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.clustered import ClusteredSettings, ClusteredState, ClusteredStrategy, Clusters
+from .shared.clustered import ClusteredState, ClusteredStrategy, Clusters
 
 BASIS = "basis"
 """The array of a client's directions, in its reply to the handshake and in its row."""
@@ -170,26 +170,11 @@ class PACFL(ClusteredStrategy):
     method: ClassVar = "PACFL"
     paper: ClassVar = "Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, AAAI 2023"
 
-    def __init__(
-        self,
-        threshold: float,
-        *,
-        num_vectors: int = 3,
-        measure: Measure = "smallest",
-        per_class: bool = False,
-        linkage: Linkage = "average",
-        **base: Unpack[ClusteredSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_positive("threshold", threshold)
-        check_count("num_vectors", num_vectors, least=1)
-        check_choice("measure", measure, ("smallest", "sum", "entrywise", "entrywise-signed"))
-        check_choice("linkage", linkage, ("average", "weighted", "single", "complete"))
-        self.threshold = threshold
-        self.num_vectors = num_vectors
-        self.measure: Measure = measure
-        self.per_class = per_class
-        self.linkage: Linkage = linkage
+    threshold: Positive = field(kw_only=False)
+    num_vectors: Count = 3
+    measure: Measure = "smallest"
+    per_class: bool = False
+    linkage: Linkage = "average"
 
     def init_state(self, arrays: Arrays) -> ClusteredState:
         """Start with the initial model; the clusters come with the clients' directions."""

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Unpack
+from typing import ClassVar, Literal
 
-import numpy as np
-
-from ..maths.blocks import Arrays, average
-from ..maths.checks import check_choice, check_count, check_not_negative, check_positive
+from ..maths.blocks import Arrays
+from ..maths.checks import Count, Positive
+from ..maths.schedules import StepSize, StepSizeOrZero
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledSettings, SampledStrategy
-from .shared.base import Weights
+from ..runtime.sampled import SampledStrategy
+from .shared.base import Weights, participants_mean
 
 MODES = ("fo", "hf", "exact", "finetune")
 
@@ -65,9 +64,9 @@ class PerFedAvg(SampledStrategy):
         the difference of two gradients (Per-FedAvg (HF)), without that product (FO), or with the
         product itself ("exact"). "finetune" is FedAvg, adapted only to be evaluated; the code of
         some papers calls this Per-FedAvg.
-    alpha : float (default: 0.01)
+    alpha : float or callable (default: 0.01)
         alpha, the step size of the adaptation.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         beta, the step size of w; the paper has 0.001.
     local_steps : int (default: 10)
         tau, steps of w in a round, each with mini-batches of its own: two for "fo", else three.
@@ -100,37 +99,14 @@ class PerFedAvg(SampledStrategy):
     kinds: ClassVar = {"adapted": "adapted by one step", "global": "one global model"}
     remedy: ClassVar = "a smaller lr or alpha"
 
-    def __init__(
-        self,
-        *,
-        mode: Literal["hf", "fo", "exact", "finetune"] = "hf",
-        alpha: float = 0.01,
-        lr: float = 0.1,
-        local_steps: int = 10,
-        local_epochs: int = 1,
-        delta: float | None = None,
-        adapt: Literal["step", "epoch"] = "step",
-        weights: Weights = "uniform",
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_choice("mode", mode, MODES)
-        check_not_negative("alpha", alpha)
-        check_positive("lr", lr)
-        check_count("local_steps", local_steps, least=1)
-        check_count("local_epochs", local_epochs, least=1)
-        if delta is not None:
-            check_positive("delta", delta)
-        check_choice("adapt", adapt, ("step", "epoch"))
-        check_choice("weights", weights, ("uniform", "size"))
-        self.mode = mode
-        self.alpha = alpha
-        self.lr = lr
-        self.local_steps = local_steps
-        self.local_epochs = local_epochs
-        self.delta = delta
-        self.adapt = adapt
-        self.weights = weights
+    mode: Literal["hf", "fo", "exact", "finetune"] = "hf"
+    alpha: StepSizeOrZero = 0.01
+    lr: StepSize = 0.1
+    local_steps: Count = 10
+    local_epochs: Count = 1
+    delta: Positive | None = None
+    adapt: Literal["step", "epoch"] = "step"
+    weights: Weights = "uniform"
 
     @property
     def title(self) -> str:
@@ -145,28 +121,18 @@ class PerFedAvg(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, PerFedAvgInstruction]:
         """Send w to everybody."""
-        instruction = PerFedAvgInstruction(
-            model=self.state.model,
-            mode=self.mode,
-            alpha=self.alpha,
-            lr=self.lr,
-            local_steps=self.local_steps,
-            local_epochs=self.local_epochs,
-            delta=self.delta,
-        )
+        instruction = PerFedAvgInstruction.of(self, server_round, model=self.state.model)
         return dict.fromkeys(client_ids, instruction)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i."""
-        sizes = np.array([reply.num_examples for reply in replies.values()])
-        weights = sizes if self.weights == "size" else np.ones_like(sizes)
-        self.state.model = average(self.state.model, replies, weights)
+        self.state.model = participants_mean(self.state.model, replies, self.weights)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, PerFedAvgEvaluation]:
         """Send w, to be evaluated as it is and adapted."""
-        evaluation = PerFedAvgEvaluation(self.state.model, self.alpha, self.adapt)
+        evaluation = PerFedAvgEvaluation.of(self, server_round, global_=self.state.model)
         return dict.fromkeys(client_ids, evaluation)
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:

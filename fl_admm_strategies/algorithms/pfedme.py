@@ -12,21 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, average, weighted_average
-from ..maths.checks import check_choice, check_count, check_positive
+from ..maths.checks import Count, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledSettings, SampledStrategy
+from ..runtime.sampled import SampledStrategy
 from .shared.base import OwnModelEvaluation, evaluate_own_models
-from .shared.envelope import EnvelopeSettings, EnvelopeStrategy, averaged, check_outer_step
+from .shared.envelope import EnvelopeStrategy, averaged, check_outer_step
 
 KINDS = {"personal": "personal model", "global": "one global model"}
 
@@ -58,9 +59,9 @@ class PFedMe(EnvelopeStrategy):
 
     Parameters
     ----------
-    lr : float (default: 0.05)
+    lr : float or callable (default: 0.05)
         eta_in, the step size of theta_i. ``lr * lam`` well below 2, as the loss is curved too.
-    outer_lr : float (default: 0.05)
+    outer_lr : float or callable (default: 0.05)
         eta, the step size of w_i. ``outer_lr * lam`` below 2, or w_i diverges.
     local_rounds : int (default: 20)
         R, steps of w_i in a round; each has a mini-batch of its own.
@@ -89,21 +90,11 @@ class PFedMe(EnvelopeStrategy):
     kinds: ClassVar = KINDS
     remedy: ClassVar = "a smaller lr or outer_lr"
 
-    def __init__(
-        self,
-        *,
-        lr: float = 0.05,
-        outer_lr: float = 0.05,
-        local_rounds: int = 20,
-        inner_steps: int = 5,
-        theta_start: Literal["warm", "reset"] = "warm",
-        **base: Unpack[EnvelopeSettings],
-    ) -> None:
-        super().__init__(
-            lr=lr, outer_lr=outer_lr, local_rounds=local_rounds, inner_steps=inner_steps, **base
-        )
-        check_choice("theta_start", theta_start, ("warm", "reset"))
-        self.theta_start = theta_start
+    lr: StepSize = 0.05
+    outer_lr: StepSize = 0.05
+    local_rounds: Count = 20
+    inner_steps: Count = 5
+    theta_start: Literal["warm", "reset"] = "warm"
 
     @property
     def title(self) -> str:
@@ -118,15 +109,12 @@ class PFedMe(EnvelopeStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, PFedMeInstruction]:
         """Send w to all who train."""
+        check_outer_step(self.lam, self.outer_lr, server_round)
         return {
-            client: PFedMeInstruction(
+            client: PFedMeInstruction.of(
+                self,
+                server_round,
                 model=self.state.model,
-                lam=self.lam,
-                lr=self.lr,
-                outer_lr=self.outer_lr,
-                local_rounds=self.local_rounds,
-                inner_steps=self.inner_steps,
-                theta_start=self.theta_start,
                 upload=self.wanted_of(client),
             )
             for client in self.in_training(client_ids)
@@ -198,9 +186,9 @@ class PFedMeMatched(SampledStrategy):
     ----------
     lam : float (default: 1.0)
         lambda, how strongly theta_i is held near w.
-    lr : float (default: 0.1)
+    lr : float or callable (default: 0.1)
         eta, the step size of theta_i.
-    outer_lr : float (default: 0.5)
+    outer_lr : float or callable (default: 0.5)
         eta_g, the step size of w_i: w_i = w - eta_g lambda (w - theta_i). FLAME's paper takes the
         best of 0.01, 0.05, 0.1, 0.2 and 0.5; 1/lambda averages the theta_i.
     local_epochs : int (default: 1)
@@ -214,25 +202,14 @@ class PFedMeMatched(SampledStrategy):
     kinds: ClassVar = KINDS
     remedy: ClassVar = "a smaller lr or outer_lr"
 
-    def __init__(
-        self,
-        *,
-        lam: float = 1.0,
-        lr: float = 0.1,
-        outer_lr: float = 0.5,
-        local_epochs: int = 1,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_positive("lam", lam)
-        check_positive("lr", lr)
-        check_positive("outer_lr", outer_lr)
-        check_outer_step(lam, outer_lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.lam = lam
-        self.lr = lr
-        self.outer_lr = outer_lr
-        self.local_epochs = local_epochs
+    lam: Positive = 1.0
+    lr: StepSize = 0.1
+    outer_lr: StepSize = 0.5
+    local_epochs: Count = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_outer_step(self.lam, self.outer_lr, 1)
 
     @property
     def title(self) -> str:
@@ -258,16 +235,15 @@ class PFedMeMatched(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, PFedMeMatchedInstruction]:
         """Send w to everybody, and theta_i^0 to clients without a model of their own."""
+        check_outer_step(self.lam, self.outer_lr, server_round)
         model, initial = self.model("global", 0), self.state.initial
         assert not isinstance(model, OnClient)
         return {
-            client: PFedMeMatchedInstruction(
+            client: PFedMeMatchedInstruction.of(
+                self,
+                server_round,
                 model=model,
                 start=initial if self.membership.is_new(client) else None,
-                lam=self.lam,
-                lr=self.lr,
-                outer_lr=self.outer_lr,
-                local_epochs=self.local_epochs,
             )
             for client in client_ids
         }

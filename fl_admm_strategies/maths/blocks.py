@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from itertools import accumulate
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +127,9 @@ def compile_pattern(setting: str, pattern: str | None) -> re.Pattern[str] | None
         raise ValueError(
             f"{setting} is {pattern!r}, expected a regular expression, e.g. 'head' ({error})."
         ) from error
+
+
+Pattern = Annotated[str, compile_pattern]
 
 
 def optimised(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,66 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise unless `value` is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(repr, choices))}.")
+
+
+Positive = Annotated[float, check_positive]
+NotNegative = Annotated[float, check_not_negative]
+Fraction = Annotated[float, partial(check_fraction, zero=False)]
+"""In (0, 1]."""
+Share = Annotated[float, partial(check_fraction, zero=True)]
+"""In [0, 1]."""
+Count = Annotated[int, partial(check_count, least=1)]
+WholeNumber = Annotated[int, partial(check_count, least=0)]
+
+
+class Rule(NamedTuple):
+    """What a setting must pass, by its type.
+
+    Attributes
+    ----------
+    check : callable
+        ``check(name, value)`` raises ValueError or TypeError.
+    optional : bool
+        None will do as well.
+    scheduled : bool
+        A function will do as well, whose values must pass `check`.
+    """
+
+    check: Callable[[str, Any], object]
+    optional: bool = False
+    scheduled: bool = False
+
+    def __call__(self, name: str, value: object) -> None:
+        """Raise ValueError or TypeError where a setting does not pass."""
+        if not ((self.optional and value is None) or (self.scheduled and callable(value))):
+            self.check(name, value)
+
+
+def rule_of(annotation: Any) -> Rule:
+    """Return what values of a type must pass.
+
+    ``Annotated[float, check]`` has its own check, `Literal` and bool their choices. In a union one
+    part may have a check, beside None and functions; of more parts anything will do.
+    """
+    is_union = get_origin(annotation) in (Union, UnionType)
+    parts = get_args(annotation) if is_union else (annotation,)
+    functions = [part for part in parts if get_origin(part) is Callable]
+    checked = [part for part in parts if part is not NoneType and part not in functions]
+    check = _check_of(checked[0]) if len(checked) == 1 else _anything
+    return Rule(check, NoneType in parts, bool(functions))
+
+
+def _anything(name: str, value: object) -> None:
+    """Pass."""
+
+
+def _check_of(annotation: Any) -> Callable[[str, Any], object]:
+    if get_origin(annotation) is Annotated:
+        check: Callable[[str, Any], object] = annotation.__metadata__[0]
+        return check
+    if get_origin(annotation) is Literal:
+        return partial(check_choice, choices=get_args(annotation))
+    return partial(check_choice, choices=(True, False)) if annotation is bool else _anything
 
 
 @cache

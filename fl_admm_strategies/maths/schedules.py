@@ -7,11 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .checks import check_count, check_fraction, check_not_negative, check_positive
+from .checks import (
+    Count,
+    NotNegative,
+    Positive,
+    check_count,
+    check_fraction,
+    check_not_negative,
+    check_positive,
+)
 
-RateSchedule = float | Callable[[int], float]
-"""A step size, or a function of the round, which counts from 1."""
-EpochSchedule = int | Callable[[int, int], int]
+StepSize = Positive | Callable[[int], float]
+"""A step size, or a function of the round, which counts from 1, such as `StepDecay`."""
+StepSizeOrZero = NotNegative | Callable[[int], float]
+EpochSchedule = Count | Callable[[int, int], int]
 """Local epochs, or a function of the round and the client's id."""
 
 
@@ -159,23 +168,11 @@ def _generator(
     return np.random.default_rng(key)
 
 
-def check_rate_schedule(name: str, lr: RateSchedule) -> None:
-    """Raise unless it is a function or a number > 0."""
-    if not callable(lr):
-        check_positive(name, lr)
-
-
-def check_epoch_schedule(name: str, epochs: EpochSchedule) -> None:
-    """Raise unless it is a function or an integer >= 1."""
-    if not callable(epochs):
-        check_count(name, epochs, least=1)
-
-
-def rate_in(server_round: int, lr: RateSchedule) -> float:
+def rate_in(server_round: int, rate: StepSize, name: str = "lr") -> float:
     """Return the step size of a round."""
-    rate = lr(server_round) if callable(lr) else lr
-    check_positive(f"lr in round {server_round}", rate)
-    return rate
+    value = rate(server_round) if callable(rate) else rate
+    check_positive(f"{name} in round {server_round}", value)
+    return value
 
 
 def epochs_in(server_round: int, client: int, epochs: EpochSchedule) -> int:

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Unpack
-
-from ..maths.checks import check_count, check_fraction
-from .base_settings import BaseSettings
+from ..maths.checks import Count, Fraction
 from .strategy import StatefulStrategy
-
-
-class SampledSettings(BaseSettings, total=False):
-    """The parameters of `SampledStrategy`."""
-
-    fraction_train: float
-    min_train_nodes: int
 
 
 class SampledStrategy(StatefulStrategy):
@@ -29,15 +19,5 @@ class SampledStrategy(StatefulStrategy):
         The parameters of `StatefulStrategy`.
     """
 
-    def __init__(
-        self,
-        *,
-        fraction_train: float = 1.0,
-        min_train_nodes: int = 1,
-        **base: Unpack[BaseSettings],
-    ) -> None:
-        check_fraction("fraction_train", fraction_train, zero=False)
-        check_count("min_train_nodes", min_train_nodes, least=1)
-        self.fraction_train = fraction_train
-        self.min_train_nodes = min_train_nodes
-        super().__init__(**base)
+    fraction_train: Fraction = 1.0
+    min_train_nodes: Count = 1

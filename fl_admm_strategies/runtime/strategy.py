@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from logging import INFO
-from typing import Any, Never
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
@@ -16,12 +16,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays
-from ..maths.checks import check_count, check_positive
+from ..maths.checks import Count, Positive, Share, WholeNumber, check_count, check_positive
 from .algorithm import Algorithm, OnClient
-from .base_settings import check_base_settings
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .common.interrupts import explaining
-from .common.settings import as_text, refuse_unknown, settings_of
+from .common.settings import HasSettings, as_text, settings_of
 from .link import GridLink
 from .members.membership import Membership
 from .members.sampling import Sampling
@@ -39,7 +38,7 @@ from .trust.intake import Intake
 _QUERY_TIMEOUT = 3600.0  # seconds for a handshake, where the caller brings a loop of its own
 
 
-class StatefulStrategy(Algorithm, Strategy):
+class StatefulStrategy(HasSettings, Algorithm, Strategy):
     """Base class: a Flower strategy that keeps state for every client, all of which train.
 
     State is keyed by a stable client id: the partition id in simulations and wherever a node's
@@ -99,58 +98,45 @@ class StatefulStrategy(Algorithm, Strategy):
         The algorithm's variables; there is none before `start`.
     """
 
-    fraction_train: float = 1.0  # see SampledStrategy
-    min_train_nodes: int = 1
+    fraction_evaluate: Share = 1.0
+    min_evaluate_nodes: WholeNumber = 1
+    min_available_nodes: Count = 2
+    node_timeout: Positive = 120.0
+    max_clients_per_node: Count | None = None
+    max_missed_rounds: Count | None = None
+    client_keys: str | Mapping[int, str] = "first"
+    patience: Count = 3
+    max_norm: MaxNorm = None
+    on_excess: OnExcess = "clip"
+    max_examples: Count | None = None
+    weighted_by_key: str = NUM_EXAMPLES
+    wire_dtype: WireDtype = None
+    state_on_disk: str | os.PathLike[str] | None = None
+    seed: WholeNumber = 0
 
-    def __init__(
-        self,
-        *,
-        fraction_evaluate: float = 1.0,
-        min_evaluate_nodes: int = 1,
-        min_available_nodes: int = 2,
-        node_timeout: float = 120.0,
-        max_clients_per_node: int | None = None,
-        max_missed_rounds: int | None = None,
-        client_keys: str | Mapping[int, str] = "first",
-        patience: int = 3,
-        max_norm: MaxNorm = None,
-        on_excess: OnExcess = "clip",
-        max_examples: int | None = None,
-        weighted_by_key: str = NUM_EXAMPLES,
-        wire_dtype: WireDtype = None,
-        state_on_disk: str | os.PathLike[str] | None = None,
-        seed: int = 0,
-        **unknown: Never,
-    ) -> None:
-        refuse_unknown(type(self), unknown)
-        self.fraction_evaluate, self.min_evaluate_nodes = fraction_evaluate, min_evaluate_nodes
-        self.min_available_nodes = min_available_nodes
-        self.node_timeout = node_timeout
-        self.max_clients_per_node = max_clients_per_node
-        self.max_missed_rounds = max_missed_rounds
-        self.client_keys = client_keys
-        self.patience = patience
-        self.max_norm, self.on_excess = max_norm, on_excess
-        self.max_examples = max_examples
-        self.weighted_by_key = weighted_by_key
-        self.wire_dtype, self.state_on_disk = wire_dtype, state_on_disk
-        self.seed = seed
-        check_base_settings(self)
+    fraction_train = 1.0  # settings of `SampledStrategy`
+    min_train_nodes = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.model_spec, self.trained = {}, []
-        self.membership = Membership(max_missed_rounds, client_keys)
+        self.membership = Membership(self.max_missed_rounds, self.client_keys)
         sampling = Sampling(
             fraction_train=self.fraction_train,
-            fraction_evaluate=fraction_evaluate,
+            fraction_evaluate=self.fraction_evaluate,
             min_train=self.min_train_nodes,
-            min_evaluate=min_evaluate_nodes,
-            seed=seed,
+            min_evaluate=self.min_evaluate_nodes,
+            seed=self.seed,
         )
-        method, bound = declared_method(type(self)), Bound(max_norm, on_excess)
-        intake = Intake(weighted_by_key, self.membership, method, max_examples)
-        self.run = Run(self, self.membership, sampling, intake, bound, patience=patience)
+        method, bound = declared_method(type(self)), Bound(self.max_norm, self.on_excess)
+        intake = Intake(self.weighted_by_key, self.membership, method, self.max_examples)
+        self.run = Run(self, self.membership, sampling, intake, bound, patience=self.patience)
         self._collected: dict[int, Arrays] | None = None
         self._link = GridLink(
-            min_available_nodes, node_timeout, max_clients_per_node, self.membership.owners
+            self.min_available_nodes,
+            self.node_timeout,
+            self.max_clients_per_node,
+            self.membership.owners,
         )
 
     # ------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from typing import Any
 
 from flwr.serverapp import Grid
 from rich.console import Console
-from safetensors.numpy import save_file
 
 from fl_admm_strategies import Models
 from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
-from fl_admm_strategies.runtime.saving.files import lock_folder, replacing
+from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
+from fl_admm_strategies.runtime.saving.files import lock_folder
 
 from ..experiments.experiment import Experiment, load_experiment
 from ..experiments.run_config import RunConfig
@@ -136,9 +136,7 @@ def _train(run: Run, grid: Grid, console: Console) -> tuple[Finished, History]:
             collect=training.collect_models,
         )
         seconds = rounds.seconds
-    state = strategy.state_dict()
-    with replacing(out / STATE, sum(a.nbytes for a in state.values())) as written:
-        save_file(state, written)
+    Checkpoints(out / CHECKPOINTS).link(strategy.last_round, out / STATE)
     strategy.models().save(out / MODELS_FOLDER)
     if not history.rounds:
         raise RuntimeError(

@@ -14,8 +14,17 @@ from functools import reduce
 from inspect import Parameter
 from operator import or_
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
-from typing import get_type_hints as hints_of_function
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import Discriminator, Field, Strict, Tag, create_model, model_validator
 
@@ -33,7 +42,7 @@ from fl_admm_strategies import (
 )
 from fl_admm_strategies.maths.penalties import Penalty
 from fl_admm_strategies.maths.regularizers import Regularizer
-from fl_admm_strategies.runtime.common.settings import parameters_of
+from fl_admm_strategies.runtime.common.settings import HasSettings, parameters_of
 
 from .documented import parameter_docs
 from .section import Section
@@ -159,7 +168,8 @@ def annotations_of(kind: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for owner in kind.__mro__:
         if "__init__" in vars(owner) and owner is not object:
-            found = {**hints_of_function(vars(owner)["__init__"]), **found}
+            source = kind if owner is HasSettings else vars(owner)["__init__"]
+            found = {**get_type_hints(source), **found}
     return found
 
 

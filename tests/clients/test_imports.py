@@ -20,12 +20,6 @@ def test_every_exported_name_is_there() -> None:
     assert set(clients.__all__) <= set(dir(clients))
 
 
-def test_clients_that_need_numpy_only_do_not_load_torch() -> None:
-    names = "FedMCADMMClient, FedGiALinearClient, LeastSquares, MethodClient, Ratings, client_app"
-    code = f"import sys; from clients import {names}; print('torch' in sys.modules)"
-    assert python(code).stdout == "False\n"
-
-
 @pytest.mark.slow
 def test_plain_steps_do_not_load_the_compiler() -> None:
     """The first `torch.optim.Optimizer` of a process imports it: 1.3 s and 71 MB."""
@@ -45,8 +39,16 @@ print("torch._dynamo" in sys.modules)
     assert python(code).stdout == "False\n"
 
 
-def test_without_torch_the_others_say_what_to_install() -> None:
-    code = "import sys; sys.modules['torch'] = None; from clients import FPFCClient"
-    last = python(code).stderr.splitlines()[-1]
+def test_clients_of_numpy_only_do_not_load_torch_and_the_others_say_what_to_install() -> None:
+    names = "FedMCADMMClient, FedGiALinearClient, LeastSquares, MethodClient, Ratings, client_app"
+    found = python(f"""
+import sys
+from clients import {names}
+print('torch' in sys.modules)
+sys.modules['torch'] = None
+from clients import FPFCClient
+""")
+    assert found.stdout == "False\n"
+    last = found.stderr.splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: FPFCClient needs PyTorch")
     assert "pip install 'fl-admm-strategies[torch]'" in last

@@ -78,13 +78,8 @@ def long(*parameters: Any) -> Any:
     return pytest.param(*parameters, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(c, marks=[pytest.mark.slow] * (c.name not in ("FPFC", "FedAPM")), id=c.name)
-        for c in CASES
-    ],
-)
+@pytest.mark.slow
+@each_case
 @pytest.mark.parametrize(("workers", "runs"), [(2, 1), long(1, 5), long(2, 5)])
 def test_runs_in_process_have_the_same_bits(case: Case, workers: int, runs: int) -> None:
     app = client_app(client_fn_of(case.client_class))

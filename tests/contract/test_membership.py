@@ -34,8 +34,8 @@ from tests.support.federation import (
     client_fn_of,
     raising_client_fn,
     trained,
-    warnings_in,
 )
+from tests.support.refusals import Warned
 
 Uploads = Mapping[int, Arrays]
 
@@ -121,7 +121,7 @@ def test_a_joining_client_that_never_succeeds_leaves_no_trace(case: Case) -> Non
 
 @each_case
 def test_a_client_that_left_does_not_count_and_comes_back_as_a_new_one(
-    case: Case, caplog: pytest.LogCaptureFixture
+    case: Case, warned: Warned
 ) -> None:
     grid = grid_of(case, GONE_AND_BACK, (0, 1, 2, 1))
     strategy = case.strategy(seed=1, max_missed_rounds=2)
@@ -138,8 +138,7 @@ def test_a_client_that_left_does_not_count_and_comes_back_as_a_new_one(
     assert members == {1: [0, 1, 2], 2: [0, 1, 2], **both}
     assert trained(strategy) == {**members, 3: [0, 2]}
     assert_consistent(case, strategy, grid, uploads)
-    (line,) = (line for line in warnings_in(caplog.records) if "left the run" in line)
-    assert line.startswith("round 4: clients [1] (1) have not been connected for 2 rounds")
+    assert len(warned("left the run")) == len(warned("left the run", "round 4", "[1]")) == 1
 
 
 @pytest.mark.slow

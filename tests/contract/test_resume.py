@@ -23,8 +23,8 @@ from tests.support.federation import (
     assert_same_runs,
     client_fn_of,
     trained,
-    warnings_in,
 )
+from tests.support.refusals import Warned
 
 ROUNDS, SAVED = 6, 3
 
@@ -100,16 +100,14 @@ def test_a_saved_state_continues_to_the_same_bits(case: Case) -> None:
 
 
 @at_any_pace
-def test_a_saved_state_continues_with_clients_that_lost_theirs(
-    case: Case, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_saved_state_continues_with_clients_that_lost_theirs(case: Case, warned: Warned) -> None:
     strategy = continued(case, grid_of(case))
     if case.stateless_clients:
         assert_same_end(case, strategy)
         return
     # What was theirs is gone: whoever needs it says so when it is first asked, sits out that once,
     # and takes part from then on. The same clients are sampled as ever.
-    lines = [line for line in warnings_in(caplog.records) if "start afresh" in line]
+    lines = warned("afresh")
     assert lines
     missing: set[int] = set()
     for server_round in range(SAVED + 1, ROUNDS + 1):

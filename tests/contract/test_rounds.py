@@ -44,8 +44,8 @@ from tests.support.federation import (
     node_of,
     raising_client_fn,
     trained,
-    warnings_in,
 )
+from tests.support.refusals import Warned, names
 
 
 @at_any_pace
@@ -73,9 +73,7 @@ def test_only_the_sampled_clients_take_part(case: Case) -> None:
 
 
 @each_case
-def test_a_round_without_a_usable_reply_changes_nothing(
-    case: Case, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_round_without_a_usable_reply_changes_nothing(case: Case, warned: Warned) -> None:
     states: list[State] = []
     app = client_app(raising_client_fn(case.client_class, {c: [2] for c in range(NUM_CLIENTS)}))
     strategy = case.strategy(seed=1)
@@ -89,10 +87,8 @@ def test_a_round_without_a_usable_reply_changes_nothing(
     )
     assert_same_bits(states[1], states[0])
     assert differs(states[2], states[1]) == case.server_learns  # and the run goes on
-    lines = warnings_in(caplog.records)
-    for client in range(NUM_CLIENTS):
-        assert len([line for line in lines if f"client {client} " in line]) == 1
-    assert len(lines) == NUM_CLIENTS + 1  # and one line that the round changes nothing
+    assert all(len(warned(f"client {client}")) == 1 for client in range(NUM_CLIENTS))
+    assert len(warned()) == NUM_CLIENTS + 1  # and one line that the round changes nothing
     assert trained(strategy) == {r: list(range(NUM_CLIENTS)) for r in (1, 3)}
 
 
@@ -105,8 +101,7 @@ def test_every_kind_of_model_is_there_or_said_where(case: Case) -> None:
             try:
                 arrays = strategy.model_arrays(kind, client)
             except RuntimeError as error:
-                where = f"The {kind} models of {type(strategy).__name__} stay with their clients. "
-                assert str(error).startswith(where)  # noqa: PT017
+                assert names(error, kind, type(strategy).__name__)  # noqa: PT017
                 continue
             here.append(kind)
             assert arrays.keys() <= strategy.model_spec.keys()

@@ -22,6 +22,7 @@ from fl_admm_strategies.runtime.common.settings import parameters_of
 from fl_admm_strategies.runtime.reserved import OF_EVERY_MESSAGE
 from tests.support.cases import Case, at_any_pace, case_of, each_case, grid_of, plain
 from tests.support.federation import initial_arrays, make_client
+from tests.support.refusals import refused
 
 # --- Given twice --------------------------------------------------------------------------------
 
@@ -50,10 +51,9 @@ def test_what_the_strategy_sends_is_refused_before_anything_is_sent(case: Case, 
     assert {"server-round", "seed", "groups"} | stamp <= keys
     for key in sorted(keys | OF_EVERY_MESSAGE):
         config: dict[str, Any] = {which: ConfigRecord({"mine": 1, key: 1})}
-        said = rf"{which} has '{key}', which (is a parameter of )?{name}.*: leave it out of {which}"
-        with pytest.raises(ValueError, match=said):
+        with refused(ValueError, which, f"'{key}'", name):
             strategy.start(UNTOUCHED, arrays, **config)
-        with pytest.raises(ValueError, match=said):
+        with refused(ValueError, which, f"'{key}'", name):
             LegacyStrategy(strategy, arrays, **config)
     assert not strategy.run.has_begun
 
@@ -64,14 +64,14 @@ def test_a_parameter_of_the_strategy_is_no_setting_of_the_clients(case: Case) ->
     name = type(strategy).__name__
     for parameter in parameters_of(type(strategy)):
         for key in (parameter, parameter.replace("_", "-")):
-            with pytest.raises(ValueError, match=rf"has '{key}'.* and give {name}\({parameter}="):
+            with refused(ValueError, f"'{key}'", f"{name}({parameter}"):
                 LegacyStrategy(strategy, case.initial_arrays(), train_config=ConfigRecord({key: 1}))
 
 
 def test_a_loop_of_ones_own_is_refused_as_well() -> None:
     strategy, config = fpfc(), ConfigRecord({"rho": 1.0})
     for call in (strategy.configure_train, strategy.configure_evaluate):
-        with pytest.raises(ValueError, match=r"_config has 'rho', which is a parameter of FPFC"):
+        with refused(ValueError, "'rho'", "FPFC"):
             call(1, initial_arrays(), config, UNTOUCHED)
 
 
@@ -105,20 +105,19 @@ def fpfc(**settings: Any) -> FPFC:
     ],
 )
 def test_a_typo_gets_the_right_name(given: str, meant: str) -> None:
-    said = rf"^{given} is not a parameter of FPFC; did you mean {meant}( or .*)?\?$"
-    with pytest.raises(TypeError, match=said):
+    with refused(TypeError, given, "FPFC", meant):
         fpfc(**{given: 1})
 
 
 @at_any_pace
 def test_so_it_does_for_every_strategy_and_client(case: Case) -> None:
     name = type(case.strategy()).__name__
-    with pytest.raises(TypeError, match=rf"^sed is not a parameter of {name}; did you mean seed"):
+    with refused(TypeError, "sed", name, "seed"):
         case.strategy(sed=1)
     if not isinstance(case.client_class, type):  # a function of the tests
         return
     client_class = partial(case.client_class, state_dirr="x")
-    with pytest.raises(TypeError, match=r"is not a parameter of \w+Client; did you mean state_dir"):
+    with refused(TypeError, "state_dirr", "state_dir"):
         make_client(client_class, new_context())
 
 
@@ -127,23 +126,22 @@ def new_context() -> Context:
 
 
 def test_other_mistakes_are_told_too() -> None:
-    with pytest.raises(TypeError, match=r"^proximal_mu is not a parameter of FedProx; did you mea"):
+    with refused(TypeError, "proximal_mu", "FedProx", "mu"):
         FedProx(proximal_mu=0.1)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^lamda is not a parameter of Ditto; did you mean lam\?$"):
+    with refused(TypeError, "lamda", "Ditto", "lam"):
         Ditto(lamda=1)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"of FPFC; give evaluate_fn to its start\(\.\.\.\)\.$"):
+    with refused(TypeError, "FPFC", "evaluate_fn", "start"):
         fpfc(evaluate_fn=print)
-    with pytest.raises(TypeError, match=r"of FedGiA\. Its parameters are .*, seed\.$"):
+    with refused(TypeError, "FedGiA", "seed"):
         FedGiA(zzz=1)  # type: ignore[call-arg]
     for kind in (FPFCClient, SGDClient):
-        with pytest.raises(TypeError, match=rf"^testloader is not .* of {kind.__name__}; did you"):
+        with refused(TypeError, "testloader", kind.__name__, "test_loader"):
             make_client(partial(kind, testloader=1), new_context())
-    said = "^rho is not a parameter of FPFCClient; it is one of the strategy FPFC, which tells"
-    with pytest.raises(TypeError, match=said):
+    with refused(TypeError, "rho", "FPFCClient", "FPFC"):
         make_client(partial(FPFCClient, rho=1), new_context())
     problem = LeastSquares(np.eye(2), np.zeros(2))
-    with pytest.raises(TypeError, match=r"test_probelm is not a .*; did you mean test_problem"):
+    with refused(TypeError, "test_probelm", "test_problem"):
         FedGiALinearClient(new_context(), problem, test_probelm=problem)  # type: ignore[arg-type]
     users = Ratings(np.zeros(1, int), np.zeros(1, int), np.ones(1), 1, 1)
-    with pytest.raises(TypeError, match=r"tset is not .* of FedMCADMMClient; did you mean test\?"):
+    with refused(TypeError, "tset", "FedMCADMMClient", "test"):
         FedMCADMMClient(new_context(), users, SquaredL2(1), tset=users)  # type: ignore[arg-type]

@@ -61,7 +61,6 @@ def outcome(folder: Path) -> tuple[int, Arrays, list[dict[str, Any]]]:
     """
     last = Checkpoints(folder / "checkpoints").rounds()[-1]
     arrays, _ = read_arrays(folder / "checkpoints" / f"round-{last:06d}.safetensors")
-    del arrays["record"]
     lines = (folder / "checkpoints" / "history.jsonl").read_text().splitlines()
     history = [json.loads(line) for line in lines]
     for entry in history:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -20,18 +20,19 @@ from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_ins
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, describe
 
 from ..errors import plain_errors
+from ..solving.steps import Choice
 
 ClientFn = Callable[[Context], Any]
 _NUMBER = (int, float)
-Cohort = Literal["auto"] | bool
+Cohort = Choice
 Run = Callable[[NumPyClient, ClientInstruction], RawReply]
 Jobs = dict[int, tuple[NumPyClient, ClientInstruction]]
 RunAll = Callable[[Jobs], dict[int, RawReply]]
 
 LEAST_COHORT = 16
-"""Clients of a federation from which on "auto" trains them together."""
+"""Clients of a federation from which on "auto" trains them together (docs/scaling.md)."""
 TOGETHER = 256
-"""Clients of a cohort that are in memory at a time."""
+"""Clients of a cohort that are in memory at a time, with their models and loaders."""
 
 
 def client_app(
@@ -207,9 +208,9 @@ def run_hosted(
     total : int
         Clients of the federation.
     run_all : callable
-        What they do.
+        Has some clients do their work.
     at_once : int
-        So many clients are made before they do it.
+        How many clients are made at a time.
 
     Returns
     -------
@@ -242,7 +243,7 @@ def run_hosted(
 
 
 def _one_by_one(run: Run, jobs: Jobs) -> dict[int, RawReply]:
-    """Have clients do something one after another; who raises, whatever it raises, fails alone."""
+    """Have clients do their work one after another; a client that raises anything fails alone."""
     replies = {}
     for client_id, (client, instruction) in jobs.items():
         try:
@@ -255,7 +256,7 @@ def _one_by_one(run: Run, jobs: Jobs) -> dict[int, RawReply]:
 
 
 def _together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
-    """Have clients train, those together that can."""
+    """Have clients train, together where they can."""
     drivers: dict[Any, list[int]] = {}
     for client_id, (client, instruction) in jobs.items():
         if not instruction.config.get(wire.COLLECT):

@@ -33,12 +33,12 @@ Step = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
 """From factors and the gradient of f_i in them to the next factors."""
 
 LEAST_LIPSCHITZ = 1e-12
-"""A Lipschitz constant that is 0, where all factors are, must not divide."""
+"""In place of a Lipschitz constant of 0, which factors of 0 have, and by which nothing divides."""
 _EVALUATED = "evaluated"
 
 
 class FirstUsers(Protocol):
-    """What of a message says how U_i^0 is drawn."""
+    """The settings of a message that say how U_i^0 is drawn."""
 
     @property
     def factor_seed(self) -> int:

@@ -187,7 +187,7 @@ class Memory:
         arrays = self._store.read(rounds[-1], None) if rounds else None
         if arrays is None:
             raise RuntimeError(
-                "This client has not been trained yet, so it has nothing of its own."
+                "This client has not been trained yet, so it keeps no arrays. Train it first."
             )
         return arrays
 

@@ -15,7 +15,7 @@ from .base import Asked
 from .torch_client import TorchClient
 
 V = "v/"
-"""How v_i is called in a client's memory, before the names of its arrays."""
+"""Prefix of v_i's arrays in a client's memory."""
 
 
 class SplitClient(TorchClient[Asked]):

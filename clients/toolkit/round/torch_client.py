@@ -31,7 +31,7 @@ from ..solving.steps import Minimisation, Scalars
 from .base import Asked, MethodClient
 
 BUFFERS = "b/"
-"""How the buffers of a client's model are called in its memory, before their names."""
+"""Prefix of the buffers of a client's model in its memory."""
 
 MetricFn = Callable[[Any, Any], float | Tensor]
 

@@ -1,1 +1,6 @@
-"""Local solvers: objectives, steps, one client or many together, curvature."""
+"""Local solvers: what is minimised, by which steps, for one client or for many together.
+
+`objective.LocalObjective` is what a method minimises, `solvers` descends on it, and `features`
+saves the work of frozen layers. `steps` defines how a method asks for a descent; `cohort` and
+`stacked` take the descents of many clients at once. `curvature` and `hessian` serve FedGiA.
+"""

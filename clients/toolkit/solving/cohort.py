@@ -1,4 +1,4 @@
-"""Clients of one node that train together: who can, and the round of all of them."""
+"""Clients of one node that train together: which of them can, and how their round goes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .stacked import Member, Step, by_sample, descend, plain_step, rows_of, stac
 from .steps import Choice, Job, Reply, Scalars, Session, in_stacks, run_together
 
 LARGEST = 30_000
-"""Parameters of a model up to which stacks are faster on a processor; see docs/scaling.md."""
+"""Parameters of a model up to which stacks are faster on a CPU, as measured in docs/scaling.md."""
 STACK_BYTES = 2**28
-"""Of samples that one stack holds, unless a client alone has more."""
+"""Bytes of samples that one stack holds, unless a client alone has more: 256 MiB."""
 
 # Layers that treat every sample by itself, in training too, and of which stacks have the same bits.
 _LAYERS: tuple[type[nn.Module], ...] = (
@@ -40,7 +40,7 @@ _LAYERS: tuple[type[nn.Module], ...] = (
 
 
 class _CannotCompareError(Exception):
-    """Something that cannot be compared between clients."""
+    """A part of a client cannot be compared with that of another client."""
 
 
 def _value(value: Any) -> Hashable:
@@ -48,7 +48,7 @@ def _value(value: Any) -> Hashable:
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return (type(value), value)
     if isinstance(value, FunctionType | BuiltinFunctionType) and "<" not in value.__qualname__:
-        return value  # of a module: not a lambda, nor one with variables of its own
+        return value  # a function of a module: neither a lambda nor a closure
     if isinstance(value, tuple | list):
         return tuple(map(_value, value))
     raise _CannotCompareError
@@ -68,7 +68,7 @@ def _module(module: nn.Module) -> Hashable:
 
 
 def _of_unknown_class(module: nn.Module) -> bool:
-    """Return whether a module's class is somebody's own, of which nothing is known."""
+    """Return whether a module's class is a user's, of which nothing is known."""
     return not type(module).__module__.startswith("torch.")
 
 
@@ -78,7 +78,7 @@ _TRIED: dict[Hashable, bool] = {}
 def _stacks(model: nn.Module, looks: Hashable, inputs: Tensor) -> bool:
     """Return whether a model gives in a stack what it gives by itself, sample by sample.
 
-    Of PyTorch's own layers that is known. A class of somebody's own is tried out, once a process.
+    PyTorch's own layers are known to. A user's class is tried out, once in a process.
     """
     if not any(_of_unknown_class(module) for module in model.modules()):
         return True
@@ -163,7 +163,7 @@ class _Plan:
 
 
 class _Session(Session):
-    """A client with a model, and its random numbers, which only it uses."""
+    """A client with a model, and with random numbers that no other client touches."""
 
     def __init__(self, client: Any, parameters: list[NDArray[Any]], config: Scalars) -> None:
         super().__init__(client, parameters, config)
@@ -183,7 +183,7 @@ class _Session(Session):
         super().advance_alone()
 
     def plan(self, choice: Choice) -> _Plan | None:
-        """Return how its descent goes in a stack; None if it cannot, or must not."""
+        """Return how its descent goes in a stack; None if it must be done alone."""
         client, problem, objective = self.client, self._problem(), self.asked.objective
         if client.own_loop or client.device.type != "cpu" or by_sample(problem.loss_fn) is None:
             return None
@@ -207,7 +207,7 @@ class _Session(Session):
                 tuple(map(_term, objective.pulls)),
                 length,
             )
-        except Exception:  # whatever it is, alone it is raised again
+        except Exception:  # the client's own descent raises it again
             return None
         self._first = first
         if not _stacks(client.model, key[:2], first[0].inputs):
@@ -263,14 +263,14 @@ class _Session(Session):
 
 
 def fit_together(jobs: Sequence[Job], choice: Choice) -> list[Reply | BaseException]:
-    """Do for several clients what their `fit` does, with one stacked descent where they are alike.
+    """Do for several clients what their `fit` does, with one stacked descent for similar clients.
 
     Parameters
     ----------
     jobs : sequence of (TorchClient, parameters, config)
-        Who is to do what. A client may be there once.
+        The work. A client may appear once.
     choice : {"auto", True}
-        Whether only those train together whose models gain by it.
+        Whether only clients whose models gain by it train together.
 
     Returns
     -------
@@ -292,7 +292,7 @@ def _advance(choice: Choice, waiting: Sequence[_Session]) -> None:
 
 
 def _descend(sessions: Sequence[_Session], plan: _Plan) -> None:
-    """Do a descent in a stack; who makes it fail is found out, and fails or goes on alone."""
+    """Do a descent in a stack; if it fails, find the client that made it fail."""
     try:
         losses = descend(
             [session.member() for session in sessions],
@@ -306,7 +306,7 @@ def _descend(sessions: Sequence[_Session], plan: _Plan) -> None:
     except BaseException:
         if len(sessions) == 1:
             sessions[0].advance_alone()
-        else:  # each in a stack of its own, which changes no bit
+        else:  # each in a stack of one, which changes no bit
             for session in sessions:
                 _descend([session], plan)
         return

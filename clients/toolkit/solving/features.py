@@ -23,7 +23,7 @@ STATELESS: frozenset[type[nn.Module]] = frozenset(
 )
 """Layers whose output for a sample is the same every time: no dropout, no batch statistics."""
 MOST_BYTES = 256 * 2**20
-"""Features that would take more are computed again in every epoch."""
+"""Features that would take more memory (256 MiB) are computed again in every epoch."""
 
 
 def frozen_layers_applied(problem: LocalProblem) -> LocalProblem:

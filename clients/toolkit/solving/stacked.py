@@ -5,9 +5,9 @@ not matter which clients a node hosts or a round samples. That takes care in thr
 
 * A client's rows stand in blocks whose length is a function of its own batches (`CHUNK`), and all
   products are those of a batch of matrices, one for each block, that all begin on a line of the
-  cache. That is known of linear layers, and of what is done with each entry alone.
+  cache. Linear layers and functions of single entries are known to allow that.
 * PyTorch's vectorised loops end in scalar code, which rounds exp and tanh in another way. The last
-  slots of a stack are therefore nobody's.
+  slots of a stack are therefore padding, which belongs to no client.
 * Everything is on one thread.
 """
 
@@ -33,7 +33,7 @@ from .objective import LocalObjective, ProjectedTerm, ProximalTerm
 from .solvers import Batch, LocalProblem, LossFn, OptimizerFn, one_thread
 
 CHUNK = 64
-"""Rows of a block, where a step of a client has more than that."""
+"""The most rows of a block; a step of a client with more samples has several blocks."""
 _LINE = 64
 """Bytes of a line of the cache."""
 _ROWS = 16

@@ -1,8 +1,8 @@
-"""A client's round in steps, between which somebody else may do its descents.
+"""How a method asks for its descents, and who takes them: one client's driver or that of many.
 
 A client's `run_round` is a generator. It yields what is to be done, such as a `Minimisation`, and
-is sent what came of it. `take_steps` drives one client; `run_together` drives several, so that
-steps which are alike can be taken in one computation.
+is sent the metrics of that. `take_steps` drives one client. `run_together` drives several, so that
+steps of the same kind can be taken in one computation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Scalars = dict[str, Any]
 Reply = tuple[list[NDArray[Any]], int, Scalars]
 """What `fit` returns: arrays, the number of examples, metrics."""
 Steps = Generator[Any, Scalars, T]
-"""Yields what is to be done, is sent what came of it, and has a result."""
+"""Yields what is to be done, is sent the metrics of that, and returns a result."""
 MethodSteps = Steps[tuple[Arrays, Scalars]]
 """A method's part of a round, which results in an upload and metrics."""
 Job = tuple[Any, list[NDArray[Any]], Scalars]
@@ -60,8 +60,8 @@ class Minimisation:
 def take_steps(steps: Steps[T], perform: Callable[[Any], Scalars]) -> T:
     """Take all steps, one after another; `perform` does what a step asks for.
 
-    What it raises is raised in the method, where the step stands: the method leaves its contexts,
-    such as the client's random numbers, at once, and not when the garbage is collected.
+    An error of `perform` is raised inside the method, at its step. The method therefore leaves its
+    contexts, such as the client's random numbers, at once, and not when it is garbage-collected.
     """
     try:
         asked = next(steps)
@@ -96,7 +96,7 @@ class Session:
         self._steps: Steps[Reply] = client.run_round(parameters, config)
 
     def advance(self, perform: Callable[[], Scalars] | None = None) -> None:
-        """Do what the client waits for, and go on to its next step, or to the end."""
+        """Do what the client waits for, and go on to its next step or to its end."""
         self.asked = None
         try:
             with plain_errors(), self.in_turn():
@@ -117,7 +117,7 @@ class Session:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Surround what the client does, between which the others do theirs."""
+        """Surround each part of the client's round, between which other clients do theirs."""
         yield
 
     def close(self) -> None:

@@ -8,31 +8,17 @@ equations are those of `FPFC` with one active client a round; the clients are `c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Unpack
+from dataclasses import field
+from typing import Any, ClassVar, Literal
 
 from ...maths.blocks import Arrays
-from ...maths.checks import check_count, check_not_negative
+from ...maths.checks import NotNegative, WholeNumber
 from ...maths.penalties import Penalty
-from ...maths.schedules import EpochSchedule, RateSchedule
 from ...runtime.arrivals import ArrivalLink
 from ...runtime.messages.records import Metrics
-from ...runtime.sampled import SampledSettings
 from .fpfc import FPFC
 from .path import LambdaPath
 from .source import Task
-
-
-class FPFCSettings(SampledSettings, total=False):
-    """The parameters of `FPFC` but for its penalty."""
-
-    rho: float
-    lr: RateSchedule
-    local_epochs: EpochSchedule
-    clustered: str | None
-    nu: float | None
-    consensus_rounds: int
-    validation_share: float
-    report_diagnostics: bool
 
 
 class AsyncFPFC(FPFC):
@@ -85,30 +71,22 @@ class AsyncFPFC(FPFC):
     paper: ClassVar = "Yu, Liu, Wang, Sun, arXiv:2211.04218, Algorithm 3"
     in_rounds: ClassVar = False
 
-    def __init__(
-        self,
-        penalty: Penalty | Literal["auto"] = "auto",
-        *,
-        delay: float | Callable[[int, int], float] | None = None,
-        max_staleness: int | None = None,
-        **settings: Unpack[FPFCSettings],
-    ) -> None:
-        if isinstance(penalty, LambdaPath):
+    penalty: Penalty | Literal["auto"] = field(default="auto", kw_only=False)
+    delay: NotNegative | Callable[[int, int], float] | None = None
+    max_staleness: WholeNumber | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.penalty, LambdaPath):
             raise TypeError(
                 "AsyncFPFC takes no LambdaPath: the stages of a path are compared round by round. "
                 "Choose lambda by FPFC(LambdaPath([...])), and give AsyncFPFC a SmoothedSCAD(lam)."
             )
-        super().__init__(penalty, **settings)
-        if delay is not None and not callable(delay):
-            check_not_negative("delay", delay)
-        if max_staleness is not None:
-            check_count("max_staleness", max_staleness, least=0)
-        self.delay = delay
-        self.max_staleness = max_staleness
+        delay = self.delay
         self._link = ArrivalLink(
             self.run,
             delay if delay is None or callable(delay) else lambda server_round, client: delay,
-            max_staleness,
+            self.max_staleness,
             self._is_searching,
             self.min_available_nodes,
             self.node_timeout,

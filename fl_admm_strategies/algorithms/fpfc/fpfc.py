@@ -11,31 +11,33 @@ its l1 branch is `penalty=L1(lam)`; see docs/methods/fpfc.md. The client is `cli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from logging import WARNING
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, Block, Spec, compile_pattern, prefixed, weighted_average
-from ...maths.checks import check_count, check_fraction, check_positive
+from ...maths.blocks import (
+    Arrays,
+    Block,
+    Pattern,
+    Spec,
+    compile_pattern,
+    prefixed,
+    weighted_average,
+)
+from ...maths.checks import Count, Positive, Share
 from ...maths.clienttable import ClientTable, Row
 from ...maths.clustering import cluster_models
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty
-from ...maths.schedules import (
-    EpochSchedule,
-    RateSchedule,
-    check_epoch_schedule,
-    check_rate_schedule,
-    epochs_in,
-    rate_in,
-)
+from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
-from ...runtime.sampled import SampledSettings, SampledStrategy
+from ...runtime.sampled import SampledStrategy
 from ..shared.base import OwnBuffers
 from .diagnostics import FPFCDiagnostics, diagnose
 from .given import GivenPenalty, check_given, kind_of, source_of
@@ -44,7 +46,13 @@ from .source import FPFCState, HoldOut, PenaltySource, RoundStart, Task
 from .types import KINDS, FPFCEvaluation, FPFCInstruction
 
 
-class FPFC(SampledStrategy):
+class _Given(SampledStrategy):
+    """Declares the setting that is a property of `FPFC`."""
+
+    penalty: GivenPenalty = field(default="auto", kw_only=False)
+
+
+class FPFC(_Given):
     """Fusion-penalised federated clustering (FPFC).
 
     Parameters
@@ -111,43 +119,24 @@ class FPFC(SampledStrategy):
     # The penalty bounds v_ij; all else are means and differences of models. A copy would take as
     # much memory as the pairs.
     stays_finite: ClassVar = True
-    state: FPFCState
+    state: FPFCState = field(init=False)
 
-    def __init__(
-        self,
-        penalty: GivenPenalty = "auto",
-        *,
-        rho: float = 1.0,
-        lr: RateSchedule = 0.1,
-        local_epochs: EpochSchedule = 10,
-        clustered: str | None = None,
-        nu: float | None = None,
-        consensus_rounds: int = 20,
-        validation_share: float = 0.2,
-        report_diagnostics: bool = False,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_positive("rho", rho)
-        if nu is not None:
-            check_positive("nu", nu)
-        check_count("consensus_rounds", consensus_rounds, least=1)
-        check_fraction("validation_share", validation_share, zero=True)
-        if validation_share == 1:
+    rho: Positive = 1.0
+    lr: StepSize = 0.1
+    local_epochs: EpochSchedule = 10
+    clustered: Pattern | None = None
+    nu: Positive | None = None
+    consensus_rounds: Count = 20
+    validation_share: Share = 0.2
+    report_diagnostics: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.validation_share == 1:
             raise ValueError("validation_share is 1, expected less. Nothing is left to train on.")
-        check_given(penalty, rho, validation_share)
-        check_rate_schedule("lr", lr)
-        check_epoch_schedule("local_epochs", local_epochs)
-        self._penalty = penalty
-        self.rho = rho
-        self.lr = lr
-        self.local_epochs = local_epochs
-        self.clustered = clustered
-        self.nu = nu
-        self.consensus_rounds = consensus_rounds
-        self.validation_share = validation_share
-        self.report_diagnostics = report_diagnostics
-        self._pattern = compile_pattern("clustered", clustered)
+        self._penalty: GivenPenalty = vars(self)["penalty"]
+        check_given(self._penalty, self.rho, self.validation_share)
+        self._pattern = compile_pattern("clustered", self.clustered)
 
     # ------------------------------------------------------------------------------------------
     # The penalty, which a `PenaltySource` keeps during a run
@@ -158,7 +147,7 @@ class FPFC(SampledStrategy):
         """The method's name as its paper writes it."""
         return {L1: "FPFC-l1", MCP: "FPFC-MCP"}.get(type(kind_of(self.penalty)), "FPFC")
 
-    @property
+    @property  # type: ignore[misc]  # the dataclass plugin wants an attribute for an attribute
     def penalty(self) -> GivenPenalty:
         """g, or how its lambda is found.
 
@@ -173,7 +162,7 @@ class FPFC(SampledStrategy):
             return self._penalty
         return source.replacement
 
-    @penalty.setter
+    @penalty.setter  # type: ignore[override]
     def penalty(self, penalty: Penalty) -> None:
         if self._source is None:
             check_given(penalty, self.rho, self.validation_share)
@@ -383,7 +372,7 @@ class FPFC(SampledStrategy):
         alpha = cluster_models(self.state.pairs.omega, clients.column("num_examples"), labels)
         return self._buffers.into_clusters([self._model(a) for a in alpha], clients, labels)
 
-    def newcomers(self, **base: Unpack[SampledSettings]) -> FPFCNewcomers:
+    def newcomers(self, **base: Any) -> FPFCNewcomers:
         """Return the strategy for new clients after this run, which change none of its models.
 
         ``start`` it on a grid of new clients, from `global_arrays`; one is enough, with

@@ -7,28 +7,21 @@ arXiv:2211.04218v3, section 6.4.2. See docs/methods/fpfc.md, "New clients after 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, Block, Spec, compile_pattern, spec_of
-from ...maths.checks import check_positive
+from ...maths.blocks import Arrays, Block, Pattern, Spec, compile_pattern, spec_of
+from ...maths.checks import Positive
 from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.pairs import algebra
 from ...maths.penalties import Penalty
-from ...maths.schedules import (
-    EpochSchedule,
-    RateSchedule,
-    check_epoch_schedule,
-    check_rate_schedule,
-    epochs_in,
-    rate_in,
-)
+from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
 from ...runtime.messages.records import Reply
 from ...runtime.models import Models
-from ...runtime.sampled import SampledSettings, SampledStrategy
+from ...runtime.sampled import SampledStrategy
 from ..shared.base import OwnBuffers
 from .types import KINDS, FPFCInstruction
 
@@ -84,36 +77,23 @@ class FPFCNewcomers(SampledStrategy):
     paper: ClassVar = "Yu et al. 2022, arXiv:2211.04218, section 6.4.2"
     kinds: ClassVar = KINDS
 
-    def __init__(
-        self,
-        existing: Models,
-        penalty: Penalty,
-        *,
-        rho: float = 1.0,
-        lr: RateSchedule = 0.1,
-        local_epochs: EpochSchedule = 10,
-        clustered: str | None = None,
-        nu: float = 0.1,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        if not existing.personal or not existing.clusters:
+    existing: Models = field(kw_only=False)
+    penalty: Penalty = field(kw_only=False)
+    rho: Positive = 1.0
+    lr: StepSize = 0.1
+    local_epochs: EpochSchedule = 10
+    clustered: Pattern | None = None
+    nu: Positive = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.existing.personal or not self.existing.clusters:
             raise ValueError(
-                f"existing is {existing!r}, expected the personal and the cluster models of a run "
-                "of FPFC. Give strategy.models(), or what load_models reads of its folder."
+                f"existing is {self.existing!r}, expected the personal and the cluster models of a "
+                "run of FPFC. Give strategy.models(), or what load_models reads of its folder."
             )
-        penalty.check(rho)
-        check_positive("nu", nu)
-        check_rate_schedule("lr", lr)
-        check_epoch_schedule("local_epochs", local_epochs)
-        self.existing = existing
-        self.penalty = penalty
-        self.rho = rho
-        self.lr = lr
-        self.local_epochs = local_epochs
-        self.clustered = clustered
-        self.nu = nu
-        self._pattern = compile_pattern("clustered", clustered)
+        self.penalty.check(self.rho)
+        self._pattern = compile_pattern("clustered", self.clustered)
 
     def init_state(self, arrays: Arrays) -> FPFCNewcomersState:
         """Start every new client at the initial model, with the shared arrays of the run."""

@@ -9,7 +9,7 @@ lambdas" and P7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from logging import INFO, WARNING
@@ -21,21 +21,12 @@ from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Block, prefixed, under
 from ...maths.checks import check_choice, check_count, check_not_negative
-from ...maths.clienttable import ClientTable
+from ...maths.clienttable import ClientTable, Row
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty
 from ...runtime.messages.records import ClientInstruction
 from ..shared.base import OwnBuffers
-from .source import (
-    FPFCState,
-    HoldOut,
-    PenaltySource,
-    Replies,
-    RoundStart,
-    Task,
-    fusion_tasks,
-    scad,
-)
+from .source import FPFCState, HoldOut, PenaltySource, Replies, RoundStart, Task, fusion_tasks, scad
 
 VALIDATION, LABELS = "validation", "path_labels"
 """Columns of the clients' table: the metric as last reported, and the cluster at every lambda."""
@@ -284,12 +275,7 @@ class PathProgress(PenaltySource):
 
     def _end_stage(self, server_round: int, state: FPFCState) -> None:
         ended, is_last = self.stage, self.stage == len(self.path.lams) - 1
-        now, best = self._values[ended], self._values[self._best]
-        if self.path.warm:  # of equal lambdas the larger, as the warm-up goes on
-            improves = self._best < 0 or not self.path.is_better(best, now)
-        else:
-            improves = self._best < 0 or self.path.is_better(now, best)
-        if improves:
+        if improves := self._improves(state):
             self._best = ended
         if is_last or (self.path.warm and not improves):
             self.chosen = self.stage = self._best
@@ -315,6 +301,24 @@ class PathProgress(PenaltySource):
             self.path.lams[self.stage],
             "" if self.chosen < 0 else ", to its end",
         )
+
+    def _improves(self, state: FPFCState) -> bool:
+        """Return whether the stage that ends is better than the best, by the clients of both."""
+        if self._best < 0:
+            return True
+        best, now = self._values[self._best], self._values[self.stage]
+        then, table = under("clients/", self._kept), state.clients
+        places = {client: place for place, client in enumerate(self._kept["ids"].tolist())}
+        if list(places) != table.ids:  # the means are over other clients
+            trained = [c for c in table.ids if table[c].num_examples > 0 and c in places]
+            both = [c for c in trained if then["num_examples"][places[c]] > 0]
+            if not both:
+                return True
+            best = then[VALIDATION][[places[client] for client in both]].mean()
+            now = table.rows(VALIDATION, both).mean()
+        if self.path.warm:  # of equal lambdas the larger, as the warm-up goes on
+            return not self.path.is_better(best, now)
+        return self.path.is_better(now, best)
 
     # ------------------------------------------------------------------------------------------
     # The models of another stage
@@ -361,6 +365,14 @@ class PathProgress(PenaltySource):
         for client in ids:
             for name in table.state_arrays().keys() - {LABELS}:
                 setattr(table[client], name, row.get(name, 0.0))
+
+    def insert(self, rows: Mapping[int, Row]) -> None:
+        """Compare the metric of no round with the one before: it is a mean over other clients."""
+        self._value = np.nan
+
+    def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
+        """Compare no two rounds, likewise."""
+        self._value = np.nan
 
     # ------------------------------------------------------------------------------------------
     # Results and saving

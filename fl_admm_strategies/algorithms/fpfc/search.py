@@ -19,28 +19,8 @@ from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import Penalty
-from .source import (
-    NO_FUSION,
-    FPFCState,
-    HoldOut,
-    PenaltySource,
-    Replies,
-    RoundStart,
-    Task,
-    scad,
-)
-from .stages import (
-    REFIT_ROUNDS,
-    Consensus,
-    Fusion,
-    Join,
-    Probe,
-    Refit,
-    Score,
-    Search,
-    Stage,
-    Trial,
-)
+from .source import NO_FUSION, FPFCState, HoldOut, PenaltySource, Replies, RoundStart, Task, scad
+from .stages import REFIT_ROUNDS, Consensus, Fusion, Join, Probe, Refit, Score, Search, Stage, Trial
 
 
 @dataclass(frozen=True)

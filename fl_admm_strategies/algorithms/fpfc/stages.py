@@ -29,16 +29,7 @@ from ...maths.grouping import (
 )
 from ...maths.pairs import PairwiseStore
 from ...runtime.messages.records import Reply
-from .source import (
-    NO_FUSION,
-    FPFCState,
-    HoldOut,
-    Replies,
-    RoundStart,
-    Task,
-    fusion_tasks,
-    scad,
-)
+from .source import NO_FUSION, FPFCState, HoldOut, Replies, RoundStart, Task, fusion_tasks, scad
 
 # The settings of the search were chosen on development seeds and judged on fresh ones:
 # docs/methods/fpfc.md, "Without a lambda".

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, Block, average, compile_pattern, spec_of
-from ...maths.checks import check_choice
+from ...maths.blocks import Arrays, Block, Pattern, average, compile_pattern, spec_of
 from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.clustering import cluster_models
 from ...runtime.members.membership import Membership
 from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.messages.schema import Instruction
-from ...runtime.sampled import SampledSettings, SampledStrategy
+from ...runtime.sampled import SampledStrategy
 from ...runtime.trust.bound import MaxNorm, OnExcess
 
 Weights = Literal["uniform", "size"]
 Duals = Literal["strategy", "client"]
-
-
-class WeightedSettings(SampledSettings, total=False):
-    """The parameters of `WeightedStrategy`."""
-
-    weights: Weights
 
 
 class WeightedStrategy(SampledStrategy):
@@ -42,10 +35,7 @@ class WeightedStrategy(SampledStrategy):
         The parameters of `SampledStrategy`.
     """
 
-    def __init__(self, *, weights: Weights = "uniform", **base: Unpack[SampledSettings]) -> None:
-        super().__init__(**base)
-        check_choice("weights", weights, ("uniform", "size"))
-        self.weights = weights
+    weights: Weights = "uniform"
 
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, ClientInstruction]:
         """Ask for n_i where the clients are weighted by it."""
@@ -71,13 +61,6 @@ def mean_weights(replies: Mapping[int, Reply], weights: Weights) -> NDArray[np.f
     return sizes if weights == "size" else np.ones_like(sizes)
 
 
-class ConsensusSettings(WeightedSettings, total=False):
-    """The parameters of `ConsensusStrategy`."""
-
-    duals: Duals
-    averaged: str | None
-
-
 class ConsensusStrategy(WeightedStrategy):
     """Base of the ADMM methods whose clients agree on a model.
 
@@ -98,22 +81,14 @@ class ConsensusStrategy(WeightedStrategy):
         The parameters of `WeightedStrategy`.
     """
 
-    _block: Block
-    """What is optimised; `init_state` sets it."""
+    duals: Duals = "strategy"
+    averaged: Pattern | None = None
+    _block: Block = field(init=False)  # what is optimised; `init_state` sets it
 
-    def __init__(
-        self,
-        *,
-        duals: Duals = "strategy",
-        averaged: str | None = None,
-        **base: Unpack[WeightedSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_choice("duals", duals, ("strategy", "client"))
-        check_bound_of_changes(duals, self.max_norm, self.on_excess)
-        self.duals = duals
-        self.averaged = averaged
-        self._averaged = compile_pattern("averaged", averaged)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bound_of_changes(self.duals, self.max_norm, self.on_excess)
+        self._averaged = compile_pattern("averaged", self.averaged)
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
         """Measure u_i, or theta_i, from the anchor, the change of a message from 0."""

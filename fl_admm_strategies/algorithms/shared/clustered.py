@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, under
-from ...maths.checks import check_count, in_range
+from ...maths.checks import Count, in_range
 from ...maths.clienttable import ByClient, Row
 from ...maths.grouping import numbered
-from ...maths.schedules import RateSchedule, check_rate_schedule, rate_in
+from ...maths.schedules import StepSize
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
 from ...runtime.messages.schema import Instruction
-from ...runtime.sampled import SampledSettings, SampledStrategy
+from ...runtime.sampled import SampledStrategy
 from .base import Weights, participants_mean
 
 
@@ -148,13 +148,6 @@ class ClusteredState:
     clusters: Clusters
 
 
-class ClusteredSettings(SampledSettings, total=False):
-    """The parameters of `ClusteredStrategy`."""
-
-    lr: RateSchedule
-    local_epochs: int
-
-
 class ClusteredStrategy(SampledStrategy):
     """Base of the methods with one model for every cluster.
 
@@ -170,30 +163,15 @@ class ClusteredStrategy(SampledStrategy):
 
     kinds: ClassVar = {"cluster": "cluster model"}
 
-    def __init__(
-        self,
-        *,
-        lr: RateSchedule = 0.1,
-        local_epochs: int = 1,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_rate_schedule("lr", lr)
-        check_count("local_epochs", local_epochs, least=1)
-        self.lr = lr
-        self.local_epochs = local_epochs
-
-    def rate(self, server_round: int) -> float:
-        """Return the step size of a round."""
-        return rate_in(server_round, self.lr)
+    lr: StepSize = 0.1
+    local_epochs: Count = 1
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> Mapping[int, Instruction]:
         """Send every client the model of its cluster."""
-        lr = self.rate(server_round)
         return {
-            client: ClusterInstruction(self._starting_model(client), lr, self.local_epochs)
+            client: ClusterInstruction.of(self, server_round, model=self._starting_model(client))
             for client in client_ids
         }
 

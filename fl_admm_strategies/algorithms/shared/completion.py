@@ -13,20 +13,20 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import DTypeLike, NDArray
 
 from ...maths.blocks import Arrays
-from ...maths.checks import check_count, check_positive
+from ...maths.checks import Positive, check_count, check_positive
 from ...maths.regularizers import Regularizer, check_regularizer
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Metrics
 from ...runtime.messages.schema import Instruction
-from ...runtime.sampled import SampledSettings, SampledStrategy
+from ...runtime.sampled import SampledStrategy
 
 CURVATURE = "user-curvature"
 """The metric of a reply with a bound on the curvature of f_i in V: a norm of U_i^T U_i."""
@@ -79,12 +79,6 @@ class FedMCFactors(Instruction):
     rated_only: bool | None = None
 
 
-class CompletionSettings(SampledSettings, total=False):
-    """The parameters of `CompletionStrategy`, less the regulariser."""
-
-    init_scale: float
-
-
 class CompletionStrategy(SampledStrategy):
     """Base of the methods of matrix completion; the initial arrays are V^0 alone, (r, n).
 
@@ -108,18 +102,12 @@ class CompletionStrategy(SampledStrategy):
     kinds: ClassVar = {"personal": "users' and items' factors", "global": "items' factors"}
     remedy: ClassVar = "a smaller init_scale"
 
-    def __init__(
-        self,
-        regularizer: Regularizer,
-        *,
-        init_scale: float = 1.0,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_regularizer("regularizer", regularizer)
-        check_positive("init_scale", init_scale)
-        self.regularizer = regularizer
-        self.init_scale = init_scale
+    regularizer: Regularizer = field(kw_only=False)
+    init_scale: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_regularizer("regularizer", self.regularizer)
 
     @property
     @abstractmethod

@@ -8,23 +8,15 @@ train in every round, and the sampled ones are averaged.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.checks import check_count, check_positive
+from ...maths.checks import Count, Positive
+from ...maths.schedules import StepSize, rate_in
 from ...runtime.messages.records import Reply
-from ...runtime.sampled import SampledSettings
 from .everyone import EveryoneTrains
-
-
-class EnvelopeSettings(SampledSettings, total=False):
-    """The parameters of `EnvelopeStrategy` that have one default."""
-
-    lam: float
-    beta: float
-    everyone_trains: bool
 
 
 class EnvelopeStrategy(EveryoneTrains):
@@ -32,9 +24,9 @@ class EnvelopeStrategy(EveryoneTrains):
 
     Parameters
     ----------
-    lr : float
+    lr : float or callable
         eta_in, the step size of theta_i.
-    outer_lr : float
+    outer_lr : float or callable
         eta, the step size of w_i. ``outer_lr * lam`` below 2, or w_i diverges.
     local_rounds : int
         R, steps of w_i in a round.
@@ -52,45 +44,29 @@ class EnvelopeStrategy(EveryoneTrains):
         The parameters of `SampledStrategy`.
     """
 
-    def __init__(
-        self,
-        *,
-        lr: float,
-        outer_lr: float,
-        local_rounds: int,
-        inner_steps: int,
-        lam: float = 15.0,
-        beta: float = 1.0,
-        everyone_trains: bool = True,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_positive("lam", lam)
-        check_positive("lr", lr)
-        check_positive("outer_lr", outer_lr)
-        check_outer_step(lam, outer_lr)
-        check_count("local_rounds", local_rounds, least=1)
-        check_count("inner_steps", inner_steps, least=1)
-        check_positive("beta", beta)
-        self.lam = lam
-        self.lr = lr
-        self.outer_lr = outer_lr
-        self.local_rounds = local_rounds
-        self.inner_steps = inner_steps
-        self.beta = beta
-        self.everyone_trains = everyone_trains
+    lr: StepSize
+    outer_lr: StepSize
+    local_rounds: Count
+    inner_steps: Count
+    lam: Positive = 15.0
+    beta: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_outer_step(self.lam, self.outer_lr, 1)
 
     def mixed(self, w: NDArray[Any], mean: NDArray[Any]) -> NDArray[Any]:
         """Return (1 - beta) w + beta mean."""
         return np.asarray((1 - self.beta) * w + self.beta * mean, dtype=w.dtype)
 
 
-def check_outer_step(lam: float, outer_lr: float) -> None:
+def check_outer_step(lam: float, outer_lr: StepSize, server_round: int) -> None:
     """Raise ValueError if w_i would overshoot theta_i by more than it was away from it."""
-    if outer_lr * lam >= 2:
+    step = rate_in(server_round, outer_lr, "outer_lr") * lam
+    if step >= 2:
         raise ValueError(
-            f"outer_lr * lam is {outer_lr * lam:g}, expected less than 2: w_i would end further "
-            "from theta_i than it began. Give a smaller outer_lr."
+            f"outer_lr * lam is {step:g}, expected less than 2: w_i would end further from theta_i "
+            "than it began. Give a smaller outer_lr."
         )
 
 

@@ -11,14 +11,19 @@ from ...runtime.sampled import SampledStrategy
 class EveryoneTrains(SampledStrategy):
     """Who trains and who uploads, where a method's personal part moves in every client.
 
-    Attributes
+    Parameters
     ----------
-    everyone_trains : bool
+    everyone_trains : bool (default: True)
         False: only those who are drawn train.
+    **base
+        The parameters of `SampledStrategy`.
     """
 
-    everyone_trains: bool
-    _idle: frozenset[int] = frozenset()  # who trains in this round and uploads nothing
+    everyone_trains: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._idle = frozenset[int]()  # who trains in this round and uploads nothing
 
     def in_training(self, drawn: Sequence[int]) -> list[int]:
         """Return who trains in a round for which these were drawn."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Literal, Unpack, cast
+from typing import Literal, cast
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
@@ -24,14 +24,13 @@ from flwr.common import log
 from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, MultiKrum
 
 from ...maths.blocks import Arrays
-from ...maths.checks import check_choice, check_fraction
+from ...maths.checks import Share
 from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, Reply, to_array_record
-from ...runtime.sampled import SampledSettings, SampledStrategy
+from ...runtime.sampled import SampledStrategy
 from .base import Weights, participants_mean
 
 Rule = Literal["krum", "multi-krum", "median", "trimmed-mean"]
-Aggregation = Literal["mean"] | Rule
-RULES: tuple[Rule, ...] = ("krum", "multi-krum", "median", "trimmed-mean")
+Aggregation = Literal["mean", Rule]
 
 
 @dataclass
@@ -42,17 +41,6 @@ class _Uploaded:
 
     def has_error(self) -> bool:
         return False
-
-
-def check_rule(aggregation: str, malicious: object) -> None:
-    """Raise ValueError or TypeError unless these are a rule, or "mean", and its share of liars."""
-    check_choice("aggregation", aggregation, ("mean", *RULES))
-    check_fraction("malicious", malicious, zero=True)
-    if aggregation == "trimmed-mean" and malicious >= 0.5:  # type: ignore[operator]
-        raise ValueError(
-            f"malicious is {malicious}, expected a number in [0, 0.5) for a trimmed mean: so much "
-            "is cut off at both ends. Lower it, or take another aggregation."
-        )
 
 
 def taken_for_false(malicious: float, num_uploads: int) -> int:
@@ -137,13 +125,6 @@ def aggregate(rule: Rule, malicious: float, uploads: Sequence[Arrays]) -> Arrays
     }
 
 
-class RobustSettings(SampledSettings, total=False):
-    """The parameters of `RobustStrategy`."""
-
-    aggregation: Aggregation
-    malicious: float
-
-
 class RobustStrategy(SampledStrategy):
     """Base of the methods whose server may take a robust rule in place of a mean of models.
 
@@ -163,17 +144,16 @@ class RobustStrategy(SampledStrategy):
         When the run starts, if fewer clients train in a round than the rule needs.
     """
 
-    def __init__(
-        self,
-        *,
-        aggregation: Aggregation = "mean",
-        malicious: float = 0.2,
-        **base: Unpack[SampledSettings],
-    ) -> None:
-        super().__init__(**base)
-        check_rule(aggregation, malicious)
-        self.aggregation: Aggregation = aggregation
-        self.malicious = malicious
+    aggregation: Aggregation = "mean"
+    malicious: Share = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aggregation == "trimmed-mean" and self.malicious >= 0.5:
+            raise ValueError(
+                f"malicious is {self.malicious}, expected a number in [0, 0.5) for a trimmed mean: "
+                "so much is cut off at both ends. Lower it, or take another aggregation."
+            )
 
     def check_enough(self, num_uploads: int) -> None:
         """Raise ValueError if a round of so many uploads is too small for the rule."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ...maths.blocks import Arrays, Spec, compile_pattern, matching, spec_of
-from ...maths.checks import check_choice, listing
+from ...maths.checks import listing
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Reply
 from ...runtime.messages.schema import Instruction
-from ...runtime.sampled import SampledSettings, SampledStrategy
+from ...runtime.sampled import SampledStrategy
 from .base import Weights, participants_mean
 
 PERSONAL_HEAD = "^personal_head[.]"
@@ -34,12 +34,6 @@ class SplitEvaluation(Instruction):
     personal: str | None
 
 
-class SplitSettings(SampledSettings, total=False):
-    """The parameters of `SplitStrategy`."""
-
-    weights: Weights
-
-
 class SplitStrategy(SampledStrategy):
     """Base of the methods that average a part of the model, while the rest stays with the clients.
 
@@ -52,13 +46,10 @@ class SplitStrategy(SampledStrategy):
     """
 
     kinds: ClassVar = {"personal": "personal model", "global": "shared part"}
-    personal: str | None
+    personal: str | None = field(init=False)
     """Regular expression searched in the names of the arrays: v_i. None: nothing is personal."""
 
-    def __init__(self, *, weights: Weights = "size", **base: Unpack[SampledSettings]) -> None:
-        super().__init__(**base)
-        check_choice("weights", weights, ("size", "uniform"))
-        self.weights = weights
+    weights: Weights = "size"
 
     def init_state(self, arrays: Arrays) -> SplitState:
         """Start with u^0, the shared part of the initial model."""

@@ -1,4 +1,12 @@
-"""The settings of a strategy, read from its constructor: for the log, for resuming, for the app."""
+"""The settings of a strategy, each said once, as an annotated field of its class.
+
+    class FedProx(SampledStrategy):
+        mu: NotNegative = 0.1
+        lr: StepSize = 0.1
+
+The constructor follows from the fields, with what each of them must pass. The log, the comparison
+of a resumed run, the app's table and `Instruction.of` read the constructor's parameters.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +14,13 @@ import difflib
 import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, field
+from functools import cache
+from inspect import Parameter, Signature
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, dataclass_transform, get_type_hints
+
+from ...maths.checks import Rule, rule_of
 
 RENAMED = {
     "eta": "lr",
@@ -34,25 +47,95 @@ ELSEWHERE = {
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-_PARAMETERS: dict[type, Mapping[str, inspect.Parameter]] = {}
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+class HasSettings:
+    """Base of classes whose settings are their annotated fields.
+
+    Arguments are by name; those of ``field(kw_only=False)`` also by position. No settings are a
+    `ClassVar`, a name with an underscore, ``field(init=False)``, and the type without a value of
+    what another base declares, such as ``state: MyState``.
+    """
+
+    _fields: ClassVar[dict[str, Parameter]] = {}  # those of the class alone
+    _declared: ClassVar[Signature] = Signature()
+    __signature__: ClassVar[Signature | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._fields = {}
+        for name, annotation in inspect.get_annotations(cls).items():
+            said = vars(cls).get(name, MISSING)
+            if isinstance(said, Field):
+                delattr(cls, name)
+            else:
+                said = field(default=said)
+            if _is_setting(cls, name, annotation, said):
+                by_name = said.kw_only is not False
+                cls._fields[name] = Parameter(
+                    name,
+                    Parameter.KEYWORD_ONLY if by_name else Parameter.POSITIONAL_OR_KEYWORD,
+                    default=Parameter.empty if said.default is MISSING else said.default,
+                    annotation=annotation,
+                )
+        fields: dict[str, Parameter] = {}
+        for owner in cls.__mro__:
+            fields |= {n: p for n, p in vars(owner).get("_fields", {}).items() if n not in fields}
+        cls._declared = Signature(sorted(fields.values(), key=lambda parameter: parameter.kind))
+        by_fields = cls.__init__ is HasSettings.__init__
+        cls.__signature__ = cls._declared if by_fields else None  # what help() shows
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        kind: Any = type(self)
+        declared = self._declared
+        refuse_unknown(kind, given.keys() - declared.parameters.keys())
+        values = declared.bind(*args, **given).arguments
+        rules = rules_of(kind)
+        for name, parameter in declared.parameters.items():
+            value = values.get(name, parameter.default)
+            rules[name](name, value)
+            vars(self)[name] = value  # past a property of this name
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check settings together, and set what follows from them; the base's comes first."""
+
+
+def _is_setting(cls: type, name: str, annotation: Any, said: Field[Any]) -> bool:
+    if name.startswith("_") or str(annotation).startswith(("ClassVar", "typing.ClassVar")):
+        return False
+    outside = [base for base in cls.__mro__ if not issubclass(base, HasSettings)]
+    of_a_base = any(name in inspect.get_annotations(base) for base in outside)
+    return said.init and not (said.default is MISSING and of_a_base)
+
+
+@cache
+def rules_of(kind: Any) -> Mapping[str, Rule]:
+    """Return what each setting of a class must pass, by its type."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: rule_of(hints[name]) for name in kind._declared.parameters}
+
+
+_PARAMETERS: dict[type, Mapping[str, Parameter]] = {}
 """A federation asks for every client that it makes, in every round."""
 
 
-def parameters_of(kind: type) -> Mapping[str, inspect.Parameter]:
+def parameters_of(kind: type) -> Mapping[str, Parameter]:
     """Return the parameters of a class's constructor by name, its own first.
 
     What the constructor passes on as ``**base`` are the parameters of the class it derives from.
     """
     if kind in _PARAMETERS:
         return _PARAMETERS[kind]
-    found: dict[str, inspect.Parameter] = {}
+    found: dict[str, Parameter] = {}
     for owner in kind.__mro__:
         if "__init__" not in vars(owner) or owner is object:
             continue
-        own = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[1:]
-        passed_on = any(p.kind is p.VAR_KEYWORD for p in own)
-        found |= {p.name: p for p in own if p.kind is not p.VAR_KEYWORD and p.name not in found}
-        if not passed_on:
+        if owner is HasSettings:
+            here = list(getattr(kind, "_declared").parameters.values())  # noqa: B009
+        else:
+            here = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[1:]
+        found |= {p.name: p for p in here if p.kind is not p.VAR_KEYWORD and p.name not in found}
+        if not any(p.kind is p.VAR_KEYWORD for p in here):
             break
     return _PARAMETERS.setdefault(kind, MappingProxyType(found))
 

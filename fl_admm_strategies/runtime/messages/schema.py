@@ -8,7 +8,9 @@
 
 Fields that hold arrays are the groups of the message, in their order; all others are its settings,
 under their names with dashes (``global_`` is "global"). An optional field that is None does not
-travel.
+travel. Fields that bear the name of one of the method's settings need not be filled:
+
+    FedProxInstruction.of(self, server_round, model=self.state.model, names=[...])
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any, NamedTuple, Self, get_args, get_type_hints
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays
+from ...maths.checks import check_positive
+from ..common.settings import HasSettings, parameters_of, rules_of
 from .records import (
     VERSIONS,
     ClientInstruction,
@@ -45,37 +49,64 @@ class _Field(NamedTuple):
 def _fields_of(schema: Any) -> tuple[_Field, ...]:
     hints = get_type_hints(schema)
     found = []
-    for own in fields(schema):
-        parts = [part for part in get_args(hints[own.name]) if part is not type(None)]
-        optional = type(None) in get_args(hints[own.name])
-        kind = parts[0] if optional else hints[own.name]
-        key = own.name.rstrip("_").replace("_", "-")
-        found.append(_Field(own.name, key, kind, optional, kind == Arrays, kind == list[str]))
+    for field in fields(schema):
+        parts = [part for part in get_args(hints[field.name]) if part is not type(None)]
+        optional = type(None) in get_args(hints[field.name])
+        kind = parts[0] if optional else hints[field.name]
+        key = field.name.rstrip("_").replace("_", "-")
+        found.append(_Field(field.name, key, kind, optional, kind == Arrays, kind == list[str]))
     return tuple(found)
+
+
+@cache
+def _shared(schema: Any, method: Any) -> tuple[str, ...]:
+    """Return the fields of a message that are settings of a method."""
+    names = [one.name for one in _fields_of(schema)]
+    return tuple(name for name in names if name in parameters_of(method))
 
 
 def setting_names(schema: Any) -> list[str]:
     """Return the names of the settings in a kind of message, as they travel."""
-    return [own.key for own in _fields_of(schema) if not own.is_arrays]
+    return [field.key for field in _fields_of(schema) if not field.is_arrays]
 
 
 @dataclass(frozen=True)
 class Instruction:
     """Base of the messages to clients. Fields: `Arrays`, bool, int, float, str, list[str]."""
 
+    @classmethod
+    def of(cls, method: HasSettings, server_round: int, **given: Any) -> Self:
+        """Return a method's message in a round: what is given, and the settings of the same name.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If a schedule, such as a step size may be, has a bad value in this round.
+        """
+        schema: Any = cls
+        kind: Any = type(method)
+        rules = rules_of(kind)
+        values = {name: getattr(method, name) for name in _shared(schema, kind)} | given
+        for name, value in values.items():
+            if callable(value):
+                check = rules[name].check if name in rules else check_positive
+                values[name] = value(server_round)
+                check(f"{name} in round {server_round}", values[name])
+        return cls(**values)
+
     def encode(self) -> ClientInstruction:
         """Return the message as groups of arrays and settings."""
         schema: Any = type(self)
         groups: dict[str, Arrays] = {}
         config: dict[str, Scalar] = {}
-        for own in _fields_of(schema):
-            value = getattr(self, own.name)
+        for field in _fields_of(schema):
+            value = getattr(self, field.name)
             if value is None:
                 continue
-            if own.is_arrays:
-                groups[own.key] = value
+            if field.is_arrays:
+                groups[field.key] = value
             else:
-                config[own.key] = names_setting(value) if own.is_names else own.kind(value)
+                config[field.key] = names_setting(value) if field.is_names else field.kind(value)
         return ClientInstruction(groups, config)
 
     @classmethod
@@ -101,30 +132,30 @@ class Instruction:
         schema: Any = cls
         groups = split_groups(parameters, config)
         values: dict[str, Any] = {}
-        for own in _fields_of(schema):
-            source: Mapping[str, Any] = groups if own.is_arrays else config
-            if (value := source.get(own.key)) is None:
-                if not own.optional:
-                    what = "group of arrays" if own.is_arrays else "setting"
+        for field in _fields_of(schema):
+            source: Mapping[str, Any] = groups if field.is_arrays else config
+            if (value := source.get(field.key)) is None:
+                if not field.optional:
+                    what = "group of arrays" if field.is_arrays else "setting"
                     raise ValueError(
-                        f"The message lacks the {what} {own.key!r} of {cls.__name__}: it is not "
+                        f"The message lacks the {what} {field.key!r} of {cls.__name__}: it is not "
                         f"from this method's strategy. {VERSIONS}"
                     )
-                values[own.name] = None
-            elif own.is_arrays:
-                values[own.name] = value
+                values[field.name] = None
+            elif field.is_arrays:
+                values[field.name] = value
             else:
-                values[own.name] = _read(own, value)
+                values[field.name] = _read(field, value)
         return cls(**values)
 
 
-def _read(own: _Field, value: Any) -> Any:
-    if own.is_names:
-        return read_names(own.key, value)
-    number = own.kind is float and isinstance(value, int) and not isinstance(value, bool)
-    if type(value) is not own.kind and not number:
+def _read(field: _Field, value: Any) -> Any:
+    if field.is_names:
+        return read_names(field.key, value)
+    number = field.kind is float and isinstance(value, int) and not isinstance(value, bool)
+    if type(value) is not field.kind and not number:
         raise ValueError(
-            f"The message's {own.key} is {brief(repr(value))}, expected {own.kind.__name__}. "
+            f"The message's {field.key} is {brief(repr(value))}, expected {field.kind.__name__}. "
             f"{VERSIONS}"
         )
-    return own.kind(value)
+    return field.kind(value)

@@ -16,7 +16,6 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import BaseFileLock
 from flwr.common import log
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from .files import (
     PART,
     DamagedFileError,
     NotWrittenError,
+    link_file,
     lock_folder,
     lock_of,
     make_folder,
@@ -34,7 +34,7 @@ from .files import (
 )
 from .history import FILE, Extent, History, is_entry
 
-_FORMAT = 4
+_FORMAT = 5
 _RECORD = "record"
 _SHOWN = 5  # differences in an error
 
@@ -194,8 +194,11 @@ class Checkpoints:
             "unreported": unreported,
             **fingerprint,
         }
-        record = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-        write_arrays(self._path(server_round), {**arrays, _RECORD: record})
+        write_arrays(self._path(server_round), arrays, {_RECORD: json.dumps(header)})
+
+    def link(self, server_round: int, path: Path) -> None:
+        """Give a round's checkpoint, which holds the server's state, a second name."""
+        link_file(self._path(server_round), path)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -237,14 +240,15 @@ def _name(server_round: int) -> str:
 
 
 def _is_header(header: dict[str, Any]) -> bool:
-    types = {"algorithm": str, "seed": int, "model": dict, "settings": dict, "run": str}
+    types = {"algorithm": str, "seed": int, "run": str}
+    types |= {"model": dict, "settings": dict, "kept": list}
     return all(type(header[key]) is kind for key, kind in types.items())
 
 
 def _read(path: Path) -> Checkpoint:
-    arrays, _ = read_arrays(path)
+    arrays, metadata = read_arrays(path)
     try:
-        fingerprint = json.loads(arrays.pop(_RECORD).tobytes())
+        fingerprint = json.loads(metadata[_RECORD])
         if fingerprint.pop("format") != _FORMAT:
             raise DamagedFileError("it is of another version of fl-admm-strategies")
         server_round = fingerprint.pop("round")
@@ -264,14 +268,14 @@ def _read(path: Path) -> Checkpoint:
     return Checkpoint(path, server_round, arrays, fingerprint, extent, unreported)
 
 
-def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def differences(saved: Mapping[str, Any], this: Mapping[str, Any]) -> list[str]:
     """Return in words where two fingerprints differ in algorithm, model or seed."""
     found = [
-        f"its {key} is {saved.get(key)}, this run's {own[key]}"
+        f"its {key} is {saved.get(key)}, this run's {this[key]}"
         for key in ("algorithm", "seed")
-        if saved.get(key) != own[key]
+        if saved.get(key) != this[key]
     ]
-    before, now = saved.get("model", {}), own["model"]
+    before, now = saved.get("model", {}), this["model"]
     arrays = [
         f"its array '{name}' is {before.get(name, 'missing')}, this run's is "
         f"{now.get(name, 'missing')}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -84,6 +85,24 @@ def replacing(path: Path, size: int) -> Iterator[Path]:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def link_file(path: Path, name: Path) -> None:
+    """Give a file a second name, without its bytes twice; copy it where there are no hard links.
+
+    A file of that name is replaced. None of ours is changed in place, so that neither name's is.
+
+    Raises
+    ------
+    NotWrittenError
+        If it could not be written.
+    """
+    name.unlink(missing_ok=True)
+    try:
+        name.hardlink_to(path)
+    except OSError:  # of a file system without links, such as some network folders
+        with replacing(name, path.stat().st_size) as part:
+            shutil.copyfile(path, part)
 
 
 def write_arrays(

@@ -10,7 +10,6 @@ from itertools import chain
 from logging import INFO, WARNING
 from typing import Any
 
-import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
@@ -18,9 +17,7 @@ from ...maths.checks import listing
 from ..common.settings import changed_settings
 from .checkpoints import Checkpoint, Checkpoints, differences
 from .history import History
-from .state import Saved, check_saved
-
-_KEPT = "base/kept"
+from .state import Saved
 
 
 class Resume:
@@ -116,11 +113,16 @@ class Resume:
 
     def check_kept(self) -> None:
         """Raise ValueError unless the checkpoint says which uploads its neighbours hold."""
-        if self._checkpoint is not None:
-            arrays = self._checkpoint.arrays
-            kept = arrays.get(_KEPT, np.zeros(0))
-            size = (kept.shape[:1] or (0,)) + arrays["base/client_ids"].shape
-            check_saved({_KEPT: kept}, {_KEPT: np.zeros(size, np.int64)})
+        if self._checkpoint is None:
+            return
+        kept, size = self._checkpoint.fingerprint["kept"], len(self.saved_clients)
+        rows = [row for row in kept if type(row) is list and len(row) == size]
+        numbers = [number for row in rows for number in row]
+        if len(rows) < len(kept) or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
+            raise ValueError(
+                f"The saved rounds of the uploads in {self._checkpoint.path} are not numbers of "
+                f"its {size} clients: it is damaged. Continue from another checkpoint."
+            )
 
     def compare_clients(self, found: list[int], announced: int, *, allow_missing: bool) -> None:
         """Refuse to go on from a saved state with another federation than its own."""
@@ -148,7 +150,7 @@ class Resume:
             self.run_id = uuid.uuid4().hex
             return iter(())
         self.run_id = checkpoint.fingerprint["run"]
-        for rounds in checkpoint.arrays[_KEPT].tolist():
+        for rounds in checkpoint.fingerprint["kept"]:
             self._kept.append(dict(zip(client_ids, rounds, strict=True)))
         assert self.history is not None
         self.has_unreported = checkpoint.unreported is not None
@@ -184,8 +186,8 @@ class Resume:
         kept = [[then.get(client, 0) for client in last_accepted] for then in self._kept]
         self._folder.save(
             server_round,
-            {**state, _KEPT: np.array(kept, dtype=np.int64)},
-            {**fingerprint, "run": self.run_id},
+            state,
+            {**fingerprint, "run": self.run_id, "kept": kept},
             unreported,
         )
 

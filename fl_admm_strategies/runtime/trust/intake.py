@@ -249,14 +249,14 @@ def check_reply(
             raise ValueError(f"'{name}' has shape {array.shape}, expected {shape}")
         if array.dtype != dtype and not (array.dtype.name == wire_dtype and dtype.kind == "f"):
             raise ValueError(f"'{name}' has dtype {array.dtype}, expected {dtype}")
-        own = raw.largest.get(name, math.nan)
+        size = raw.largest.get(name, math.nan)
         if name not in raw.largest:
-            (own,) = largest_of_rows(array[None])
-        if not math.isfinite(own):
+            (size,) = largest_of_rows(array[None])
+        if not math.isfinite(size):
             raise NotFiniteError(f"'{name}' holds NaN or infinity")
-        if dtype.kind == "f" and own > largest_allowed(dtype):
-            raise ValueError(f"'{name}' holds {own:.2g}, too large for a sum over the clients")
-        largest = max(largest, own)
+        if dtype.kind == "f" and size > largest_allowed(dtype):
+            raise ValueError(f"'{name}' holds {size:.2g}, too large for a sum over the clients")
+        largest = max(largest, size)
         nbytes += array.nbytes
         checked[name] = array if array.dtype == dtype else array.astype(dtype)
     return Reply(checked, counted, metrics, largest, nbytes)
@@ -265,7 +265,7 @@ def check_reply(
 def _has_shape(array: NDArray[Any], shape: tuple[int, ...]) -> bool:
     """Return whether an array has a shape, in which a length of -1 may be any."""
     lengths = zip(array.shape, shape, strict=False)
-    return array.ndim == len(shape) and all(wanted in (own, -1) for own, wanted in lengths)
+    return array.ndim == len(shape) and all(wanted in (found, -1) for found, wanted in lengths)
 
 
 def weighted_means(replies: Mapping[int, Reply]) -> dict[str, float]:

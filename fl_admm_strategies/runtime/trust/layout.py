@@ -109,10 +109,10 @@ class Layout:
         """
         check_initial_arrays(arrays)
         prefix = wrapper_of(arrays)
-        own = {name.removeprefix(prefix): array for name, array in arrays.items()}
-        trained = [n for n, a in own.items() if a.dtype.kind == "f" and not _BATCH_NORM.search(n)]
+        first = {name.removeprefix(prefix): array for name, array in arrays.items()}
+        trained = [n for n, a in first.items() if a.dtype.kind == "f" and not _BATCH_NORM.search(n)]
         return cls(
-            initial={name: travelling(array) for name, array in own.items()},
+            initial={name: travelling(array) for name, array in first.items()},
             prefix=prefix,
             trained=trained,
             given=spec_of(arrays),
@@ -162,12 +162,12 @@ class Layout:
         """Raise ValueError unless an answer can be true of these arrays."""
         names = list(self.initial)
         for name, role in zip(names, roles.tolist(), strict=True):
-            own = self.initial[name]
+            initial = self.initial[name]
             if role < ABSENT or role >= len(names):
                 raise ValueError(f"it says {role} of '{name}', which is no role")
-            if role == TRAINED and own.dtype.kind != "f":
-                raise ValueError(f"it says that it trains '{name}', an array of {own.dtype}")
-            if role >= 0 and (roles[role] >= 0 or self.initial[names[role]].shape != own.shape):
+            if role == TRAINED and initial.dtype.kind != "f":
+                raise ValueError(f"it says that it trains '{name}', an array of {initial.dtype}")
+            if role >= 0 and (roles[role] >= 0 or self.initial[names[role]].shape != initial.shape):
                 raise ValueError(f"it says that '{name}' is another name of '{names[role]}'")
 
     def learn(self, answers: Mapping[int, Reply]) -> None:
@@ -187,7 +187,7 @@ class Layout:
         sums = {name: checksum(self.initial[name]) for name in self.frozen}
         for client in (client for client, said in given.items() if said == roles):
             theirs = dict(zip(names, answers[client].arrays[CHECKSUMS].tolist(), strict=True))
-            if other := [n for n, own in sums.items() if theirs[n] not in (0, own)]:
+            if other := [n for n, checksum in sums.items() if theirs[n] not in (0, checksum)]:
                 raise ValueError(
                     f"The frozen arrays {listing(other)} of client {client} are not those of the "
                     "initial arrays, and frozen arrays do not travel. Load the same weights on "

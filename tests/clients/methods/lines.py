@@ -9,6 +9,7 @@ from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
 from clients import TorchClient
+from fl_admm_strategies.maths.blocks import Arrays
 
 
 class Line(nn.Module):
@@ -35,6 +36,11 @@ def new_context() -> Context:
 def sample(x: float, y: float) -> tuple[Tensor, Tensor]:
     """Return a batch of one sample."""
     return torch.tensor([x], dtype=torch.float64), torch.tensor([y], dtype=torch.float64)
+
+
+def numbers(arrays: Arrays) -> list[float]:
+    """Return arrays of one number each as numbers."""
+    return [float(array.item()) for array in arrays.values()]
 
 
 def line_client(

@@ -15,9 +15,8 @@ from clients import DittoClient, FedProxClient
 from fl_admm_strategies.algorithms.ditto import DittoInstruction
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.algorithms.shared.base import OwnModelEvaluation
-from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.lines import line_client, new_context
+from tests.clients.methods.lines import line_client, new_context, numbers
 from tests.clients.methods.messages import Received, received, scalars
 from tests.support.federation import dataset, make_model
 
@@ -36,10 +35,6 @@ def message(*, version: int = 0, server_round: int = 1, **changes: Any) -> Recei
     }
     instruction = DittoInstruction(**settings | changes)
     return received(instruction, version=version, server_round=server_round)
-
-
-def numbers(arrays: Arrays) -> list[float]:
-    return [float(array.item()) for array in arrays.values()]
 
 
 def test_the_global_step_is_uploaded_and_the_personal_one_kept() -> None:
@@ -116,21 +111,3 @@ def test_both_models_are_evaluated_the_personal_one_first() -> None:
         "global-loss": 0.125,
         **made_by("Ditto"),
     }
-
-
-def test_a_client_that_lost_its_model_refuses() -> None:
-    client = line_client(DittoClient)
-    lost = message(start=None, version=3, server_round=4)
-    with pytest.raises(ValueError, match=r"\[state-lost 2\] .* variables of round 3, .* \[\]"):
-        client.fit(*lost)
-    evaluation = received(OwnModelEvaluation({}, MODEL), version=3, server_round=4)
-    with pytest.raises(ValueError, match="its state was lost"):
-        client.evaluate(*evaluation)
-    with pytest.raises(RuntimeError, match="has not been trained yet"):
-        client.personal_arrays()
-
-
-def test_another_methods_message_is_refused() -> None:
-    asked = received(FedProxInstruction(MODEL, 0.0, 0.1, 2))
-    with pytest.raises(ValueError, match="lacks the setting 'lam' of DittoInstruction"):
-        line_client(DittoClient).fit(*asked)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 from numpy.testing import assert_allclose
 
 from clients import FedADMMClient
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.lines import line_client, new_context
+from tests.clients.methods.lines import line_client, new_context, numbers
 from tests.clients.methods.messages import Received, handshake, received, scalars
-
-
-def client(context: Context | None = None, **settings: Any) -> Any:
-    return line_client(FedADMMClient, context, **settings)
-
+from tests.support.refusals import refused
 
 ANCHOR = scalars(w=3, b=0.5, seen=7)
 START = scalars(w=1, b=0)
@@ -46,7 +40,7 @@ def test_steps_from_u_i_towards_the_anchor() -> None:
     # b = 0 - .1 [-1.5 + 2 (0 - .5)] = .25. The second step: residual -2.2,
     # w = 1.55 - .1 [-1.1 + 2 (-1.45)] = 1.95, b = .25 - .1 [-1.1 - .5] = .41; the loss before it
     # is 2.2^2/2 = 2.42. The counter goes back as it came.
-    arrays, num_examples, metrics = client().fit(*message(local_epochs=2))
+    arrays, num_examples, metrics = line_client(FedADMMClient).fit(*message(local_epochs=2))
     assert_allclose(np.ravel(arrays), [1.95, 0.41, 7], rtol=1e-14)
     assert num_examples == 1
     assert metrics.pop("initial-loss") == 4.5
@@ -55,10 +49,11 @@ def test_steps_from_u_i_towards_the_anchor() -> None:
 
 def test_it_goes_on_from_its_own_u_i() -> None:
     context = new_context()
-    client(context).fit(*message())
-    own = np.ravel(list(client(context).personal_arrays().values()))
-    assert_allclose(own, [1.55, 0.25, 7], rtol=1e-14)
-    arrays, _, _ = client(context).fit(*message(start=None, version=1, server_round=4))
+    line_client(FedADMMClient, context).fit(*message())
+    kept = line_client(FedADMMClient, context).personal_arrays()
+    assert_allclose(numbers(kept), [1.55, 0.25, 7], rtol=1e-14)
+    later = message(start=None, version=1, server_round=4)
+    arrays, _, _ = line_client(FedADMMClient, context).fit(*later)
     assert_allclose(np.ravel(arrays), [1.95, 0.41, 7], rtol=1e-14)
 
 
@@ -66,54 +61,23 @@ def test_with_its_own_dual_it_uploads_the_change_of_z() -> None:
     # Round 1 at w = (3, .5), u_i^0 = (1, 0), pi = 0: the anchor is w, so u = (1.55, .25) as above,
     # pi = 2 (u - w) = (-2.9, -.5), and z - z^0 = (u - u^0) + (u - w) = (.55 - 1.45, .25 - .25).
     context = new_context()
-    arrays, _, _ = client(context).fit(*message(duals="client"))
+    arrays, _, _ = line_client(FedADMMClient, context).fit(*message(duals="client"))
     assert_allclose(np.ravel(arrays), [-0.9, 0, 7], atol=1e-14)
     # Round 2 at w = (2, 1): the anchor is w - pi/2 = (3.45, 1.25), the residual 1.8 - 4 = -2.2,
     # u = (1.55 - .1 [-1.1 + 2 (-1.9)], .25 - .1 [-1.1 + 2 (-1)]) = (2.04, .56), and the change
     # (.49 + .04, .31 - .44).
     later = {"anchor": scalars(w=2, b=1, seen=8), "start": None, "duals": "client"}
-    arrays, _, _ = client(context).fit(*message(version=1, server_round=2, **later))
+    arrays, _, _ = line_client(FedADMMClient, context).fit(
+        *message(version=1, server_round=2, **later)
+    )
     assert_allclose(np.ravel(arrays), [0.53, -0.13, 8], atol=1e-14)
 
 
 def test_a_handshake_asks_for_the_number_of_examples() -> None:
-    assert client().fit(*handshake()) == ([], 1, made_by("FedADMM"))
-
-
-def test_a_client_that_lost_its_state_refuses() -> None:
-    with pytest.raises(ValueError, match=r"variables of round 3, but it holds .* \[\]"):
-        client().fit(*message(start=None, version=3, server_round=4))
-    with pytest.raises(RuntimeError, match="has not been trained yet"):
-        client().personal_arrays()
+    assert line_client(FedADMMClient).fit(*handshake()) == ([], 1, made_by("FedADMM"))
 
 
 def test_an_array_without_gradient_cannot_be_optimised() -> None:
-    text = "The server optimises seen, which the client's model does not train"
-    names = {"optimised": ["w", "b", "seen"], "start": scalars(w=1, b=0, seen=7)}
-    with pytest.raises(ValueError, match=text) as error:
-        client().fit(*message(**names))
-    assert "Give FedADMM(averaged=...) a pattern that leaves it out." in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("anchor", "text"),
-    [
-        (scalars(w=3, b=0.5), "a model of 2 arrays (w, b), the client's has 3 (w, b, seen)"),
-        (ANCHOR | {"w": np.zeros(2)}, "'w' of shape (2,), the client's model"),
-    ],
-)
-def test_a_message_that_does_not_fit_is_refused(anchor: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text)):
-        client().fit(*message(anchor=anchor))
-
-
-def test_a_message_of_fewer_arrays_than_it_says_is_refused() -> None:
-    parameters, config = message()
-    text = "The message has 4 arrays, expected 5: w, b, seen, w, b."
-    with pytest.raises(ValueError, match=re.escape(text)):
-        client().fit(parameters[:4], config)
-
-
-def test_no_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="train_loader is empty"):
-        client(train_loader=[]).fit(*message())
+    asked = message(optimised=["w", "b", "seen"], start=scalars(w=1, b=0, seen=7))
+    with refused(ValueError, "seen", "FedADMM(averaged=...)"):
+        line_client(FedADMMClient).fit(*asked)

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from clients import FedProxClient
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.lines import Line, line_client, new_context, sample
+from tests.clients.methods.lines import Line, line_client, sample
 from tests.clients.methods.messages import Received, received, scalars
 
 MODEL = scalars(w=3, b=0.5, seen=7)
@@ -58,19 +58,3 @@ def test_a_frozen_parameter_is_neither_moved_nor_pulled() -> None:
     model.b.requires_grad_(False)
     arrays, _, _ = line_client(FedProxClient, model=model).fit(*message())
     assert_allclose(np.ravel(arrays), [3.085, 0.5, 7], rtol=1e-14)
-
-
-def test_it_keeps_nothing() -> None:
-    context = new_context()
-    line_client(FedProxClient, context).fit(*message())
-    assert not list(context.state)
-
-
-def test_another_methods_message_is_refused() -> None:
-    parameters, config = message()
-    text = "The message's mu is '2', expected float. Server and client must use the same version"
-    with pytest.raises(ValueError, match=text):
-        line_client(FedProxClient).fit(parameters, config | {"mu": "2"})
-    del config["mu"]
-    with pytest.raises(ValueError, match="lacks the setting 'mu' of FedProxInstruction"):
-        line_client(FedProxClient).fit(parameters, config)

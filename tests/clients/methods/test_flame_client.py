@@ -141,21 +141,3 @@ def test_it_starts_from_its_own_model_and_is_pulled_to_the_servers() -> None:
     # In the next round it needs no start: it holds its theta. f'(theta) = tanh(theta).
     (second,), _, _ = client.fit(*message(0, version=1, server_round=2))
     assert second == pytest.approx(theta - 0.1 * (np.tanh(theta) + theta), rel=1e-6)
-
-
-def test_a_client_that_lost_its_model_says_so() -> None:
-    client = client_of(batches(1, 1))
-    with pytest.raises(ValueError, match="expects this client's variables of round 3"):
-        client.fit(*message(0, version=3, server_round=4))
-    evaluation = FLAMEEvaluation(None, model(0), None, ["u"])
-    with pytest.raises(ValueError, match="its state was lost"):
-        client.evaluate(*received(evaluation, version=3, server_round=4))
-    with pytest.raises(RuntimeError, match="not been trained yet"):
-        client.personal_arrays()
-
-
-def test_a_parameter_that_is_frozen_is_refused() -> None:
-    client = client_of(batches(1, 1))
-    client.model.u.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"u, which the client's model does not train.*averaged="):
-        client.fit(*message(-1, start=1))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from numpy.testing import assert_allclose
 from torch import nn
 
@@ -15,12 +14,10 @@ from clients import FPFCClient
 from fl_admm_strategies.algorithms.fpfc.types import FPFCEvaluation, FPFCInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.stamp import made_by
+from tests.clients.methods.lines import Line, line_client, new_context, sample
 from tests.clients.methods.messages import Received, received, scalars
-from tests.support.federation import dataset, make_client, make_model
-
-
-def new_context(**node_config: Any) -> Context:
-    return Context(run_id=1, node_id=2, node_config=node_config, state=RecordDict(), run_config={})
+from tests.support.federation import dataset, make_model
+from tests.support.refusals import refused
 
 
 def arrays_of(model: nn.Module) -> Arrays:
@@ -29,28 +26,7 @@ def arrays_of(model: nn.Module) -> Arrays:
 
 # --- Equation (5) -------------------------------------------------------------------------------
 
-
-class Line(nn.Module):
-    """w x + b with a buffer; the body of a block model in float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        self.b = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.w * inputs + self.b
-
-
-def half_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return 0.5 * ((outputs - targets) ** 2).mean()
-
-
-def line_client(context: Context | None = None, x: float = 1.0, y: float = 4.0) -> FPFCClient:
-    batch = (torch.tensor([x], dtype=torch.float64), torch.tensor([y], dtype=torch.float64))
-    return FPFCClient(
-        context or new_context(), Line(), [batch], half_square, test_loader=[batch], full_batch=True
-    )
+SEEN = scalars(seen=7)
 
 
 def message(
@@ -64,7 +40,7 @@ def message(
 ) -> Received:
     """Return the message of a round: zeta_i = w, the shared b, and omega_i = `start`."""
     instruction = FPFCInstruction(
-        anchor=scalars(w=w, b=b),
+        anchor=scalars(w=w, b=b) | SEEN,
         start=None if start is None else scalars(w=start),
         lr=0.1,
         local_epochs=local_epochs,
@@ -80,8 +56,8 @@ def test_the_clustered_block_starts_at_omega_and_is_pulled_to_zeta() -> None:
     # t=0: residual 1.5 - 4 = -2.5; w = 1 - .1 (-2.5 + 2 (1 - 3)) = 1.65; b = .5 + .25 = .75.
     # t=1: residual -1.6; w = 1.65 - .1 (-1.6 + 2 (-1.35)) = 2.08; b = .75 + .16 = .91.
     # The loss before the last step is 1.6^2 / 2 = 1.28.
-    arrays, num_examples, metrics = line_client().fit(*message(start=1, local_epochs=2))
-    assert_allclose(np.concatenate(arrays), [2.08, 0.91], rtol=1e-14)
+    arrays, num_examples, metrics = line_client(FPFCClient).fit(*message(start=1, local_epochs=2))
+    assert_allclose(np.concatenate(arrays), [2.08, 0.91, 7], rtol=1e-14)
     assert num_examples == 1
     assert metrics.pop("initial-loss") >= metrics["loss"]
     assert metrics == {"loss": pytest.approx(1.28, rel=1e-14), **made_by("FPFC")}
@@ -90,25 +66,14 @@ def test_the_clustered_block_starts_at_omega_and_is_pulled_to_zeta() -> None:
 def test_it_starts_from_its_own_last_iterate_when_the_server_sends_none() -> None:
     # From w = 1.65 (above, T = 1), zeta = 1.65, b = 0.35: residual -2, so w = 1.85 and b = 0.55.
     context = new_context()
-    line_client(context).fit(*message(start=1))
+    line_client(FPFCClient, context).fit(*message(start=1))
     later = message(w=1.65, b=0.35, version=1, server_round=4)
-    arrays, _, _ = line_client(context).fit(*later)
-    assert_allclose(np.concatenate(arrays), [1.85, 0.55], rtol=1e-14)
+    arrays, _, _ = line_client(FPFCClient, context).fit(*later)
+    assert_allclose(np.concatenate(arrays), [1.85, 0.55, 7], rtol=1e-14)
     # Now it holds the iterate of round 4.
     later = message(w=1.85, b=2.15, version=4, server_round=5)
-    arrays, _, _ = line_client(context).fit(*later)
-    assert_allclose(np.concatenate(arrays), [1.85, 2.15], rtol=1e-14)
-
-
-def test_a_client_without_its_iterate_refuses() -> None:
-    with pytest.raises(
-        ValueError, match=r"variables of round 3, but it holds those of rounds \[\]"
-    ):
-        line_client().fit(*message(version=3))
-    context = new_context()
-    line_client(context).fit(*message(start=1, server_round=2))
-    with pytest.raises(ValueError, match=r"of round 3, .*of rounds \[2\]"):
-        line_client(context).fit(*message(version=3))
+    arrays, _, _ = line_client(FPFCClient, context).fit(*later)
+    assert_allclose(np.concatenate(arrays), [1.85, 2.15, 7], rtol=1e-14)
 
 
 # --- Evaluation ---------------------------------------------------------------------------------
@@ -118,33 +83,32 @@ def test_the_kinds_of_models_and_the_diagnostics() -> None:
     # One sample x = 1, y = 4. personal (w, b) = (1, 1): residual -2, f = 2. cluster (2, 3): 1,
     # f = 1/2. global (0, 0): -4, f = 8. The gradient over the clustered w is the residual:
     # |-2 + 0.5| = 1.5 with the mean dual 0.5, and 1 at the cluster's model.
-    models = scalars(w=1, b=1), scalars(w=2, b=3), scalars(w=0, b=0)
+    models = [scalars(w=w, b=b) | SEEN for w, b in ((1, 1), (2, 3), (0, 0))]
     asked = FPFCEvaluation(*models, scalars(w=0.5), ["w"])
-    loss, num_examples, metrics = line_client().evaluate(*received(asked))
+    loss, num_examples, metrics = line_client(FPFCClient).evaluate(*received(asked))
     assert (loss, num_examples) == (2.0, 1)
     losses = {"personal-loss": 2.0, "cluster-loss": 0.5, "global-loss": 8.0, **made_by("FPFC")}
     assert metrics == losses | {"stationarity": 1.5, "cluster-gradient-norm": 1.0}
     without = FPFCEvaluation(*models, None, ["w"])
-    _, _, metrics = line_client().evaluate(*received(without))
+    _, _, metrics = line_client(FPFCClient).evaluate(*received(without))
     assert metrics == losses  # no dual, no diagnostics
 
 
 def test_a_wrapped_model_has_the_diagnostics_of_the_model() -> None:
-    batch = (torch.ones(1, dtype=torch.float64), torch.full((1,), 4.0, dtype=torch.float64))
-    wrapped = nn.DataParallel(Line())  # whose names all begin with "module."
-    own = FPFCClient(new_context(), wrapped, [batch], half_square, test_loader=[batch])
-    models = scalars(w=1, b=1), scalars(w=2, b=3), scalars(w=0, b=0)
-    _, _, metrics = own.evaluate(*received(FPFCEvaluation(*models, scalars(w=0.5), ["w"])))
+    wrapped = line_client(FPFCClient, model=nn.DataParallel(Line()))  # names begin with "module."
+    models = [scalars(w=w, b=b) | SEEN for w, b in ((1, 1), (2, 3), (0, 0))]
+    asked = FPFCEvaluation(*models, scalars(w=0.5), ["w"])
+    _, _, metrics = wrapped.evaluate(*received(asked))
     assert (metrics["stationarity"], metrics["cluster-gradient-norm"]) == (1.5, 1.0)  # as above
 
 
 def test_the_gradient_is_over_the_training_data() -> None:
-    batch = (torch.ones(1, dtype=torch.float64), torch.full((1,), 4.0, dtype=torch.float64))
-    test = (torch.ones(1, dtype=torch.float64), torch.full((1,), 9.0, dtype=torch.float64))
-    own = FPFCClient(new_context(), Line(), [batch], half_square, test_loader=[test])
-    model = scalars(w=1, b=1)
+    client, model = (
+        line_client(FPFCClient, test_loader=[sample(1.0, 9.0)]),
+        scalars(w=1, b=1) | SEEN,
+    )
     asked = FPFCEvaluation(model, model, model, scalars(w=0), ["w"])
-    loss, _, metrics = own.evaluate(*received(asked))
+    loss, _, metrics = client.evaluate(*received(asked))
     assert loss == 24.5  # (2 - 9)^2 / 2, on the test data
     assert metrics["stationarity"] == 2.0  # |2 - 4|, on the training data
 
@@ -153,17 +117,6 @@ def diagnosed(model: Arrays, **config: Any) -> Received:
     """Return a message that asks for the diagnostics of one model in all its places."""
     zero = {name: np.zeros_like(array) for name, array in model.items()}
     return received(FPFCEvaluation(model, model, model, zero, list(model)), **config)
-
-
-def test_an_evaluation_leaves_torchs_state_and_does_not_depend_on_it() -> None:
-    reports = []
-    for outer_seed in (1, 2):
-        torch.manual_seed(outer_seed)
-        before = torch.random.get_rng_state()
-        own = make_client(FPFCClient, new_context(**{"partition-id": 2}))
-        reports.append(own.evaluate(*diagnosed(arrays_of(make_model()))))
-        assert torch.equal(torch.random.get_rng_state(), before)
-    assert reports[0] == reports[1]
 
 
 class Noisy(nn.Module):
@@ -178,48 +131,18 @@ class Noisy(nn.Module):
         return self.net(self.drop(inputs))
 
 
-def noisy_client() -> FPFCClient:
-    data = [dataset(2).tensors]
-    return FPFCClient(new_context(), Noisy(), data, nn.CrossEntropyLoss(), test_loader=data)
-
-
 def test_dropout_is_off_in_evaluation_and_in_the_gradient() -> None:
-    model = arrays_of(Noisy())
-    one, other = (noisy_client().evaluate(*diagnosed(model, seed=seed))[2] for seed in (1, 2))
+    data, model = [dataset(2).tensors], arrays_of(Noisy())
+    client = FPFCClient(new_context(), Noisy(), data, nn.CrossEntropyLoss(), test_loader=data)
+    one, other = (client.evaluate(*diagnosed(model, seed=seed))[2] for seed in (1, 2))
     assert one == pytest.approx(other, rel=1e-5)
 
 
-# --- Refusals -----------------------------------------------------------------------------------
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-        self.head = nn.Linear(3, 3)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(inputs))
-
-
-def clustering(model: nn.Module, names: list[str]) -> Received:
-    """Return a message that clusters these arrays of a model."""
-    arrays = arrays_of(model)
-    start = {name: arrays[name] for name in names}
-    return received(FPFCInstruction(arrays, start, 0.1, 1, 1.0, names))
-
-
-def test_buffers_in_the_clustered_block_are_refused_with_advice() -> None:
-    model = Normed()
-    names = [name for name, t in model.state_dict().items() if t.is_floating_point()]
-    own = FPFCClient(new_context(), model, [dataset(2).tensors], nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match=r"norm.running_mean, norm.running_var.*clustered=\.\.\."):
-        own.fit(*clustering(model, names))
-
-
-def test_frozen_parameters_in_the_clustered_block_are_refused() -> None:
-    model = make_model()
-    model.get_submodule("body").requires_grad_(False)
-    own = FPFCClient(new_context(), model, [dataset(2).tensors], nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match=r"body.weight, body.bias.*frozen parameter"):
-        own.fit(*clustering(model, list(model.state_dict())))
+@pytest.mark.parametrize("wrong", ["seen", "b"])
+def test_what_is_not_trained_cannot_be_clustered(wrong: str) -> None:
+    model = Line()
+    model.b.requires_grad_(False)
+    start = scalars(w=1, b=1, seen=1)
+    asked = FPFCInstruction(start, start, 0.1, 1, 1.0, ["w", wrong])
+    with refused(ValueError, wrong, "FPFC(clustered=...)"):
+        line_client(FPFCClient, model=model).fit(*received(asked))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from fl_admm_strategies.maths.blocks import (
     weighted_average,
 )
 from fl_admm_strategies.runtime.messages.records import Reply
+from tests.support.refusals import refused
 
 MODEL = {
     "body.weight": np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32),
@@ -91,7 +91,7 @@ def test_the_optimised_block_is_what_is_trained_less_a_pattern() -> None:
     block = Block.optimised(MODEL, trained, compile_pattern("averaged", "^head"))
     assert block.names == ["body.weight", "body.bias"]
     assert list(block.rest(MODEL)) == ["count", "head.weight"]
-    with pytest.raises(ValueError, match="no array of floating point numbers to optimise"):
+    with refused(ValueError, "floating point"):
         Block.optimised(MODEL, [])
 
 
@@ -110,25 +110,15 @@ def test_a_pattern_is_searched_in_the_names_of_trained_arrays() -> None:
     assert compile_pattern("personal", None) is None
 
 
-@pytest.mark.parametrize(
-    ("pattern", "how_many", "end"),
-    [
-        ("tail", "none", "'^fc2[.]'."),
-        ("count", "none", "'^fc2[.]'."),  # which is not trained
-        ("", "all", "or leave `personal` out."),
-        ("body|head", "all", "or leave `personal` out."),
-    ],
-)
-def test_a_pattern_that_separates_nothing_is_refused(pattern: str, how_many: str, end: str) -> None:
-    text = f"personal='{pattern}' matches {how_many} of the model's trained arrays: body.weight"
-    with pytest.raises(ValueError, match=re.escape(text) + ".*" + re.escape(end)):
+@pytest.mark.parametrize("pattern", ["tail", "count", "", "body|head"])  # none, none, all, all
+def test_a_pattern_that_separates_nothing_is_refused(pattern: str) -> None:
+    with refused(ValueError, f"personal='{pattern}'", "body.weight"):
         choose(pattern)
 
 
-@pytest.mark.parametrize("pattern", ["(", "*", 3])
+@pytest.mark.parametrize("pattern", ["(", 3])
 def test_something_that_is_no_pattern_is_refused(pattern: Any) -> None:
-    text = f"averaged is {pattern!r}, expected a regular expression"
-    with pytest.raises(ValueError, match=re.escape(text)):
+    with refused(ValueError, "averaged", repr(pattern)):
         compile_pattern("averaged", pattern)
 
 

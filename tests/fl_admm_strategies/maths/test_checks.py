@@ -27,23 +27,6 @@ CHOICE = partial(check_choice, choices=("size", "uniform"))
 
 
 @pytest.mark.parametrize(
-    ("check", "value"),
-    [
-        (COUNT, 2),
-        (COUNT, np.int64(3)),
-        (ABOVE, 1.5),
-        (check_positive, np.float32(0.1)),
-        (check_not_negative, 0),
-        (OPEN, 1),
-        (CLOSED, 0.0),
-        (CHOICE, "size"),
-    ],
-)
-def test_accepted(check: Any, value: object) -> None:
-    check("x", value)
-
-
-@pytest.mark.parametrize(
     ("check", "value", "error", "message"),
     [
         (COUNT, 1, ValueError, "x is 1, expected an integer >= 2."),
@@ -67,12 +50,23 @@ def test_refused(check: Any, value: object, error: type[Exception], message: str
         check("x", value)
 
 
+def test_accepted() -> None:
+    for value in (2, np.int64(3)):
+        COUNT("x", value)
+    ABOVE("x", 1.5)
+    check_positive("x", np.float32(0.1))
+    check_not_negative("x", 0)
+    OPEN("x", 1)
+    CLOSED("x", 0.0)
+    CHOICE("x", "size")
+
+
 def test_a_long_list_is_cut() -> None:
     assert listing([1, "a"]) == "[1, 'a'] (2)"
     assert listing(range(9)) == "[0, 1, 2, 3, 4, 5, ...] (9)"
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, np.uint64, bool])
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, bool])
 @pytest.mark.parametrize("shape", [(5, 2, 3), (5,), (0, 3), (5, 0), (3, 2**18 + 1), (600, 1000)])
 def test_the_largest_of_each_row(shape: tuple[int, ...], dtype: Any) -> None:
     block = (np.random.default_rng(0).standard_normal(shape) * 50).astype(dtype)

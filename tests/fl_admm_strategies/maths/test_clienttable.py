@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from fl_admm_strategies.maths.clienttable import ClientTable
+from tests.support.refusals import refused
 
 
 def table() -> ClientTable:
@@ -54,18 +55,18 @@ def test_a_row_reads_and_writes_its_entries() -> None:
 def test_a_column_that_was_not_declared_is_named() -> None:
     own = table()
     for access in (lambda: own[2].beta, lambda: setattr(own[2], "beta", 1)):
-        with pytest.raises(AttributeError, match=r"'beta' is no column .*\['theta', 'alpha'"):
+        with refused(AttributeError, "beta"):
             access()
-    with pytest.raises(KeyError, match=r"row has \['beta', 'gamma'\], expected some of \['theta'"):
+    with refused(KeyError, "beta", "gamma"):
         own.insert({3: {"gamma": 1, "beta": 2}})
     assert own.ids == [2, 7]
 
 
 def test_an_entry_of_another_shape_is_refused() -> None:
     own = table()
-    with pytest.raises(ValueError, match="broadcast"):
+    with refused(ValueError, "broadcast"):
         own.insert({3: {"theta": [1, 2, 3]}})
-    with pytest.raises(ValueError, match="broadcast"):
+    with refused(ValueError, "broadcast"):
         own[2].theta = np.zeros(3)
 
 
@@ -125,6 +126,7 @@ def test_the_columns_are_saved_and_loaded() -> None:
     assert_array_equal(saved["theta"], [[0, 0], [7, 7]])
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 9), max_size=4)), max_size=12))
 def test_after_any_coming_and_going_every_row_is_its_clients(
     changes: list[tuple[bool, set[int]]],

@@ -12,6 +12,7 @@ from fl_admm_strategies.maths.clustering import (
     fusion_bound,
     norm_quantiles,
 )
+from tests.support.refusals import refused
 
 
 def test_a_chain_is_one_cluster_although_its_ends_are_apart() -> None:
@@ -35,17 +36,17 @@ def test_an_infinite_norm_is_a_far_pair() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norms", "nu", "message"),
+    ("norms", "nu", "named"),
     [
         ([[0, np.nan], [np.nan, 0]], 0.1, "NaN"),
         ([[0, 1.0, 2.0]], 0.1, "square"),
         ([[0, 1.0], [2.0, 0]], 0.1, "symmetric"),
-        ([[0.0]], -0.1, "nu is .*, expected a number >= 0"),
-        ([[0.0]], np.nan, "nu is .*, expected a number >= 0"),
+        ([[0.0]], -0.1, "nu"),
+        ([[0.0]], np.nan, "nu"),
     ],
 )
-def test_bad_norms_are_refused(norms: list[list[float]], nu: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_norms_are_refused(norms: list[list[float]], nu: float, named: str) -> None:
+    with refused(ValueError, named):
         clusters(norms, nu)
 
 
@@ -58,18 +59,18 @@ def test_cluster_models_are_means_by_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "labels", "message"),
+    ("weights", "labels", "named"),
     [
-        ([1, -1], [0, 0], "weights is .*, expected finite numbers"),
-        ([1, np.nan], [0, 0], "weights is .*, expected finite numbers"),
-        ([1], [0, 0], "are of shapes"),
-        ([1, 1], [0, 2], r"expected all of 0\.\.L-1"),
-        ([1, 1], [0, -1], r"expected all of 0\.\.L-1"),
-        ([1, 1], [0.0, 1.0], "integers"),
+        ([1, -1], [0, 0], "weights"),
+        ([1, np.nan], [0, 0], "weights"),
+        ([1], [0, 0], "shapes"),
+        ([1, 1], [0, 2], "labels"),
+        ([1, 1], [0, -1], "labels"),
+        ([1, 1], [0.0, 1.0], "labels"),
     ],
 )
-def test_bad_members_are_refused(weights: list[float], labels: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_members_are_refused(weights: list[float], labels: list[int], named: str) -> None:
+    with refused(ValueError, named):
         cluster_models(np.zeros((2, 3)), weights, labels)
 
 
@@ -84,5 +85,5 @@ def test_norm_quantiles_are_of_the_pairs_only() -> None:
     assert_allclose(distribution.norms, [1, 2, 3])  # 1-0, 3-1, 3-0; no zero of the diagonal
     assert_allclose(distribution.quantiles[[0, 10, 20]], [1, 2, 3])
     assert_allclose(distribution.probabilities[[0, 10, 20]], [0, 0.5, 1])
-    with pytest.raises(ValueError, match="expected two clients"):
+    with refused(ValueError, "two clients"):
         norm_quantiles([[0.0]])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from tests.support.refusals import refused
 
 BOTH = [SquaredL2(0.7), L1Norm(0.7)]
 
@@ -43,13 +46,7 @@ def test_single_precision_stays(regularizer: Regularizer) -> None:
 
 
 @pytest.mark.parametrize("kind", [SquaredL2, L1Norm])
-@pytest.mark.parametrize("lam", [-1.0, float("nan"), float("inf")])
-def test_a_weight_must_be_finite_and_not_negative(kind: type, lam: float) -> None:
-    with pytest.raises(ValueError, match=r"lam is .*, expected a finite number >= 0"):
+@pytest.mark.parametrize("lam", [-1.0, float("nan"), float("inf"), "1", None, True])
+def test_a_weight_must_be_finite_and_not_negative(kind: type, lam: Any) -> None:
+    with refused(ValueError if isinstance(lam, float) else TypeError, "lam", lam):
         kind(lam)
-
-
-@pytest.mark.parametrize("lam", ["1", None, True])
-def test_a_weight_must_be_a_number(lam: object) -> None:
-    with pytest.raises(TypeError, match="expected a number >= 0"):
-        L1Norm(lam)  # type: ignore[arg-type]

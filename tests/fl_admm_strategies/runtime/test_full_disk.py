@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from fl_admm_strategies.runtime.saving.files import NotWrittenError, write_array
 from tests.support.cases import CHEAP, grid_of
 from tests.support.disk import largest_file
 from tests.support.federation import Mean, assert_same_runs
+from tests.support.refusals import refused
 
 WIDE = ArrayRecord({"w": Array(np.ones(2_500, np.float32))})  # 10 kB
 OnRound = Callable[[int, Mapping[str, float]], None]
@@ -36,8 +36,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("limit", "file"),
-    [(8_000, r"round-000003.safetensors \(1\d kB\)"), (900, r"history.jsonl \(2 kB\)")],
+    ("limit", "file"), [(8_000, "round-000003.safetensors"), (900, "history.jsonl")]
 )
 def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
     limit: int, file: str, tmp_path: Path
@@ -48,21 +47,14 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
             if server_round == 3:
                 until_there_is_room.enter_context(largest_file(limit))
 
-        with pytest.raises(
-            NotWrittenError,
-            match=rf"{re.escape(str(tmp_path))}/{file} could not be written: File too large. The "
-            "checkpoint of round 2 is whole: make room, and go on from it with resume=True.",
-        ):
+        with refused(NotWrittenError, tmp_path / file, "File too large", "round 2", "resume=True"):
             run(tmp_path, 5, fill)
     assert names(tmp_path) == ["history.jsonl", *(f"round-00000{r}.safetensors" for r in (1, 2))]
     assert_same_runs(run(tmp_path, 5), run(tmp_path / "whole", 5))
 
 
 def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
-    with (
-        largest_file(100),
-        pytest.raises(NotWrittenError, match="There is no checkpoint yet: make room and start"),
-    ):
+    with largest_file(100), refused(NotWrittenError, "no checkpoint"):
         run(tmp_path, 2)
 
 
@@ -70,10 +62,7 @@ def test_a_client_that_cannot_keep_its_state_says_so_and_has_the_last(tmp_path: 
     context = Context(1, 2, {"partition-id": 3}, RecordDict(), {})
     memory = Memory(context, tmp_path)
     memory.keep({"server-round": 1, "version": 0}, {"u": np.zeros(5_000)})
-    with (
-        largest_file(8_000),
-        pytest.raises(NotWrittenError, match=r"client-3/round-000002.safetensors \(40 kB\) could"),
-    ):
+    with largest_file(8_000), refused(NotWrittenError, "client-3/round-000002.safetensors"):
         memory.keep({"server-round": 2, "version": 1}, {"u": np.ones(5_000)})
     assert names(tmp_path / "client-3") == ["round-000001.safetensors"]
     held = memory.recall({"version": 1})
@@ -110,7 +99,7 @@ def test_a_folder_that_is_not_the_runs_any_more_ends_the_run(
                 run(folder, 1)
                 others.append(content())
 
-    with pytest.raises(RuntimeError, match=f"{folder} was removed, or replaced by another folder"):
+    with refused(RuntimeError, folder):
         run(folder, 4, take_away)
     if replaced:
         assert [content()] == others

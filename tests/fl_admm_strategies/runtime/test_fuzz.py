@@ -591,9 +591,9 @@ def saved_checkpoint() -> tuple[dict[str, np.ndarray], Any, list[Any]]:
 def _saved_checkpoint() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint_support.start(checkpoint_support.new_strategy(), 3, checkpoint_dir=folder)
-        arrays, _ = read_arrays(Path(folder) / "round-000003.safetensors")
+        arrays, metadata = read_arrays(Path(folder) / "round-000003.safetensors")
         lines = (Path(folder) / "history.jsonl").read_text().splitlines()
-    header = json.loads(arrays.pop("record").tobytes())
+    header = json.loads(metadata["record"])
     return arrays, header, [json.loads(line) for line in lines]
 
 
@@ -619,8 +619,7 @@ def test_a_checkpoint_of_any_content_is_resumed_or_refused(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     path = folder / "round-000003.safetensors"
-    record = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    write_arrays(path, {**arrays, "record": record})
+    write_arrays(path, arrays, {"record": json.dumps(header)})
     (folder / "history.jsonl").write_bytes(text)
     before = path.read_bytes()
     strategy = checkpoint_support.new_strategy()

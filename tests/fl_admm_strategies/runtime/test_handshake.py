@@ -27,6 +27,7 @@ from tests.support.federation import (
     raising_client_fn,
 )
 from tests.support.legacy import with_workflow
+from tests.support.refusals import refused
 
 # tests.support gives client i 10 + i examples, so n = 75.
 ALPHA = [10 / 75, 11 / 75, 12 / 75, 13 / 75, 14 / 75, 15 / 75]
@@ -89,14 +90,14 @@ def test_without_a_question_nobody_is_asked() -> None:
 @pytest.mark.parametrize("num_nodes", [6, 2])
 def test_a_client_that_fails_ends_the_run_by_name(num_nodes: int) -> None:
     grid = grid_of(num_nodes, failing={4: [0]})
-    with pytest.raises(RuntimeError, match=r"handshake .* clients \[4\] .*the disk is full"):
+    with refused(RuntimeError, "handshake", "[4]", "the disk is full"):
         strategy_of().start(grid, initial_arrays(), 1)
 
 
 def test_a_silent_client_ends_the_run_by_name() -> None:
     grid = grid_of()
     grid.spoil = {0: lambda replies: replies[:2] + replies[4:]}
-    with pytest.raises(RuntimeError, match=r"clients \[2, 3\] .*FedADMM needs every client's"):
+    with refused(RuntimeError, "[2, 3]", "FedADMM"):
         strategy_of().start(grid, initial_arrays(), 1)
 
 
@@ -115,7 +116,7 @@ def test_it_works_under_the_legacy_api() -> None:
 
 def test_a_failing_client_is_named_under_the_legacy_api() -> None:
     # The client that raises does not say which partition it has, so its id is its node's.
-    with pytest.raises(RuntimeError, match=rf"clients \[{node_of(4)}\] .*the disk is full"):
+    with refused(RuntimeError, f"[{node_of(4)}]", "the disk is full"):
         legacy(strategy_of(), raising_client_fn(FedADMMClient, {4: [0]}))
 
 
@@ -166,5 +167,5 @@ def test_arrays_go_both_ways_and_are_counted() -> None:
 
 
 def test_an_answer_of_another_shape_is_refused_by_name() -> None:
-    with pytest.raises(RuntimeError, match=r"clients \[0, 1, 2, 3, 4, 5\]"):
+    with refused(RuntimeError, "[0, 1, 2, 3, 4, 5]"):
         Asking().start(grid_of(), initial_arrays(), 1)

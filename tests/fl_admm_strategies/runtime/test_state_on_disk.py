@@ -17,6 +17,7 @@ from fl_admm_strategies.maths.clienttable import ClientTable
 from fl_admm_strategies.runtime.saving import files
 from fl_admm_strategies.runtime.saving.files import DamagedFileError, read_arrays, write_arrays
 from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, initial_arrays
+from tests.support.refusals import refused
 
 
 @pytest.fixture
@@ -79,14 +80,11 @@ def test_a_disk_without_room_is_a_sentence(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match=r"has no room for .* bytes of what is kept of 4"):
+    with refused(OSError, tmp_path, 4):
         run(1, tmp_path)
-
-
-def test_a_folder_that_cannot_be_is_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ValueError, match=r"state_on_disk is .*file.state', which cannot be made"):
+    with refused(ValueError, "state_on_disk", file / "state"):
         run(1, file / "state")
 
 
@@ -105,5 +103,5 @@ def test_a_mapped_file_is_what_was_written(tmp_path: Path, monkeypatch: pytest.M
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DamagedFileError, match="its content changed"):
+    with refused(DamagedFileError, "content"):
         read_arrays(path)

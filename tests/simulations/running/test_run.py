@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from clients import FPFCClient, LocalClient
 from fl_admm_strategies import load_models
+from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from tests.simulations.quick_runs import TINY, result_of, rounds_of, run
@@ -74,7 +75,12 @@ def test_a_run_leaves_its_files(short_run: Path) -> None:
     ]
     models = load_models(short_run)
     assert models.personal.keys() == models.cluster_of.keys() == set(range(12))
-    omega = load_file(short_run / "state.safetensors")["state/pairs/omega"]
+    state = load_file(short_run / "state.safetensors")
+    strategy = load_experiment(RunConfig("digits-fpfc")).federation.strategy()
+    strategy.load_state_dict(state)  # complete, or it raises
+    checkpoint = max((short_run / "checkpoints").glob("*.safetensors"))
+    assert checkpoint.samefile(short_run / "state.safetensors")  # the bytes are there once
+    omega = state["state/pairs/omega"]
     personal = [np.append(one["weight"], one["bias"]) for one in models.personal.values()]
     np.testing.assert_array_equal(personal, omega.astype(np.float32))
     for path in short_run.glob("*.png"):

@@ -18,6 +18,7 @@ from fl_admm_strategies.runtime.trust.layout import (
     ROLES,
     TRAINED,
 )
+from tests.support.refusals import refused
 
 
 class Net(nn.Module):
@@ -41,38 +42,38 @@ def compiled(net: nn.Module) -> Any:
 
 @pytest.mark.parametrize("wrap", [lambda net: net, nn.DataParallel, compiled])
 def test_what_travels_is_trained_or_a_buffer_and_has_no_wrappers_name(wrap: Any) -> None:
-    own = ModelArrays(wrap(Net()))
-    assert own.names == list(own.read()) == TRAVELS
-    assert own.trained == ["head.weight", "head.bias", "tail.bias"]
-    assert own.buffers == STATISTICS
-    assert own.frozen == ["base.weight"]
-    assert own.tied == {"tail.weight": "head.weight"}
+    named = ModelArrays(wrap(Net()))
+    assert named.names == list(named.read()) == TRAVELS
+    assert named.trained == ["head.weight", "head.bias", "tail.bias"]
+    assert named.buffers == STATISTICS
+    assert named.frozen == ["base.weight"]
+    assert named.tied == {"tail.weight": "head.weight"}
 
 
 def test_arrays_are_loaded_where_they_belong() -> None:
     net = nn.DataParallel(Net())
-    own, frozen = ModelArrays(net), net.module.base.weight.clone()
-    arrays = {name: np.full_like(array, 2) for name, array in own.read().items()}
-    own.load(arrays)
+    named, frozen = ModelArrays(net), net.module.base.weight.clone()
+    arrays = {name: np.full_like(array, 2) for name, array in named.read().items()}
+    named.load(arrays)
     assert torch.equal(net.module.tail.weight, torch.full((2, 2), 2.0))
     assert torch.equal(net.module.base.weight, frozen)
     assert int(net.module.norm.num_batches_tracked) == 2
-    whole = own.complete({"head.weight": np.full((2, 2), 3, np.float32)})
+    whole = named.complete({"head.weight": np.full((2, 2), 3, np.float32)})
     assert list(whole) == list(net.state_dict())
     assert np.all(whole["module.tail.weight"] == 3)
     for wrong in ({}, arrays | {"more": np.zeros(1)}, arrays | {"head.bias": np.zeros(3)}):
-        with pytest.raises(ValueError, match="Use one model definition on both sides"):
-            own.load(wrong)
+        with pytest.raises(ValueError, match="server"):
+            named.load(wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_travels_as_float32_and_comes_back(dtype: torch.dtype) -> None:
     net = nn.Linear(2, 2).to(dtype)
-    own, weight = ModelArrays(net), net.weight.detach().clone()
-    arrays = own.read()
+    named, weight = ModelArrays(net), net.weight.detach().clone()
+    arrays = named.read()
     assert {array.dtype for array in arrays.values()} == {np.dtype(np.float32)}
     nn.init.zeros_(net.weight)
-    own.load(arrays)
+    named.load(arrays)
     assert net.weight.dtype == dtype
     assert torch.equal(net.weight, weight)
     assert [a.dtype for a in initial_arrays(net).values()] == ["float32", "float32"]
@@ -88,10 +89,10 @@ def test_a_read_array_does_not_change_with_the_model() -> None:
 
 def test_the_answer_about_names() -> None:
     names = ["base.weight", "tail.weight", "norm.running_var", "head.weight", "other"]
-    own = ModelArrays(Net())
-    with pytest.raises(ValueError, match=r"The initial arrays lack \['norm.running_mean', "):
-        own.answer(names)
+    named = ModelArrays(Net())
+    with refused(ValueError, "norm.running_mean"):
+        named.answer(names)
     names += [name for name in TRAVELS if name not in names]
-    said = own.answer(names)
+    said = named.answer(names)
     assert said[ROLES].tolist()[:5] == [FROZEN, 3, BUFFER, TRAINED, ABSENT]
     assert (said[CHECKSUMS] != 0).tolist() == [True] + [False] * (len(names) - 1)

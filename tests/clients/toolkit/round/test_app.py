@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
@@ -14,6 +14,7 @@ from clients import answer, client_app
 from fl_admm_strategies import InProcessGrid
 from fl_admm_strategies.runtime.messages.packing import pack_instructions, unpack_replies
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
+from tests.support.refusals import names, refused
 
 
 class Counting(NumPyClient):
@@ -31,6 +32,10 @@ class Counting(NumPyClient):
                 raise KeyError("no such column")
             case "one array more":
                 parameters = [*parameters, parameters[0]]
+            case "one":
+                parameters = parameters[:1]
+            case "forget":
+                del self.context.state["calls"]
         total = int(self.context.node_config["num-partitions"])
         report = {"calls": calls, "total": total, "name": "text", "done": True}
         return [parameters[0] + calls, *parameters[1:]], 10 + self.client, report
@@ -74,22 +79,13 @@ def test_a_single_client_replies_in_the_layout_of_fedavg(wrap: bool) -> None:
         "num-examples": 11,
     }
     assert send(grid, 3, {1: ask()}).content["metrics"]["calls"] == 2  # the state is kept
+    two = ClientInstruction(
+        {"model": {"w": np.zeros(2)}, "start": {"u": np.ones(2)}}, {"do": "one"}
+    )
+    assert list(send(grid, 3, {1: two}).content["arrays"]) == ["w"]  # only the first group returns
     reply = send(grid, 3, {1: ask()}, kind=MessageType.EVALUATE)
     assert dict(reply.content["metrics"]) == {"loss": 0.0, "accuracy": 0.5, "num-examples": 5}
     assert set(reply.content) == {"metrics"}
-
-
-def test_only_the_first_group_comes_back() -> None:
-    grid = InProcessGrid(client_app(Counting), 1)
-
-    class FirstGroup(Counting):
-        def fit(self, parameters, config):
-            return parameters[:1], 1, {}
-
-    grid = InProcessGrid(client_app(FirstGroup), 1)
-    two = ClientInstruction({"anchor": {"w": np.zeros(2)}, "start": {"u": np.ones(2)}})
-    reply = send(grid, 2, {0: two})
-    assert list(reply.content["arrays"]) == ["w"]
 
 
 @pytest.mark.parametrize(
@@ -109,14 +105,12 @@ def test_hosted_clients_have_a_partition_and_a_state_of_their_own() -> None:
     send(grid, 3, {3: ask(), 5: ask()})
     send(grid, 3, {5: ask()}, hosted=True)
     last = replies(send(grid, 3, {3: ask(), 4: ask(), 5: ask()}))
-    assert {k: reply.metrics["calls"] for k, reply in last.items()} == {3: 2, 4: 1, 5: 3}
-    assert {k: reply.metrics["num-examples"] for k, reply in last.items()} == {
-        3: 13,
-        4: 14,
-        5: 15,
-    }
-    assert {reply.metrics["total"] for reply in last.values()} == {6}
-    assert {k: reply.arrays["w"][0] for k, reply in last.items()} == {3: 2, 4: 1, 5: 3}
+    for client, calls in ((3, 2), (4, 1), (5, 3)):
+        reply = last[client]
+        counts = [reply.metrics[name] for name in ("calls", "num-examples", "total")]
+        assert (counts, reply.arrays["w"][0]) == ([calls, 10 + client, 6], calls)
+    send(grid, 3, {5: ask(do="forget")}, hosted=True)  # a record that it deletes is gone
+    assert replies(send(grid, 3, {4: ask(), 5: ask()}))[5].metrics["calls"] == 1
 
 
 def test_a_hosted_client_that_raises_fails_alone_and_keeps_its_state() -> None:
@@ -130,19 +124,18 @@ def test_a_hosted_client_that_raises_fails_alone_and_keeps_its_state() -> None:
     assert again[4].metrics["calls"] == 3
 
 
-def test_a_state_record_that_a_hosted_client_deletes_is_gone() -> None:
-    class Forgetting(Counting):
-        def fit(self, parameters, config):
-            result = super().fit(parameters, config)
-            if config.get("forget"):
-                del self.context.state["calls"]
-            return result
+@pytest.mark.parametrize("num_clients", [None, 2])
+@pytest.mark.parametrize("returned", [None, "client", Counting])
+def test_what_a_client_fn_or_a_client_returns_wrongly_is_told(
+    returned: Any, num_clients: int | None
+) -> None:
+    def reason(client_fn: Any) -> str:
+        grid = InProcessGrid(client_app(client_fn, num_clients=num_clients), 2)
+        reply = send(grid, 2, {0: ask(do="one array more")})
+        return reply.error.reason if reply.has_error() else replies(reply)[None].error
 
-    grid = InProcessGrid(client_app(Forgetting, num_clients=2), 1)
-    send(grid, 2, {0: ask(), 1: ask()})
-    send(grid, 2, {0: ask(forget=True), 1: ask()})
-    last = replies(send(grid, 2, {0: ask(), 1: ask()}))
-    assert (last[0].metrics["calls"], last[1].metrics["calls"]) == (1, 3)
+    assert names(reason(lambda context: returned), "client_fn", type(returned).__name__)
+    assert names(reason(Counting), "Counting.fit", "2 arrays", "w")
 
 
 @pytest.mark.parametrize("num_clients", [None, 2])
@@ -168,25 +161,8 @@ def test_an_upload_that_is_no_array_of_numbers_fails_alone(upload: np.ndarray) -
 
     grid = InProcessGrid(client_app(Strange, num_clients=2), 1)
     found = replies(send(grid, 2, {0: ask(), 1: ask()}))
-    assert f"Strange.fit returned an array 'w' of dtype {upload.dtype}" in found[0].error
+    assert names(found[0].error, "Strange.fit", "'w'", upload.dtype)
     assert found[1].error is None
-
-
-@pytest.mark.parametrize("num_clients", [None, 2])
-def test_a_wrong_number_of_arrays_is_told(num_clients: int | None) -> None:
-    grid = InProcessGrid(client_app(Counting, num_clients=num_clients), 2)
-    reply = send(grid, 2, {0: ask(do="one array more")})
-    reason = reply.error.reason if reply.has_error() else replies(reply)[None].error
-    assert "Counting.fit returned 2 arrays, expected 1: w" in reason
-
-
-@pytest.mark.parametrize("returned", [None, "client", Counting])
-def test_a_client_fn_that_returns_something_else_is_told(returned: Any) -> None:
-    grid = InProcessGrid(client_app(lambda context: returned), 1)
-    reply = send(grid, 2, {0: ask()})
-    assert f"client_fn returned a {type(returned).__name__}, expected a NumPyClient" in (
-        reply.error.reason
-    )
 
 
 def test_hosting_needs_to_know_the_partition() -> None:
@@ -196,19 +172,10 @@ def test_hosting_needs_to_know_the_partition() -> None:
         grid = InProcessGrid(app, 1, node_configs=[config])
         (reply,) = grid.send_and_receive([query])
         assert reply.has_error(), config
-        assert "partition-id" in reply.error.reason
-        assert "num-partitions" in reply.error.reason
-
-
-def test_a_node_without_a_partition_is_known_by_its_node_id() -> None:
-    grid = InProcessGrid(client_app(Counting), 1, node_configs=[{}])
-    (reply,) = grid.send_and_receive([Message(RecordDict(), 2, MessageType.QUERY)])
-    assert isinstance(reply.content["config"], ConfigRecord)
+        assert names(reply.error.reason, "partition-id", "num-partitions")
+    grid = InProcessGrid(client_app(Counting), 1, node_configs=[{}])  # known by its node id
+    (reply,) = grid.send_and_receive([query])
     assert "client-ids" not in reply.content["config"]
-
-
-def test_it_is_an_ordinary_client_app() -> None:
-    assert isinstance(client_app(Counting), ClientApp)
 
 
 # --- Handlers of one's own ----------------------------------------------------------------------
@@ -229,24 +196,23 @@ def own_handlers(client: Any = Counting) -> ClientApp:
 
 
 def test_a_handler_of_ones_own_answers_as_the_app_does() -> None:
-    own, ours = InProcessGrid(own_handlers(), 2), InProcessGrid(client_app(Counting), 2)
+    grids = InProcessGrid(own_handlers(), 2), InProcessGrid(client_app(Counting), 2)
     for kind in (MessageType.TRAIN, MessageType.TRAIN, MessageType.EVALUATE):
-        one, other = (send(grid, 3, {1: ask()}, kind=kind) for grid in (own, ours))
+        one, other = (send(grid, 3, {1: ask()}, kind=kind) for grid in grids)
         assert dict(one.content["metrics"]) == dict(other.content["metrics"])
         assert set(one.content) == set(other.content)
     queries = [Message(RecordDict(), 3, MessageType.QUERY)]
-    one, other = (next(iter(grid.send_and_receive(queries))) for grid in (own, ours))
+    one, other = (next(iter(grid.send_and_receive(queries))) for grid in grids)
     assert dict(one.content["config"]) == dict(other.content["config"])
 
 
 def test_a_packed_message_needs_an_app_that_hosts() -> None:
     reply = send(InProcessGrid(own_handlers(), 2), 3, {1: ask(), 2: ask()})
-    assert "for client 1, client 2, but this node is one client" in reply.error.reason
-    assert "client_app(client_fn, num_clients=...)" in reply.error.reason
+    assert names(reply.error.reason, "client 1, client 2", "client_app(client_fn, num_clients=...)")
 
 
 def test_answer_refuses_what_is_no_client() -> None:
     reply = send(InProcessGrid(own_handlers(lambda context: None), 2), 3, {1: ask()})
-    assert "answer() was given a NoneType, expected a NumPyClient" in reply.error.reason
-    with pytest.raises(ValueError, match="num_clients is given without a client_fn"):
+    assert names(reply.error.reason, "answer()", "NoneType")
+    with refused(ValueError, "num_clients", "client_fn"):
         client_app(num_clients=4)

@@ -157,7 +157,9 @@ def test_in_a_cohort_a_client_gets_what_it_gets_alone(kind: str, stacked: list[i
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.Tanh, nn.Softplus])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+)
 def test_who_is_beside_a_client_changes_none_of_its_bits(
     activation: type[nn.Module], dtype: torch.dtype
 ) -> None:
@@ -173,7 +175,7 @@ def test_who_is_beside_a_client_changes_none_of_its_bits(
 
     single = [arrays_of(fit_together([job(client(i))], True)[0]) for i in range(5)]
     choice = random.Random(0)
-    for _ in range(3):
+    for _ in range(2):
         company = choice.sample(range(5), choice.randint(2, 5))
         results = fit_together([job(client(i)) for i in company], True)
         assert [arrays_of(result) for result in results] == [single[i] for i in company]
@@ -198,11 +200,6 @@ class OwnLoop(SGDClient):
         return {"loss": 1.0}
 
 
-class OwnFit(SGDClient):
-    def fit(self, *args: Any) -> Any:
-        return super().fit(*args)
-
-
 class Coupled(nn.Linear):
     """What a sample gives depends on the others of its batch."""
 
@@ -225,6 +222,11 @@ class Multiplied(nn.Linear):
 class ModelWithLoss(nn.Linear):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(super().forward(x), y)
+
+
+def model_with_loss(client: int) -> SGDClient:
+    made = make(client, lambda: ModelWithLoss(FEATURES, CLASSES))
+    return SGDClient(made.context, made.model, made.train_loader)
 
 
 def of_layers(*layers: nn.Module) -> Callable[[], nn.Module]:
@@ -282,6 +284,7 @@ ALONE: dict[str, Callable[[int], SGDClient]] = {
     "noise": lambda i: make(i, lambda: Noisy(FEATURES, CLASSES)),
     "an unknown product": lambda i: make(i, lambda: Multiplied(FEATURES, CLASSES)),
     "a lambda": lambda i: make(i, lambda_inside),
+    "a model that returns its loss": model_with_loss,
 }
 
 
@@ -292,16 +295,11 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_to_the_same_bits(kind: str
         assert arrays_of(result) == arrays_of(alone(ALONE[kind](i)))
 
 
-def test_a_model_that_returns_its_loss_trains_alone() -> None:
-    def client(i: int) -> SGDClient:
-        own = make(i, lambda: ModelWithLoss(FEATURES, CLASSES))
-        return SGDClient(own.context, own.model, own.train_loader)
-
-    results = fit_together([job(client(i)) for i in range(2)], True)
-    assert [arrays_of(r) for r in results] == [arrays_of(alone(client(i))) for i in range(2)]
-
-
 def test_a_client_with_a_fit_of_its_own_is_left_to_it() -> None:
+    class OwnFit(SGDClient):
+        def fit(self, *args: Any) -> Any:
+            return super().fit(*args)
+
     assert make(0).together is not None
     assert make(0, client_class=OwnFit).together is None
 
@@ -348,24 +346,26 @@ def mislabelled(client: int) -> list[tuple[Tensor, Tensor]]:
     return [(x[:8], y[:8]), (x[8:], y[8:] + 2)]
 
 
-FAILING: dict[str, tuple[Callable[[int], SGDClient], str]] = {
-    "a loader": (lambda i: make(i, network, loader=Breaking(i)), "OSError: the disk is gone"),
-    "a label": (lambda i: make(i, network, loader=mislabelled(i)), "IndexError"),
-    "a shape": (
-        lambda i: make(i, network, loader=[(torch.ones(8, 4), torch.ones(8).long())]),
-        "RuntimeError: mat1 and mat2",
-    ),
-    "no data": (lambda i: make(i, network, loader=[]), "ValueError: The client's train_loader"),
+FAILING: dict[str, tuple[Any, type[BaseException] | None]] = {
+    "a loader": (Breaking(1), OSError),
+    "a label": (mislabelled(1), IndexError),
+    "a shape": ([(torch.ones(8, 4), torch.ones(8).long())], RuntimeError),
+    "no data": ([], ValueError),
+    "a number": ([(torch.full((8, FEATURES), torch.nan), torch.ones(8).long())], None),
 }
 
 
 @pytest.mark.parametrize("kind", FAILING)
 def test_who_fails_fails_alone(kind: str) -> None:
-    failing, error = FAILING[kind]
+    loader, error = FAILING[kind]
     expected = fit_together([job(make(i, network)) for i in (0, 2)], True)
-    clients = [make(0, network), failing(1), make(2, network)]
-    first, raised, last = fit_together([job(client) for client in clients], True)
-    assert f"{type(raised).__name__}: {raised}".startswith(error)
+    clients = [make(0, network), make(1, network, loader=loader), make(2, network)]
+    first, failed, last = fit_together([job(client) for client in clients], True)
+    if error is None:
+        assert not isinstance(failed, BaseException)
+        assert np.isnan(failed[2]["loss"])
+    else:
+        assert type(failed) is error
     assert [arrays_of(first), arrays_of(last)] == list(map(arrays_of, expected))
 
 
@@ -390,14 +390,3 @@ def test_a_descent_that_fails_leaves_torchs_random_numbers_as_they_were(together
     raised = None  # type: ignore[assignment]
     gc.collect()  # what it held went before, not now, in the middle of somebody else's work
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_what_is_not_a_number_stays_with_its_client() -> None:
-    x, y = samples(1)
-    x[3] = torch.nan
-    expected = fit_together([job(make(i, network)) for i in (0, 2)], True)
-    clients = [make(0, network), make(1, network, loader=[(x, y)]), make(2, network)]
-    results = fit_together([job(client) for client in clients], True)
-    assert [arrays_of(results[0]), arrays_of(results[2])] == list(map(arrays_of, expected))
-    assert not isinstance(results[1], BaseException)
-    assert np.isnan(results[1][2]["loss"])

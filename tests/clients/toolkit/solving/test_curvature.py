@@ -28,6 +28,7 @@ from clients.toolkit.solving.curvature import (
 )
 from clients.toolkit.solving.hessian import largest_curvature
 from clients.toolkit.solving.solvers import LocalProblem
+from tests.support.refusals import refused
 
 RNG = np.random.default_rng(5)
 
@@ -166,14 +167,33 @@ def test_the_cache_is_bounded() -> None:
 # --- Bad data -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_matrix_with_nan_is_refused(value: float) -> None:
-    data = matrix(9, 5)
-    data[3, 2] = data[4, 1] = value
-    with pytest.raises(ValueError, match=r"in 2 of 45 entries, the first at \[3, 2\]"):
-        LeastSquares(data, np.zeros(9))
-    with pytest.raises(ValueError, match=r"targets holds NaN or infinity .* at \[1\]"):
-        LeastSquares(matrix(2, 5), [0.0, value])
+@pytest.mark.parametrize(
+    ("data", "targets", "named"),
+    [
+        (np.zeros((3, 2)), np.ones(3), "3 x 2"),
+        (np.ones(3), np.ones(3), "matrix"),
+        (np.ones((3, 2)), np.ones(2), "2 targets"),
+        (np.ones((0, 2)), np.ones(0), "(0, 2)"),
+        ([[1.0, 2.0], [np.nan, np.inf]], np.ones(2), "2 of 4"),
+        (np.ones((2, 2)), [0.0, np.inf], "targets"),
+    ],
+)
+def test_bad_data(data: Any, targets: Any, named: str) -> None:
+    with refused(ValueError, named):
+        LeastSquares(data, targets)
+
+
+@pytest.mark.parametrize(
+    ("targets", "settings", "named"),
+    [
+        ([-1, 1, 2], {}, "-1, 2"),
+        ([0, 1, 1], {"mu": -1}, "mu"),
+        ([0, 1, 1], {"reg_scaling": "half"}, "reg_scaling"),
+    ],
+)
+def test_bad_logistic_settings(targets: Any, settings: Any, named: str) -> None:
+    with refused(ValueError, named):
+        Logistic(np.ones((3, 2)), targets, **settings)
 
 
 def test_zero_and_constant_columns_are_named() -> None:
@@ -183,30 +203,6 @@ def test_zero_and_constant_columns_are_named() -> None:
     assert loss.zero_columns == [1]
     assert loss.constant_columns == [3, 4]
     assert loss.value_and_gradient(RNG.normal(size=5))[1][1] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("data", "targets", "message"),
-    [
-        (np.zeros((3, 2)), np.ones(3), "All 3 x 2 entries of the data matrix are zero"),
-        (np.ones(3), np.ones(3), "matrix has shape .*, expected 2 dimension"),
-        (np.ones((3, 2)), np.ones(2), "2 targets for a data matrix of shape"),
-        (np.ones((0, 2)), np.ones(0), "expected at least one sample"),
-    ],
-)
-def test_bad_shapes(data: Any, targets: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LeastSquares(data, targets)
-
-
-def test_bad_logistic_settings() -> None:
-    data = np.ones((3, 2))
-    with pytest.raises(ValueError, match=r"hold -1, 2, expected 0 and 1 only.*\(b \+ 1\) / 2"):
-        Logistic(data, [-1, 1, 2])
-    with pytest.raises(ValueError, match="mu is -1"):
-        Logistic(data, [0, 1, 1], mu=-1)
-    with pytest.raises(ValueError, match="reg_scaling is 'half'"):
-        Logistic(data, [0, 1, 1], reg_scaling="half")  # type: ignore[arg-type]
 
 
 # --- Any loss -----------------------------------------------------------------------------------
@@ -235,7 +231,7 @@ def test_the_largest_curvature_is_found() -> None:
     estimate = largest_curvature(problem, seed=3, tolerance=1e-9)
     assert estimate == pytest.approx(loss.largest_curvature(), rel=1e-8)
     assert estimate == largest_curvature(problem, seed=3, tolerance=1e-9)
-    for seed in range(20):  # from above, by at most the tolerance
+    for seed in range(8):  # from above, by at most the tolerance
         ratio = largest_curvature(problem, seed) / loss.largest_curvature()
         assert 1 - 1e-9 <= ratio <= 1.001
 
@@ -251,11 +247,6 @@ def spectrum(values: Sequence[float]) -> LocalProblem:
         split_batch,
         torch.device("cpu"),
     )
-
-
-def test_a_negative_curvature_counts() -> None:
-    # f = 1/2 (x_1^2 - 3 x_2^2): the gradient is Lipschitz with 3
-    assert largest_curvature(spectrum([1.0, -3.0]), seed=0) == pytest.approx(3.0, rel=1e-3)
 
 
 def test_two_curvatures_of_opposite_sign_and_like_size_are_told_apart() -> None:
@@ -295,5 +286,5 @@ def test_a_loss_without_curvature_is_refused(wrong: str) -> None:
         return difference if wrong == "linear" else (difference * 1e200) ** 2
 
     problem = torch_problem(tall, Linear(5), loss)
-    with pytest.raises(ValueError, match=r"curvature (0|inf|nan).*curvature=\.\.\."):
+    with refused(ValueError, "curvature"):
         largest_curvature(problem, seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,8 +91,8 @@ def test_batches_of_one_sample_agree_to_rounding() -> None:
     once = frozen_layers_applied(problem(model, Minibatches(inputs, targets, 8)))
     assert isinstance(once.loader, Minibatches)
     (made, _), rest = once.loader.dataset.tensors, once.model
-    for own, sample in zip(made, inputs, strict=True):
-        assert torch.allclose(rest(own[None]), model(sample[None]), rtol=1e-5, atol=1e-6)
+    for feature, sample in zip(made, inputs, strict=True):
+        assert torch.allclose(rest(feature[None]), model(sample[None]), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,11 @@ def test_batches_of_one_sample_agree_to_rounding() -> None:
 )
 def test_where_it_would_not_be_exact_or_not_pay_nothing_changes(model: nn.Module) -> None:
     for loader in LOADERS.values():
-        own = problem(model, loader())
-        assert frozen_layers_applied(own) is own
+        unchanged(problem(model, loader()))
+
+
+def unchanged(whole: LocalProblem) -> None:
+    assert frozen_layers_applied(whole) is whole
 
 
 def test_hooks_other_models_other_loaders_and_large_features_are_left_alone(
@@ -118,22 +122,11 @@ def test_hooks_other_models_other_loaders_and_large_features_are_left_alone(
     hooked = freeze(network())
     hooked.get_submodule("conv").register_forward_hook(lambda *a: None)
     data = torch.utils.data.TensorDataset(*samples())
-    distorting = torch.utils.data.DataLoader(data, 8)
-    for own in (
-        problem(hooked, LOADERS["list"]()),
-        problem(nn.DataParallel(freeze(network())), LOADERS["list"]()),
-        problem(freeze(network()), distorting),
-    ):
-        assert frozen_layers_applied(own) is own
+    unchanged(problem(hooked, LOADERS["list"]()))
+    unchanged(problem(nn.DataParallel(freeze(network())), LOADERS["list"]()))
+    unchanged(problem(freeze(network()), torch.utils.data.DataLoader(data, 8)))
+    in_memory = problem(freeze(network()), LOADERS["in memory"]())
+    unchanged(replace(in_memory, split_batch=partial(split_batch)))  # a split of one's own
     monkeypatch.setattr(features, "MOST_BYTES", 1000)
     for loader in LOADERS.values():
-        own = problem(freeze(network()), loader())
-        assert frozen_layers_applied(own) is own
-
-
-def test_a_split_of_ones_own_is_kept_for_minibatches() -> None:
-    own = problem(freeze(network()), LOADERS["in memory"]())
-    own = LocalProblem(
-        own.model, own.loader, own.loss_fn, partial(split_batch), torch.device("cpu")
-    )
-    assert frozen_layers_applied(own) is own
+        unchanged(problem(freeze(network()), loader()))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
@@ -25,8 +25,9 @@ from clients.toolkit.solving.objective import LocalObjective, ProjectedTerm, Pro
 from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received, scalars
-from tests.support.cases import NUM_CLIENTS, Case, case_of, plain, run, sampling
+from tests.support.cases import NUM_CLIENTS, case_of, plain, run, sampling
 from tests.support.federation import WatchedGrid, client_fn_of
+from tests.support.refusals import refused
 
 
 def number(value: float) -> torch.Tensor:
@@ -78,7 +79,7 @@ def test_a_wrapped_model_is_the_same_model_and_another_one_is_refused() -> None:
     model = Pair(3.0, 4.0)
     LocalObjective([PULL]).add_gradient(nn.DataParallel(model))
     assert model.u.grad.item() == 4.0
-    with pytest.raises(ValueError, match=r"parameters u, which the model .*\(Linear\) does not"):
+    with refused(ValueError, "u", "Linear"):
         LocalObjective([PULL]).penalty(nn.Linear(1, 1))
 
 
@@ -165,7 +166,7 @@ def fpfc_message() -> Any:
 
 def test_a_loop_that_forgets_the_objective_is_refused() -> None:
     own = line_client(type("Own", (Forgetful, FPFCClient), {}))
-    with pytest.raises(ValueError, match=r"Own.minimise never asked .*objective.add_gradient"):
+    with refused(ValueError, "Own.minimise", "objective.add_gradient(model)"):
         own.fit(*fpfc_message())
 
 
@@ -175,14 +176,14 @@ def test_what_a_loop_reports_is_a_dict() -> None:
             objective.penalty(self.model)
             return 0.5
 
-    with pytest.raises(TypeError, match=r"Loose.minimise returned 0.5, expected a dict"):
+    with refused(TypeError, "Loose.minimise", "0.5"):
         line_client(Loose).fit(*fpfc_message())
 
 
 @pytest.mark.parametrize("client_class", [FedGiAClient, FedMCADMMClient])
 def test_a_method_in_closed_form_has_no_objective(client_class: Any) -> None:
     own = type("Own", (client_class,), {"minimise": OwnLoop.minimise})
-    with pytest.raises(TypeError, match=r"Own has a minimise\(\) of its own, which Fed\w+ would"):
+    with refused(TypeError, "Own", "minimise()", client_class.strategy.__name__):
         MethodClient.__init__(own.__new__(own), new_context())
 
 
@@ -195,24 +196,17 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: next(iter(option)))
 def test_fedgia_takes_no_optimizer(option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"FedGiAClient has {next(iter(option))}, but FedGiA"):
+    with refused(ValueError, "FedGiAClient", next(iter(option))):
         line_client(FedGiAClient, **option)
 
 
 @pytest.mark.parametrize("name", ["FLAME-client-duals", "FedAPM-client-duals"])
 def test_an_accuracy_tested_step_takes_no_optimizer(name: str) -> None:
     case = case_of(name)
-    with_momentum = client_fn_of(_given_max_grad_norm(case))
-    grid = WatchedGrid(client_app(with_momentum), NUM_CLIENTS)
-    with pytest.raises(RuntimeError, match=r"has max_grad_norm, but the server"):
+    clipping = partial(case.client_class, max_grad_norm=1.0)
+    grid = WatchedGrid(client_app(client_fn_of(clipping)), NUM_CLIENTS)
+    with refused(RuntimeError, "max_grad_norm"):
         run(case, grid, num_rounds=1)
-
-
-def _given_max_grad_norm(case: Case) -> Any:
-    def make(context: Context, *args: Any, **kwargs: Any) -> Any:
-        return case.client_class(context, *args, max_grad_norm=1.0, **kwargs)
-
-    return make
 
 
 # --- Methods with two steps -----------------------------------------------------------------------

@@ -28,8 +28,6 @@ from fl_admm_strategies import (
     RandomDelay,
     SmoothedSCAD,
 )
-from fl_admm_strategies.algorithms.fpfc.async_fpfc import FPFCSettings
-from fl_admm_strategies.runtime.common.settings import parameters_of
 from tests.support.checkpoints import Killed, killer
 from tests.support.federation import (
     FROM_ROUND_3,
@@ -436,9 +434,3 @@ def test_what_waits_for_rounds_is_refused() -> None:
         LegacyStrategy(strategy, first())
     with pytest.raises(RuntimeError, match="AsyncFPFC takes in every reply as it comes"):
         strategy.configure_train(1, first(), ConfigRecord(), InProcessGrid(point_app(), 2))
-
-
-def test_its_settings_are_those_of_fpfc() -> None:
-    assert {"penalty", *FPFCSettings.__annotations__} >= parameters_of(FPFC).keys() - set(
-        parameters_of(FPFC.__mro__[2])
-    )

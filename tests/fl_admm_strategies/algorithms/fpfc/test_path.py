@@ -27,6 +27,7 @@ from fl_admm_strategies.runtime.messages.records import from_array_record, parse
 from tests.support.federation import (
     FROM_ROUND_3,
     GONE_AND_BACK,
+    JOINING,
     PARTITIONS,
     Online,
     RestlessGrid,
@@ -307,6 +308,41 @@ def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(
     assert taken is not None
     assert len(taken.labels) == len(strategy.client_ids)
     assert taken.chosen is not None
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("coming", [True, False])
+def test_lambdas_are_compared_by_the_clients_that_were_there_with_both(
+    warm: bool, coming: bool
+) -> None:
+    # With the second lambda, from round 4 on, all are better by 1. Client 2 is there with one of
+    # the two only and says 100, so that by the means over whoever is there the second is worse.
+    path = LambdaPath(
+        [0.0, 0.1],
+        warm=warm,
+        better="lower" if coming else "higher",
+        min_rounds=3,
+        max_rounds=3,
+        tol=0.0,
+    )
+    strategy = along(path, fraction_train=1.0, max_missed_rounds=1)
+    small, large = [2, 3, 4], [2, 3, 4, 5]
+    online = {0: small, 4: large} if coming else {0: large, 4: small}
+    grid = RestlessGrid(app(), PARTITIONS, online)
+    update = strategy.update
+
+    def saying(server_round: int, replies: Mapping[int, Any]) -> None:
+        for client, reply in replies.items():
+            better = float(server_round > 3)
+            said = 5.0 - better if coming else 5.0 + better
+            reply.metrics["validation-loss"] = 100.0 if client == JOINING else said
+        update(server_round, replies)
+
+    strategy.update = saying  # type: ignore[method-assign]
+    strategy.start(grid, arrays(), 7)
+    taken = strategy.diagnostics().path
+    assert taken is not None
+    assert (taken.chosen, taken.last_rounds.tolist()) == (1, [3, 6])
 
 
 @pytest.mark.parametrize("loss", [1e308, float("inf"), float("nan")])

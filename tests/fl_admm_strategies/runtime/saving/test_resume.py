@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -16,12 +15,10 @@ import pytest
 from filelock import FileLock, Timeout
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
-from safetensors import safe_open
 
 from clients import client_app
 from fl_admm_strategies import FLAME, FedADMM, InProcessGrid, LegacyStrategy, run_in_process
 from fl_admm_strategies.runtime.saving import files as runtime_files
-from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 from fl_admm_strategies.runtime.saving.files import DamagedFileError, read_arrays
 from tests.support.checkpoints import (
     NUM_CLIENTS,
@@ -36,8 +33,9 @@ from tests.support.checkpoints import (
     new_strategy,
     start,
 )
-from tests.support.federation import assert_same_bits, warnings_in
+from tests.support.federation import assert_same_bits
 from tests.support.legacy import with_workflow
+from tests.support.refusals import Warned, refused
 
 
 def go_on(folder: Path, num_rounds: int = ROUNDS, **changes: Any) -> Any:
@@ -70,11 +68,7 @@ def newest(folder: Path) -> Path:
 # --- A resumed run is the whole run -------------------------------------------------------------
 
 
-def test_a_resumed_run_ends_like_one_that_was_never_interrupted(copy: Path, whole: Any) -> None:
-    assert_equal(go_on(copy), whole)
-
-
-@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("every", [1, 3])
 def test_a_run_that_ended_between_checkpoints_repeats_the_rounds_since_the_last(
     every: int, tmp_path: Path, whole: Any
 ) -> None:
@@ -94,26 +88,12 @@ def test_a_run_that_ended_between_checkpoints_repeats_the_rounds_since_the_last(
     assert_equal((measured(strategy, result), strategy.state_dict()), whole)
 
 
-def test_a_run_with_checkpoints_is_the_run_without(copy: Path) -> None:
-    strategy = new_strategy()
-    start(strategy, 4)
-    arrays, _ = read_arrays(newest(copy))
-    del arrays["record"], arrays["base/kept"]
-    assert_same_bits(arrays, strategy.state_dict())
-
-
-def test_resuming_a_finished_run_asks_nobody_and_returns_its_result(copy: Path) -> None:
-    strategy = new_strategy()
-    expected = measured(strategy, start(strategy, 4))
-    assert go_on(copy, 4)[0] == expected
-
-
 def test_resuming_without_a_checkpoint_starts_anew(
-    tmp_path: Path, whole: Any, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, whole: Any, warned: Warned
 ) -> None:
     assert_equal(go_on(tmp_path / "not" / "there"), whole)
-    assert "starting anew" in caplog.text
-    assert warnings_in(caplog.records) == []
+    assert warned() == []
+    assert_equal(go_on(tmp_path / "not" / "there"), whole)  # a finished run has its result
 
 
 def test_a_stop_rule_that_counts_goes_on_counting(copy: Path) -> None:
@@ -140,40 +120,20 @@ def test_a_stop_rule_that_counts_goes_on_counting(copy: Path) -> None:
 
 
 def test_a_run_whose_clients_lost_their_state_says_so_and_goes_on(
-    copy: Path, caplog: pytest.LogCaptureFixture
+    copy: Path, warned: Warned
 ) -> None:
     shutil.rmtree(copy / "clients")
     strategy = new_strategy(fraction_train=1.0)
     grid = new_grid(copy / "clients")
     result = strategy.start(
-        grid, first(), 60, checkpoint_dir=copy / "checkpoints", checkpoint_every=20, resume=True
+        grid, first(), 45, checkpoint_dir=copy / "checkpoints", checkpoint_every=20, resume=True
     )
-    lines = [line for line in warnings_in(caplog.records) if "start afresh" in line]
-    assert lines == [
-        "round 5: clients [0, 1, 2, 3] (4) have lost what they keep between rounds; they start "
-        "afresh"
-    ]
+    assert len(warned("afresh")) == len(warned("round 5", "[0, 1, 2, 3]", "afresh")) == 1
     assert 5 not in strategy.train_metrics
     assert sorted(strategy.train_metrics[6]) == [0, 1, 2, 3]
     # The minimiser of sum_i 1/2 |w - i|^2 over 4 clients is their mean, 1.5.
-    np.testing.assert_allclose(result.arrays["x"].numpy(), 1.5, atol=1e-6)
+    np.testing.assert_allclose(result.arrays["x"].numpy(), 1.5, atol=1e-4)
     # What the server holds as sum of the z_i is the sum of what the clients hold.
-    held = [read_arrays(max((copy / "clients" / f"client-{i}").iterdir()))[0] for i in range(4)]
-    total = sum(own["u"] + own["dual"] / strategy.rho for own in held)
-    np.testing.assert_allclose(strategy.state.consensus.mean.total, total, rtol=1e-12)
-
-
-def test_one_client_that_lost_its_state_makes_both_sides_agree_again(
-    copy: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shutil.rmtree(copy / "clients" / "client-2")
-    strategy = new_strategy(fraction_train=1.0)
-    strategy.start(
-        new_grid(copy / "clients"), first(), 7, checkpoint_dir=copy / "checkpoints", resume=True
-    )
-    (line,) = [line for line in warnings_in(caplog.records) if "start afresh" in line]
-    assert line.startswith("round 5: clients [2] (1)")
-    assert sorted(strategy.train_metrics[5]) == [0, 1, 3]
     held = [read_arrays(max((copy / "clients" / f"client-{i}").iterdir()))[0] for i in range(4)]
     total = sum(own["u"] + own["dual"] / strategy.rho for own in held)
     np.testing.assert_allclose(strategy.state.consensus.mean.total, total, rtol=1e-12)
@@ -186,9 +146,7 @@ def legacy_run(num_rounds: int, strategy: FedADMM, state_dir: Path, **options: A
 
 
 @pytest.mark.parametrize("keep_clients", [True, False])
-def test_the_legacy_api_resumes_as_well(
-    keep_clients: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_legacy_api_resumes_as_well(keep_clients: bool, tmp_path: Path, warned: Warned) -> None:
     expected = new_strategy()
     legacy_run(5, expected, tmp_path / "other")
     folder: dict[str, Any] = {
@@ -201,7 +159,7 @@ def test_the_legacy_api_resumes_as_well(
     resumed = new_strategy()
     legacy_run(5, resumed, **folder, resume=True)
     if not keep_clients:
-        assert "start afresh" in caplog.text
+        assert warned("afresh")
         return
     assert_same_bits(resumed.state_dict(), expected.state_dict())
     assert resumed.train_metrics == expected.train_metrics
@@ -235,7 +193,7 @@ def test_under_the_legacy_api_a_round_whose_evaluate_fn_raises_is_saved(tmp_path
 
 def test_checkpoints_are_never_overwritten_by_a_run_that_does_not_resume(copy: Path) -> None:
     before = {path.name: path.read_bytes() for path in (copy / "checkpoints").iterdir()}
-    with pytest.raises(ValueError, match=r"of round 4.*resume=True"):
+    with refused(ValueError, "round 4", "resume=True"):
         start(new_strategy(), 2, checkpoint_dir=copy / "checkpoints")
     assert {path.name: path.read_bytes() for path in (copy / "checkpoints").iterdir()} == before
 
@@ -261,7 +219,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(runtime_files, "_WAIT", 0.1)
     with another_process_in(tmp_path):
         for resume in (False, True):
-            with pytest.raises(RuntimeError, match=r"Another process.*still going on"):
+            with refused(RuntimeError, "process"):
                 start(new_strategy(), 4, checkpoint_dir=tmp_path, resume=resume)
         assert files(tmp_path) == []
     start(new_strategy(), 4, checkpoint_dir=tmp_path, resume=True)  # it has been killed
@@ -280,61 +238,45 @@ def test_a_run_that_has_ended_leaves_the_folder_to_others(tmp_path: Path) -> Non
     start(new_strategy(), 4, checkpoint_dir=tmp_path, resume=True)  # where it failed
 
 
-def test_resume_needs_a_folder() -> None:
-    with pytest.raises(ValueError, match="needs a checkpoint_dir"):
-        start(new_strategy(), 2, resume=True)
-
-
-@pytest.mark.parametrize("name", ["checkpoint_every", "checkpoint_keep"])
-def test_numbers_of_rounds_are_checked(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=name):
-        start(new_strategy(), 2, checkpoint_dir=tmp_path, **{name: 0})
-
-
 @pytest.mark.parametrize(
-    ("strategy", "arrays", "reason"),
+    ("strategy", "arrays", "named"),
     [
-        (FLAME(seed=1), first(), "its algorithm is FedADMM, this run's FLAME"),
-        (new_strategy(seed=2), first(), "its seed is 1, this run's 2"),
+        (FLAME(seed=1), first(), ["algorithm", "FedADMM", "FLAME"]),
+        (new_strategy(seed=2), first(), ["seed", 1, 2]),
         (
             new_strategy(),
             ArrayRecord({"x": Array(np.zeros(4, np.float32))}),
-            r"its array 'x' is float64 \(3,\), this run's is float32 \(4,\)",
+            ["'x'", "float64 (3,)", "float32 (4,)"],
         ),
-        (
-            new_strategy(),
-            ArrayRecord({"y": Array(np.zeros(3))}),
-            r"its array 'y' is missing, .*; its array 'x' is float64 \(3,\), this run's is missing",
-        ),
+        (new_strategy(), ArrayRecord({"y": Array(np.zeros(3))}), ["'y'", "'x'"]),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_with_the_difference_named(
-    strategy: Any, arrays: ArrayRecord, reason: str, copy: Path
+    strategy: Any, arrays: ArrayRecord, named: list[Any], copy: Path
 ) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with refused(ValueError, *named):
         strategy.start(new_grid(), arrays, 6, checkpoint_dir=copy / "checkpoints", resume=True)
 
 
 @pytest.mark.parametrize(
-    ("num_clients", "reason"),
+    ("num_clients", "error", "named"),
     [
-        (3, r"3 clients .*, the strategy needs 4. The saved run's clients \[3\] \(1\) are missing"),
-        (5, r"clients \[0, 1, 2, 3\] \(4\), but the federation has clients \[0, 1, 2, 3, 4\]"),
+        (3, TimeoutError, ["3 clients", 4, "[3]"]),
+        (5, ValueError, ["[0, 1, 2, 3]", "[0, 1, 2, 3, 4]"]),
     ],
 )
-def test_another_federation_is_refused(num_clients: int, reason: str, copy: Path) -> None:
+def test_another_federation_is_refused(
+    num_clients: int, error: type[Exception], named: list[Any], copy: Path
+) -> None:
     app = client_app(lambda context: Averaging(context, None).to_client())
-    grid = InProcessGrid(app, num_clients)
-    with pytest.raises((TimeoutError, ValueError), match=reason):
-        new_strategy(node_timeout=0.3).start(
-            grid, first(), 6, checkpoint_dir=copy / "checkpoints", resume=True
-        )
+    grid, strategy = InProcessGrid(app, num_clients), new_strategy(node_timeout=0.1)
+    with refused(error, *named):
+        strategy.start(grid, first(), 6, checkpoint_dir=copy / "checkpoints", resume=True)
 
 
-def test_other_settings_are_named_and_taken(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_settings_are_named_and_taken(copy: Path, warned: Warned) -> None:
     go_on(copy, rho=0.2, fraction_train=1.0)
-    (line,) = warnings_in(caplog.records)
-    assert line == ("Resuming with other settings: rho 0.2 (was 0.1); fraction_train 1.0 (was 0.5)")
+    assert len(warned()) == len(warned("rho", 0.2, 0.1, "fraction_train", 1.0, 0.5)) == 1
 
 
 def test_a_run_without_a_usable_reply_is_no_success_when_it_is_resumed(tmp_path: Path) -> None:
@@ -345,7 +287,7 @@ def test_a_run_without_a_usable_reply_is_no_success_when_it_is_resumed(tmp_path:
     app = client_app(lambda context: Broken(context, None).to_client())
     grid = InProcessGrid(app, NUM_CLIENTS)
     for resume in (False, True):
-        with pytest.raises(RuntimeError, match="without a single usable reply"):
+        with refused(RuntimeError, "usable reply"):
             new_strategy().start(grid, first(), 2, checkpoint_dir=tmp_path, resume=resume)
 
 
@@ -367,38 +309,24 @@ def test_what_a_kill_left_behind_is_removed(copy: Path) -> None:
     ]
 
 
-def test_a_checkpoint_is_plain_numbers_and_json(copy: Path) -> None:
-    with safe_open(newest(copy), framework="np") as file:
-        arrays = file.get_tensors()
-    assert {array.dtype.kind for array in arrays.values()} <= set("biuf")
-    assert json.loads(arrays["record"].tobytes())["algorithm"] == "FedADMM"
-    rounds = (copy / "checkpoints" / "history.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in rounds] == [0, 1, 2, 3, 4]
-
-
 # --- Damage -------------------------------------------------------------------------------------
 
 
 def test_the_newest_checkpoint_cut_short_at_any_length_resumes(
-    saved: Path, tmp_path: Path, whole: Any, caplog: pytest.LogCaptureFixture
+    saved: Path, tmp_path: Path, whole: Any, warned: Warned, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = newest(saved).read_bytes()
-    lengths = np.random.default_rng(0).choice(len(data), size=50, replace=False)
-    for number, length in enumerate([0, len(data) - 1, *lengths.tolist()][:50]):
-        folder = tmp_path / str(min(number, 3))
-        if not folder.exists():
-            shutil.copytree(saved, folder)
+    for length in (0, 100, len(data) // 2, len(data) - 1):
+        folder = tmp_path / str(length)
+        shutil.copytree(saved, folder)
         (folder / "checkpoints" / newest(saved).name).write_bytes(data[:length])
         caplog.clear()
-        if number < 3:
-            assert_equal(go_on(folder), whole)
-            assert "Resuming after round 3" in caplog.text
-        else:  # all that the length can change
-            checkpoint = Checkpoints(folder / "checkpoints").newest()
-            assert checkpoint is not None
-            assert checkpoint.server_round == 3
-        (line,) = warnings_in(caplog.records)
-        assert "round-000004.safetensors is damaged" in line
+        assert_equal(go_on(folder), whole)
+        assert len(warned()) == len(warned("round-000004.safetensors")) == 1
+    for path in (folder / "checkpoints").glob("round-*"):
+        path.write_bytes(b"")
+    with refused(ValueError, "3 checkpoints"):
+        go_on(folder)
 
 
 def test_clients_can_go_back_to_the_oldest_checkpoint(tmp_path: Path) -> None:
@@ -419,7 +347,7 @@ def test_every_flipped_bit_is_noticed(saved: Path, tmp_path: Path) -> None:
     data = bytearray(newest(saved).read_bytes())
     path = tmp_path / "round-000004.safetensors"
     read = read_arrays(newest(saved))[0]
-    for position in np.random.default_rng(0).choice(8 * len(data), size=500, replace=False):
+    for position in np.random.default_rng(0).choice(8 * len(data), size=100, replace=False):
         data[position // 8] ^= 1 << position % 8
         path.write_bytes(data)
         try:
@@ -431,31 +359,14 @@ def test_every_flipped_bit_is_noticed(saved: Path, tmp_path: Path) -> None:
         data[position // 8] ^= 1 << position % 8
 
 
-def test_damaged_checkpoints_only_are_an_error(
-    copy: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for path in (copy / "checkpoints").glob("round-*"):
-        path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"None of the 3 checkpoints .* can be read"):
-        go_on(copy)
-    assert len(warnings_in(caplog.records)) == 3
-
-
 def test_a_damaged_file_does_not_push_out_a_whole_one(copy: Path, whole: Any) -> None:
     # Round 4 is damaged and the run resumes from round 3; it saves every 5th round, and its first
     # checkpoint must not count the damaged one among the last two.
     newest(copy).write_bytes(b"")
+    folders = {"state_dir": copy / "clients", "checkpoint_dir": copy / "checkpoints"}
+    options = {"checkpoint_keep": 2, "checkpoint_every": 5, "resume": True}
     with pytest.raises(Killed):
-        start(
-            new_strategy(),
-            6,
-            state_dir=copy / "clients",
-            checkpoint_dir=copy / "checkpoints",
-            checkpoint_keep=2,
-            checkpoint_every=5,
-            resume=True,
-            on_round=killer(6),
-        )
+        start(new_strategy(), 6, on_round=killer(6), **folders, **options)
     assert files(copy / "checkpoints") == ["round-000004.safetensors", "round-000005.safetensors"]
     assert_equal(go_on(copy), whole)
 
@@ -467,12 +378,11 @@ def test_central_evaluation_is_not_repeated(copy: Path) -> None:
         asked.append(server_round)
         return centrally(server_round, arrays)
 
-    new_strategy().start(
-        new_grid(copy / "clients"),
-        first(),
-        6,
-        evaluate_fn=evaluate,
-        checkpoint_dir=copy / "checkpoints",
-        resume=True,
-    )
+    options: dict[str, Any] = {"checkpoint_dir": copy / "checkpoints", "resume": True}
+    new_strategy().start(new_grid(copy / "clients"), first(), 6, evaluate_fn=evaluate, **options)
     assert asked == [5, 6]
+    for name in ("checkpoint_every", "checkpoint_keep"):
+        with refused(ValueError, name, 0):
+            start(new_strategy(), 7, **options, **{name: 0})
+    with refused(ValueError, "checkpoint_dir"):
+        start(new_strategy(), 2, resume=True)

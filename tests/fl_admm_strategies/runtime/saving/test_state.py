@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ from fl_admm_strategies.maths.clienttable import ClientTable
 from fl_admm_strategies.maths.consensus import Consensus, ConsensusADMM
 from fl_admm_strategies.maths.pairs.store import PairwiseStore
 from fl_admm_strategies.runtime.saving.state import arrays_of, load_arrays, parts_by_client
+from tests.support.refusals import refused
 
 
 @dataclass
@@ -102,12 +102,8 @@ def test_a_loaded_state_is_the_saved_one_and_its_own() -> None:
     for name, array in arrays_of(loaded).items():
         assert array.dtype == saved[name].dtype, name
         assert_array_equal(array, saved[name], err_msg=name)
-    assert (loaded.scale, loaded.count, loaded.done, loaded.odd.values) == (
-        3.0,
-        3,
-        True,
-        [1.0, 2.0],
-    )
+    assert (loaded.scale, loaded.count, loaded.done) == (3.0, 3, True)
+    assert loaded.odd.values == [1.0, 2.0]
     assert [type(v) for v in (loaded.scale, loaded.count, loaded.done)] == [float, int, bool]
     assert loaded.inner == Inner(loaded.inner.w, 3)
     # Every part goes on alone.
@@ -126,29 +122,23 @@ def test_a_loaded_state_is_the_saved_one_and_its_own() -> None:
 def test_what_a_state_lacks_is_named() -> None:
     saved = arrays_of(state())
     del saved["table/alpha"], saved["inner/w"]
-    with pytest.raises(
-        ValueError, match=r"lacks \['inner/w', 'table/alpha'\], which FLAME needs\. It was saved by"
-    ):
+    with refused(ValueError, "['inner/w', 'table/alpha']", "FLAME"):
         load_arrays(state(), saved, "FLAME")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "odd/values"])
+@pytest.mark.parametrize(
+    "name", ["x", "done", 'model/n,"\n', "inner/w", "table/alpha", "consensus/u"]
+)
 @pytest.mark.parametrize("change", ["dtype", "shape"])
 def test_an_array_of_another_form_is_refused_by_name(name: str, change: str) -> None:
     own, saved = state(), dict(arrays_of(state(3.0)))
     old = saved[name]
     saved[name] = old.astype(np.float16) if change == "dtype" else old[np.newaxis]
     before = {key: array.copy() for key, array in arrays_of(own).items()}
-    text = rf"^The saved '{re.escape(name)}' has shape .*, this run's .*\. Continue with the model"
-    with pytest.raises(ValueError, match=text):
+    with refused(ValueError, f"'{name}'"):
         load_arrays(own, saved, "Any")
     for key, array in arrays_of(own).items():  # nothing was loaded by then
         assert_array_equal(array, before[key], err_msg=key)
-
-
-def test_a_state_of_another_number_of_clients_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'table/theta' has shape \(3, 2\), this run's \(2, 2\)"):
-        load_arrays(state(), arrays_of(state(clients=(1, 2, 7))), "Any")
 
 
 def test_a_structure_that_checks_itself_is_left_to_do_so() -> None:
@@ -156,7 +146,7 @@ def test_a_structure_that_checks_itself_is_left_to_do_so() -> None:
     own = state()
     load_arrays(own, saved, "Any")
     assert own.odd.values == [0] * 5
-    with pytest.raises(ValueError, match="no list"):
+    with refused(ValueError, "no list"):
         load_arrays(own, saved | {"odd/values": np.zeros((2, 2))}, "Any")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from fl_admm_strategies.runtime.saving.underway import Underway
+from tests.support.refusals import refused
 
 
 def underway() -> Underway:
@@ -35,13 +36,8 @@ def test_what_is_under_way_is_saved_as_it_was() -> None:
     loaded.load_state_arrays(saved)
     assert loaded.clock == 6.5
     own = loaded.sent[2**63]
-    assert own.instruction.config == {
-        "server-round": 4,
-        "a": True,
-        "b": b"\x00\xff",
-        "c": 0.1,
-        "d": "base64:",
-    }
+    sent = {"server-round": 4, "a": True, "b": b"\x00\xff", "c": 0.1, "d": "base64:"}
+    assert own.instruction.config == sent
     assert (own.server_round, own.arrival) == (4, 7.25)
     assert list(own.instruction.groups["anchor"]) == ["w/1", "b"]
     assert own.instruction.groups["anchor"]["b"].dtype == np.float32
@@ -69,5 +65,5 @@ def test_who_is_no_client_any_more_is_forgotten() -> None:
 def test_a_part_that_is_missing_is_said(name: str) -> None:
     saved = underway().state_arrays()
     del saved[name]
-    with pytest.raises(ValueError, match="under way to its clients cannot be read"):
+    with refused(ValueError, "under way"):
         Underway().load_state_arrays(saved)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from fl_admm_strategies.runtime.messages.records import (
 )
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from fl_admm_strategies.runtime.trust.intake import Accepted, Intake, check_reply, weighted_means
-from tests.support.federation import warnings_in
+from tests.support.refusals import Warned, names, refused
 
 SPEC = {"w": ((2,), np.dtype(np.float32)), "n": ((), np.dtype(np.int64))}
 
@@ -55,43 +54,40 @@ def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
         assert check_reply(reply, spec, "num-examples").arrays["w"].shape == (count, 2)
     for shape in ((2,), (3, 1), (1, 3, 2)):
         reply = RawReply({"w": np.zeros(shape, np.float32)}, {"num-examples": 5})
-        with pytest.raises(ValueError, match=r"has shape .* expected \(-1, 2\)"):
+        with refused(ValueError, shape, "(-1, 2)"):
             check_reply(reply, spec, "num-examples")
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason"),
+    ("reply", "named"),
     [
-        (RawReply(error="KeyError: 'x'"), "it failed: KeyError: 'x'"),
-        (raw(w=None), r"its arrays lack ['w'] (1)"),
-        (raw(extra=np.zeros(1)), r"its arrays have ['extra'] (1), which was not asked for"),
-        (raw(w=None, v=np.zeros(2)), "lack ['w'] (1) and have ['v'] (1), which was not asked for"),
-        (raw(w=np.zeros(3, np.float32)), "'w' has shape (3,), expected (2,)"),
-        (raw(w=np.zeros(2)), "'w' has dtype float64, expected float32"),
-        (raw(w=np.array([1, np.nan], np.float32)), "'w' holds NaN or infinity"),
-        (raw(w=np.array([1, -np.inf], np.float32)), "'w' holds NaN or infinity"),
-        (RawReply(None, {"num-examples": 5}), "its arrays lack ['w', 'n'] (2)"),
-        (RawReply(arrays(), {"loss": 1.0}), "its metrics lack the number 'num-examples'"),
-        (raw("5"), "its metrics lack the number 'num-examples'"),
-        (raw(True), "its metrics lack the number 'num-examples'"),
+        (RawReply(error="KeyError: 'x'"), "KeyError: 'x'"),
+        (raw(w=None, v=np.zeros(2)), "['v']"),
+        (raw(extra=np.zeros(1)), "['extra']"),
+        (raw(w=np.zeros(3, np.float32)), "(3,)"),
+        (raw(w=np.zeros(2)), "float64"),
+        (raw(w=np.array([1, np.nan], np.float32)), "'w'"),
+        (raw(w=np.array([1, -np.inf], np.float32)), "'w'"),
+        (RawReply(None, {"num-examples": 5}), "['w', 'n']"),
+        (RawReply(arrays(), {"loss": 1.0}), "num-examples"),
+        (raw("5"), "num-examples"),
+        (raw(True), "num-examples"),
         (
-            RawReply(arrays(), {"num-examples": 5, **{f"m{i}": i for i in range(1000)}}),
-            "it has 1,001 metrics, expected at most 1,000",
+            RawReply(arrays(), {"num-examples": 5, **dict.fromkeys(map(str, range(1000)), 1)}),
+            "1,001",
         ),
-        (
-            RawReply(arrays(), {"num-examples": 5, "x" * 201: 1.0}),
-            "has 201 letters, expected at most 200",
-        ),
-        (raw(0), "'num-examples' is 0, expected more than 0 and at most 2^53"),
-        (raw(-5), "'num-examples' is -5, expected more than 0"),
-        (raw(math.nan), "'num-examples' is nan, expected more than 0"),
-        (raw(math.inf), "'num-examples' is inf, expected more than 0"),
-        (raw(2**53 + 1), f"'num-examples' is {2**53 + 1}, expected more than 0 and at most 2^53"),
-        (raw(2**63), "the metric 'num-examples' has more than 64 bits"),
+        (RawReply(arrays(), {"num-examples": 5, "x" * 201: 1.0}), "201"),
+        (raw(0), "0"),
+        (raw(-5), "-5"),
+        (raw(math.nan), "nan"),
+        (raw(math.inf), "inf"),
+        (raw(2**53 + 1), 2**53 + 1),
+        (raw(2**63), "num-examples"),
+        (RawReply(arrays(), {"num-examples": 5, "loss": 2**63}), "loss"),
     ],
 )
-def test_a_reply_that_cannot_be_used_says_why(reply: RawReply, reason: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(reason)):
+def test_a_reply_that_cannot_be_used_says_why(reply: RawReply, named: object) -> None:
+    with refused(ValueError, named):
         check_reply(reply, SPEC, "num-examples")
 
 
@@ -124,17 +120,17 @@ def accept(own: Intake, *replies: ClientReply) -> Accepted:
     return own.accept(4, replies, SPEC)
 
 
-def test_replies_come_out_in_the_order_of_the_clients(caplog: pytest.LogCaptureFixture) -> None:
+def test_replies_come_out_in_the_order_of_the_clients(warned: Warned) -> None:
     own = intake(1, 2, 7)
     replies, lost = accept(own, (7, raw()), (1, raw()), (2, raw()))
     assert list(replies) == [1, 2, 7]
     assert lost == []
     assert own.asked == {}  # the phase is over
-    assert warnings_in(caplog.records) == []
+    assert warned() == []
     assert own.last_refusal == "nobody was asked"
 
 
-def test_everybody_else_gets_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_everybody_else_gets_one_line(warned: Warned) -> None:
     own = intake(0, 1, 2, 3, 4)
     late = raw(n=np.array(9))
     replies, _ = accept(
@@ -150,16 +146,13 @@ def test_everybody_else_gets_one_line(caplog: pytest.LogCaptureFixture) -> None:
         (3, RawReply(error="OSError")),
     )
     assert list(replies) == [2]
-    assert warnings_in(caplog.records) == [
-        "round 4: reply of somebody who is no client refused: it was not asked in this round",
-        "round 4: reply of client 9 refused: out of memory",
-        "round 4: reply of client 9 refused: it was not asked in this round",
-        "round 4: client 0 refused: no reply within the timeout",
-        "round 4: client 1 refused: it replied more than once",
-        "round 4: client 3 refused: it failed: OSError",
-        "round 4: client 4 refused: 'num-examples' is -1, expected more than 0 and at most 2^53",
-    ]
-    assert own.last_refusal.startswith("client 4: 'num-examples' is -1")
+    # Of clients 0, 1, 3, 4 one each, of who is none of them three.
+    assert len(warned("round 4")) == len(warned()) == 7
+    assert len(warned("client 9")) == 2
+    assert len(warned("client 9", "out of memory")) == 1
+    for word in ("client 0", "client 1", "client 3", "OSError", "client 4"):
+        assert len(warned(word)) == 1
+    assert names(own.last_refusal, "client 4", "num-examples", -1)
 
 
 def test_a_second_reply_refuses_the_first_whichever_is_good() -> None:
@@ -167,15 +160,14 @@ def test_a_second_reply_refuses_the_first_whichever_is_good() -> None:
         assert accept(intake(1), *replies).replies == {}
 
 
-def test_a_client_that_lost_its_state_is_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_lost_its_state_is_told_apart(warned: Warned) -> None:
     # Client 2 has nothing to lose yet: it is refused like any other.
     own = intake(1, 2, 3, known=(1, 3))
     gone = RawReply(error="ValueError: [state-lost 1] The server expects ...")
     replies, lost = accept(own, (1, gone), (2, gone), (3, raw()))
     assert list(replies) == [3]
     assert lost == [1]
-    (line,) = warnings_in(caplog.records)
-    assert line.startswith("round 4: client 2 refused: it failed: ValueError: [state-lost 1]")
+    assert len(warned()) == len(warned("round 4", "client 2", "[state-lost 1]")) == 1
 
 
 def test_whose_replies_are_wanted_is_said_until_one_was_usable() -> None:
@@ -190,8 +182,9 @@ def test_whose_replies_are_wanted_is_said_until_one_was_usable() -> None:
         own.asked = {1: ClientInstruction({})}
         accept(own, (1, one))
         said.append(own.explain())
-    assert said[0] == "client 1: it failed: OSError: disk full (FPFC needs FPFCClient.)"
-    assert said[2] == "client 1: it failed: OSError: disk full"
+    assert names(said[0], "client 1", "OSError: disk full", "FPFCClient")
+    assert names(said[2], "client 1", "OSError: disk full")
+    assert "FPFCClient" not in said[2]
 
 
 # --- Means --------------------------------------------------------------------------------------

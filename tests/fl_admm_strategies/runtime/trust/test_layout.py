@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -19,6 +21,7 @@ from fl_admm_strategies.runtime.trust.layout import (
     checksum,
     wrapper_of,
 )
+from tests.support.refusals import refused
 
 
 def model() -> Arrays:
@@ -69,18 +72,18 @@ def test_where_nobody_says_anything_all_floats_are_trained_but_a_batch_norms() -
 
 
 @pytest.mark.parametrize(
-    ("roles", "fault"),
+    ("roles", "named"),
     [
-        ([TRAINED, TRAINED, TRAINED, TRAINED], "trains 'calls', an array of int64"),
-        ([TRAINED, TRAINED, 4, BUFFER], "4 of 'again', which is no role"),
-        ([TRAINED, TRAINED, -5, BUFFER], "-5 of 'again', which is no role"),
-        ([TRAINED, TRAINED, 0, BUFFER], "'again' is another name of 'base'"),  # another shape
-        ([TRAINED, 2, 1, BUFFER], "'head' is another name of 'again'"),
-        ([TRAINED, TRAINED, 2, BUFFER], "'again' is another name of 'again'"),
+        ([TRAINED, TRAINED, TRAINED, TRAINED], ["calls", "int64"]),
+        ([TRAINED, TRAINED, 4, BUFFER], [4, "again"]),
+        ([TRAINED, TRAINED, -5, BUFFER], [-5, "again"]),
+        ([TRAINED, TRAINED, 0, BUFFER], ["again", "base"]),  # another shape
+        ([TRAINED, 2, 1, BUFFER], ["head", "again"]),
+        ([TRAINED, TRAINED, 2, BUFFER], ["again"]),
     ],
 )
-def test_an_answer_that_cannot_be_true_is_refused(roles: list[int], fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
+def test_an_answer_that_cannot_be_true_is_refused(roles: list[int], named: list[Any]) -> None:
+    with refused(ValueError, *named):
         Layout.of(model()).check(np.array(roles))
 
 
@@ -95,7 +98,7 @@ def test_the_answer_of_most_counts() -> None:
 def test_frozen_arrays_are_the_servers_unless_nobody_can_tell() -> None:
     layout = Layout.of(model())
     layout.learn({7: says(ROLES_OF_MODEL)})  # 0: a quantised array has no checksum
-    with pytest.raises(ValueError, match=r"frozen arrays \['base'\] .*of client 7 are not"):
+    with refused(ValueError, "['base']", "client 7"):
         layout.learn({7: says(ROLES_OF_MODEL, [1, 0, 0, 0])})
 
 
