@@ -152,7 +152,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
     experiment, problem, settings = run.experiment, finished.problem, finished.settings
     strategy = finished.strategy
     baselines, failed = _run_baselines(experiment, max(strategy.traffic), run.out, console)
-    newcomers = run_newcomers(finished, console)
+    new_clients, newcomers = run_newcomers(finished, console)
     report = experiment.report.report(finished)
     cells = {
         row: {**history.last.cells.get(row, {}), **report.cells.get(row, {})}
@@ -173,7 +173,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         published=published_rows(settings),
         cells=cells,
         baselines={baseline.title: baseline.last for baseline in baselines},
-        new_clients=newcomers.scores,
+        new_clients=new_clients,
         note=report.note,
         legend=(*attack_legend, *report.legend, *legend(settings.report), *newcomers.legend),
         extra={**attack_extra, **report.extra, **newcomers.extra},

@@ -8,33 +8,25 @@ from typing import Any
 import pytest
 
 from fl_admm_strategies import FPFC, L1, SmoothedSCAD, StepDecay
-from simulations.experiments.catalogue import experiment_names
 from simulations.experiments.loading import changed_settings, load_settings
 from simulations.methods import METHODS
-from simulations.settings.tables import setting_of
+from tests.simulations.quick_runs import EXPERIMENTS
 from tests.support.refusals import refused
 
-NAMES = experiment_names()
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_and_profile_builds_its_methods(name: str) -> None:
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_and_profile_builds_its_methods(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
     for profile in ("", *load_settings(name).profiles):
         settings = load_settings(name, profile=profile)
+        path.write_text(settings.to_toml(), encoding="utf-8")
+        assert load_settings(str(path)) == settings
         tables: dict[str, Any] = {settings.algorithm.name: settings.algorithm}
         for method, table in (tables | settings.baselines.methods()).items():
             strategy = table.build()
             assert type(strategy) is METHODS[method]
             for parameter, value in table.arguments().items():
                 assert getattr(strategy, parameter) == value
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_settings_survive_their_file(name: str, tmp_path: Path) -> None:
-    settings = load_settings(name)
-    path = tmp_path / "experiment.toml"
-    path.write_text(settings.to_toml(), encoding="utf-8")
-    assert load_settings(str(path)) == settings
 
 
 def test_a_profile_and_changes_apply_in_this_order() -> None:
@@ -56,16 +48,6 @@ def test_a_profile_and_changes_apply_in_this_order() -> None:
     assert settings.model.name == "linear"
     assert settings.data.options == {"num_clients": 10}
     assert settings.seed == 5
-
-
-def test_what_was_run_has_its_malicious_and_its_new_clients() -> None:
-    changes = ["attack={ kind = 'sign-flip', ratio = 0.4 }", "newcomers.share=0.2"]
-    setting = setting_of(load_settings("mnist-swap", changes=changes))
-    assert "attack.kind=sign-flip, attack.ratio=0.4" in setting
-    assert "newcomers.share=0.2" in setting
-    plain = setting_of(load_settings("mnist-swap"))
-    assert "attack" not in plain
-    assert "newcomers" not in plain
 
 
 def test_the_rate_decays_every_five_rounds_from_the_first() -> None:

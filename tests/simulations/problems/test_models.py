@@ -91,65 +91,40 @@ def test_linear_gives_one_number_a_sample() -> None:
     assert model(x[:1]).shape == (1,)
 
 
-def test_cnn_is_the_one_of_the_spec() -> None:
-    model, x = build("cnn", IMAGES), torch.randn(3, 1, 28, 28)
+@pytest.mark.parametrize(
+    ("name", "convolutions", "linears"),
+    [
+        ("mlr", {}, ["fc"]),
+        ("svm", {}, ["fc"]),
+        ("mlp", {}, ["fc1", "fc2", "fc3"]),  # flame.md, P12: 784-128-64-10
+        ("cnn", {"conv1": 2, "conv2": 0}, ["head"]),  # fpfc.md, P12
+        ("cnn-cifar", {"conv1": 1, "conv2": 1}, ["fc1", "fc2"]),  # fedapm.md, P14
+        ("cnn-medical", {"conv1": 0, "conv2": 0}, ["fc1", "fc2"]),  # flame.md, P12
+        ("cnn-femnist", {"conv1": 3, "conv2": 1}, ["fc"]),
+    ],
+)
+def test_a_model_is_the_one_of_its_paper(
+    name: str, convolutions: dict[str, int], linears: list[str]
+) -> None:
+    """Convolutions by padding with ReLU and pooling, then layers with a ReLU between."""
+    model = build(name, FITTING[name]).eval()
     p = dict(model.named_parameters())
-    h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=2).relu(), 2)
-    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"]).relu(), 2)
-    assert h.shape == (3, 16, 5, 5)
-    torch.testing.assert_close(model(x), h.flatten(1) @ p["head.weight"].T + p["head.bias"])
+    x = torch.randn(3, *FITTING[name].input_shape)
+    h = x.expand(-1, 3, -1, -1) if name == "cnn-medical" else x  # grey images, read as RGB
+    for layer, padding in convolutions.items():
+        h = conv2d(h, p[f"{layer}.weight"], p[f"{layer}.bias"], padding=padding)
+        h = max_pool2d(h.relu(), 2)
+    h = h.flatten(1)
+    for layer in linears:
+        h = linear(h, p[f"{layer}.weight"], p[f"{layer}.bias"])
+        h = h if layer == linears[-1] else h.relu()
+    torch.testing.assert_close(model(x), h)
 
 
-def test_mlp_is_the_one_of_the_spec() -> None:
-    """docs/methods/flame.md, P12: 784-128-64-10, ReLU between."""
-    model, x = build("mlp", IMAGES), torch.randn(3, 1, 28, 28)
-    p = dict(model.named_parameters())
-    h = linear(x.flatten(1), p["fc1.weight"], p["fc1.bias"]).relu()
-    assert h.shape == (3, 128)
-    h = linear(h, p["fc2.weight"], p["fc2.bias"]).relu()
-    assert h.shape == (3, 64)
-    torch.testing.assert_close(model(x), linear(h, p["fc3.weight"], p["fc3.bias"]))
-
-
-def test_cnn_cifar_is_the_one_of_the_spec() -> None:
-    """docs/methods/fedapm.md, P14; flame.md, P12; no ReLU on the logits."""
-    model, x = build("cnn-cifar", CIFAR), torch.randn(3, 3, 32, 32)
-    p = dict(model.named_parameters())
-    h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=1).relu(), 2)
-    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"], padding=1).relu(), 2)
-    assert h.shape == (3, 32, 8, 8)
-    h = linear(h.flatten(1), p["fc1.weight"], p["fc1.bias"]).relu()
-    torch.testing.assert_close(model(x), linear(h, p["fc2.weight"], p["fc2.bias"]))
-
-
-def test_cnn_medical_is_the_one_of_the_spec() -> None:
-    """docs/methods/flame.md, P12; a grey image gives what its three equal channels give."""
-    model, x = build("cnn-medical", MEDICAL).eval(), torch.randn(3, 1, 64, 64)
-    p = dict(model.named_parameters())
-    colour = torch.cat([x, x, x], dim=1)
-    h = max_pool2d(conv2d(colour, p["conv1.weight"], p["conv1.bias"]).relu(), 2)
-    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"]).relu(), 2).flatten(1)
-    assert h.shape == (3, 3136)
-    hidden = linear(h, p["fc1.weight"], p["fc1.bias"]).relu()
-    expected = linear(hidden, p["fc2.weight"], p["fc2.bias"])
-    torch.testing.assert_close(model(x), expected)
-    torch.testing.assert_close(model(colour), expected)
-    # Dropout of 0.2 in front of fc1: what is left is scaled by 1 / 0.8.
-    (dropout,) = (m for m in model.modules() if isinstance(m, torch.nn.Dropout))
-    dropped = dropout.train()(h)
-    assert set(dropped[h > 0].div(h[h > 0]).mul(8).round().tolist()) == {0.0, 10.0}
-    names = [name for name, _ in model.named_children()]
-    assert names.index("dropout") == names.index("fc1") - 1
-
-
-def test_cnn_femnist_is_the_one_of_the_spec() -> None:
-    """docs/methods/flame.md, P12."""
-    model, x = build("cnn-femnist", IMAGES), torch.randn(3, 1, 28, 28)
-    p = dict(model.named_parameters())
-    h = max_pool2d(conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=3).relu(), 2)
-    h = max_pool2d(conv2d(h, p["conv2.weight"], p["conv2.bias"], padding=1).relu(), 2)
-    assert h.shape == (3, 64, 7, 7)
-    torch.testing.assert_close(model(x), linear(h.flatten(1), p["fc.weight"], p["fc.bias"]))
+def test_cnn_medical_drops_a_fifth_in_front_of_its_hidden_layer() -> None:
+    names = dict(build("cnn-medical", MEDICAL).named_children())
+    assert names["dropout"].p == 0.2
+    assert [*names].index("dropout") == [*names].index("fc1") - 1
 
 
 def test_har_is_the_one_of_the_spec() -> None:

@@ -84,7 +84,8 @@ def test_metrics_of_a_classification_are_refused_for_a_regression() -> None:
     assert (plain.metric.key, list(plain.client_arguments(0)["metrics"])) == ("rmse", ["rmse"])
 
 
-@pytest.mark.parametrize("method", [pytest.param("fedrod", marks=pytest.mark.slow), "fedcp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedrod", "fedcp"])
 def test_a_method_with_two_heads_starts_from_the_same_weights(method: str, tmp_path: Path) -> None:
     # Its model is the experiment's, split; what is new in it (FedCP's policy) is of the seed.
     federation = federation_of("fedadmm-digits", f"algorithm={{ name = '{method}' }}")

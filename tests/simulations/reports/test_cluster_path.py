@@ -122,6 +122,7 @@ def test_a_run_ends_when_the_chosen_one_is_at_rest() -> None:
         assert (rule is not None) is stops
 
 
+@pytest.mark.slow
 def test_a_run_has_the_table_and_the_picture(tmp_path: Path) -> None:
     short = ("training.num-rounds=20", "training.evaluate-every=20", "algorithm.local-epochs=1")
     folder = run(RunConfig("digits-fpfc", changes=(PATH, *short), out=tmp_path / "out"))

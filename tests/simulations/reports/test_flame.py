@@ -61,6 +61,7 @@ def test_the_report_has_every_kind_of_model_and_its_fairness(
     assert (fairness["variance"], fairness["sample_variance"]) == (0, None)
 
 
+@pytest.mark.slow
 def test_its_settings_reach_the_clients(tmp_path: Path) -> None:
     settings = {
         "plain": (),

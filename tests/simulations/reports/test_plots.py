@@ -115,9 +115,9 @@ def test_a_setting_is_not_cut_at_its_hyphen(tmp_path):
 
 
 def test_the_picture_grows_with_its_legend(tmp_path, monkeypatch):
-    # Of sixty methods, each with a long name: one column.
+    # Of thirty methods, each with a long name: one column.
     figures = axes_drawn(monkeypatch)
-    names = [f"Method {k}: a kind of model with a name of some length" for k in range(60)]
+    names = [f"Method {k}: a kind of model with a name of some length" for k in range(30)]
     metric_over_rounds(
         {name: [(1, 0.3), (9, 0.9)] for name in names},
         ylabel="y",
@@ -140,6 +140,7 @@ def test_a_logarithmic_axis_leaves_out_what_it_cannot_show(tmp_path, monkeypatch
     np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [1.0, 1e-9, np.nan])
 
 
+@pytest.mark.slow  # fonts
 def test_a_pdf_beside_the_png_on_request(tmp_path):
     for name, pdf in (("a", True), ("b", True), ("c", False)):
         metric_over_rounds(

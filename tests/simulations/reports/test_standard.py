@@ -38,12 +38,6 @@ DIGITS = (
             {"personal": "personal model", "global": "one global model"},
         ),
         (
-            "fedadmm-digits",
-            ("training.fraction-train=0.5", "baselines={}"),
-            "FedADMM",
-            {"global": "one global model"},
-        ),
-        (
             "digits-fpfc",
             ("algorithm={ name = 'local', local-epochs = 2 }",),
             "Local",
@@ -59,7 +53,7 @@ DIGITS = (
             {"global": "one global model"},
         ),
     ],
-    ids=["ditto", "fedadmm", "local", "fedgia-torch"],
+    ids=["ditto", "local", "fedgia-torch"],
 )
 def test_a_row_for_every_kind_of_model_and_a_sentence(
     experiment: str,

@@ -72,9 +72,8 @@ def test_the_report_has_their_groups_and_their_accuracy(
     assert "alone on their own data: " in " ".join(told.split())
 
 
-@pytest.mark.parametrize(
-    "epochs", [pytest.param("2", marks=pytest.mark.slow), '{type = "growing", every = 1}']
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("epochs", ["2", '{type = "growing", every = 1}'])
 def test_beside_them_stands_what_each_reaches_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: str
 ) -> None:
