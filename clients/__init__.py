@@ -56,10 +56,6 @@ if TYPE_CHECKING:
     from .toolkit.round.after import state_dict as state_dict
     from .toolkit.round.app import answer as answer
     from .toolkit.round.app import client_app as client_app
-    from .toolkit.round.attacks import Attack as Attack
-    from .toolkit.round.attacks import AttackingClient as AttackingClient
-    from .toolkit.round.attacks import attacked_app as attacked_app
-    from .toolkit.round.attacks import attacked_client_fn as attacked_client_fn
     from .toolkit.round.base import MethodClient as MethodClient
     from .toolkit.round.torch_client import MeanMetric as MeanMetric
     from .toolkit.round.torch_client import TorchClient as TorchClient

@@ -13,7 +13,7 @@ from fl_admm_strategies import CFL, IFCA, PACFL
 from fl_admm_strategies.algorithms.ifca import LOSS, TOOK, IFCAEvaluation, IFCAInstruction
 from fl_admm_strategies.algorithms.pacfl import PACFLQuestion
 from fl_admm_strategies.algorithms.shared.clustered import ClusteredStrategy, ClusterInstruction
-from fl_admm_strategies.maths.blocks import Arrays, under
+from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.models.arrays import to_array
 from ..toolkit.round.torch_client import TorchClient, to_numpy
@@ -108,8 +108,7 @@ class IFCAClient(TorchClient[IFCAInstruction]):
 
         Of several it is the first; a loss that is no number is the largest.
         """
-        more = asked.more or {}
-        models = [asked.model | under(f"{k}/", more) for k in range(asked.num_clusters)]
+        models = asked.models()
         losses = []
         for model in models:
             self.load(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +11,6 @@ from fl_admm_strategies import FedADMM
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from ..toolkit.round.attacks import forge_z
 from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
@@ -61,11 +59,6 @@ class FedADMMClient(TorchClient[Any]):
     def shared(self, asked: Any) -> list[str]:
         """Return the parameters that travel: u_i, and those that are averaged."""
         return self.trained_names()
-
-    def forge(self, upload: Arrays, asked: Any, attack: Callable[[Arrays], Arrays]) -> Arrays:
-        """Attack z_i = u_i + pi_i/rho, or its change, where that is sent."""
-        own = {name: upload[name] for name in asked.optimised}
-        return upload | (attack(own) if asked.duals == "client" else forge_z(own, asked, attack))
 
     def receive(self, asked: Any, arrays: Arrays, config: Scalars) -> None:
         """Load the arrays of a message into the model."""

@@ -6,7 +6,6 @@ Here are equations (13) to (18) of arXiv:2205.01438.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -136,12 +135,6 @@ class FedGiASteps(MethodClient[FedGiAInstruction]):
             upload |= prefixed(GRADIENT, block.arrays(gradient))
         self.initial_loss = loss
         return upload, {"loss": loss}
-
-    def forge(
-        self, upload: Arrays, asked: FedGiAInstruction, attack: Callable[[Arrays], Arrays]
-    ) -> Arrays:
-        """Attack z_i, of which x is the mean; pi_i comes back to this client alone."""
-        return upload | attack({name: upload[name] for name in asked.model})
 
     def _dual(self, asked: FedGiAInstruction, config: Scalars, x: Vector) -> NDArray[np.float64]:
         """Return pi_i: what the server sent, else what the client kept, else pi_i^0 = 0."""

@@ -5,7 +5,7 @@ Here are (14) and (15) of Algorithm 1 of arXiv:2503.12733.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 from fl_admm_strategies.messages import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
-from ..toolkit.round.attacks import forge_z
 from ..toolkit.round.completion import (
     LEAST_LIPSCHITZ,
     CompletionClient,
@@ -381,12 +380,6 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         )
         self.keep(config, {"U": users})
         return {name: items}, {"loss": loss, CURVATURE: _lipschitz(users)}
-
-    def forge(
-        self, upload: Arrays, asked: FedMCInstruction, attack: Callable[[Arrays], Arrays]
-    ) -> Arrays:
-        """Attack Z_i = W_i + Y_i/beta, or its change, where that is sent."""
-        return attack(upload) if asked.duals == "client" else forge_z(upload, asked, attack)
 
     def _first_variables(
         self, held: Arrays | None, asked: FedMCInstruction, config: Scalars

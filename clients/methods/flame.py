@@ -125,12 +125,6 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         self.load_block(self.prox(term.anchor, asked.lam))
         return {"loss": self.measure(self.train_problem)["loss"]}
 
-    def forge(
-        self, upload: Arrays, asked: FLAMEInstruction, attack: Callable[[Arrays], Arrays]
-    ) -> Arrays:
-        """Attack theta_i, which is u_i at rho = a_i, or the change of u_i, where that is sent."""
-        return upload | attack({name: upload[name] for name in asked.optimised})
-
     # ------------------------------------------------------------------------------------------
     # Personal, global and hybrid model
     # ------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -204,14 +203,6 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 gradient = self._gradient(asked.cluster, names)
                 metrics["cluster-gradient-norm"] = float(torch.linalg.vector_norm(gradient))
         return loss, num_examples, metrics
-
-    def forge(
-        self, upload: Arrays, asked: FPFCInstruction, attack: Callable[[Arrays], Arrays]
-    ) -> Arrays:
-        """Attack omega_i: the clustered block, as the paper does (section 6.4.1)."""
-        if asked.candidates is not None:
-            return attack(upload)
-        return upload | attack({name: upload[name] for name in asked.clustered})
 
     def _clustered(self, names: list[str]) -> list[str]:
         """Return the names of the clustered block; it must be made of trainable parameters."""

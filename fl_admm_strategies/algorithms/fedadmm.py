@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..maths.blocks import Arrays, Block, weighted_average
 from ..maths.checks import Count, Positive
 from ..maths.clienttable import ClientTable, Row
-from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
+from ..maths.consensus import REBUILD_EVERY, ConsensusADMM, iterate_of, message_of
 from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Metrics, Reply
@@ -49,6 +49,15 @@ class FedADMMInstruction(Instruction):
     loss_weight: float
     duals: str
     optimised: list[str]
+
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return z_i, or its change where that is sent."""
+        u = {name: upload[name] for name in self.optimised}
+        return u if self.duals == "client" else message_of(u, self.anchor)
+
+    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return the u_i of which the server makes this z_i."""
+        return upload | (model if self.duals == "client" else iterate_of(model, self.anchor))
 
 
 class FedADMM(ConsensusStrategy):

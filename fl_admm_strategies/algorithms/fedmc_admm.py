@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Block, Spec, spec_of
 from ..maths.checks import Count, Positive
 from ..maths.clienttable import Row
-from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
+from ..maths.consensus import REBUILD_EVERY, ConsensusADMM, iterate_of, message_of
 from ..maths.rated import RATED, RatedConsensus
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
@@ -57,6 +57,14 @@ class FedMCInstruction(Instruction):
     y0: str
     duals: str
     item_curvature: float | None = None
+
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return Z_i, or its change where that is sent."""
+        return upload if self.duals == "client" else message_of(upload, self.anchor)
+
+    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return the W_i of which the server makes this Z_i."""
+        return upload | (model if self.duals == "client" else iterate_of(model, self.anchor))
 
 
 class FedMCADMM(CompletionStrategy):

@@ -68,6 +68,10 @@ class FLAMEInstruction(Instruction):
     duals: str
     optimised: list[str]
 
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return theta_i, which is u_i at rho = a_i; or the change of u_i where that is sent."""
+        return {name: upload[name] for name in self.optimised}
+
 
 @dataclass(frozen=True)
 class FLAMEEvaluation(Instruction):

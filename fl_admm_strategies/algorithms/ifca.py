@@ -12,14 +12,15 @@ docs/methods/ifca.md. The client is `clients.IFCAClient`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
+from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, matching, prefixed, under
 from ..maths.checks import Count, Positive
@@ -62,27 +63,47 @@ class IFCAState(ClusteredState):
 
 
 @dataclass(frozen=True)
-class IFCAInstruction(Instruction):
-    """What a client gets: the first model, and of the others what is not the same, ``K/NAME``.
+class IFCAEvaluation(Instruction):
+    """All models, of which the client evaluates the one that it takes.
 
-    With no epochs it is to say which it takes, and nothing else.
+    The first is whole; `more` has of the others what is not the same, ``K/NAME``.
     """
 
     model: Arrays
     more: Arrays | None
     num_clusters: int
+
+    def models(self) -> list[Arrays]:
+        """Return the models by their number."""
+        more = self.more or {}
+        return [self.model | under(f"{k}/", more) for k in range(self.num_clusters)]
+
+
+@dataclass(frozen=True)
+class IFCAInstruction(IFCAEvaluation):
+    """What a client gets: all models. With no epochs it says which it takes, and nothing else."""
+
     lr: float
     local_epochs: int
     averaging: str
 
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return theta_j and its change, or the gradient there."""
+        return {name: array + base for name, array, base in self._beside_taken(upload, metrics)}
 
-@dataclass(frozen=True)
-class IFCAEvaluation(Instruction):
-    """All models, of which the client evaluates the one that it takes."""
+    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return the change from theta_j to a model, or the gradient."""
+        return {name: array - base for name, array, base in self._beside_taken(model, metrics)}
 
-    model: Arrays
-    more: Arrays | None
-    num_clusters: int
+    def _beside_taken(
+        self, arrays: Arrays, metrics: Mapping[str, Any]
+    ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+        """Yield arrays with those of the model taken, or 0 for what is no change from it."""
+        taken = next(k for k in range(self.num_clusters) if metrics[f"{TOOK}{k}"])
+        base = self.models()[taken]
+        for name, array in arrays.items():
+            change = array.dtype.kind == "f" and self.averaging == "model"
+            yield name, array, base[name] if change else np.zeros_like(array)
 
 
 class IFCA(ClusteredStrategy):

@@ -26,6 +26,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from .blocks import Arrays
 from .checks import in_range
 from .clienttable import ByClient, ClientTable, Row
 
@@ -35,6 +36,16 @@ PIECE = 2**15
 """Numbers of a vector that are worked on at a time."""
 REBUILD_EVERY = 256
 """Rounds after which the sum of the z_i is added up anew, where they are known."""
+
+
+def message_of(iterate: Arrays, anchor: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return z_i = u_i + pi_i/rho after a client's step, by its anchor w - pi_i/rho."""
+    return {name: 2 * array - anchor[name] for name, array in iterate.items()}
+
+
+def iterate_of(message: Arrays, anchor: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return the u_i of which the server makes a z_i: `message_of` undone."""
+    return {name: (array + anchor[name]) / 2 for name, array in message.items()}
 
 
 @dataclass

@@ -14,13 +14,14 @@ from flwr.client import NumPyClient
 from flwr.serverapp import Grid
 from torch import nn
 
-from clients import AttackingClient, client_app
+from clients import client_app
 from clients.toolkit.solving.solvers import one_thread
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
 from fl_admm_strategies.algorithms.shared.robust import RobustStrategy
 from fl_admm_strategies.runtime.common.settings import parameters_of
 from fl_admm_strategies.runtime.members.sampling import num_sampled
 
+from ..attacks import AttackingClient
 from ..problems import Problem
 from ..problems.scores import ModelScores
 from ..settings.constructor import Built
@@ -105,7 +106,7 @@ class Federation:
         client: NumPyClient = self.client.build(**{k: v for k, v in given.items() if k in known})
         client_id = int(context.node_config["partition-id"])
         if self.problem.attack is not None and client_id in self.problem.malicious:
-            return AttackingClient(client, self.problem.attack, client_id)
+            return AttackingClient(client, self.problem.attack, client_id, state_dir)
         return client
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fl_admm_strategies import FedAvg
 from fl_admm_strategies.algorithms.shared.robust import Aggregation
@@ -15,36 +15,28 @@ class FedMedian(FedAvg):
     """FedAvg with the coordinates' medians in place of the mean, by Flower's FedMedian."""
 
     paper: ClassVar = _YIN
-
-    def __init__(self, *, aggregation: Aggregation = "median", **base: Any) -> None:
-        super().__init__(aggregation=aggregation, **base)
+    aggregation: Aggregation = "median"
 
 
 class FedTrimmedAvg(FedAvg):
     """FedAvg with the coordinates' trimmed means, by Flower's FedTrimmedAvg."""
 
     paper: ClassVar = _YIN
-
-    def __init__(self, *, aggregation: Aggregation = "trimmed-mean", **base: Any) -> None:
-        super().__init__(aggregation=aggregation, **base)
+    aggregation: Aggregation = "trimmed-mean"
 
 
 class MultiKrum(FedAvg):
     """FedAvg with the mean of the n - f uploads nearest to others, by Flower's MultiKrum."""
 
     paper: ClassVar = _BLANCHARD
-
-    def __init__(self, *, aggregation: Aggregation = "multi-krum", **base: Any) -> None:
-        super().__init__(aggregation=aggregation, **base)
+    aggregation: Aggregation = "multi-krum"
 
 
 class Krum(FedAvg):
     """FedAvg with the one upload nearest to others in place of the mean, by Flower's Krum."""
 
     paper: ClassVar = _BLANCHARD
-
-    def __init__(self, *, aggregation: Aggregation = "krum", **base: Any) -> None:
-        super().__init__(aggregation=aggregation, **base)
+    aggregation: Aggregation = "krum"
 
 
 ROBUST = (FedMedian, FedTrimmedAvg, Krum, MultiKrum)

@@ -8,9 +8,7 @@ from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord
 
-from clients import Attack
-from clients.toolkit.round.attacks import LABELS
-
+from ..attacks import LABELS, Attack
 from ..settings.section import Section
 from ..settings.tables import Settings
 from .scores import Metric, ModelScores, Score, column_means, score

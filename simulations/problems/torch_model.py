@@ -11,9 +11,9 @@ import torch
 from flwr.app import ArrayRecord
 
 from clients import Minibatches, accuracy, rmse
-from clients.toolkit.round.attacks import LABELS
 from clients.toolkit.round.torch_client import MetricFn
 
+from ..attacks import LABELS
 from ..data import ClientData, FederatedData, full_batch
 from ..settings.section import Section
 from ..settings.tables import Settings

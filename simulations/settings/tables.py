@@ -8,8 +8,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field, SkipValidation
 
-from clients import Attack
-
+from ..attacks import Attack
 from .constructor import Built, table_of
 from .section import Section
 

@@ -26,63 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients import (
-    DittoClient,
-    FedADMMClient,
-    FedALAClient,
-    FedAltClient,
-    FedAPMClient,
-    FedCPClient,
-    FedGiAClient,
-    FedMAvgClient,
-    FedMCADMMClient,
-    FedMGSClient,
-    FedProxClient,
-    FedRoDClient,
-    FedSimClient,
-    FLAMEClient,
-    FPFCClient,
-    LocalClient,
-    LocalSGDClient,
-    LpProjADMMClient,
-    LpProjClient,
-    PerFedAvgClient,
-    PFedMeClient,
-    PFedMeMatchedClient,
-    Ratings,
-    SGDClient,
-    accuracy,
-    client_app,
-)
-from fl_admm_strategies import (
-    FLAME,
-    FPFC,
-    Ditto,
-    FedADMM,
-    FedALA,
-    FedAlt,
-    FedAPM,
-    FedAvg,
-    FedCP,
-    FedGiA,
-    FedMAvg,
-    FedMCADMM,
-    FedMGS,
-    FedProx,
-    FedRoD,
-    FedSim,
-    InProcessGrid,
-    Local,
-    LocalSGD,
-    LpProj,
-    LpProjADMM,
-    PerFedAvg,
-    PFedMe,
-    PFedMeMatched,
-    SmoothedSCAD,
-    SquaredL2,
-    initial_item_factors,
-)
+import clients
+import fl_admm_strategies as library
+from clients import Ratings, accuracy, client_app
+from fl_admm_strategies import InProcessGrid, SmoothedSCAD, SquaredL2, initial_item_factors
 
 CLIENTS, ROUNDS, BATCH, SEED = 10, 10, 16, 1
 USERS, ITEMS, RANK = 60, 30, 2
@@ -203,33 +150,45 @@ TASKS = {
     "matrix": Task(partial(nn.Linear, 20, 8), nn.MSELoss(), explained, responses, "bias"),
 }
 
-METHODS: dict[str, tuple[Callable[[Task], Any], Any]] = {
-    "FPFC": (lambda task: FPFC(SmoothedSCAD(lam=0.6), seed=SEED), FPFCClient),
-    "FedADMM": (lambda task: FedADMM(seed=SEED), FedADMMClient),
-    "FedAPM": (lambda task: FedAPM(task.personal, seed=SEED), FedAPMClient),
-    "FedAlt": (lambda task: FedAlt(task.personal, seed=SEED), FedAltClient),
-    "FedSim": (lambda task: FedSim(task.personal, seed=SEED), FedSimClient),
-    "FedALA": (lambda task: FedALA(seed=SEED), FedALAClient),
-    "FedRoD": (lambda task: FedRoD(seed=SEED), FedRoDClient),
-    "FedCP": (lambda task: FedCP(seed=SEED), FedCPClient),
-    "FLAME": (lambda task: FLAME(seed=SEED), FLAMEClient),
-    "LpProjADMM": (lambda task: LpProjADMM(seed=SEED), LpProjADMMClient),
-    "FedGiA": (lambda task: FedGiA(seed=SEED), FedGiAClient),
-    "Ditto": (lambda task: Ditto(seed=SEED), DittoClient),
-    "FedProx": (lambda task: FedProx(seed=SEED), FedProxClient),
-    "PFedMe": (lambda task: PFedMe(seed=SEED), PFedMeClient),
-    "PFedMeMatched": (lambda task: PFedMeMatched(seed=SEED), PFedMeMatchedClient),
-    "LpProj": (lambda task: LpProj(seed=SEED), LpProjClient),
-    "PerFedAvg": (lambda task: PerFedAvg(seed=SEED), PerFedAvgClient),
-    "LocalSGD": (lambda task: LocalSGD(seed=SEED), LocalSGDClient),
-    "Local": (lambda task: Local(seed=SEED), LocalClient),
-    "FedAvg": (lambda task: FedAvg(seed=SEED), SGDClient),
+FIRST: dict[str, Callable[[Task], Any]] = {
+    "FPFC": lambda task: [SmoothedSCAD(lam=0.6)],
+    **dict.fromkeys(("FedAPM", "FedAlt", "FedSim"), lambda task: [task.personal]),
 }
+"""What a constructor cannot do without."""
 
-COMPLETIONS: dict[str, tuple[Any, Any]] = {
-    "FedMCADMM": (FedMCADMM, FedMCADMMClient),
-    "FedMAvg": (FedMAvg, FedMAvgClient),
-    "FedMGS": (FedMGS, FedMGSClient),
+
+def method(name: str, client: str = "") -> tuple[Callable[[Task], Any], Any]:
+    """Return what makes a strategy with its defaults, and its client."""
+    kind, first = getattr(library, name), FIRST.get(name, lambda task: [])
+    return lambda task: kind(*first(task), seed=SEED), getattr(clients, client or f"{name}Client")
+
+
+NAMES = [
+    "FPFC",
+    "FedADMM",
+    "FedAPM",
+    "FedAlt",
+    "FedSim",
+    "FedALA",
+    "FedRoD",
+    "FedCP",
+    "FLAME",
+    "LpProjADMM",
+    "FedGiA",
+    "Ditto",
+    "FedProx",
+    "PFedMe",
+    "PFedMeMatched",
+    "LpProj",
+    "PerFedAvg",
+    "LocalSGD",
+    "Local",
+]
+METHODS = {name: method(name) for name in NAMES} | {"FedAvg": method("FedAvg", "SGDClient")}
+
+COMPLETIONS = {
+    name: (getattr(library, name), getattr(clients, f"{name}Client"))
+    for name in ("FedMCADMM", "FedMAvg", "FedMGS")
 }
 """Methods of matrix completion, which have the last task only."""
 

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
 
-from clients import Attack, FedProxClient, attacked_client_fn, client_app
+from clients import FedProxClient, client_app
 from fl_admm_strategies import (
     FedADMM,
     FedProx,
@@ -22,6 +22,7 @@ from fl_admm_strategies import (
 )
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.runtime.saving.state import arrays_of
+from simulations.attacks import Attack, attacked_client_fn
 from tests.support.cases import (
     CASES,
     CHEAP,

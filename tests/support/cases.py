@@ -16,75 +16,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import nn
 
-from clients import (
-    CFLClient,
-    DittoClient,
-    FedADMMClient,
-    FedALAClient,
-    FedAltClient,
-    FedAPMClient,
-    FedCPClient,
-    FedGiAClient,
-    FedGiALinearClient,
-    FedMAvgClient,
-    FedMGSClient,
-    FedProxClient,
-    FedRoDClient,
-    FedSimClient,
-    FLAMEClient,
-    FPFCClient,
-    IFCAClient,
-    LGFedAvgClient,
-    LocalClient,
-    LocalSGDClient,
-    Logistic,
-    LpProjADMMClient,
-    LpProjClient,
-    PACFLClient,
-    PerFedAvgClient,
-    PFedMeClient,
-    PFedMeMatchedClient,
-    SGDClient,
-    client_app,
-)
-from fl_admm_strategies import (
-    CFL,
-    FLAME,
-    FPFC,
-    IFCA,
-    L1,
-    PACFL,
-    AsyncFPFC,
-    Ditto,
-    FedADMM,
-    FedALA,
-    FedAlt,
-    FedAPM,
-    FedAvg,
-    FedCP,
-    FedGiA,
-    FedMAvg,
-    FedMCADMM,
-    FedMGS,
-    FedProx,
-    FedRoD,
-    FedSim,
-    L1Norm,
-    LambdaPath,
-    LGFedAvg,
-    Local,
-    LocalSGD,
-    LpProj,
-    LpProjADMM,
-    PerFedAvg,
-    PFedMe,
-    PFedMeMatched,
-    RandomDelay,
-    SmoothedSCAD,
-    SquaredL2,
-    StatefulStrategy,
-    initial_item_factors,
-)
+import clients as of
+import fl_admm_strategies as library
+from clients import client_app
+from fl_admm_strategies import SmoothedSCAD, SquaredL2, StatefulStrategy
 from tests.support import large, views
 from tests.support.federation import (
     Adding,
@@ -153,9 +88,9 @@ class Case:
     variant: bool = False
 
 
-def fedgia(fraction_train: float = 1.0, **settings: Any) -> FedGiA:
+def fedgia(fraction_train: float = 1.0, **settings: Any) -> Any:
     """Return FedGiA, in which everybody trains: it takes no `fraction_train`."""
-    return FedGiA(**settings)
+    return library.FedGiA(**settings)
 
 
 def fedgia_linear_client(
@@ -163,8 +98,8 @@ def fedgia_linear_client(
 ) -> NumPyClient:
     """Return a client of FedGiA that tells one label of `dataset` from the others."""
     inputs, labels = train_loader.dataset.tensors
-    loss = Logistic(inputs, labels == 0)
-    return FedGiALinearClient(context, loss, loss)
+    loss = of.Logistic(inputs, labels == 0)
+    return of.FedGiALinearClient(context, loss, loss)
 
 
 def with_heads(client_class: Any) -> Callable[..., NumPyClient]:
@@ -188,183 +123,38 @@ def initial_arrays_of(client_class: Any) -> ArrayRecord:
     return ArrayRecord(two_headed(client_class, make_model()).state_dict())
 
 
+FIRST_FACTORS = partial(library.initial_item_factors, 3, NUM_ITEMS)
+
+variant = partial(Case, variant=True)
+keeping = partial(Case, fedavg_clients=False, stateless_clients=False)
+"""What its clients keep is nowhere else."""
+keeping_variant = partial(keeping, variant=True)
+completion = partial(keeping, initial_arrays=FIRST_FACTORS, enlarged=large.of_many_items)
+
+SCAD, STEPS = SmoothedSCAD(0.5), {"lr": 0.2, "local_epochs": 1}
+PATH = library.LambdaPath([0.0, 0.2, 0.5], min_rounds=1, max_rounds=2)
+FEW_STEPS = {"local_rounds": 2, "inner_steps": 2, "everyone_trains": False}
+
+# The first of each family; then, slow, what shares most of its code with one of them.
 CASES = [
-    Case(
-        "FPFC",
-        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=1),
-        FPFCClient,
-        view=views.PAIRS,
-    ),
-    Case(
-        "FPFC-l1",
-        partial(FPFC, L1(0.05), lr=0.2, local_epochs=1),
-        FPFCClient,
-        view=views.PAIRS,
-        variant=True,
-    ),
-    Case(
-        "FPFC-head",
-        partial(FPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=1, clustered="^head"),
-        FPFCClient,
-        view=views.PAIRS,
-        variant=True,
-    ),
-    Case(
-        "FPFC-auto",
-        partial(FPFC, lr=0.2, local_epochs=1),
-        FPFCClient,
-        fedavg_clients=False,
-        view=views.PAIRS,
-        variant=True,
-    ),
-    Case(
-        "FPFC-path",
-        partial(
-            FPFC, LambdaPath([0.0, 0.2, 0.5], min_rounds=1, max_rounds=2), lr=0.2, local_epochs=1
-        ),
-        FPFCClient,
-        fedavg_clients=False,
-        shakes_hands=True,
-        view=views.PAIRS,
-        variant=True,
-    ),
-    Case(
-        "FedADMM",
-        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=1),
-        FedADMMClient,
-        view=views.CONSENSUS,
-        variant=True,
-    ),
-    Case(
-        "FedADMM-client-duals",
-        partial(FedADMM, rho=0.1, lr=0.5, local_epochs=1, weights="size", duals="client"),
-        FedADMMClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        shakes_hands=True,
-        view=views.CONSENSUS_ON_CLIENTS,
-        variant=True,
-    ),
-    Case(
+    Case("FPFC", partial(library.FPFC, SCAD, **STEPS), of.FPFCClient, view=views.PAIRS),
+    keeping(
         "FedAPM",
-        partial(FedAPM, "^head", rho=0.1, lr=0.5, local_epochs=1, personal_epochs=1),
-        FedAPMClient,
-        fedavg_clients=False,
-        stateless_clients=False,
+        partial(library.FedAPM, "^head", rho=0.1, lr=0.5, local_epochs=1, personal_epochs=1),
+        of.FedAPMClient,
         view=views.CONSENSUS,
-    ),
-    Case(
-        "FedAPM-client-duals",
-        partial(FedAPM, "^body", rho=0.1, lr=0.5, tolerance=1e-3, duals="client", u_start="server"),
-        FedAPMClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        view=views.CONSENSUS_ON_CLIENTS,
-        variant=True,
     ),
     Case(
         "FLAME",
-        partial(FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=1),
-        FLAMEClient,
+        partial(library.FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=1),
+        of.FLAMEClient,
         view=views.MOREAU,
     ),
-    Case(
-        "FLAME-client-duals",
-        partial(FLAME, rho=0.2, lr=0.3, theta_step="accuracy", weights="size", duals="client"),
-        FLAMEClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        shakes_hands=True,
-        view=views.MOREAU_ON_CLIENTS,
-        variant=True,
-    ),
-    Case(
-        "LpProjADMM",
-        partial(LpProjADMM, lam=1.0, rho=0.2, lr=0.5, dimension=3),
-        LpProjADMMClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        view=views.PROJECTIONS,
-        enlarged=large.of_many_projections,
-        small_messages=True,
-        variant=True,
-    ),
-    Case(
+    completion(
         "FedMC-ADMM",
-        partial(FedMCADMM, SquaredL2(0.1), inner_steps=2),
+        partial(library.FedMCADMM, SquaredL2(0.1), inner_steps=2),
         contract_client,
-        partial(initial_item_factors, 3, NUM_ITEMS),
-        fedavg_clients=False,
-        stateless_clients=False,
         view=views.CONSENSUS,
-        enlarged=large.of_many_items,
-    ),
-    Case(
-        "FedMC-ADMM-client-duals",
-        partial(FedMCADMM, L1Norm(0.1), inner_steps=2, y0="handshake", duals="client"),
-        contract_client,
-        partial(initial_item_factors, 3, NUM_ITEMS),
-        fedavg_clients=False,
-        stateless_clients=False,
-        shakes_hands=True,
-        view=views.FACTORS_ON_CLIENTS,
-        enlarged=large.of_many_items,
-        variant=True,
-    ),
-    Case(
-        "FedMC-ADMM-rated",
-        partial(FedMCADMM, SquaredL2(0.1), inner_steps=2, rows="rated"),
-        contract_client,
-        partial(initial_item_factors, 3, NUM_ITEMS),
-        fedavg_clients=False,
-        stateless_clients=False,
-        shakes_hands=True,
-        view=views.RATED,
-        enlarged=large.of_many_items,
-        variant=True,
-    ),
-    Case(
-        "FedMAvg",
-        partial(FedMAvg, SquaredL2(0.1), user_steps=2, item_steps=2),
-        partial(contract_client, kind=FedMAvgClient),
-        partial(initial_item_factors, 3, NUM_ITEMS),
-        fedavg_clients=False,
-        stateless_clients=False,
-        everybody_trains=True,
-        enlarged=large.of_many_items,
-        variant=True,
-    ),
-    Case(
-        "FedMGS",
-        partial(FedMGS, SquaredL2(0.1), user_steps=2),
-        partial(contract_client, kind=FedMGSClient),
-        partial(initial_item_factors, 3, NUM_ITEMS),
-        fedavg_clients=False,
-        stateless_clients=False,
-        shakes_hands=True,
-        view=views.GRADIENTS,
-        enlarged=large.of_many_items,
-        variant=True,
-    ),
-    Case(
-        "FedGiA",
-        partial(fedgia, t=0.5, local_steps=3),
-        FedGiAClient,
-        fedavg_clients=False,
-        everybody_trains=True,
-        shakes_hands=True,
-        view=views.MESSAGES,
-        enlarged=large.of_a_known_curvature,
-        variant=True,
-    ),
-    Case(
-        "FedGiA-client-duals",
-        partial(fedgia, t=0.5, curvature=2.0, duals="client"),
-        FedGiAClient,
-        stateless_clients=False,
-        everybody_trains=True,
-        view=views.MESSAGES,
-        variant=True,
     ),
     Case(
         "FedGiA-gram",
@@ -377,152 +167,201 @@ CASES = [
         view=views.MESSAGES,
         enlarged=large.of_wide_samples,
     ),
-    Case(
-        "FedALA",
-        partial(FedALA, sample=0.5, lr=0.5),
-        FedALAClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        variant=True,
+    Case("FedAvg", partial(library.FedAvg, lr=0.5), of.SGDClient),
+    keeping("Ditto", partial(library.Ditto, lam=0.5, lr=0.5, weights="size"), of.DittoClient),
+    variant(
+        "FPFC-l1", partial(library.FPFC, library.L1(0.05), **STEPS), of.FPFCClient, view=views.PAIRS
     ),
-    Case(
-        "FedAlt",
-        partial(FedAlt, "^head", lr=0.5),
-        FedAltClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        variant=True,
+    variant(
+        "FPFC-head",
+        partial(library.FPFC, SCAD, clustered="^head", **STEPS),
+        of.FPFCClient,
+        view=views.PAIRS,
     ),
-    Case(
-        "FedRoD",
-        partial(FedRoD, lr=0.5),
-        with_heads(FedRoDClient),
-        partial(initial_arrays_of, FedRoDClient),
+    variant(
+        "FPFC-auto",
+        partial(library.FPFC, **STEPS),
+        of.FPFCClient,
         fedavg_clients=False,
-        stateless_clients=False,
-        names_parts=True,
-        variant=True,
+        view=views.PAIRS,
     ),
-    Case(
-        "FedCP",
-        partial(FedCP, lam=1.0, lr=0.5),
-        with_heads(FedCPClient),
-        partial(initial_arrays_of, FedCPClient),
-        fedavg_clients=False,
-        stateless_clients=False,
-        names_parts=True,
-        variant=True,
-    ),
-    Case(
-        "FedSim",
-        partial(FedSim, "^head", lr=0.5, weights="uniform"),
-        FedSimClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        variant=True,
-    ),
-    Case(
-        "LG-FedAvg",
-        partial(LGFedAvg, "^body", lr=0.5, score="before_aggregation"),
-        LGFedAvgClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        variant=True,
-    ),
-    Case("FedAvg", partial(FedAvg, lr=0.5), SGDClient),
-    Case("FedProx", partial(FedProx, mu=0.5, lr=0.5), FedProxClient, variant=True),
-    Case(
-        "Ditto",
-        partial(Ditto, lam=0.5, lr=0.5, weights="size"),
-        DittoClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-    ),
-    Case("IFCA", partial(IFCA, 2, lr=0.5), IFCAClient, fedavg_clients=False, variant=True),
-    Case(
-        "PACFL",
-        partial(PACFL, 20.0, lr=0.5, num_vectors=1, per_class=True, measure="entrywise"),
-        PACFLClient,
+    variant(
+        "FPFC-path",
+        partial(library.FPFC, PATH, **STEPS),
+        of.FPFCClient,
         fedavg_clients=False,
         shakes_hands=True,
-        variant=True,
+        view=views.PAIRS,
     ),
-    Case("CFL", partial(CFL, 9.0, 0.0, lr=0.5, warmup_rounds=1), CFLClient, variant=True),
-    Case(
-        "Local",
-        partial(Local, lr=0.5),
-        LocalClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        server_learns=False,
-        small_messages=True,
-        variant=True,
+    variant(
+        "FedADMM",
+        partial(library.FedADMM, rho=0.1, lr=0.5, local_epochs=1),
+        of.FedADMMClient,
+        view=views.CONSENSUS,
     ),
-    Case(
-        "LocalSGD",
-        partial(LocalSGD, lr=0.5, local_steps=3),
-        LocalSGDClient,
-        variant=True,
+    keeping_variant(
+        "FedADMM-client-duals",
+        partial(library.FedADMM, rho=0.1, lr=0.5, local_epochs=1, weights="size", duals="client"),
+        of.FedADMMClient,
+        shakes_hands=True,
+        view=views.CONSENSUS_ON_CLIENTS,
     ),
-    Case(
-        "PFedMe",
+    keeping_variant(
+        "FedAPM-client-duals",
         partial(
-            PFedMe,
-            lam=2.0,
-            lr=0.2,
-            outer_lr=0.3,
-            local_rounds=2,
-            inner_steps=2,
-            everyone_trains=False,
+            library.FedAPM,
+            "^body",
+            rho=0.1,
+            lr=0.5,
+            tolerance=1e-3,
+            duals="client",
+            u_start="server",
         ),
-        PFedMeClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        memory_for_tests=True,
-        variant=True,
+        of.FedAPMClient,
+        view=views.CONSENSUS_ON_CLIENTS,
     ),
-    Case(
-        "PFedMeMatched",
-        partial(PFedMeMatched, lam=1.0, lr=0.3, outer_lr=0.5),
-        PFedMeMatchedClient,
-        fedavg_clients=False,
-        stateless_clients=False,
-        view=views.LOCAL_COPIES,
-        variant=True,
-    ),
-    Case(
-        "LpProj",
+    keeping_variant(
+        "FLAME-client-duals",
         partial(
-            LpProj,
-            lam=1.0,
-            lr=0.3,
-            dimension=3,
-            local_rounds=2,
-            inner_steps=2,
-            everyone_trains=False,
+            library.FLAME, rho=0.2, lr=0.3, theta_step="accuracy", weights="size", duals="client"
         ),
-        LpProjClient,
-        fedavg_clients=False,
-        stateless_clients=False,
+        of.FLAMEClient,
+        shakes_hands=True,
+        view=views.MOREAU_ON_CLIENTS,
+    ),
+    keeping_variant(
+        "LpProjADMM",
+        partial(library.LpProjADMM, lam=1.0, rho=0.2, lr=0.5, dimension=3),
+        of.LpProjADMMClient,
+        view=views.PROJECTIONS,
         enlarged=large.of_many_projections,
         small_messages=True,
+    ),
+    completion(
+        "FedMC-ADMM-client-duals",
+        partial(
+            library.FedMCADMM, library.L1Norm(0.1), inner_steps=2, y0="handshake", duals="client"
+        ),
+        contract_client,
+        shakes_hands=True,
+        view=views.FACTORS_ON_CLIENTS,
         variant=True,
     ),
-    Case(
-        "PerFedAvg",
-        partial(PerFedAvg, mode="hf", alpha=0.2, lr=0.5, local_steps=2),
-        PerFedAvgClient,
+    completion(
+        "FedMC-ADMM-rated",
+        partial(library.FedMCADMM, SquaredL2(0.1), inner_steps=2, rows="rated"),
+        contract_client,
+        shakes_hands=True,
+        view=views.RATED,
         variant=True,
+    ),
+    completion(
+        "FedMAvg",
+        partial(library.FedMAvg, SquaredL2(0.1), user_steps=2, item_steps=2),
+        partial(contract_client, kind=of.FedMAvgClient),
+        everybody_trains=True,
+        variant=True,
+    ),
+    completion(
+        "FedMGS",
+        partial(library.FedMGS, SquaredL2(0.1), user_steps=2),
+        partial(contract_client, kind=of.FedMGSClient),
+        shakes_hands=True,
+        view=views.GRADIENTS,
+        variant=True,
+    ),
+    variant(
+        "FedGiA",
+        partial(fedgia, t=0.5, local_steps=3),
+        of.FedGiAClient,
+        fedavg_clients=False,
+        everybody_trains=True,
+        shakes_hands=True,
+        view=views.MESSAGES,
+        enlarged=large.of_a_known_curvature,
+    ),
+    variant(
+        "FedGiA-client-duals",
+        partial(fedgia, t=0.5, curvature=2.0, duals="client"),
+        of.FedGiAClient,
+        stateless_clients=False,
+        everybody_trains=True,
+        view=views.MESSAGES,
+    ),
+    keeping_variant("FedALA", partial(library.FedALA, sample=0.5, lr=0.5), of.FedALAClient),
+    keeping_variant("FedAlt", partial(library.FedAlt, "^head", lr=0.5), of.FedAltClient),
+    keeping_variant(
+        "FedRoD",
+        partial(library.FedRoD, lr=0.5),
+        with_heads(of.FedRoDClient),
+        partial(initial_arrays_of, of.FedRoDClient),
+        names_parts=True,
+    ),
+    keeping_variant(
+        "FedCP",
+        partial(library.FedCP, lam=1.0, lr=0.5),
+        with_heads(of.FedCPClient),
+        partial(initial_arrays_of, of.FedCPClient),
+        names_parts=True,
+    ),
+    keeping_variant(
+        "FedSim", partial(library.FedSim, "^head", lr=0.5, weights="uniform"), of.FedSimClient
+    ),
+    keeping_variant(
+        "LG-FedAvg",
+        partial(library.LGFedAvg, "^body", lr=0.5, score="before_aggregation"),
+        of.LGFedAvgClient,
+    ),
+    variant("FedProx", partial(library.FedProx, mu=0.5, lr=0.5), of.FedProxClient),
+    variant("IFCA", partial(library.IFCA, 2, lr=0.5), of.IFCAClient, fedavg_clients=False),
+    variant(
+        "PACFL",
+        partial(library.PACFL, 20.0, lr=0.5, num_vectors=1, per_class=True, measure="entrywise"),
+        of.PACFLClient,
+        fedavg_clients=False,
+        shakes_hands=True,
+    ),
+    variant("CFL", partial(library.CFL, 9.0, 0.0, lr=0.5, warmup_rounds=1), of.CFLClient),
+    keeping_variant(
+        "Local",
+        partial(library.Local, lr=0.5),
+        of.LocalClient,
+        server_learns=False,
+        small_messages=True,
+    ),
+    variant("LocalSGD", partial(library.LocalSGD, lr=0.5, local_steps=3), of.LocalSGDClient),
+    keeping_variant(
+        "PFedMe",
+        partial(library.PFedMe, lam=2.0, lr=0.2, outer_lr=0.3, **FEW_STEPS),
+        of.PFedMeClient,
+        memory_for_tests=True,
+    ),
+    keeping_variant(
+        "PFedMeMatched",
+        partial(library.PFedMeMatched, lam=1.0, lr=0.3, outer_lr=0.5),
+        of.PFedMeMatchedClient,
+        view=views.LOCAL_COPIES,
+    ),
+    keeping_variant(
+        "LpProj",
+        partial(library.LpProj, lam=1.0, lr=0.3, dimension=3, **FEW_STEPS),
+        of.LpProjClient,
+        enlarged=large.of_many_projections,
+        small_messages=True,
+    ),
+    variant(
+        "PerFedAvg",
+        partial(library.PerFedAvg, mode="hf", alpha=0.2, lr=0.5, local_steps=2),
+        of.PerFedAvgClient,
     ),
 ]
 
 
-ASYNC = Case(
+ASYNC = variant(
     "AsyncFPFC",
-    partial(AsyncFPFC, SmoothedSCAD(0.5), lr=0.2, local_epochs=1, delay=RandomDelay(20.0)),
-    FPFCClient,
+    partial(library.AsyncFPFC, SCAD, delay=library.RandomDelay(20.0), **STEPS),
+    of.FPFCClient,
     view=views.PAIRS,
-    variant=True,
 )
 """Every reply is a round here, so it keeps those promises that speak of no rounds."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Never, TypeVar
 
@@ -229,13 +229,6 @@ class MethodClient(NumPyClient, Generic[Asked]):
     def untrained(self, names: list[str]) -> Arrays:
         """Return those of some arrays that the client has, though it never uploads them unasked."""
         return {}
-
-    def forge(self, upload: Arrays, asked: Asked, attack: Callable[[Arrays], Arrays]) -> Arrays:
-        """Return an upload in which an attack has replaced what the paper calls the message.
-
-        By default that is all of it. It is for simulations of malicious clients: see `Attack`.
-        """
-        return attack(upload)
 
     def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """Answer a handshake, which by default asks for the number of training examples only."""

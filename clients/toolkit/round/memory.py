@@ -35,13 +35,14 @@ class ContextStore:
     ----------
     context : Context
         The client's context.
+    name : str
+        What its entries are called, before their rounds.
     """
 
     outlives_the_run = False
-    _prefix = "memory."
 
-    def __init__(self, context: Context) -> None:
-        self._state = context.state
+    def __init__(self, context: Context, name: str) -> None:
+        self._state, self._prefix = context.state, f"{name}."
 
     def rounds(self) -> list[int]:
         """Return the rounds that it holds arrays of, sorted."""
@@ -128,6 +129,8 @@ class Memory:
         the server has checkpoints of as well (``config["durable"]``). A client's files go by its
         ``partition-id``, or by its node id where it has none, which a restart changes. By default
         the arrays are in ``context.state``, which ends with the run and travels with every message.
+    name : str (default: "memory")
+        Tells memories of one client in ``context.state`` apart.
 
     Examples
     --------
@@ -136,11 +139,17 @@ class Memory:
     >>> memory.keep(config, {"u": held["u"] + 1})
     """
 
-    def __init__(self, context: Context, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        name: str = "memory",
+    ) -> None:
         partition = context.node_config.get("partition-id")
         self._client = context.node_id if partition is None else int(partition)
         self._store: ContextStore | FolderStore = (
-            ContextStore(context) if folder is None else FolderStore(folder, self._client)
+            ContextStore(context, name) if folder is None else FolderStore(folder, self._client)
         )
 
     def recall(self, config: Mapping[str, Any]) -> Arrays | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...maths.blocks import Arrays
 from ...runtime.messages.schema import Instruction
@@ -41,6 +43,11 @@ class FPFCInstruction(Instruction):
     choosing: bool | None = None
     monitor: str | None = None
     others_fixed: bool | None = None
+
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return omega_i: the clustered block, as the paper attacks it (section 6.4.1)."""
+        names = upload if self.candidates is not None else self.clustered
+        return {name: upload[name] for name in names}
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,24 @@ class Instruction:
                 config[field.key] = names_setting(value) if field.is_names else field.kind(value)
         return ClientInstruction(groups, config)
 
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return the model that an upload in answer to this message means, by default itself.
+
+        Of some methods that is a vector which the upload determines: FedADMM's z_i. It is what a
+        simulated attack replaces, so that the same attack does the same to every method.
+
+        Parameters
+        ----------
+        upload : Arrays
+        metrics : mapping
+            What the client reported with it.
+        """
+        return upload
+
+    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+        """Return the upload that means another model: `model_of` is undone, all else is kept."""
+        return upload | model
+
     @classmethod
     def read(cls, sent: ClientInstruction) -> Self:
         """Return the message that became this instruction, such as ``reply.asked``.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clients import TorchClient
@@ -27,6 +29,14 @@ class Line(nn.Module):
 
 def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * ((outputs - targets) ** 2).mean()
+
+
+def matrix(rows: int, columns: int) -> NDArray[np.float64]:
+    return np.random.default_rng(rows).normal(size=(rows, columns))
+
+
+def labels(rows: int) -> NDArray[np.float64]:
+    return np.random.default_rng(rows).integers(0, 2, rows).astype(float)
 
 
 def new_context() -> Context:

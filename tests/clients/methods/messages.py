@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,14 @@ def received(instruction: Instruction, **config: Any) -> Received:
     }
     full = ClientInstruction(message.groups, common | message.config | own)
     return full.flat(), full.full_config()
+
+
+def changed(
+    instruction: Instruction, *, version: int = 0, server_round: int = 1, **changes: Any
+) -> Received:
+    """Return an instruction with some other fields, as `received` does."""
+    asked = replace(instruction, **changes)
+    return received(asked, version=version, server_round=server_round)
 
 
 def handshake() -> Received:

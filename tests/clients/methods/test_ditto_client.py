@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,16 @@ from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.algorithms.shared.base import OwnModelEvaluation
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, new_context, numbers
-from tests.clients.methods.messages import Received, received, scalars
+from tests.clients.methods.messages import changed, received, scalars
 from tests.support.federation import dataset, make_model
 
 MODEL, START = scalars(w=3, b=0.5, seen=7), scalars(w=1, b=0, seen=2)
 
 
-def message(*, version: int = 0, server_round: int = 1, **changes: Any) -> Received:
-    settings: dict[str, Any] = {
-        "model": MODEL,
-        "start": START,
-        "lam": 2.0,
-        "lr": 0.1,
-        "local_epochs": 1,
-        "personal_lr": 0.2,
-        "personal_epochs": 2,
-    }
-    instruction = DittoInstruction(**settings | changes)
-    return received(instruction, version=version, server_round=server_round)
+ROUND = DittoInstruction(
+    MODEL, START, lam=2.0, lr=0.1, local_epochs=1, personal_lr=0.2, personal_epochs=2
+)
+message = partial(changed, ROUND)
 
 
 def test_the_global_step_is_uploaded_and_the_personal_one_kept() -> None:

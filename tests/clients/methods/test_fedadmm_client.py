@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,27 +12,23 @@ from clients import FedADMMClient
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, new_context, numbers
-from tests.clients.methods.messages import Received, handshake, received, scalars
+from tests.clients.methods.messages import changed, handshake, scalars
 from tests.support.refusals import refused
 
 ANCHOR = scalars(w=3, b=0.5, seen=7)
 START = scalars(w=1, b=0)
 
 
-def message(*, version: int = 0, server_round: int = 1, **changes: Any) -> Received:
-    """Return the message of a round; by default the anchor is (3, .5), seen = 7, u_i = (1, 0)."""
-    settings: dict[str, Any] = {
-        "anchor": ANCHOR,
-        "start": START,
-        "rho": 2.0,
-        "lr": 0.05,  # .1 for half the loss
-        "local_epochs": 1,
-        "loss_weight": 0.5,
-        "duals": "strategy",
-        "optimised": ["w", "b"],
-    }
-    instruction = FedADMMInstruction(**settings | changes)
-    return received(instruction, version=version, server_round=server_round)
+ROUND = FedADMMInstruction(
+    *(ANCHOR, START),
+    rho=2.0,
+    lr=0.05,  # .1 for half the loss
+    local_epochs=1,
+    loss_weight=0.5,
+    duals="strategy",
+    optimised=["w", "b"],
+)
+message = partial(changed, ROUND)
 
 
 def test_steps_from_u_i_towards_the_anchor() -> None:

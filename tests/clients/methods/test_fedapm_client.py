@@ -5,6 +5,7 @@ See docs/methods/fedapm.md.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from clients import FedAPMClient
 from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, new_context
-from tests.clients.methods.messages import Received, received, scalars
+from tests.clients.methods.messages import Received, changed, received, scalars
 from tests.support.refusals import refused
 
 
@@ -39,34 +40,23 @@ def client(context: Context | None = None, model: nn.Module | None = None) -> An
     return line_client(FedAPMClient, context, model or Pair((1.0,)))
 
 
-def message(
-    u: float | None = 2,
-    *,
-    anchor: float = 3,
-    version: int = 0,
-    server_round: int = 1,
-    **changes: Any,
-) -> Received:
-    """Return the message of a round with these anchor and u_i; None: the client has u_i."""
-    settings: dict[str, Any] = {
-        "anchor": scalars(u=anchor),
-        "start": None if u is None else scalars(u=u),
-        "rho": 2.0,
-        "lr": 0.05,  # .1 for half the loss
-        "local_epochs": 1,
-        "loss_weight": 0.5,
-        "duals": "strategy",
-        "optimised": ["u"],
-        "personal": "^v",
-        "sigma": 1.0,
-        "personal_epochs": 2,
-        "u_start": "local",
-        "tolerance": None,
-        "tolerance_decay": 0.9,
-        "max_steps": 1000,
-    }
-    instruction = FedAPMInstruction(**settings | changes)
-    return received(instruction, version=version, server_round=server_round)
+ROUND = FedAPMInstruction(
+    *(scalars(u=3), scalars(u=2)),  # anchor and u_i
+    rho=2.0,
+    lr=0.05,  # .1 for half the loss
+    local_epochs=1,
+    loss_weight=0.5,
+    duals="strategy",
+    optimised=["u"],
+    personal="^v",
+    sigma=1.0,
+    personal_epochs=2,
+    u_start="local",
+    tolerance=None,
+    tolerance_decay=0.9,
+    max_steps=1000,
+)
+message = partial(changed, ROUND)
 
 
 def evaluation(
@@ -99,12 +89,12 @@ def test_it_goes_on_from_its_own_v_whatever_the_model_it_is_built_with() -> None
     # u: 2.245375 - .1 [.5 (3.37098125 - 4) + 2 (2.245375 - 3)] = 2.4277509375.
     context = new_context()
     client(context).fit(*message())
-    later = message(None, version=1, server_round=2, personal_epochs=1)
+    later = message(start=None, version=1, server_round=2, personal_epochs=1)
     arrays, _, _ = client(context, Pair((50.0,))).fit(*later)
     assert_allclose(np.ravel(arrays), [2.4277509375], rtol=1e-14)
     assert kept(context)["v"] == pytest.approx(1.12560625, rel=1e-14)
     # The server took in round 1 only: the same again, not a third round.
-    again = message(None, version=1, server_round=3, personal_epochs=1)
+    again = message(start=None, version=1, server_round=3, personal_epochs=1)
     arrays, _, _ = client(context).fit(*again)
     assert_allclose(np.ravel(arrays), [2.4277509375], rtol=1e-14)
 
@@ -127,7 +117,7 @@ def test_the_accuracy_test_ends_the_u_step_and_its_level_shrinks() -> None:
     assert_allclose(np.ravel(arrays), [2.9815 - 0.9815 * 0.75**4], rtol=1e-13)
     assert metrics["residual"] == pytest.approx((2.5 * 0.9815 * 0.75**4) ** 2, rel=1e-12)
     # In its next round the level is .81, and it starts from its own u.
-    client(context).fit(*message(None, version=1, server_round=7, **level))
+    client(context).fit(*message(start=None, version=1, server_round=7, **level))
     levels = {key: float(r["xi"].numpy()) for key, r in context.state.array_records.items()}
     assert levels == pytest.approx({"memory.1": 0.9, "memory.7": 0.81}, rel=1e-15)
 
@@ -159,7 +149,7 @@ def test_evaluation_is_of_its_own_pair_first_and_of_the_shared_u_with_its_own_v(
 def test_personal_shapes_may_not_change_between_rounds() -> None:
     context = new_context()
     client(context, Pair((1.0, 2.0))).fit(*message())
-    later = message(None, version=1, server_round=2)
+    later = message(start=None, version=1, server_round=2)
     changed = client(context, Pair((1.0,)))
     with refused(ValueError, "round 1", "'v': (2,)", "'v': (1,)"):
         changed.fit(*later)

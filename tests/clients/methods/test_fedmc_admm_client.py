@@ -22,7 +22,7 @@ from clients.toolkit.round.completion import Residual
 from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 from fl_admm_strategies.messages import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.messages import Received, received
+from tests.clients.methods.messages import Received, changed, received
 from tests.support.federation import assert_same_bits
 from tests.support.ratings import NUM_ITEMS, RANK, dense, initial, new_context, ratings
 from tests.support.refusals import names, refused
@@ -149,15 +149,8 @@ def test_factors_that_vanished_stay_at_zero() -> None:
 # --- The client ---------------------------------------------------------------------------------
 
 
-def message(
-    anchor: NDArray[Any],
-    start: NDArray[Any] | None = None,
-    *,
-    version: int = 0,
-    server_round: int = 1,
-    duals: str = "strategy",
-) -> Received:
-    instruction = FedMCInstruction(
+def message(anchor: NDArray[Any], start: NDArray[Any] | None = None, **changes: Any) -> Received:
+    asked = FedMCInstruction(
         anchor={"V": anchor},
         start=None if start is None else {"V": start},
         factor_seed=7,
@@ -166,9 +159,9 @@ def message(
         beta=BETA,
         inner_steps=3,
         y0="zero",
-        duals=duals,
+        duals="strategy",
     )
-    return received(instruction, version=version, server_round=server_round)
+    return changed(asked, **changes)
 
 
 def evaluation(V: NDArray[Any], *, version: int = 0) -> Received:

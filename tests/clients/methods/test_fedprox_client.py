@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,14 +12,12 @@ from clients import FedProxClient
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import Line, line_client, sample
-from tests.clients.methods.messages import Received, received, scalars
+from tests.clients.methods.messages import changed, scalars
 
 MODEL = scalars(w=3, b=0.5, seen=7)
 
 
-def message(**changes: Any) -> Received:
-    settings = {"model": MODEL, "mu": 2.0, "lr": 0.1, "local_epochs": 2} | changes
-    return received(FedProxInstruction(**settings))
+message = partial(changed, FedProxInstruction(MODEL, mu=2.0, lr=0.1, local_epochs=2))
 
 
 def test_it_is_pulled_back_to_where_it_started() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from clients import FLAMEClient, accuracy, rmse
 from fl_admm_strategies.algorithms.flame import FLAMEEvaluation, FLAMEInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.messages import Received, received
+from tests.clients.methods.messages import changed, received
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -102,36 +102,31 @@ def test_the_lower_loss_decides_where_no_accuracy_is_measured() -> None:
 
 def test_without_validation_data_there_is_no_validated_choice() -> None:
     assert not [key for key in evaluate(client_of(batches(1, 0)), 1, 2) if key.startswith("hm-val")]
-    with pytest.raises(ValueError, match=r"validation_loader is empty.*or leave it out"):
+    with pytest.raises(ValueError, match="validation_loader"):
         evaluate(client_of(batches(1, 0), []), 1, 2)
 
 
-def message(
-    anchor: float, start: float | None = None, *, version: int = 0, server_round: int = 1
-) -> Received:
-    instruction = FLAMEInstruction(
-        anchor=model(anchor),
-        start=None if start is None else model(start),
-        lam=1.0,
-        rho=0.5,
-        alpha=0.5,
-        anchor_on="w_i",
-        theta_step="fixed",
-        lr=0.1,
-        local_epochs=1,
-        tolerance=1.0,
-        max_steps=10,
-        duals="strategy",
-        optimised=["u"],
-    )
-    return received(instruction, version=version, server_round=server_round)
+ROUND = FLAMEInstruction(
+    *(model(-1), model(1)),  # anchor and theta_i
+    lam=1.0,
+    rho=0.5,
+    alpha=0.5,
+    anchor_on="w_i",
+    theta_step="fixed",
+    lr=0.1,
+    local_epochs=1,
+    tolerance=1.0,
+    max_steps=10,
+    duals="strategy",
+    optimised=["u"],
+)
 
 
 def test_it_starts_from_its_own_model_and_is_pulled_to_the_servers() -> None:
     # f = log(1 + e^-2u) and log(1 + e^2u), half each: f' = tanh(u). From theta = 1 with anchor
     # -1 one step is 1 - 0.1 (tanh 1 + 1 (1 - (-1))) = 0.8 - 0.1 tanh 1.
     client = client_of(batches(1, 1))
-    (theta,), num_examples, metrics = client.fit(*message(-1, start=1))
+    (theta,), num_examples, metrics = client.fit(*changed(ROUND))
     assert theta == pytest.approx(0.8 - 0.1 * np.tanh(1), rel=1e-6)
     assert num_examples == 2
     # f(1) = (log(1 + e^-2) + log(1 + e^2)) / 2 = 1 + log(1 + e^-2)
@@ -139,5 +134,6 @@ def test_it_starts_from_its_own_model_and_is_pulled_to_the_servers() -> None:
     assert metrics == {"initial-loss": loss, "loss": loss, **made_by("FLAME")}
     assert client.personal_arrays() == {"u": theta}
     # In the next round it needs no start: it holds its theta. f'(theta) = tanh(theta).
-    (second,), _, _ = client.fit(*message(0, version=1, server_round=2))
+    later = changed(ROUND, anchor=model(0), start=None, version=1, server_round=2)
+    (second,), _, _ = client.fit(*later)
     assert second == pytest.approx(theta - 0.1 * (np.tanh(theta) + theta), rel=1e-6)

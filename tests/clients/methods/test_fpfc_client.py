@@ -15,7 +15,7 @@ from fl_admm_strategies.algorithms.fpfc.types import FPFCEvaluation, FPFCInstruc
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import Line, line_client, new_context, sample
-from tests.clients.methods.messages import Received, received, scalars
+from tests.clients.methods.messages import Received, changed, received, scalars
 from tests.support.federation import dataset, make_model
 from tests.support.refusals import refused
 
@@ -29,25 +29,11 @@ def arrays_of(model: nn.Module) -> Arrays:
 SEEN = scalars(seen=7)
 
 
-def message(
-    w: float = 3.0,
-    b: float = 0.5,
-    *,
-    start: float | None = None,
-    local_epochs: int = 1,
-    version: int = 0,
-    server_round: int = 1,
-) -> Received:
+def message(w: float = 3.0, b: float = 0.5, start: float | None = None, **changes: Any) -> Received:
     """Return the message of a round: zeta_i = w, the shared b, and omega_i = `start`."""
-    instruction = FPFCInstruction(
-        anchor=scalars(w=w, b=b) | SEEN,
-        start=None if start is None else scalars(w=start),
-        lr=0.1,
-        local_epochs=local_epochs,
-        rho=2.0,
-        clustered=["w"],
-    )
-    return received(instruction, version=version, server_round=server_round)
+    omega = None if start is None else scalars(w=start)
+    asked = FPFCInstruction(scalars(w=w, b=b) | SEEN, omega, 0.1, 1, 2.0, ["w"])
+    return changed(asked, **changes)
 
 
 def test_the_clustered_block_starts_at_omega_and_is_pulled_to_zeta() -> None:

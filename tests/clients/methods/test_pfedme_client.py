@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,24 +13,23 @@ from fl_admm_strategies.algorithms.lp_proj_sgd import LpProjSGDInstruction
 from fl_admm_strategies.algorithms.pfedme import PFedMeInstruction, PFedMeMatchedInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, numbers, sample
-from tests.clients.methods.messages import received, scalars
+from tests.clients.methods.messages import changed, received, scalars
 
 MODEL = scalars(w=3, b=0.5, seen=7)
 TWO_BATCHES = [sample(1.0, 4.0), sample(0.0, 1.0)]
 
 
-def pfedme(upload: list[str] | None = None, **changes: Any) -> Any:
-    settings: dict[str, Any] = {
-        "model": MODEL,
-        "lam": 2.0,
-        "lr": 0.1,
-        "outer_lr": 0.25,
-        "local_rounds": 2,
-        "inner_steps": 2,
-        "theta_start": "warm",
-        "upload": upload,
-    }
-    return received(PFedMeInstruction(**settings | changes))
+ROUND = PFedMeInstruction(
+    MODEL,
+    lam=2.0,
+    lr=0.1,
+    outer_lr=0.25,
+    local_rounds=2,
+    inner_steps=2,
+    theta_start="warm",
+    upload=None,
+)
+pfedme = partial(changed, ROUND)
 
 
 def test_pfedme_takes_k_steps_on_one_batch_and_then_the_next() -> None:

@@ -134,12 +134,6 @@ def test_a_buffer_takes_no_parameter_along() -> None:
     )
 
 
-def test_a_model_may_begin_with_a_normalisation() -> None:
-    model = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 2), nn.LayerNorm(2))
-    assert parts(model, input_layers(model, 1))[0] == ["0.weight", "0.bias"]
-    assert parts(model, output_layers(model, 1))[1] == ["0.weight", "0.bias"]
-
-
 def split_model(personal: nn.Module, shared: nn.Module, upper: nn.Module) -> SplitInput:
     return SplitInput(
         personal=personal, shared=shared, upper=upper, split=lambda x: (x[:, :2], x[:, 2:])

@@ -28,17 +28,10 @@ from clients.toolkit.solving.curvature import (
 )
 from clients.toolkit.solving.hessian import largest_curvature
 from clients.toolkit.solving.solvers import LocalProblem
+from tests.clients.methods.lines import labels, matrix
 from tests.support.refusals import refused
 
 RNG = np.random.default_rng(5)
-
-
-def matrix(rows: int, columns: int) -> NDArray[np.float64]:
-    return np.random.default_rng(rows).normal(size=(rows, columns))
-
-
-def labels(rows: int) -> NDArray[np.float64]:
-    return np.random.default_rng(rows).integers(0, 2, rows).astype(float)
 
 
 tall = LeastSquares(matrix(9, 5), np.zeros(9))

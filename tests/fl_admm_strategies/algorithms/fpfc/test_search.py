@@ -18,10 +18,9 @@ from flwr.clientapp import ClientApp
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
-from clients import Attack, FPFCClient, client_app
+from clients import FPFCClient, client_app
 from clients.toolkit.data.batches import split_batch
 from clients.toolkit.data.holdout import hold_out
-from clients.toolkit.round.attacks import AttackingClient
 from fl_admm_strategies import FPFC, InProcessGrid, LegacyStrategy, SmoothedSCAD
 from fl_admm_strategies.algorithms.fpfc.source import HoldOut
 from fl_admm_strategies.algorithms.fpfc.stages import PROBE_ROUNDS, RENEWAL, Fusion, Search
@@ -29,6 +28,7 @@ from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
 from fl_admm_strategies.maths.blocks import Block, under
 from fl_admm_strategies.maths.grouping import smallest_distance
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
+from simulations.attacks import Attack, AttackingClient
 from tests.support.federation import (
     RestlessGrid,
     WatchedGrid,

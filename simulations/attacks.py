@@ -13,9 +13,11 @@ as well.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -24,7 +26,11 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from fl_admm_strategies.maths.blocks import Arrays
+from clients import MethodClient
+from clients.toolkit.round.app import ClientFn
+from clients.toolkit.round.memory import Memory
+from clients.toolkit.solving.steps import Scalars
+from fl_admm_strategies.maths.blocks import Arrays, prefixed
 from fl_admm_strategies.maths.checks import check_choice, check_count, check_positive
 from fl_admm_strategies.runtime.messages.packing import (
     pack_replies,
@@ -41,13 +47,11 @@ from fl_admm_strategies.runtime.messages.records import (
     to_array_record,
 )
 
-from ..solving.steps import Scalars
-from .app import ClientFn
-from .base import MethodClient
-
 LABELS: Final = "random-labels"
 Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]
 
+_FALSE = "false/"
+"""How the arrays that the server holds are called in the memory, beside the true ones."""
 SIGMAS = {"same-value": 100.0, "sign-flip": 10.0, "gaussian": 100.0}
 HUGE = 1e30
 
@@ -152,9 +156,9 @@ def _first_filled(arrays: Arrays) -> str | None:
 class AttackingClient(NumPyClient):
     """Another client whose uploads are replaced by an attack.
 
-    It trains honestly on the data that it was given and keeps what it should; only the message is
-    another, and of that what the method's paper calls the message: see `MethodClient.forge`.
-    Handshakes are honest. Where the labels are poisoned, so is the message.
+    It trains honestly on the data that it was given and keeps what it should; only its uploads are
+    others: those that mean the attack's model in place of its own (`Instruction.model_of`).
+    Handshakes are honest. Where the labels are poisoned, so is the upload.
     It evaluates with 0 examples, so that all metrics are those of the other clients.
 
     Parameters
@@ -163,12 +167,26 @@ class AttackingClient(NumPyClient):
         What it would be if it were honest.
     attack : Attack
     client_id : int
+    state_dir : str or path, optional
+        Where the client keeps its memory, if that is to outlive the run.
+
+    Notes
+    -----
+    With the duals on the clients a method's uploads are changes, which the server adds up. The
+    model is their sum then, so what the server holds of the client is the attack's last model.
     """
 
-    def __init__(self, client: NumPyClient, attack: Attack, client_id: int) -> None:
+    def __init__(
+        self,
+        client: NumPyClient,
+        attack: Attack,
+        client_id: int,
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.client = client
         self.attack = attack
         self.client_id = client_id
+        self.state_dir = None if state_dir is None else Path(state_dir) / "attacks"
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Scalars
@@ -177,15 +195,22 @@ class AttackingClient(NumPyClient):
         uploaded, num_examples, metrics = self.client.fit(parameters, config)
         if config.get("handshake") or self.attack.kind == LABELS:
             return uploaded, num_examples, metrics
-        named = dict(zip(_upload_names(config, len(uploaded)), uploaded, strict=True))
+        upload = dict(zip(_upload_names(config, len(uploaded)), uploaded, strict=True))
         server_round = int(config.get("server-round", 0))
         attack = partial(self.attack.replace, client=self.client_id, server_round=server_round)
-        if isinstance(self.client, MethodClient) and hasattr(self.client, "instruction"):
-            asked = self.client.instruction.decode(parameters, config)
-            forged = self.client.forge(named, asked, attack)
-        else:  # a client of FedAvg: all of its model is the message
-            forged = attack(named)
-        return [forged[name] for name in named], num_examples, metrics
+        if isinstance(self.client, MethodClient) and "run" in config:
+            asked: Any = self.client.instruction.decode(parameters, config)
+            model = asked.model_of(upload, metrics)
+            if getattr(asked, "duals", "strategy") == "client":
+                memory = Memory(self.client.context, self.state_dir, name="attack")
+                model = _change(model, asked.start, attack, memory, config)
+            else:
+                model = attack(model)
+            forged = asked.upload_of(model, upload, metrics)
+        else:  # a client of Flower's FedAvg
+            forged = attack(upload)
+        cast = [forged[name].astype(array.dtype, copy=False) for name, array in upload.items()]
+        return cast, num_examples, metrics
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Scalars
@@ -203,13 +228,19 @@ class AttackingClient(NumPyClient):
         return self.client.get_properties(config)
 
 
-def forge_z(u: Arrays, asked: Any, attack: Callable[[Arrays], Arrays]) -> Arrays:
-    """Return the u_i of which the server makes the z_i that an attack wants.
-
-    With pi_i <- pi_i + rho (u_i - w) its z_i is 2 u_i - (w - pi_i/rho): twice u_i less the anchor.
-    """
-    z = attack({name: 2 * array - asked.anchor[name] for name, array in u.items()})
-    return {name: (array + asked.anchor[name]) / 2 for name, array in z.items()}
+def _change(
+    change: Arrays,
+    start: Arrays | None,
+    attack: Callable[[Arrays], Arrays],
+    memory: Memory,
+    config: Scalars,
+) -> Arrays:
+    """Return the change from what the server holds to what an attack makes of the true sum."""
+    held = memory.require(config) if start is None else start | prefixed(_FALSE, start)
+    true = {name: held[name] + array for name, array in change.items()}
+    false = attack(true)
+    memory.keep(config, true | prefixed(_FALSE, false))
+    return {name: array - held[_FALSE + name] for name, array in false.items()}
 
 
 def _upload_names(config: Mapping[str, Any], count: int) -> list[str]:
@@ -259,7 +290,7 @@ def attacked_app(app: ClientApp, attack: Attack, *, num_clients: int | None = No
     """Return a `ClientApp` some of whose clients are malicious, whatever it is made of.
 
     All floating point arrays of a reply to a training message are replaced. Of this library's
-    methods some send more than their message: use `attacked_client_fn` for those.
+    methods some send something else than their model: use `attacked_client_fn` for those.
 
     Parameters
     ----------
