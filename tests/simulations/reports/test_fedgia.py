@@ -79,7 +79,7 @@ def test_a_run_that_ends_too_early_says_so(
     assert not (out / "sweep.png").exists()
 
 
-@pytest.mark.parametrize("change", ["report.sweep=[0]", "report.tolerance=0", "algorithm.t=0"])
+@pytest.mark.parametrize("change", ["report.sweep=0", "report.tolerance=0", "algorithm.t=0"])
 def test_a_wrong_setting_is_named(change: str) -> None:
     with refused(ValueError, change.partition("=")[0]):
         load_settings("fedgia-v1", changes=[change])
