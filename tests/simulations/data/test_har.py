@@ -66,8 +66,8 @@ def test_some_of_the_people(tmp_path: Path) -> None:
     write(tmp_path)
     everybody, some = load("uci-har", 0, tmp_path), load("uci-har", 0, tmp_path, people=2)
     assert len(some.clients) == 2
-    for own, same in zip(some.clients, everybody.clients, strict=False):
-        assert torch.equal(own.train[0], same.train[0])
+    for client, same in zip(some.clients, everybody.clients, strict=False):
+        assert torch.equal(client.train[0], same.train[0])
     with refused(ValueError, "people", 4, 3):
         load("uci-har", 0, tmp_path, people=4)
 

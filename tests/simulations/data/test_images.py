@@ -97,11 +97,11 @@ def test_test_images_follow_the_proportions_of_the_training_images_or_their_own(
     root: Path,
 ) -> None:
     same = load("mnist-swap", 1, root)
-    own = load("mnist-swap", 1, root, test_partition="independent")
+    independent = load("mnist-swap", 1, root, test_partition="independent")
     # Classes have 300 and 50 images; cutting at whole images moves a count by less than 2.
     assert np.abs(counts(same, "train") / 6 - counts(same, "test")).max() < 2
-    assert np.abs(counts(own, "train") / 6 - counts(own, "test")).max() > 5
-    assert (counts(same, "train") == counts(own, "train")).all()
+    assert np.abs(counts(independent, "train") / 6 - counts(independent, "test")).max() > 5
+    assert (counts(same, "train") == counts(independent, "train")).all()
 
 
 @pytest.mark.slow

@@ -207,8 +207,8 @@ def netflix_text(movies: list[int]) -> str:
     """Return movies of the made-up ratings as they are published."""
     text = ""
     for movie in movies:
-        own = [(u, int(s)) for u, i, s in made_up() if i == movie]
-        text += f"{movie}:\n" + "".join(f"{u},{s},2005-09-06\n" for u, s in own)
+        some = [(u, int(s)) for u, i, s in made_up() if i == movie]
+        text += f"{movie}:\n" + "".join(f"{u},{s},2005-09-06\n" for u, s in some)
     return text
 
 
@@ -224,8 +224,8 @@ def netflix(
     folder.mkdir()
     movies = sorted({item for _, item, _ in made_up()})
     if request.param == "combined":
-        for i, own in enumerate(np.array_split(movies, 4)):
-            (folder / f"combined_data_{i + 1}.txt").write_text(netflix_text(own.tolist()))
+        for i, some in enumerate(np.array_split(movies, 4)):
+            (folder / f"combined_data_{i + 1}.txt").write_text(netflix_text(some.tolist()))
     else:
         (folder / "training_set").mkdir()
         for movie in movies:

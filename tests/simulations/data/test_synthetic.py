@@ -93,9 +93,9 @@ def test_devices_of_a_cluster_share_their_labels_rule_and_others_do_not() -> Non
     # The largest device of each of the first two clusters (devices 0, 1 and 2, 3).
     clients = load("synthetic-s1", 2, clients=8, features="normal").clients
     n = [len(c.train[1]) for c in clients]
-    own = 0 if n[0] > n[1] else 1
-    assert score_of_device(own, 1 - own) > 0.6
-    assert score_of_device(own, 2) < 0.3
+    first = 0 if n[0] > n[1] else 1
+    assert score_of_device(first, 1 - first) > 0.6
+    assert score_of_device(first, 2) < 0.3
 
 
 def test_noise_changes_labels_only_and_more_noise_changes_more() -> None:

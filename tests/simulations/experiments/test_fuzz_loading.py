@@ -33,6 +33,8 @@ leaves = st.one_of(
     st.datetimes(),
     st.sampled_from([*METHODS, "sgd", ""]),
 )
+DOTTED = "algorithm algorithm.lr algorithm.penalty algorithm.penalty.type baselines client.device"
+DOTTED += " data.name data.options model published report seed"
 keys = st.one_of(
     st.text(max_size=6),
     st.sampled_from(["name", "algorithm", "type", "lr", "baselines", "ditto", "profiles", "quick"]),
@@ -102,23 +104,7 @@ def test_a_text_of_anything_is_refused(text: str, tmp_path: Path) -> None:
 @fuzz
 @given(
     key=st.one_of(
-        st.sampled_from(
-            [
-                "algorithm.lr",
-                "algorithm.penalty",
-                "algorithm.penalty.type",
-                "baselines",
-                "client.device",
-                "data.name",
-                "data.options",
-                "model",
-                "published",
-                "report",
-                "seed",
-                "algorithm",
-                "",
-            ]
-        ),
+        st.sampled_from(["", *DOTTED.split()]),
         st.text(max_size=10),
     ),
     value=st.one_of(

@@ -74,9 +74,9 @@ def test_the_settings_of_fedapm_stand_beside_the_plain_loss() -> None:
     # The paper's rho = 0.01 and its code's sigma = 0.01 and 0.1 or 0.5 for lr, beside f_i/m; and
     # lambda/2 |.|^2 with lambda = 0.01 in f_i.
     for name, clients, lr in (("fedapm-cifar10", 20, 0.1), ("fedapm-har", 30, 0.5)):
-        own: Any = load_settings(name).algorithm
-        assert (own.rho, own.sigma) == (0.01 * clients, 0.01 * clients)
-        assert own.lr == lr / clients
+        algorithm: Any = load_settings(name).algorithm
+        assert (algorithm.rho, algorithm.sigma) == (0.01 * clients, 0.01 * clients)
+        assert algorithm.lr == lr / clients
         assert load_settings(name).training.weight_decay == 0.01
         assert load_settings(name, profile="quick").training.weight_decay == 0
 

@@ -79,8 +79,8 @@ def test_parameter_counts_are_those_of_fedapm(
 ) -> None:
     """docs/methods/fedapm.md, P14, with the pattern that the models' docstrings give."""
     counts = sizes(build(name, like))
-    own = sum(n for parameter, n in counts.items() if re.search(personal, parameter))
-    assert (own, sum(counts.values()) - own) == (d_v, d_u)
+    personal_count = sum(n for parameter, n in counts.items() if re.search(personal, parameter))
+    assert (personal_count, sum(counts.values()) - personal_count) == (d_v, d_u)
 
 
 def test_linear_gives_one_number_a_sample() -> None:

@@ -99,9 +99,9 @@ def test_a_method_with_two_heads_starts_from_the_same_weights(method: str, tmp_p
         ):
             assert torch.equal(arrays[own_name], tensor), own_name
     for number in (0, 3):
-        own = client_of(federation, number).model.state_dict()
-        assert own.keys() == arrays.keys()
-        assert all(torch.equal(own[name], tensor) for name, tensor in arrays.items())
+        held = client_of(federation, number).model.state_dict()
+        assert held.keys() == arrays.keys()
+        assert all(torch.equal(held[name], tensor) for name, tensor in arrays.items())
     # As algorithm and as baseline of another.
     out = tmp_path / "alone", tmp_path / "beside"
     table = f"algorithm={{ name = '{method}', lr = 0.1, local-epochs = 1 }}"
@@ -109,5 +109,5 @@ def test_a_method_with_two_heads_starts_from_the_same_weights(method: str, tmp_p
     alone = run(RunConfig("fedadmm-digits", changes=(*tiny, table), out=out[0]))
     changes = (*TINY, f"baselines.{method}={{ lr = 0.1 }}")
     beside = run(RunConfig("fedadmm-digits", changes=changes, out=out[1]))
-    (models,) = (own["models"] for own in result_of(beside)["baselines"].values())
+    (models,) = (held["models"] for held in result_of(beside)["baselines"].values())
     assert models == result_of(alone)["models"]

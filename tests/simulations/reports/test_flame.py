@@ -43,16 +43,16 @@ def test_the_report_has_every_kind_of_model_and_its_fairness(
     assert list(result["models"]) == list(titles)
     assert list(result["baselines"]) == ["FedAvg", "Local"]
     for title, kind in titles.items():
-        accuracies = [own[f"{kind}-accuracy"] for own in clients]
+        accuracies = [reported[f"{kind}-accuracy"] for reported in clients]
         assert result["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
-        losses = [own[f"{kind}-loss"] for own in clients]
+        losses = [reported[f"{kind}-loss"] for reported in clients]
         fairness = result["fairness"][title]
         assert fairness["variance"] == pytest.approx(np.var(losses))
         assert fairness["sample_variance"] == pytest.approx(np.var(losses) * 4 / 3)
-    best = [max(own["personal-accuracy"], own["global-accuracy"]) for own in clients]
+    best = [max(reported["personal-accuracy"], reported["global-accuracy"]) for reported in clients]
     oracle = result["models"]["hybrid, chosen on the test data"]["mean"]
     assert oracle == pytest.approx(np.mean(best))
-    chosen = sum(own["hm-val-personal"] for own in clients)
+    chosen = sum(reported["hm-val-personal"] for reported in clients)
     shown = " ".join(capsys.readouterr().out.split())
     assert names(shown, "validation", f"{chosen:.0f} of 4")
     one = run(small(tmp_path / "one", "data.options.partition=noise", validation=False, clients=1))

@@ -91,8 +91,8 @@ def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice
     first = run(config_of(tmp_path / "first", compared))
     sampled = trained.copy()
     # The clients that the experiment sampled: the same seed and share, two of four a round.
-    own = [one["clients"]["train"] for one in rounds_of(first)]
-    assert sampled == [int(client) for clients in own for client in clients]
+    trained_in = [one["clients"]["train"] for one in rounds_of(first)]
+    assert sampled == [int(client) for clients in trained_in for client in clients]
     again = run(config_of(tmp_path / "again", compared), nodes=4)
     for name in ("fedavg", "local"):
         lines = [rounds_of(folder, f"metrics-{name}.jsonl") for folder in (first, again)]

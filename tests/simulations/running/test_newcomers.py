@@ -60,7 +60,7 @@ def test_the_report_has_their_groups_and_their_accuracy(
     found = result_of(run(RunConfig("digits-fpfc", changes=changes, out=tmp_path / "out")))
     joined = found["newcomers"]
     assert sorted(joined["groups"]) == ["0", "1", "2"]
-    accuracies = [own["personal-accuracy"] for own in joined["clients"].values()]
+    accuracies = [reported["personal-accuracy"] for reported in joined["clients"].values()]
     rows = found["new_clients"]["FPFC"]["models"]
     assert found["baselines"] == {}  # it is neither their data nor their number of rounds
     assert rows["personal model"]["mean"] == pytest.approx(np.mean(accuracies))

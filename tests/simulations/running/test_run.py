@@ -137,10 +137,10 @@ def test_the_precision_of_the_wire_and_the_device_are_settings(tmp_path: Path) -
     changes = (*TINY, "client.device=auto")
     half = (*changes, "algorithm.wire-dtype=float16")
     traffic = [
-        result_of(run(RunConfig("fedadmm-digits", changes=own, out=tmp_path / name), nodes=4))
-        for own, name in ((changes, "full"), (half, "half"))
+        result_of(run(RunConfig("fedadmm-digits", changes=options, out=tmp_path / name), nodes=4))
+        for options, name in ((changes, "full"), (half, "half"))
     ]
-    full_bytes, half_bytes = (sum(own["traffic"].values()) for own in traffic)
+    full_bytes, half_bytes = (sum(options["traffic"].values()) for options in traffic)
     assert half_bytes < 0.7 * full_bytes  # what clients start from travels in full, once
     with refused(ValueError, "algorithm.wire-dtype", "bfloat16", "float16"):
         load_settings("fedadmm-digits", changes=("algorithm.wire-dtype=bfloat16",))
