@@ -455,10 +455,7 @@ ANYBODY = {"client-keys": "any"}
 
 @pytest.mark.parametrize(
     "strategy",
-    [
-        pytest.param("fpfc", marks=pytest.mark.slow),
-        pytest.param("flame", marks=pytest.mark.long),
-    ],
+    [pytest.param("fpfc", marks=pytest.mark.slow), pytest.param("flame", marks=pytest.mark.long)],
 )
 def test_a_site_that_is_killed_comes_back(shown: Federation, strategy: str) -> None:
     settings = ALL_THREE | ANYBODY | {"name": f"site-{strategy}", "strategy": strategy}

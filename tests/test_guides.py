@@ -71,11 +71,7 @@ def test_after_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_robustness() -> None:
-    names = {
-        **vars(fl_admm_strategies),
-        **vars(clients),
-        "client_fn": client_fn_of(FPFCClient),
-    }
+    names = {**vars(fl_admm_strategies), **vars(clients), "client_fn": client_fn_of(FPFCClient)}
     for snippet in snippets("robustness.md"):
         exec(snippet, names)
     with InProcessGrid(names["app"], NUM_CLIENTS) as grid:

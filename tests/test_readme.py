@@ -78,9 +78,7 @@ def execute(source: str, namespace: dict[str, Any] | None = None) -> dict[str, A
     [(CURRENT_SERVER, CURRENT_CLIENT), (LEGACY_SERVER, LEGACY_CLIENT)],
     ids=["current", "legacy"],
 )
-def test_the_changed_project_runs(
-    server: str, client: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_changed_project_runs(server, client, caplog):
     caplog.set_level(logging.INFO, logger="flwr")
     run_in_process(execute(after(server))["app"], execute(after(client))["app"], 6)
     messages = [record.getMessage() for record in caplog.records]
@@ -181,7 +179,7 @@ def test_the_ci_script_runs_the_readmes_own_commands() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        part
+        pytest.param(part, marks=[pytest.mark.slow] * (name != "README.md"))
         for name, text in PAGES.items()
         if name != "results.md"  # whose data are elsewhere
         for line in commands(text)
@@ -189,9 +187,7 @@ def test_the_ci_script_runs_the_readmes_own_commands() -> None:
         if "-m simulations" in part
     ],
 )
-def test_the_commands_name_what_there_is(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_name_what_there_is(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no interrupted run of somebody's own to resume
     monkeypatch.setattr(cli, "_run", lambda *_: None)  # everything but the run itself
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)  # as on the machine it is meant for

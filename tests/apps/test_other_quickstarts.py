@@ -44,9 +44,7 @@ def losses(strategy: StatefulStrategy, name: str) -> list[float]:
 @pytest.mark.filterwarnings("ignore:.*penalty.*:FutureWarning")
 @needs_app("quickstart-sklearn")
 @pytest.mark.parametrize("api", ["current", "legacy"])
-def test_scikit_learn(
-    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[StatefulStrategy]
-) -> None:
+def test_scikit_learn(api, tmp_path, monkeypatch, made):
     folder = copy_of("quickstart-sklearn", tmp_path)
     task, server, client = (
         folder / "sklearnexample" / f"{name}.py" for name in ("task", "server_app", "client_app")
@@ -120,9 +118,7 @@ def converted(app: str, package: str, method: str, to: Path, personal: str) -> P
 @pytest.mark.skipif(not find_spec("pytorch_lightning"), reason="pytorch-lightning is not installed")
 @pytest.mark.filterwarnings("ignore")  # Lightning's hints
 @pytest.mark.parametrize("method", METHODS)
-def test_lightning(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[StatefulStrategy]
-) -> None:
+def test_lightning(method, tmp_path, monkeypatch, made):
     app, package = "quickstart-pytorch-lightning", "pytorchlightning_example"
     folder = converted(app, package, method, tmp_path, "^decoder")
     with (folder / package / "task.py").open("a") as file:
@@ -159,13 +155,7 @@ HF_LOOPS = ["own", "ours"]
 @pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
 @pytest.mark.parametrize("loop", HF_LOOPS)
 @pytest.mark.parametrize("method", METHODS)
-def test_hugging_face(
-    method: str,
-    loop: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    made: list[StatefulStrategy],
-) -> None:
+def test_hugging_face(method, loop, tmp_path, monkeypatch, made):
     evaluate = ModuleType("evaluate")
     evaluate.load = accuracy_metric  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evaluate", evaluate)

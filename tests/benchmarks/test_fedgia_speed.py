@@ -39,9 +39,7 @@ SIZES = [
 @pytest.mark.parametrize("steps", [1, 20])
 @pytest.mark.parametrize("hessian", ["diagonal", "gram"])
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_client_round(
-    benchmark: Any, rows: int, columns: int, hessian: str, steps: int, fresh: bool
-) -> None:
+def test_client_round(benchmark, rows, columns, hessian, steps, fresh):
     benchmark.group = f"d={rows}, n={columns}, {hessian}{', new client' * fresh}"
     if not benchmark.enabled:
         rows, columns = rows // 20, columns // 20

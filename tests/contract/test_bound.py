@@ -13,13 +13,7 @@ from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
 
 from clients import FedProxClient, client_app
-from fl_admm_strategies import (
-    FedADMM,
-    FedProx,
-    InProcessGrid,
-    LegacyStrategy,
-    run_in_process,
-)
+from fl_admm_strategies import FedADMM, FedProx, InProcessGrid, LegacyStrategy, run_in_process
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from simulations.attacks import Attack, attacked_client_fn

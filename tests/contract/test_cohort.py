@@ -51,9 +51,7 @@ def run(case: Case, num_nodes: int, cohort: Any, **options: Any) -> StatefulStra
 
 
 @at_any_pace
-def test_a_run_with_cohorts_is_that_without_to_rounding_on_any_number_of_nodes(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_cohorts_is_that_without_to_rounding_on_any_number_of_nodes(case, monkeypatch):
     stacks: list[int] = []
     descend = cohort_module.descend
 
@@ -123,9 +121,7 @@ def test_ray_has_the_same_bits() -> None:
 # --- Who fails ------------------------------------------------------------------------------------
 
 
-def test_a_client_that_raises_fails_alone_and_leaves_no_trace(
-    warned: Warned, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_raises_fails_alone_and_leaves_no_trace(warned, caplog):
     case = case_of("Ditto")
     for num_nodes in (1, 2):
         app = app_of(case, True, raising_client_fn(case.client_class, {2: [2]}))
@@ -172,9 +168,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("cohort", "num_clients", "expected"),
     [("auto", 15, []), ("auto", 16, [16]), (True, 3, [3]), (False, 16, []), (None, 16, [16])],
 )
-def test_auto_is_for_sixteen_clients_or_more(
-    cohort: Any, num_clients: int, expected: list[int], asked: list[int]
-) -> None:
+def test_auto_is_for_sixteen_clients_or_more(cohort, num_clients, expected, asked):
     options = {} if cohort is None else {"cohort": cohort}
     make = client_fn_of(case_of("FedProx").client_class)
     app = client_app(make, num_clients=num_clients, **options)

@@ -29,15 +29,7 @@ from numpy.typing import NDArray
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
-from tests.support.cases import (
-    CASES,
-    CHEAP,
-    NUM_CLIENTS,
-    Case,
-    case_of,
-    each_case,
-    run,
-)
+from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, case_of, each_case, run
 from tests.support.federation import (
     assert_same_bits,
     assert_same_runs,

@@ -13,12 +13,7 @@ from numpy.testing import assert_allclose
 from torch import nn
 
 from clients import FedADMMClient, FPFCClient, client_app
-from fl_admm_strategies import (
-    FPFC,
-    FedADMM,
-    InProcessGrid,
-    SmoothedSCAD,
-)
+from fl_admm_strategies import FPFC, FedADMM, InProcessGrid, SmoothedSCAD
 from fl_admm_strategies.runtime.messages.wire import HELD_BACK
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.cases import (

@@ -35,7 +35,6 @@ from tests.support.federation import (
     raising_client_fn,
     trained,
 )
-from tests.support.refusals import Warned
 
 Uploads = Mapping[int, Arrays]
 
@@ -120,9 +119,7 @@ def test_a_joining_client_that_never_succeeds_leaves_no_trace(case: Case) -> Non
 
 
 @each_case
-def test_a_client_that_left_does_not_count_and_comes_back_as_a_new_one(
-    case: Case, warned: Warned
-) -> None:
+def test_a_client_that_left_does_not_count_and_comes_back_as_a_new_one(case, warned):
     grid = grid_of(case, GONE_AND_BACK, (0, 1, 2, 1))
     strategy = case.strategy(seed=1, max_missed_rounds=2)
     uploads = last_uploads(strategy)
@@ -143,9 +140,7 @@ def test_a_client_that_left_does_not_count_and_comes_back_as_a_new_one(
 
 @pytest.mark.slow
 @at_any_pace
-def test_a_run_that_clients_joined_and_left_is_resumed_to_the_same_bits(
-    case: Case, tmp_path: Path
-) -> None:
+def test_a_run_that_clients_joined_and_left_is_resumed_to_the_same_bits(case, tmp_path):
     online: Online = {0: [2, 3, 4], 2: [2, 3, 4, 5], 4: [2, 3, 5]}
 
     def start(grid: RestlessGrid, folder: Path, **options: Any) -> StatefulStrategy:

@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    MessageType,
-    MetricRecord,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, MessageType, MetricRecord
 from flwr.client import NumPyClient
 from numpy.testing import assert_array_equal
 from torch import nn
@@ -163,7 +157,7 @@ def of_odd_names(case: Case) -> Case:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if not case.names_parts], ids=lambda case: case.name
+    "case", [case for case in CASES if case.two_heads is None], ids=lambda case: case.name
 )
 def test_the_name_of_an_array_may_hold_any_character(case: Case) -> None:
     expected, _ = plain(case)

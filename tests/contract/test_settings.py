@@ -81,3 +81,15 @@ def test_what_a_setting_cannot_be_is_refused_by_name(kind: Any) -> None:
             for value in wrong:
                 with refused(error, name, value):
                     given(kind, **{name: value})
+
+
+@each_strategy
+def test_a_strategy_made_of_its_settings_has_the_same(kind: Any) -> None:
+    parameters = parameters_of(kind)
+    strategy = given(kind, seed=3, node_timeout=7.0)
+    settings = strategy.settings()
+    assert list(settings) == list(parameters)
+    assert (settings["seed"], settings["node_timeout"]) == (3, 7.0)
+    for name in parameters.keys() - {"seed", "node_timeout", *NEEDED, "eps2"}:
+        assert settings[name] == parameters[name].default, name
+    assert kind(**settings).settings() == settings

@@ -103,9 +103,7 @@ def assert_that_only_the_victim_failed(strategy: StatefulStrategy, warned: Warne
         *(pytest.param(api, 2, marks=pytest.mark.slow) for api in ("current", "packed", "legacy")),
     ],
 )
-def test_in_process(
-    api: str, workers: int, warned: Warned, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_in_process(api, workers, warned, caplog):
     num_nodes = 2 if api == "packed" else NUM_CLIENTS
     with InProcessGrid(app_of(api), num_nodes, workers=workers) as grid:
         before = [worker.pid for worker in grid._idle]

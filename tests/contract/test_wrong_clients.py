@@ -113,9 +113,7 @@ def test_plain_clients_end_the_run_in_its_first_round(case: Case, engine: Engine
         ),
     ],
 )
-def test_the_clients_of_another_method_are_refused_by_name(
-    case: Case, engine: Engine, warned: Warned
-) -> None:
+def test_the_clients_of_another_method_are_refused_by_name(case, engine, warned):
     strategy, wrong = case.strategy(seed=1), (1, 4)
 
     def client_fn(context: Context) -> Any:

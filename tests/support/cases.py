@@ -63,8 +63,10 @@ class Case:
         ``enlarged(case, width)``: the same with many numbers.
     small_messages : bool
         Whether its messages are small however large the model.
-    names_parts : bool
-        Whether the method knows parts of the clients' models by their names.
+    two_heads : type, optional
+        The client whose models have two heads; then `client_class` makes them of plain models.
+    sends_changes : bool
+        Whether uploads are changes of what was sent, of buffers as well.
     variant : bool
         Whether its tests are slow ones: it is another setting of a strategy that is among the
         others, or one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj
@@ -84,8 +86,18 @@ class Case:
     view: View = views.NOTHING
     enlarged: Callable[[Case, int], Case] = large.of_a_wide_model
     small_messages: bool = False
-    names_parts: bool = False
+    two_heads: Any = None
+    sends_changes: bool = False
     variant: bool = False
+
+    @property
+    def takes_any_model(self) -> bool:
+        """Whether the clients' models may be any: the table of models is for these cases."""
+        return self.initial_arrays is initial_arrays or self.two_heads is not None
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """Return the model that the clients make of a plain one."""
+        return model if self.two_heads is None else two_headed(self.two_heads, model)
 
 
 def fedgia(fraction_train: float = 1.0, **settings: Any) -> Any:
@@ -295,14 +307,14 @@ CASES = [
         partial(library.FedRoD, lr=0.5),
         with_heads(of.FedRoDClient),
         partial(initial_arrays_of, of.FedRoDClient),
-        names_parts=True,
+        two_heads=of.FedRoDClient,
     ),
     keeping_variant(
         "FedCP",
         partial(library.FedCP, lam=1.0, lr=0.5),
         with_heads(of.FedCPClient),
         partial(initial_arrays_of, of.FedCPClient),
-        names_parts=True,
+        two_heads=of.FedCPClient,
     ),
     keeping_variant(
         "FedSim", partial(library.FedSim, "^head", lr=0.5, weights="uniform"), of.FedSimClient
@@ -313,7 +325,13 @@ CASES = [
         of.LGFedAvgClient,
     ),
     variant("FedProx", partial(library.FedProx, mu=0.5, lr=0.5), of.FedProxClient),
-    variant("IFCA", partial(library.IFCA, 2, lr=0.5), of.IFCAClient, fedavg_clients=False),
+    variant(
+        "IFCA",
+        partial(library.IFCA, 2, lr=0.5),
+        of.IFCAClient,
+        fedavg_clients=False,
+        sends_changes=True,
+    ),
     variant(
         "PACFL",
         partial(library.PACFL, 20.0, lr=0.5, num_vectors=1, per_class=True, measure="entrywise"),

@@ -49,10 +49,7 @@ class Averaging(NumPyClient):
         return (
             [change],
             10 + self.client,
-            {
-                "loss": float(np.square(u - self.client).mean()),
-                **made_by("FedADMM"),
-            },
+            {"loss": float(np.square(u - self.client).mean()), **made_by("FedADMM")},
         )
 
     def evaluate(

@@ -62,11 +62,7 @@ def contract_client(
     client = int(context.node_config.get("partition-id", context.node_id % 6))
     own, test = (replace(ratings(client, seed=seed), num_items=num_items) for seed in (0, 1))
     return kind(
-        context,
-        own,
-        SquaredL2(0.1),
-        test=None if client == 1 else test,
-        state_dir=state_dir,
+        context, own, SquaredL2(0.1), test=None if client == 1 else test, state_dir=state_dir
     )
 
 

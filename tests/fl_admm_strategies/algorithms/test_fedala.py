@@ -14,25 +14,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 from torch.utils.data import DataLoader
 
-from clients import FedALAClient, FedProxClient, client_app
+from clients import FedALAClient
 from clients.methods.fedala import MOST_PASSES, settled
-from fl_admm_strategies import FedALA, FedProx
+from fl_admm_strategies import FedALA
 from fl_admm_strategies.messages import FedALAInstruction
 from tests.clients.methods.lines import new_context
 from tests.clients.methods.messages import received
-from tests.fl_admm_strategies.algorithms.quadratics import (
-    ALL,
-    Counting,
-    Grid,
-    Scalar,
-    follow,
-)
+from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, Scalar, follow
 from tests.support.federation import (
-    WatchedGrid,
-    assert_same_bits,
-    client_fn_of,
     dataset,
-    initial_arrays,
     make_model,
 )
 from tests.support.refusals import refused
@@ -113,19 +103,6 @@ def test_who_sits_out_keeps_its_model_and_weights() -> None:
 
 
 # --- Special cases ------------------------------------------------------------------------------
-
-
-def test_without_layers_it_is_fedavg_to_the_bit() -> None:
-    settings: dict[str, Any] = {"lr": 0.3, "local_epochs": 2, "fraction_train": 0.5, "seed": 2}
-    models = []
-    for strategy, client_class in (
-        (FedALA(layers=0, **settings), FedALAClient),
-        (FedProx(mu=0.0, **settings), FedProxClient),
-    ):
-        grid = WatchedGrid(client_app(client_fn_of(client_class)), 6)
-        strategy.start(grid, initial_arrays(), 3)
-        models.append(strategy.global_model())
-    assert_same_bits(*models)
 
 
 def test_with_weights_that_stay_at_1_it_is_fedavg() -> None:

@@ -21,14 +21,13 @@ from torch.utils.data import DataLoader
 from clients import (
     FedAltClient,
     FedAPMClient,
-    FedProxClient,
     FedSimClient,
     LGFedAvgClient,
     LocalClient,
     client_app,
     output_layers,
 )
-from fl_admm_strategies import FedAlt, FedProx, FedSim, LGFedAvg, StatefulStrategy
+from fl_admm_strategies import FedAlt, FedSim, LGFedAvg, StatefulStrategy
 from fl_admm_strategies.algorithms.local import LocalInstruction
 from fl_admm_strategies.messages import FedAltInstruction, FedSimInstruction
 from tests.clients.methods.lines import new_context
@@ -91,11 +90,7 @@ class PairGrid(Grid):
         return arrays
 
 
-CLIENT_OF: dict[Any, Any] = {
-    FedAlt: FedAltClient,
-    FedSim: FedSimClient,
-    LGFedAvg: LGFedAvgClient,
-}
+CLIENT_OF: dict[Any, Any] = {FedAlt: FedAltClient, FedSim: FedSimClient, LGFedAvg: LGFedAvgClient}
 
 
 def run(
@@ -178,20 +173,6 @@ def test_both_parts_of_fedalt_have_steps_of_their_own() -> None:
 
 
 # --- Special cases ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [FedAlt, FedSim, LGFedAvg])
-def test_with_nothing_personal_it_is_fedavg_to_the_bit(kind: Any) -> None:
-    settings: dict[str, Any] = {"lr": 0.3, "local_epochs": 2, "fraction_train": 0.5, "seed": 2}
-    models = []
-    for strategy, client_class in (
-        (kind(None, **settings), CLIENT_OF[kind]),
-        (FedProx(mu=0.0, **settings), FedProxClient),
-    ):
-        grid = WatchedGrid(client_app(client_fn_of(client_class)), 6)
-        strategy.start(grid, initial_arrays(), 3)
-        models.append(strategy.global_model())
-    assert_same_bits(*models)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,7 @@ from torch.utils.data import DataLoader
 from clients import (
     FedADMMClient,
     FedAPMClient,
-    SplitInput,
     client_app,
-    input_layers,
-    output_layers,
-    split_input,
 )
 from clients.toolkit.round.base import Scalars
 from fl_admm_strategies import FedADMM, FedAPM
@@ -356,9 +352,7 @@ def test_the_limit_is_the_minimiser_of_the_shared_problem() -> None:
 
 
 @pytest.mark.parametrize("duals", ["strategy", "client"])
-def test_clients_that_sit_out_stay_to_the_bit_and_u_moves_by_the_others_messages(
-    duals: Any,
-) -> None:
+def test_clients_that_sit_out_stay_to_the_bit_and_u_moves_by_the_others_messages(duals):
     strategy = FedAPM("^v$", rho=6 * 0.7, lr=0.05 / 6, duals=duals, fraction_train=0.5, seed=2)
     states = Federation(random_problems(3, m=6), exact=False).run(strategy, 4)
     for old, new in pairwise(states):
@@ -407,49 +401,11 @@ def test_messages_hold_the_shared_block_and_nothing_else(duals: Any) -> None:
                 assert got.tobytes() == new.U[i].tobytes()
 
 
-def evaluation_messages(grid: WatchedGrid, server_round: int) -> list[dict[str, list[str]]]:
-    messages = grid.phase(MessageType.EVALUATE, server_round)
-    return [{k: list(r) for k, r in m.content.array_records.items()} for m in messages]
-
-
 HEAD, BODY = ["head.weight", "head.bias"], ["body.weight", "body.bias"]
 
 
 def small_grid(client_class: Any = FedAPMClient, **kwargs: Any) -> WatchedGrid:
     return WatchedGrid(client_app(client_fn_of(client_class)), 6, **kwargs)
-
-
-@pytest.mark.parametrize("personal", ["^head", "^body"])
-def test_model_and_evaluation_hold_the_shared_arrays_only(personal: str) -> None:
-    grid = small_grid()
-    strategy = FedAPM(personal, fraction_train=0.5, seed=1)
-    result = strategy.start(grid, initial_arrays(), 2)
-    shared = BODY if personal == "^head" else HEAD
-    assert list(result.arrays) == list(strategy.global_arrays) == shared
-    trained = set(strategy.train_metrics[1])
-    for client, records in enumerate(evaluation_messages(grid, 1)):
-        start = {} if client in trained else {"arrays.start": shared}
-        assert records == {"arrays": shared} | start
-
-
-def test_the_selectors_part_the_model() -> None:
-    # The names of v and u are disjoint and cover all parameters.
-    split = SplitInput(
-        personal=nn.Linear(1, 2),
-        shared=nn.Linear(2, 2),
-        upper=nn.Linear(4, 3),
-        split=lambda x: (x[:, :1], x[:, 1:]),
-    )
-    model = make_model()
-    cases = [
-        (model, input_layers(model, 1), BODY),
-        (model, output_layers(model, 1), HEAD),
-        (split, split_input(split), ["personal.weight", "personal.bias"]),
-    ]
-    for parted, personal, names in cases:
-        strategy = FedAPM(personal)
-        strategy.run.begin(named_arrays(ArrayRecord(parted.state_dict())), [0, 1])
-        assert list(strategy.upload_spec()) == [n for n in parted.state_dict() if n not in names]
 
 
 # --- Reductions ---------------------------------------------------------------------------------
@@ -484,22 +440,6 @@ def test_settings_mean_the_same_whatever_the_number_of_clients() -> None:
     assert_allclose(other.U[::2], one.U, atol=1e-10)
     assert_allclose(other.u, one.u, atol=1e-10)
     assert np.abs(one.u).max() > 0.1
-
-
-@pytest.mark.parametrize("settings", [{}, {"u_start": "server"}, {"tolerance": 0.1}])
-def test_duals_with_the_client_give_the_same_trajectory(settings: dict[str, Any]) -> None:
-    base: dict[str, Any] = {"rho": 1.5, "lr": 0.02, "fraction_train": 0.7, "seed": 3} | settings
-    here, there = (
-        Federation(random_problems(7), exact=False).run(FedAPM("^v$", duals=duals, **base), 6)
-        for duals in ("strategy", "client")
-    )
-    for one, other in zip(here, there, strict=True):
-        for v, same in zip(one.V, other.V, strict=True):
-            assert_allclose(same, v, atol=1e-12)
-        assert_allclose(other.U, one.U, atol=1e-12)
-        assert_allclose(other.Pi, one.Pi, atol=1e-12)
-        assert_allclose(other.u, one.u, atol=1e-12)
-        assert_allclose(other.xi, one.xi, atol=0)
 
 
 def test_start_at_the_server_by_hand() -> None:

@@ -158,18 +158,6 @@ def test_the_routed_sum_is_evaluated_and_the_personal_head_stays() -> None:
         assert "global-loss" not in own
 
 
-def test_the_server_takes_the_mean_by_examples() -> None:
-    strategy = FedCP(lr=0.3)
-    grid = run(strategy, 1)
-    replies = [message.content for message in grid.replies("train", 1)]
-    sizes = [len(dataset(i)) for i in range(4)]
-    for name, array in strategy.global_model().items():
-        total = sum(
-            n * reply["arrays"][name].numpy() for n, reply in zip(sizes, replies, strict=True)
-        )
-        assert_allclose(array, total / sum(sizes), rtol=1e-5, atol=1e-7)
-
-
 # --- Refusals -----------------------------------------------------------------------------------
 
 

@@ -130,9 +130,7 @@ KINDS = pytest.mark.parametrize("kind", ["diagonal", "gram"])
 @KINDS
 @pytest.mark.parametrize("duals", ["strategy", "client"])
 @pytest.mark.parametrize("losses", [regression(), classification()], ids=["squares", "logistic"])
-def test_the_trajectory_is_that_of_the_printed_algorithm(
-    losses: list[DataLoss], kind: str, duals: str
-) -> None:
+def test_the_trajectory_is_that_of_the_printed_algorithm(losses, kind, duals):
     printed = Printed(losses, kind, t=0.3, k0=3)
     rounds = []
 
@@ -272,19 +270,16 @@ def test_the_worked_example() -> None:
 
 @pytest.mark.parametrize(("fraction", "size"), [(0.5, 3), (0.51, 4), (1.0, 6), (0.01, 1)])
 def test_the_admm_group_has_ceil_s_m_clients(fraction: float, size: int) -> None:
-    strategy = FedGiA(fraction_admm=fraction, curvature=1.0)
+    strategy = FedGiA(fraction_admm=fraction, curvature=np.float32(1.0))  # type: ignore[arg-type]
     begin(strategy)
     groups = np.stack([strategy.admm_group(r) for r in range(1, 601)])
     assert set(groups.sum(axis=1)) == {size}
     # Every client is in with probability size/m; three standard deviations of 600 draws
     share = size / M
     assert np.abs(groups.mean(axis=0) - share).max() <= 3 * math.sqrt(share * (1 - share) / 600)
-
-
-def test_a_product_that_rounds_up_does_not_add_a_client() -> None:
-    strategy = FedGiA(fraction_admm=0.07, curvature=1.0)  # 0.07 * 100 = 7.000000000000001
-    begin(strategy, 100)
-    assert strategy.admm_group(1).sum() == 7
+    many = FedGiA(fraction_admm=0.07, curvature=1.0)  # 0.07 * 100 = 7.000000000000001
+    begin(many, 100)
+    assert many.admm_group(1).sum() == 7
 
 
 def test_all_clients_train_in_every_round_and_know_their_group() -> None:
@@ -459,9 +454,7 @@ def test_without_a_t_sigma_is_twice_the_mean_curvature_over_m() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"duals": "client", "report_gradient": True}])
-def test_sigma_follows_a_curvature_that_is_larger_than_where_it_was_measured(
-    settings: dict[str, Any],
-) -> None:
+def test_sigma_follows_a_curvature_that_is_larger_than_where_it_was_measured(settings):
     # The clients say r_i = 0.5, but f has 3. Two gradients are needed to see it, so sigma m is
     # 2 * 0.5 in rounds 1 and 2; round 3 expects the growth by 6 once more, round 4 none.
     pulls: list[float] = []
@@ -499,14 +492,6 @@ def test_a_restored_run_draws_the_groups_of_its_own_seed() -> None:
     restored = FedGiA(fraction_evaluate=0, seed=99)
     restored.load_state_dict(saved[-1])
     assert_same_bits(run(losses, 6, restored).state_dict(), run(losses, 6).state_dict())
-
-
-def test_a_state_with_the_duals_elsewhere_is_refused() -> None:
-    saved = run(regression(), 1, duals="client").state_dict()
-    strategy = FedGiA()
-    strategy.load_state_dict(saved)
-    with refused(ValueError, "clients/pi"):
-        strategy.start(grid_of(regression()), zeros(), 2)
 
 
 # --- PyTorch models -----------------------------------------------------------------------------
@@ -569,9 +554,3 @@ def test_a_client_that_cannot_serve_the_gram_matrix_ends_the_run() -> None:
     initial = ArrayRecord(nn.Linear(N, 1).state_dict())
     with refused(RuntimeError, "handshake", "data matrix"):
         FedGiA(hessian="gram").start(WatchedGrid(client_app(client_fn), M), initial, 1)
-
-
-def test_a_curvature_of_numpys_is_a_number_too() -> None:
-    strategy = FedGiA(curvature=np.float32(2.0))  # type: ignore[arg-type]
-    begin(strategy)
-    np.testing.assert_array_equal(strategy.state.clients.column("curvature"), np.full(M, 2.0))

@@ -16,20 +16,12 @@ from clients import client_app
 from clients.methods.fedmc_admm import FedMCADMMClient
 from clients.toolkit.data.ratings import Ratings
 from fl_admm_strategies import FedMCADMM, initial_item_factors, made_by
-from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
+from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from fl_admm_strategies.runtime.messages.records import RawReply
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.federation import WatchedGrid, assert_same_bits, node_of
-from tests.support.ratings import (
-    NUM_CLIENTS,
-    NUM_ITEMS,
-    RANK,
-    Federation,
-    dense,
-    initial,
-    ratings,
-)
+from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, RANK, Federation, dense, initial, ratings
 from tests.support.refusals import refused
 
 STAMP = made_by("FedMCADMM")
@@ -321,16 +313,6 @@ def test_the_users_factors_are_in_no_message(duals: Any, y0: Any) -> None:
             assert numbers <= allowed | {"user-entries", "user-nonzeros"}
 
 
-@each_place
-def test_bytes_are_counted(duals: Any) -> None:
-    grid = WatchedGrid(client_app(client_fn), P)
-    strategy = FedMCADMM(SquaredL2(ITEMS), duals=duals, seed=1)
-    start(strategy, grid, 2)
-    of_v = 8 * RANK * NUM_ITEMS
-    # V^0 goes along once: W_i^0 is the client's copy of it.
-    assert strategy.traffic == {1: Traffic(2 * P * of_v, P * of_v), 2: Traffic(P * of_v, P * of_v)}
-
-
 # --- Evaluation ---------------------------------------------------------------------------------
 
 
@@ -376,17 +358,6 @@ def test_nonzeros_are_counted_over_all_users_and_items() -> None:
     assert 0 < np.count_nonzero(entries) < len(entries)
     assert metrics["nnz-users"] == np.count_nonzero(entries) / len(entries)
     assert metrics["nnz-items"] == np.count_nonzero(items(run)) / items(run).size
-
-
-def test_reports_of_clients_that_are_not_ours_are_averaged_as_they_are() -> None:
-    strategy = FedMCADMM(SquaredL2(ITEMS), seed=1)
-    strategy.run.begin(initial(), range(2))
-    strategy.run.configure_evaluate(1, {})
-    replies = [
-        (0, RawReply(None, {"loss": 1.0, "num-examples": 1, **STAMP})),
-        (1, RawReply(None, {"loss": 3.0, "num-examples": 3, **STAMP})),
-    ]
-    assert strategy.run.aggregate_evaluate(1, replies)["loss"] == 2.5
 
 
 @pytest.mark.parametrize(
@@ -486,14 +457,3 @@ def test_the_initial_arrays_are_one_matrix(arrays: dict[str, NDArray[Any]]) -> N
 def test_no_factors_of_nothing(rank: int, num_items: int) -> None:
     with refused(ValueError, 0):
         initial_item_factors(rank, num_items)
-
-
-def test_a_state_of_another_rank_is_refused() -> None:
-    regularizer: Regularizer = SquaredL2(ITEMS)
-    state = start(FedMCADMM(regularizer, seed=1), WatchedGrid(client_app(client_fn), P), 1)
-    other = FedMCADMM(regularizer, seed=1)
-    other.load_state_dict(state.state_dict())
-    with refused(ValueError, "(14,)", "(21,)"):
-        other.start(
-            WatchedGrid(client_app(client_fn), P), initial_item_factors(3, NUM_ITEMS), num_rounds=2
-        )

@@ -16,13 +16,7 @@ from fl_admm_strategies.maths import rated
 from fl_admm_strategies.maths.rated import RatedConsensus
 from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from fl_admm_strategies.runtime.messages.records import RawReply
-from tests.support.ratings import (
-    NUM_CLIENTS,
-    NUM_ITEMS,
-    RANK,
-    Federation,
-    ratings,
-)
+from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, RANK, Federation, ratings
 from tests.support.refusals import names, refused
 
 KINDS = {"l2": SquaredL2(0.2), "l1": L1Norm(0.2)}
@@ -40,11 +34,9 @@ def items(run: Federation) -> Any:
     return run.strategy.global_model()["item-factors"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("beta", [0.05, 0.8, 50.0])  # q from near 1, where V fades slowly, to 1e-5
-def test_the_trajectory_is_that_of_all_rows(
-    kind: str, beta: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# q from near 1, where V fades slowly, to 1e-5
+@pytest.mark.parametrize(("kind", "beta"), [("l2", 0.05), ("l1", 0.8), ("l2", 50.0)])
+def test_the_trajectory_is_that_of_all_rows(kind, beta, monkeypatch):
     monkeypatch.setattr("fl_admm_strategies.algorithms.fedmc_admm.REBUILD_EVERY", 10)
     scale = {"init_scale": 0.5, "beta": beta}
     dense, sparse = federation("all", kind, **scale), federation("rated", kind, **scale)

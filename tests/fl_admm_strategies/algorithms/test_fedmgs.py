@@ -79,9 +79,7 @@ def test_the_objective_falls_when_all_take_part() -> None:
 
 
 @pytest.mark.parametrize("reported", [{}, {CURVATURE: -1.0}, {CURVATURE: np.inf}])
-def test_a_reply_without_a_usable_curvature_is_as_if_the_client_had_sat_out(
-    reported: dict[str, float],
-) -> None:
+def test_a_reply_without_a_usable_curvature_is_as_if_the_client_had_sat_out(reported):
     run = federation(fraction_train=1.0)
     strategy, V = run.strategy, run.first["item-factors"]
     before = strategy.state.clients.column("gradient").copy()

@@ -64,18 +64,3 @@ def test_the_global_model_is_evaluated_and_there_is_no_other() -> None:
     losses = {i: m["global-loss"] for i, m in strategy.evaluate_metrics[1].items()}
     expected = {0: 0.0121420139, 1: 3.4009506944, 2: 9.2952347222}
     assert losses == pytest.approx(expected, abs=1e-8)
-    with pytest.raises(ValueError, match=r"FedProx has no personal models, expected one of \['gl"):
-        strategy.personal_arrays(0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"mu": -0.1}, "mu is -0.1, expected a finite number >= 0"),
-        ({"lr": 0.0}, "lr is 0.0, expected a finite number > 0"),
-        ({"local_epochs": 0}, "local_epochs is 0, expected an integer >= 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        FedProx(**settings)

@@ -188,9 +188,7 @@ def test_exact_steps_give_the_golden_vectors() -> None:
         ROUND,
     )
     close(
-        three.w_i,
-        [(0.30311111, 0.256), (0.22192593, 0.20503704), (0.35111111, 0.15170370)],
-        ROUND,
+        three.w_i, [(0.30311111, 0.256), (0.22192593, 0.20503704), (0.35111111, 0.15170370)], ROUND
     )
     close(
         three.pi,
@@ -211,9 +209,7 @@ def test_two_gradient_steps_a_round_give_the_golden_vectors() -> None:
     close(two.theta, [(0.30816, 0.61632), (-0.52972, 0.26486), (0.49852875, -0.3323525)])
     close(two.w_i, [(0.098864, 0.215328), (-0.111488, 0.120344), (0.1516115, -0.033341)])
     close(
-        two.pi,
-        [(0.06976533, 0.133664), (-0.13941067, 0.048172), (0.11563908, -0.0996705)],
-        ROUND,
+        two.pi, [(0.06976533, 0.133664), (-0.13941067, 0.048172), (0.11563908, -0.0996705)], ROUND
     )
     close(two.w, (0.07699167, 0.155554), ROUND)
     assert two.lagrangian() == pytest.approx(1.4279823653, abs=1e-10)
@@ -265,9 +261,7 @@ def random_federation(seed: int, m: int = 6, d: int = 4) -> Quadratics:
 
 @pytest.mark.parametrize("anchor", ["w_i", "w"])
 @pytest.mark.parametrize("rho", [0.05, 0.4])
-def test_identities_hold_with_noise_partial_participation_and_unequal_weights(
-    anchor: str, rho: float
-) -> None:
+def test_identities_hold_with_noise_partial_participation_and_unequal_weights(anchor, rho):
     federation = random_federation(1)
     strategy = flame(lam=0.7, rho=rho, anchor_on=anchor, weights="size", fraction_train=0.5)
     rounds = federation.run(strategy, 8, noise=0.3)
@@ -434,15 +428,6 @@ def test_duals_on_the_client_give_the_same_trajectory(anchor: str) -> None:
         close(own["theta"], here.personal_arrays(client)["theta"].numpy(), 1e-13)
     assert "theta" not in there.state.clients  # O(d) memory
     assert "local_w" not in there.state.clients
-
-
-def test_a_state_of_the_other_placement_is_refused() -> None:
-    federation = Quadratics()
-    here, there = flame(), flame(duals="client")
-    federation.run(here, 1)
-    there.load_state_dict(here.state_dict())
-    with refused(ValueError, "duals"):
-        there.run.begin({"theta": np.zeros(2)}, range(3))
 
 
 # --- Arrays that take no part -------------------------------------------------------------------

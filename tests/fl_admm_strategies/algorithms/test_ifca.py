@@ -98,9 +98,7 @@ def test_the_worked_example(settings: dict[str, Any], expected: Any) -> None:
         ),
     ],
 )
-def test_clients_that_sit_out(
-    settings: dict[str, Any], expected: Any, second: dict[int, int]
-) -> None:
+def test_clients_that_sit_out(settings, expected, second):
     models, clusters = run(ifca(**settings), (0, 2), (1, 3))
     assert_allclose(models, expected, atol=1e-8)
     assert clusters[1] == second

@@ -79,10 +79,7 @@ MINIMISERS = {
         FedADMMClient,
     ),
     "FLAME-size": (partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, weights="size"), FLAMEClient),
-    "FLAME-client": (
-        partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, duals="client"),
-        FLAMEClient,
-    ),
+    "FLAME-client": (partial(FLAME, rho=0.8, lr=0.2, local_epochs=10, duals="client"), FLAMEClient),
     "FedGiA-gradient": (partial(FedGiA, t=0.5, local_steps=2, report_gradient=True), FedGiAClient),
     "FedGiA-client": (partial(FedGiA, t=0.5, local_steps=2, duals="client"), FedGiAClient),
 }
@@ -128,9 +125,7 @@ def test_what_fedgia_reports_belongs_to_those_that_are_left() -> None:
 
 
 @pytest.mark.parametrize(("t", "scale"), [(0.5, 1.0), (0.5, 5.0), (None, 5.0)])
-def test_the_gradient_that_fedgia_finds_is_that_of_the_clients_there_are(
-    t: float | None, scale: float
-) -> None:
+def test_the_gradient_that_fedgia_finds_is_that_of_the_clients_there_are(t, scale):
     # In round 3 the server takes the gradients at the x that it sent: with the new client,
     # grad f(x) = (1/4) sum_i 2 c_i (x - i) over i = 0, 1, 2, 4, where c_2 is scale^2. They follow
     # by (34) from the sigma that was sent; that of the next round depends on the new client's r_i.

@@ -77,15 +77,6 @@ def test_buffers_are_the_clients_own() -> None:
     assert [grid.own(i)["steps"].item() for i in ALL] == [4, 2, 2]
 
 
-def test_a_client_that_lost_its_model_starts_from_the_initial_one() -> None:
-    # Client 2 sits out round 2, in which it finds out: -.36 after rounds 1 and 3.
-    grid = Grid(LocalClient)
-    strategy = local()
-    follow(strategy, grid, ALL, ALL, ALL, after={1: lambda: grid.forget(1)})
-    assert sorted(strategy.train_metrics[2]) == [0, 2]
-    assert_allclose(grid.own_w(*ALL), [1 - 0.9**6, -0.36, 3 * (1 - 0.6**6)], atol=1e-12)
-
-
 def test_a_joining_client_starts_from_the_initial_model() -> None:
     grid = Grid(LocalClient, away=[2])
     strategy = local()

@@ -125,9 +125,7 @@ def test_w_i_may_take_one_step_a_round() -> None:
     assert_allclose(w, [0.0164, 0.042453], atol=1e-8)
 
 
-def test_with_p_the_identity_and_theta_started_at_w_it_is_pfedme(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_with_p_the_identity_and_theta_started_at_w_it_is_pfedme(monkeypatch):
     # One round from theta = w = 0: pFedMe with theta_start="warm".
     monkeypatch.setattr("clients.methods.lp_proj.projection", lambda *_: np.array([[1.0]]))
     settings: dict[str, Any] = {

@@ -16,8 +16,8 @@ from flwr.app import ArrayRecord, Context, MessageType, RecordDict
 from numpy.testing import assert_allclose
 from torch import nn
 
-from clients import FedProxClient, PerFedAvgClient, client_app
-from fl_admm_strategies import FedProx, PerFedAvg
+from clients import PerFedAvgClient, client_app
+from fl_admm_strategies import PerFedAvg
 from fl_admm_strategies.algorithms.perfedavg import PerFedAvgInstruction
 from tests.clients.methods.lines import line_client, sample
 from tests.clients.methods.messages import received, scalars
@@ -31,12 +31,7 @@ from tests.fl_admm_strategies.algorithms.quadratics import (
     follow,
     make_client,
 )
-from tests.support.federation import (
-    WatchedGrid,
-    assert_same_bits,
-    client_fn_of,
-    initial_arrays,
-)
+from tests.support.federation import WatchedGrid
 from tests.support.refusals import refused
 
 
@@ -151,19 +146,6 @@ def test_without_adaptation_it_is_fedavg_with_the_plain_mean(mode: str) -> None:
     # alpha = 0: two steps of .1, w = .5833333333, .9352777778.
     _, w, _ = run(perfedavg(mode=mode, alpha=0.0, lr=0.1), ALL, ALL)
     assert_allclose(w, [0.5833333333, 0.9352777778], atol=1e-8)
-
-
-def test_fine_tuning_is_fedavg_to_the_bit() -> None:
-    settings: dict[str, Any] = {"lr": 0.3, "local_epochs": 2, "fraction_train": 0.5, "seed": 2}
-    models = []
-    for strategy, client_class in (
-        (PerFedAvg(mode="finetune", weights="size", adapt="epoch", **settings), PerFedAvgClient),
-        (FedProx(mu=0.0, **settings), FedProxClient),
-    ):
-        grid = WatchedGrid(client_app(client_fn_of(client_class)), 6)
-        strategy.start(grid, initial_arrays(), 3)
-        models.append(strategy.state.model)
-    assert_same_bits(*models)
 
 
 # --- Batches, buffers ---------------------------------------------------------------------------

@@ -201,9 +201,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_failing_client_says_why_and_leaves_no_trace(
-    workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_client_says_why_and_leaves_no_trace(workers, caplog):
     with InProcessGrid(counting_app(), 2, workers=workers, run_config={"lr": 0.1}) as grid:
         a, b = grid.get_node_ids()
         grid.send_and_receive([train_message(a)])
@@ -402,9 +400,7 @@ def test_a_late_client_is_killed_has_no_reply_and_leaves_no_trace() -> None:
         assert [reply.content["metrics"]["n"] for reply in replies] == [1, 2, 2, 2, 2]
 
 
-def test_a_client_that_is_done_before_it_is_watched_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_that_is_done_before_it_is_watched_is_noticed(monkeypatch):
     class DoneAtOnce(Worker):
         def submit(self, data):
             future = super().submit(data)

@@ -138,13 +138,7 @@ def check(
         *(pytest.param(with_workflow, w, marks=pytest.mark.slow) for w in ("query", "training 0")),
     ],
 )
-def test_a_dead_actor_ends_the_run_with_what_to_do(
-    loop: Loop,
-    where: str,
-    whole: StatefulStrategy,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dead_actor_ends_the_run_with_what_to_do(loop, where, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "runs_on_ray", lambda: True)
     check(loop, in_process, tmp_path, where, whole, pretend)
 
@@ -156,7 +150,5 @@ def test_a_dead_actor_ends_the_run_with_what_to_do(
         *(pytest.param(with_server_fn, where, marks=pytest.mark.long) for where in DEATHS),
     ],
 )
-def test_a_dead_ray_actor_is_reported_at_once(
-    loop: Loop, where: str, whole: StatefulStrategy, tmp_path: Path
-) -> None:
+def test_a_dead_ray_actor_is_reported_at_once(loop, where, whole, tmp_path):
     check(loop, on_ray, tmp_path, where, whole)

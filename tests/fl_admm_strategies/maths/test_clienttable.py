@@ -128,9 +128,7 @@ def test_the_columns_are_saved_and_loaded() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 9), max_size=4)), max_size=12))
-def test_after_any_coming_and_going_every_row_is_its_clients(
-    changes: list[tuple[bool, set[int]]],
-) -> None:
+def test_after_any_coming_and_going_every_row_is_its_clients(changes):
     own, expected = ClientTable(theta=np.zeros(2), age=0), {}
     for number, (join, clients) in enumerate(changes):
         if join:

@@ -91,9 +91,7 @@ def test_prox_is_the_minimiser(penalty: Penalty, rho: float) -> None:
     smoothing=st.floats(1e-6, 0.9),
     margin=st.floats(1.05, 100),
 )
-def test_scad_scale_is_continuous_at_its_borders(
-    lam: float, a: float, smoothing: float, margin: float
-) -> None:
+def test_scad_scale_is_continuous_at_its_borders(lam, a, smoothing, margin):
     rho = margin / (a - 1)
     penalty = SmoothedSCAD(lam, a, smoothing * lam)
     penalty.check(rho)
@@ -105,9 +103,7 @@ def test_scad_scale_is_continuous_at_its_borders(
 
 @settings(max_examples=30, deadline=None)
 @given(r=st.floats(0, 1e300), case=st.sampled_from(CASES))
-def test_scale_is_in_the_unit_interval_and_the_dual_is_bounded(
-    r: float, case: tuple[Penalty, float]
-) -> None:
+def test_scale_is_in_the_unit_interval_and_the_dual_is_bounded(r, case):
     penalty, rho = case
     s = float(penalty.prox_scale(r, rho))
     assert 0 <= s <= 1

@@ -38,9 +38,7 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("limit", "file"), [(8_000, "round-000003.safetensors"), (900, "history.jsonl")]
 )
-def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
-    limit: int, file: str, tmp_path: Path
-) -> None:
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(limit, file, tmp_path):
     with ExitStack() as until_there_is_room:
 
         def fill(server_round: int, _: Mapping[str, float]) -> None:
@@ -70,9 +68,7 @@ def test_a_client_that_cannot_keep_its_state_says_so_and_has_the_last(tmp_path: 
     np.testing.assert_array_equal(held["u"], np.zeros(5_000))
 
 
-def test_an_interrupt_leaves_no_part_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_no_part_of_a_file(tmp_path, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -83,9 +79,7 @@ def test_an_interrupt_leaves_no_part_of_a_file(
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_folder_that_is_not_the_runs_any_more_ends_the_run(
-    replaced: bool, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_not_the_runs_any_more_ends_the_run(replaced, tmp_path):
     folder, moved = tmp_path / "run", tmp_path / "moved"
     others: list[dict[Path, bytes]] = []
 

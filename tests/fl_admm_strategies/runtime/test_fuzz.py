@@ -318,9 +318,7 @@ def test_an_evaluation_of_any_content_changes_no_state(data: st.DataObject) -> N
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.shakes_hands], ids=lambda case: case.name
 )
-def test_a_handshake_of_any_content_is_good_or_ends_the_run(
-    case: Case, data: st.DataObject
-) -> None:
+def test_a_handshake_of_any_content_is_good_or_ends_the_run(case, data):
     """What it says goes into the state by each method's own rule."""
     phase = (MessageType.TRAIN, 0)
     content = data.draw(bad_replies(case, phase))
@@ -485,9 +483,7 @@ def test_a_node_refuses_the_instruction_of_a_client_that_it_does_not_host() -> N
     num_examples=numbers,
     reported=st.dictionaries(metric_names, scalars, max_size=3),
 )
-def test_a_reply_of_the_legacy_api_is_refused_or_good(
-    tensors: list[bytes], num_examples: Any, reported: dict[str, Any]
-) -> None:
+def test_a_reply_of_the_legacy_api_is_refused_or_good(tensors, num_examples, reported):
     strategy = begun(range(2))
     legacy = LegacyStrategy(strategy, CHEAP.initial_arrays())
     strategy.run.configure_train(1, {})
@@ -601,9 +597,7 @@ def _saved_checkpoint() -> Any:
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_checkpoint_of_any_content_is_resumed_or_refused(
-    data: st.DataObject, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_any_content_is_resumed_or_refused(data, tmp_path):
     """Its checksums are right: somebody has written this, or another version."""
     arrays, header, history = saved_checkpoint()
     changed = data.draw(st.sampled_from(["arrays", "header", "history"]))

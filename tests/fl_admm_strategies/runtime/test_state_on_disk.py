@@ -37,9 +37,7 @@ def run(rounds: int, folder: Path | None = None, **options: Any) -> FedADMM:
     return strategy
 
 
-def test_a_run_has_the_same_bits_and_resumes(
-    tmp_path: Path, mapped: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_has_the_same_bits_and_resumes(tmp_path, mapped, monkeypatch):
     in_memory = run(4)
     assert mapped() == 0
     folder, saved = tmp_path / "new" / "state", tmp_path / "saved"
@@ -73,9 +71,7 @@ def test_a_small_column_stays_in_memory(tmp_path: Path, monkeypatch: pytest.Monk
     table.insert({1: {}})
 
 
-def test_a_disk_without_room_is_a_sentence(
-    tmp_path: Path, mapped: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_is_a_sentence(tmp_path, mapped, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -67,9 +67,7 @@ def identified_app(ids: Callable[[Context], Any], total: Any) -> ClientApp:
 # --- Waiting for nodes --------------------------------------------------------------------------
 
 
-def test_too_few_nodes_end_with_an_error_that_says_what_to_do(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_nodes_end_with_an_error_that_says_what_to_do(caplog, monkeypatch):
     caplog.set_level(logging.INFO, logger="flwr")
     monkeypatch.setattr(discovery, "_REPORT_EVERY", 0.15)
     began = time.monotonic()
@@ -121,9 +119,7 @@ class SilentGrid(WatchedGrid):
         return super().pull_messages([message for message in wanted if message not in held])
 
 
-def test_a_node_that_never_says_who_it_is_is_named(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_never_says_who_it_is_is_named(caplog, monkeypatch):
     silent = 4
     caplog.set_level(logging.INFO, logger="flwr")
     monkeypatch.setattr(discovery, "_REPORT_EVERY", 0.1)
@@ -149,9 +145,7 @@ def test_a_legacy_client_app_is_pointed_to_the_two_ways_out() -> None:
 
 
 @pytest.mark.parametrize("garbage", ["three", [1.5, 2.0], [-1], [4, 4]], ids=repr)
-def test_a_node_that_answers_the_query_with_garbage_is_no_client(
-    garbage: Any, warned: Warned
-) -> None:
+def test_a_node_that_answers_the_query_with_garbage_is_no_client(garbage, warned):
     # Node 3 (partition 1) talks nonsense: it is not counted, and the error tells.
     def ids(context: Context) -> Any:
         partition = int(context.node_config["partition-id"])

@@ -99,9 +99,7 @@ def test_a_second_node_of_a_client_waits_until_the_first_is_gone(warned: Warned)
     assert len(warned()) == len(warned("node 5", "[1]", "node [3]")) == 1
 
 
-def test_a_node_that_hosts_new_clients_is_welcome(
-    warned: Warned, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_that_hosts_new_clients_is_welcome(warned, caplog):
     strategy, grid = run({0: [2, 3, 4], 2: [2, 3, 4, 5]}, partitions=(0, 1, 2, 7))
     assert trained(strategy) == {1: [0, 1, 2]} | {r: [0, 1, 2, 7] for r in (2, 3, 4)}
     assert grid.asked == [5]
@@ -109,9 +107,7 @@ def test_a_node_that_hosts_new_clients_is_welcome(
     assert any(names(line, "[7]", "node 5") for line in caplog.messages)
 
 
-def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(monkeypatch):
     monkeypatch.setattr(discovery, "QUERY_TIMEOUT", 0.3)
     grid = RestlessGrid(fpfc_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})
     strategy = fpfc()
@@ -156,9 +152,7 @@ def test_a_new_node_that_cannot_say_who_it_is_is_left_out(warned: Warned) -> Non
     assert len(warned("node 5")) == len(warned("node 5", "no data on this machine")) == 1
 
 
-def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_clients_are_gone_ends_with_an_error_that_says_what_to_do(caplog, monkeypatch):
     caplog.set_level(logging.INFO, logger="flwr")
     monkeypatch.setattr(discovery, "_REPORT_EVERY", 0.15)
     with refused(TimeoutError, "1 of the run's 3", 2, "min_available_nodes", "node_timeout"):

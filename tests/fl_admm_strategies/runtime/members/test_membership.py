@@ -34,7 +34,6 @@ from tests.support.federation import (
     trained,
 )
 from tests.support.legacy import run_workflow
-from tests.support.refusals import Warned
 
 
 def members(*clients: int, max_missed_rounds: int | None = None) -> Membership:
@@ -187,9 +186,7 @@ AT_ONCE_ELSEWHERE: Online = {0: [2, 3, 4], 3: [2, 4, 5], 5: [2, 4, 5, 6]}
     ],
     ids=["FPFC", "FedADMM"],
 )
-def test_clients_come_and_go_under_the_legacy_api_alike(
-    make: Any, client_class: Any, online: Online
-) -> None:
+def test_clients_come_and_go_under_the_legacy_api_alike(make, client_class, online):
     strategy, expected = make(seed=1), make(seed=1)
     app = ClientApp(client_fn=client_fn_of(client_class))
     grid = RestlessGrid(app, (0, 1, 2, 1, 7), online)
@@ -202,9 +199,7 @@ def test_clients_come_and_go_under_the_legacy_api_alike(
     assert strategy.train_metrics == expected.train_metrics
 
 
-def test_a_new_node_of_the_legacy_api_that_cannot_say_who_it_is_is_asked_again(
-    warned: Warned,
-) -> None:
+def test_a_new_node_of_the_legacy_api_that_cannot_say_who_it_is_is_asked_again(warned):
     asked: list[int] = []
 
     def client_fn(context: Context) -> Any:

@@ -215,9 +215,7 @@ def test_a_run_of_a_simulation_goes_on_where_nodes_have_keys(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("sites", "who"), [(SAME_SITE, WITH_1), (ANOTHER, WITHOUT_1)])
-def test_the_legacy_api_knows_sites_by_their_keys(
-    sites: Any, who: list[int], warned: Warned, tmp_path: Path
-) -> None:
+def test_the_legacy_api_knows_sites_by_their_keys(sites, who, warned, tmp_path):
     def start(online: Online, num_rounds: int) -> Mean:
         strategy = mean(max_missed_rounds=9)
         legacy = LegacyStrategy(strategy, MODEL, checkpoint_dir=tmp_path, resume=True)

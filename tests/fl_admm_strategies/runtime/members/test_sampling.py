@@ -32,9 +32,7 @@ def sampling(**changes: Any) -> Sampling:
         (10, 0.2, 50, 10),  # but not more than there are
     ],
 )
-def test_the_size_of_the_sample(
-    num_clients: int, fraction: float, least: int, expected: int
-) -> None:
+def test_the_size_of_the_sample(num_clients, fraction, least, expected):
     clients = range(num_clients)
     for drawn in (
         sampling(fraction_train=fraction, min_train=least).for_training(clients),

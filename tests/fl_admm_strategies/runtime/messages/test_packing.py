@@ -224,9 +224,7 @@ def test_arrays_are_read_only_views_of_the_message() -> None:
         (lambda c: c["arrays@0"].update(n=Array(np.zeros(3))), "(3,)"),
     ],
 )
-def test_a_message_that_is_not_whole_is_refused(
-    spoil: Callable[[RecordDict], object], named: str
-) -> None:
+def test_a_message_that_is_not_whole_is_refused(spoil, named):
     instructions = {
         client: ClientInstruction({"m": {"w": START["w"], "n": np.array(client)}}, {"seed": client})
         for client in (1, 2)

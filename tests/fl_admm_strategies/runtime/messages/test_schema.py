@@ -19,10 +19,7 @@ from clients import client_app
 from fl_admm_strategies import InProcessGrid, LegacyStrategy, run_in_process
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.packing import pack_instructions, unpack_instructions
-from fl_admm_strategies.runtime.messages.records import (
-    ClientInstruction,
-    to_array_record,
-)
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, to_array_record
 from fl_admm_strategies.runtime.messages.schema import Instruction
 from tests.support.federation import Mean
 from tests.support.legacy import with_workflow

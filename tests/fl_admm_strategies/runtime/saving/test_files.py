@@ -21,9 +21,7 @@ from fl_admm_strategies.runtime.saving.files import link_file, read_arrays, writ
 from tests.support.refusals import refused
 
 
-def test_a_file_has_its_name_only_once_it_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_has_its_name_only_once_it_is_on_the_disk(tmp_path, monkeypatch):
     path = tmp_path / "x"
     write_arrays(path, {"a": np.zeros(3)})
     before, steps = path.read_bytes(), []
@@ -67,9 +65,7 @@ def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_second_name_outlives_the_first(
-    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_name_outlives_the_first(links, tmp_path, monkeypatch):
     def none_here(self: Path, target: Path) -> None:
         raise OSError("no links in this file system")
 

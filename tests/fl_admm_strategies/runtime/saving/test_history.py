@@ -12,16 +12,9 @@ from flwr.app import ArrayRecord, MetricRecord
 from fl_admm_strategies.runtime import record as record_module
 from fl_admm_strategies.runtime.saving.files import DamagedFileError
 from fl_admm_strategies.runtime.saving.history import Extent, History
-from tests.support.checkpoints import (
-    ROUNDS,
-    Killed,
-    killer,
-    measured,
-    new_strategy,
-    start,
-)
+from tests.support.checkpoints import ROUNDS, Killed, killer, measured, new_strategy, start
 from tests.support.federation import assert_same_bits
-from tests.support.refusals import Warned, names, refused
+from tests.support.refusals import names, refused
 
 
 def entry(server_round: int, loss: float = 0.5) -> dict[str, Any]:
@@ -91,9 +84,7 @@ def test_every_damage_is_noticed(history: History) -> None:
 # --- Memory -------------------------------------------------------------------------------------
 
 
-def test_only_the_last_rounds_are_in_memory_and_the_rest_on_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_last_rounds_are_in_memory_and_the_rest_on_request(tmp_path, monkeypatch):
     whole = new_strategy()
     expected = measured(whole, start(whole, ROUNDS))
     # A round of training is 2 clients with 2 metrics each, one of evaluation 2 with 3.
@@ -113,9 +104,7 @@ def test_only_the_last_rounds_are_in_memory_and_the_rest_on_request(
     assert measured(resumed, result) == expected
 
 
-def test_without_a_folder_the_user_is_told_that_metrics_go(
-    monkeypatch: pytest.MonkeyPatch, warned: Warned
-) -> None:
+def test_without_a_folder_the_user_is_told_that_metrics_go(monkeypatch, warned):
     monkeypatch.setattr(record_module, "MOST_IN_MEMORY", 20)
     strategy = new_strategy()
     start(strategy, ROUNDS)
@@ -142,9 +131,7 @@ def folders(copy: Path) -> dict[str, Any]:
     return {"state_dir": copy / "clients", "checkpoint_dir": copy / "checkpoints"}
 
 
-def test_a_history_cut_short_goes_back_to_a_checkpoint_that_has_its_own(
-    folders: dict[str, Any], whole: Any, warned: Warned
-) -> None:
+def test_a_history_cut_short_goes_back_to_a_checkpoint_that_has_its_own(folders, whole, warned):
     path = folders["checkpoint_dir"] / "history.jsonl"
     path.write_bytes(path.read_bytes()[:-3])
     strategy = new_strategy()
@@ -154,9 +141,7 @@ def test_a_history_cut_short_goes_back_to_a_checkpoint_that_has_its_own(
     assert len(warned()) == len(warned("round-000004.safetensors", "history.jsonl")) == 1
 
 
-def test_a_lost_history_does_not_lose_the_state(
-    folders: dict[str, Any], whole: Any, warned: Warned, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_history_does_not_lose_the_state(folders, whole, warned, caplog):
     path = folders["checkpoint_dir"] / "history.jsonl"
     damaged = b"?" + path.read_bytes()
     path.write_bytes(damaged)

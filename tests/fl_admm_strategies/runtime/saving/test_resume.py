@@ -88,9 +88,7 @@ def test_a_run_that_ended_between_checkpoints_repeats_the_rounds_since_the_last(
     assert_equal((measured(strategy, result), strategy.state_dict()), whole)
 
 
-def test_resuming_without_a_checkpoint_starts_anew(
-    tmp_path: Path, whole: Any, warned: Warned
-) -> None:
+def test_resuming_without_a_checkpoint_starts_anew(tmp_path, whole, warned):
     assert_equal(go_on(tmp_path / "not" / "there"), whole)
     assert warned() == []
     assert_equal(go_on(tmp_path / "not" / "there"), whole)  # a finished run has its result
@@ -119,9 +117,7 @@ def test_a_stop_rule_that_counts_goes_on_counting(copy: Path) -> None:
     assert_same_bits(finished.state_dict(), strategy.state_dict())
 
 
-def test_a_run_whose_clients_lost_their_state_says_so_and_goes_on(
-    copy: Path, warned: Warned
-) -> None:
+def test_a_run_whose_clients_lost_their_state_says_so_and_goes_on(copy, warned):
     shutil.rmtree(copy / "clients")
     strategy = new_strategy(fraction_train=1.0)
     grid = new_grid(copy / "clients")
@@ -265,9 +261,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_difference_named(
         (5, ValueError, ["[0, 1, 2, 3]", "[0, 1, 2, 3, 4]"]),
     ],
 )
-def test_another_federation_is_refused(
-    num_clients: int, error: type[Exception], named: list[Any], copy: Path
-) -> None:
+def test_another_federation_is_refused(num_clients, error, named, copy):
     app = client_app(lambda context: Averaging(context, None).to_client())
     grid, strategy = InProcessGrid(app, num_clients), new_strategy(node_timeout=0.1)
     with refused(error, *named):

@@ -43,9 +43,7 @@ def watched(
         ([math.inf], 1),
     ],
 )
-def test_a_loss_above_its_start_is_said_once(
-    losses: list[float], server_round: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loss_above_its_start_is_said_once(losses, server_round, caplog):
     (said,) = watched(losses, caplog)
     assert names(said, f"round {server_round}", 2.3, "diverges", "FedGiA a larger t")
 
@@ -60,9 +58,7 @@ def test_a_loss_above_its_start_is_said_once(
         [8.0, 9.0, 2.0, 1.0],  # a catapult
     ],
 )
-def test_a_run_that_learns_is_left_alone(
-    losses: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_learns_is_left_alone(losses, caplog):
     assert watched(losses, caplog) == []
 
 
@@ -154,9 +150,7 @@ def test_a_strategy_names_its_setting_and_its_defaults_learn(
     assert names(said, advice)
 
 
-def test_uploads_that_are_not_finite_are_said_to_be_a_divergence(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_uploads_that_are_not_finite_are_said_to_be_a_divergence(caplog):
     with pytest.raises(RuntimeError):
         run(FedADMM(lr=1e30, fraction_evaluate=0.0), FedADMMClient)
     assert len([line for line in caplog.messages if "diverges" in line]) == 1
