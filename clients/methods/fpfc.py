@@ -113,8 +113,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 self.load_block(to_tensors(block, self.device))
             if asked.local_epochs:
                 objective = LocalObjective(moving=names)
-                own = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
-                metrics = metrics or own
+                found = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
+                metrics = metrics or found
                 upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
             elif asked.choosing:
                 metrics[f"{TRAINING_LOSS}-{k}"] = self._loss(kept)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,20 @@ def _check_of(annotation: Any) -> Callable[[str, Any], object]:
     if get_origin(annotation) is Literal:
         return partial(check_choice, choices=get_args(annotation))
     return partial(check_choice, choices=(True, False)) if annotation is bool else _anything
+
+
+@cache
+def rules_of(kind: Any) -> Mapping[str, Rule]:
+    """Return what each annotated field of a class must pass."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: rule_of(annotation) for name, annotation in hints.items()}
+
+
+def check_fields(of: object) -> None:
+    """Raise ValueError or TypeError where a field of a dataclass does not pass."""
+    kind: Any = type(of)
+    for name, rule in rules_of(kind).items():
+        rule(name, getattr(of, name))
 
 
 @cache

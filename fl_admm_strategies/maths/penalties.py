@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from functools import partial
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import check_above, check_not_negative, check_positive
+from .checks import NotNegative, Positive, check_above, check_fields, check_positive
 
 Float64Array = NDArray[np.float64]
 
@@ -95,14 +96,12 @@ class SmoothedSCAD(_GroupProx):
         If a parameter is not a finite number in its range.
     """
 
-    lam: float
-    a: float = 3.7
-    xi: float = 1e-4
+    lam: NotNegative
+    a: Annotated[float, partial(check_above, bound=1)] = 3.7
+    xi: Positive = 1e-4
 
     def __post_init__(self) -> None:
-        check_not_negative("lam", self.lam)
-        check_above("a", self.a, 1)
-        check_positive("xi", self.xi)
+        check_fields(self)
         if self.lam > 0 and self.xi >= self.lam:
             raise ValueError(
                 f"xi is {self.xi} with lam = {self.lam}, expected xi < lam. Choose a smaller xi "
@@ -193,10 +192,10 @@ class L1(_GroupProx):
         If `lam` is not a finite number >= 0.
     """
 
-    lam: float
+    lam: NotNegative
 
     def __post_init__(self) -> None:
-        check_not_negative("lam", self.lam)
+        check_fields(self)
 
     def check(self, rho: float) -> None:
         """Raise unless rho > 0."""
@@ -238,12 +237,11 @@ class MCP(_GroupProx):
         If a parameter is not a finite number in its range.
     """
 
-    lam: float
-    gamma: float = 3.0
+    lam: NotNegative
+    gamma: Positive = 3.0
 
     def __post_init__(self) -> None:
-        check_not_negative("lam", self.lam)
-        check_positive("gamma", self.gamma)
+        check_fields(self)
 
     @property
     def flat_from(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import check_not_negative
+from .checks import NotNegative, check_fields
 
 
 class Regularizer(Protocol):
@@ -60,10 +60,10 @@ class SquaredL2:
         lambda >= 0; 0 is no regularisation.
     """
 
-    lam: float
+    lam: NotNegative
 
     def __post_init__(self) -> None:
-        check_not_negative("lam", self.lam)
+        check_fields(self)
 
     def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
         """Return x / (1 + step lambda)."""
@@ -85,10 +85,10 @@ class L1Norm:
         lambda >= 0; 0 is no regularisation.
     """
 
-    lam: float
+    lam: NotNegative
 
     def __post_init__(self) -> None:
-        check_not_negative("lam", self.lam)
+        check_fields(self)
 
     def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
         """Return x with its entries moved towards 0 by step lambda (FedMC-ADMM (72))."""

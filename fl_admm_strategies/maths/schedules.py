@@ -9,11 +9,12 @@ import numpy as np
 
 from .checks import (
     Count,
+    Fraction,
     NotNegative,
     Positive,
+    WholeNumber,
     check_count,
-    check_fraction,
-    check_not_negative,
+    check_fields,
     check_positive,
 )
 
@@ -43,14 +44,12 @@ class StepDecay:
     0.009000000000000001
     """
 
-    initial: float
-    factor: float
-    every: int = 1
+    initial: Positive
+    factor: Fraction
+    every: Count = 1
 
     def __post_init__(self) -> None:
-        check_positive("initial", self.initial)
-        check_fraction("factor", self.factor, zero=False)
-        check_count("every", self.every, least=1)
+        check_fields(self)
 
     def __call__(self, server_round: int) -> float:
         """Return the step size of a round."""
@@ -75,12 +74,11 @@ class GrowingEpochs:
     [1, 1, 2, 2, 3]
     """
 
-    every: int = 1
-    first: int = 1
+    every: Count = 1
+    first: Count = 1
 
     def __post_init__(self) -> None:
-        check_count("every", self.every, least=1)
-        check_count("first", self.first, least=1)
+        check_fields(self)
 
     def __call__(self, server_round: int, client: int) -> int:
         """Return the epochs of a round, the same for all clients."""
@@ -107,13 +105,12 @@ class RandomEpochs:
     True
     """
 
-    most: int
+    most: Count
     by_client: bool = False
-    seed: int = 0
+    seed: WholeNumber = 0
 
     def __post_init__(self) -> None:
-        check_count("most", self.most, least=1)
-        check_count("seed", self.seed, least=0)
+        check_fields(self)
 
     def __call__(self, server_round: int, client: int) -> int:
         """Return the epochs of a client in a round."""
@@ -143,17 +140,15 @@ class RandomDelay:
     True
     """
 
-    high: float
-    low: float = 0.0
+    high: Positive
+    low: NotNegative = 0.0
     by_client: bool = False
-    seed: int = 0
+    seed: WholeNumber = 0
 
     def __post_init__(self) -> None:
-        check_positive("high", self.high)
-        check_not_negative("low", self.low)
+        check_fields(self)
         if self.low > self.high:
             raise ValueError(f"low is {self.low}, expected at most high, {self.high}.")
-        check_count("seed", self.seed, least=0)
 
     def __call__(self, server_round: int, client: int) -> float:
         """Return the delay of a client that is asked in a round."""

@@ -47,7 +47,11 @@ def test_malicious_clients_attack_all_methods_and_are_not_measured(
     assert differs(load_file(held / "state.safetensors"), load_file(bad / "state.safetensors"))
 
 
-FULL_BATCH = ("data.options.clients=4", "training={ num-rounds = 1 }")
+# Dealt without flwr-datasets, whose import takes seconds.
+FULL_BATCH = (
+    "data.options={ partition = 'noise', clients = 4 }",
+    "training={ num-rounds = 1 }",
+)
 LABELS = ("attack.kind=random-labels", "attack.ratio=0.5", "data.options.validation=true")
 
 

@@ -162,22 +162,7 @@ def half_square(errors: NDArray[Any]) -> float:
 class CompletionClient(MethodClient[Asked]):
     """Base of the clients of matrix completion: the ratings of some users, whose factors stay here.
 
-    Parameters
-    ----------
-    context : Context
-        The client's context, as `client_fn(context)` receives it.
-    train : Ratings
-        M_i to train on; `num_items` is n, the same for all clients.
-    regularizer : Regularizer
-        R_i, on the users' factors.
-    test : Ratings, optional
-        Ratings of the same users to evaluate on. A client without has no part in the RMSE.
-    mean, std : float (default: 0 and 1)
-        Of the stars, where `train` and `test` hold (stars - mean) / std: predictions and the RMSE
-        are in stars then. The same for all clients, e.g. of all their training ratings.
-    state_dir : str or path, optional
-        Folder for what the client keeps, its U_i at least, so that it outlives the run: see
-        `Memory`. By default it is in ``context.state``.
+    Parameters are those of `FedMCADMMClient`.
     """
 
     closed_form: ClassVar = (

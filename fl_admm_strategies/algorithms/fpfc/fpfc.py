@@ -46,13 +46,13 @@ from .source import FPFCState, HoldOut, PenaltySource, RoundStart, Task
 from .types import KINDS, FPFCEvaluation, FPFCInstruction
 
 
-class _Given(SampledStrategy):
+class PenaltySetting(SampledStrategy):
     """Declares the setting that is a property of `FPFC`."""
 
     penalty: GivenPenalty = field(default="auto", kw_only=False)
 
 
-class FPFC(_Given):
+class FPFC(PenaltySetting):
     """Fusion-penalised federated clustering (FPFC).
 
     Parameters

@@ -20,7 +20,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Block, prefixed, under
-from ...maths.checks import check_choice, check_count, check_not_negative
+from ...maths.checks import Count, NotNegative, check_fields, check_not_negative
 from ...maths.clienttable import ClientTable, Row
 from ...maths.pairs import PairwiseStore
 from ...maths.penalties import L1, MCP, Penalty
@@ -81,10 +81,10 @@ class LambdaPath:
     warm: bool = True
     monitor: str = "loss"
     better: Literal["lower", "higher"] = "lower"
-    tol: float = 1e-4
-    calm_rounds: int = 3
-    min_rounds: int = 10
-    max_rounds: int = 100
+    tol: NotNegative = 1e-4
+    calm_rounds: Count = 3
+    min_rounds: Count = 10
+    max_rounds: Count = 100
 
     def __post_init__(self) -> None:
         grid = tuple(self.lams)
@@ -96,12 +96,7 @@ class LambdaPath:
                 "grid, and leave out what is there twice."
             )
         object.__setattr__(self, "lams", grid)
-        check_choice("fusion", self.fusion, ("scad", "l1", "mcp"))
-        check_choice("better", self.better, ("lower", "higher"))
-        check_not_negative("tol", self.tol)
-        check_count("calm_rounds", self.calm_rounds, least=1)
-        check_count("min_rounds", self.min_rounds, least=1)
-        check_count("max_rounds", self.max_rounds, least=1)
+        check_fields(self)
         if self.min_rounds > self.max_rounds:
             raise ValueError(
                 f"min_rounds is {self.min_rounds}, expected at most max_rounds = {self.max_rounds}."

@@ -15,12 +15,11 @@ import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field
-from functools import cache
 from inspect import Parameter, Signature
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, dataclass_transform, get_type_hints
+from typing import Any, ClassVar, NoReturn, dataclass_transform
 
-from ...maths.checks import Rule, rule_of
+from ...maths.checks import rules_of
 
 RENAMED = {
     "eta": "lr",
@@ -106,13 +105,6 @@ def _is_setting(cls: type, name: str, annotation: Any, said: Field[Any]) -> bool
     outside = [base for base in cls.__mro__ if not issubclass(base, HasSettings)]
     of_a_base = any(name in inspect.get_annotations(base) for base in outside)
     return said.init and not (said.default is MISSING and of_a_base)
-
-
-@cache
-def rules_of(kind: Any) -> Mapping[str, Rule]:
-    """Return what each setting of a class must pass, by its type."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {name: rule_of(hints[name]) for name in kind._declared.parameters}
 
 
 _PARAMETERS: dict[type, Mapping[str, Parameter]] = {}

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Self, get_args, get_type_hints
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays
-from ...maths.checks import check_positive
-from ..common.settings import HasSettings, parameters_of, rules_of
+from ...maths.checks import check_positive, rules_of
+from ..common.settings import HasSettings, parameters_of
 from .records import (
     VERSIONS,
     ClientInstruction,
@@ -85,11 +85,11 @@ class Instruction:
         """
         schema: Any = cls
         kind: Any = type(method)
-        rules = rules_of(kind)
         values = {name: getattr(method, name) for name in _shared(schema, kind)} | given
         for name, value in values.items():
             if callable(value):
-                check = rules[name].check if name in rules else check_positive
+                rule = rules_of(kind).get(name)
+                check = check_positive if rule is None else rule.check
                 values[name] = value(server_round)
                 check(f"{name} in round {server_round}", values[name])
         return cls(**values)

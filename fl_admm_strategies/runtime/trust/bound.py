@@ -21,8 +21,8 @@ MaxNorm = float | Literal["auto"] | None
 OnExcess = Literal["clip", "refuse"]
 
 FACTOR = 1.5
-"""``"auto"``: the bound is so many times the running median."""
-_NORMS = 50  # of which it is the median
+"""``"auto"``: the bound is so many times the running median (docs/robustness.md says why)."""
+_NORMS = 50  # the last distances, of which it is the median
 
 
 class Held(NamedTuple):

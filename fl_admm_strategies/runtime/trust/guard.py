@@ -1,4 +1,4 @@
-"""Uploads that would make a state infinite: the update is undone, and done without them."""
+"""Uploads that would make a state infinite: their update is undone, and run without them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ..members.membership import Membership
 from ..messages.records import Reply
 
 SUSPICIOUS = 1e12
-"""An upload with larger numbers is watched: below, no sum of one round can overflow float32."""
+"""Updates are watched from the first larger number on: smaller ones cannot overflow float32 in the
+sums and squares of one round."""
 
 Undo = Callable[[], None]
 

@@ -1,4 +1,4 @@
-"""Whether a run gets anywhere: rounds without a usable reply, losses that rise, infinite models."""
+"""Whether a run makes progress: rounds without a usable reply, rising losses, infinite models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from .intake import weighted_means
 INITIAL_LOSS, LOSS = "initial-loss", "loss"
 """What a client reports: its training loss before its first step, once, and that of a round."""
 
-_MARGIN, _FAR = 0.1, 9.0  # of the loss at the start, above it
-_ROUNDS = 3  # in a row, above the margin; chance is rarely that steady
+# Relative rises above the loss at the start. Mini-batches alone move a mean loss by some percent.
+_MARGIN = 0.1
+_FAR = 9.0  # ten times the start: one such round is enough
+_ROUNDS = 3  # in a row above the margin; noise is rarely that steady
 
 
 class Health:
-    """Counts rounds, and ends a run that cannot be a success.
+    """Counts rounds with and without usable replies, and ends a run that cannot succeed.
 
     Parameters
     ----------
@@ -59,11 +61,12 @@ class Health:
     ) -> dict[int, Reply]:
         """Warn, once, where the clients' training loss rises above that of their start.
 
-        It does where the mean over a round's clients is a tenth above the mean of what the same
-        clients started from in three rounds in a row, is ten times that, or is not finite. Their
-        own start, since it differs by client, and not their first round's result: with few labels a
-        client is soon near 0 on its own, and above that again when it has to agree with others.
-        A run that was continued knows the start of those clients only that are new to it.
+        The mean loss of a round's clients is compared with the mean of the losses that the same
+        clients started from. It warns where the former is a tenth higher in three rounds in a row,
+        ten times higher in one, or not finite. A client's start is its loss before its first step,
+        not the result of its first round: with few labels a client is soon near 0 on its own, and
+        its loss rises again when it has to agree with others. A resumed run knows only the starts
+        of clients that are new to it.
 
         When clients join or leave, f is another function, and the watch starts anew. A start in
         round 1, at the run's initial model, still counts; a later one, at a model that suited other
@@ -124,14 +127,15 @@ class Health:
     def count_usable_round(
         self, server_round: int, replies: Mapping[int, Reply], version: int
     ) -> dict[int, Reply]:
-        """Note that somebody could train; `watch` how far that leads."""
+        """Count a round with a usable reply, and `watch` the losses of its replies."""
         self.ever_usable, self.empty_rounds = True, 0
         return self.watch(server_round, replies, version)
 
     def count_empty_round(self, last_refusal: str, *, hopeless: bool = False) -> None:
-        """Note that nobody could; raise RuntimeError if nobody ever could, `patience` times.
+        """Count a round without a usable reply.
 
-        Or at once, where it is `hopeless` to wait.
+        Raise RuntimeError if no reply was ever usable, after `patience` such rounds, or at once
+        where it is `hopeless` to wait.
         """
         self.empty_rounds += 1
         if not self.ever_usable and (hopeless or self.empty_rounds >= self.patience):

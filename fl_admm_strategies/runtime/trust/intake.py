@@ -1,4 +1,4 @@
-"""Taking in replies: nothing that comes from a client is believed before it was checked."""
+"""Checking replies: nothing that a client sends is used before it was checked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Intake:
     weighted_by_key : str
         The metric of a reply that holds its number of examples.
     membership : Membership
-        Says of whom anything was accepted before.
+        Says which clients had an accepted upload before.
     method : str or None
         The method whose clients' replies are accepted; None: any client's.
     max_examples : int or None
@@ -100,8 +100,8 @@ class Intake:
     ) -> Accepted:
         """Return the usable replies; one log line for every other client, unless it is `optional`.
 
-        Two replies of one client are both refused: which came first is chance, and the result of a
-        round must not depend on chance.
+        Two replies of one client are both refused: which one came first is chance, and the result
+        of a round must not depend on chance.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class Intake:
         infinite = 0
         for client, raw in replies:
             if client is None or client not in self.asked:
-                who = "somebody who is no client" if client is None else f"client {client}"
+                who = "an unknown sender" if client is None else f"client {client}"
                 reason = brief(raw.error or "it was not asked in this round")
                 self.last_refusal = f"{who}: {reason}"
                 log(WARNING, "round %s: reply of %s refused: %s", server_round, who, reason)
@@ -160,7 +160,7 @@ class Intake:
     def is_usable(
         self, client: int, replies: Sequence[ClientReply], spec: Callable[[int], Spec]
     ) -> bool:
-        """Return whether these are one reply, of this client, that `accept` would take."""
+        """Return whether these are exactly one reply, of this client, that `accept` would take."""
         if [who for who, _ in replies] != [client]:
             return False
         try:
@@ -181,7 +181,7 @@ class Intake:
     def explain(self) -> str:
         """Return why a phase had no usable reply: the last refusal.
 
-        As long as no reply of the run was usable, also whose are wanted.
+        As long as no reply of the run was usable, it also names the client that the method needs.
         """
         if self.only_wrong_clients:
             return f"{self.last_refusal} All replies were of this kind."

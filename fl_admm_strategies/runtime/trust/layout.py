@@ -97,9 +97,9 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Arrays) -> Self:
-        """Return the layout of initial arrays of which nobody has said anything.
+        """Return the layout of initial arrays as long as no client was asked.
 
-        All floating point arrays count as trained but for those with the names of a batch norm's
+        All floating point arrays count as trained, except those that are named like a batch norm's
         statistics.
 
         Raises
@@ -121,16 +121,16 @@ class Layout:
     def ask(
         self, complete: Complete, exchange: Exchange, intake: Intake, clients: Sequence[int]
     ) -> None:
-        """Ask a few clients what they train, and the others where none of these says.
+        """Ask a few clients what they train, and the others if none of these answers usably.
 
-        That of an only array there is nothing to ask.
+        If there is only one array, it is trained and nobody is asked.
 
         Parameters
         ----------
         complete, exchange, intake
             Make messages of instructions, send them, and check the replies.
         clients : sequence of int
-            All there are.
+            All clients of the run.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class Layout:
                 raise ValueError(f"it says that '{name}' is another name of '{names[role]}'")
 
     def learn(self, answers: Mapping[int, Reply]) -> None:
-        """Take the word of most of the clients that were asked.
+        """Take the answer that most of the clients gave.
 
         Raises
         ------

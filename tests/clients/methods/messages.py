@@ -22,11 +22,11 @@ def received(instruction: Instruction, **config: Any) -> Received:
     """
     message = instruction.encode()
     common = {"version": 0, "server-round": 1, "seed": 5}
-    own = {
+    settings = {
         name.replace("_", "-"): to_json(value) if name == UPLOAD else value
         for name, value in config.items()
     }
-    full = ClientInstruction(message.groups, common | message.config | own)
+    full = ClientInstruction(message.groups, common | message.config | settings)
     return full.flat(), full.full_config()
 
 

@@ -57,12 +57,12 @@ def test_the_personal_step_goes_on_from_its_own_model() -> None:
     later = {"model": scalars(w=2, b=0, seen=8), "start": None, "personal_epochs": 1}
     again = message(version=1, server_round=2, **later)
     line_client(DittoClient, context).fit(*again)
-    own = line_client(DittoClient, context).personal_arrays()
-    assert_allclose(numbers(own), [2.552, 0.576, 2], rtol=1e-13)
+    kept = line_client(DittoClient, context).personal_arrays()
+    assert_allclose(numbers(kept), [2.552, 0.576, 2], rtol=1e-13)
     # The server did not take in round 2, so it has not happened.
     line_client(DittoClient, context).fit(*message(version=1, server_round=3, **later))
-    own = line_client(DittoClient, context).personal_arrays()
-    assert_allclose(numbers(own), [2.552, 0.576, 2], rtol=1e-13)
+    kept = line_client(DittoClient, context).personal_arrays()
+    assert_allclose(numbers(kept), [2.552, 0.576, 2], rtol=1e-13)
 
 
 def test_the_personal_step_changes_nothing_of_what_is_uploaded() -> None:

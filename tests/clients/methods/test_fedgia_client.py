@@ -126,17 +126,6 @@ def test_a_large_matrix_takes_few_products_whatever_the_number_of_steps() -> Non
     assert max(counts) <= 60
 
 
-def test_zero_and_constant_columns_are_harmless() -> None:
-    # P16: H is singular (a zero and two collinear columns), H/m + sigma I is not.
-    data = matrix(9, 5)
-    data[:, 1], data[:, 3], data[:, 4] = 0.0, 2.0, 2.0
-    loss = LeastSquares(data, np.ones(9))
-    x, gradient, dual = RNG.normal(size=(3, 5))
-    iterate, _ = admm_steps(x, gradient, dual, loss.gram, num_clients=2, sigma=SIGMA, steps=1)
-    expected = np.linalg.solve(dense(loss, 1) / 2 + SIGMA * np.eye(5), gradient + dual)
-    np.testing.assert_allclose(iterate, x - expected, atol=1e-12)
-
-
 # --- The clients --------------------------------------------------------------------------------
 
 

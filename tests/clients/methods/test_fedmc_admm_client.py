@@ -6,7 +6,6 @@ T1 to T4 and P5 are items of docs/methods/fedmc-admm.md.
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -112,19 +111,6 @@ def test_both_blocks_descend(kind: str, seed: int) -> None:
     L = np.linalg.norm(U.T @ U)
     fallen = L / (2 * P) * sum(((b - a) ** 2).sum() for a, b in pairwise(path))
     assert problem.lagrangian(U, path[-1], regularizer) + fallen <= middle + 1e-10
-
-
-def test_an_exact_completion_is_a_fixed_point() -> None:
-    """With M = U W observed, W = V, Y = 0 and no regularisation nothing moves."""
-    problem = Problem()
-    known = problem.ratings
-    exact = replace(known, values=(problem.U @ problem.W)[known.users, known.items])
-    residual, items = Residual(exact, np.dtype(float)), problem.W.T.copy()
-    U = user_steps(residual, problem.U, items, SquaredL2(0), 10)
-    W, errors = item_steps(residual, U, items, items, P * BETA, 10)
-    np.testing.assert_allclose(U, problem.U, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(W, items, rtol=0, atol=1e-12)
-    assert errors @ errors == pytest.approx(0, abs=1e-24)
 
 
 def test_the_errors_are_those_before_the_last_step() -> None:

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from clients import FedProxClient
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from tests.clients.methods.lines import Line, line_client, sample
+from tests.clients.methods.lines import Line, line_client
 from tests.clients.methods.messages import changed, scalars
 
 MODEL = scalars(w=3, b=0.5, seen=7)
@@ -35,19 +35,6 @@ def test_without_the_proximal_term_it_descends_on_its_loss() -> None:
     # - .5, then - .4: both grow by .05 + .04.
     arrays, _, _ = line_client(FedProxClient).fit(*message(mu=0.0))
     assert_allclose(np.ravel(arrays), [3.09, 0.59, 7], rtol=1e-14)
-
-
-def test_the_pull_is_in_every_mini_batch_step() -> None:
-    # P2. Two batches of one sample, (x, y) = (1, 4) and (0, 1), in this order. The first: residual
-    # -.5, (3.05, .55). The second: residual b - 1 = -.45, its gradient in w is 0; the pull is
-    # 2 * .05 on both: w = 3.05 - .01, b = .55 + .1 (.45 - .1). The loss is the mean of the two
-    # batches', (.125 + .45^2/2)/2.
-    loader = [sample(1.0, 4.0), sample(0.0, 1.0)]
-    client = line_client(FedProxClient, train_loader=loader, full_batch=False)
-    arrays, num_examples, metrics = client.fit(*message(local_epochs=1))
-    assert_allclose(np.ravel(arrays), [3.04, 0.585, 7], rtol=1e-14)
-    assert num_examples == 2
-    assert metrics["loss"] == pytest.approx((0.125 + 0.10125) / 2, rel=1e-12)
 
 
 def test_a_frozen_parameter_is_neither_moved_nor_pulled() -> None:

@@ -32,8 +32,8 @@ def test_it_descends_on_its_own_loss_and_uploads_nothing() -> None:
     assert_allclose(numbers(client.personal_arrays()), [3.09, 0.59, 7], rtol=1e-14)
     # The next round goes on from there: -.32 and .032, then -.256 and .0256.
     line_client(LocalClient, context).fit(*message({}, version=1, server_round=2))
-    own = line_client(LocalClient, context).personal_arrays()
-    assert_allclose(numbers(own), [3.1476, 0.6476, 7], rtol=1e-14)
+    kept = line_client(LocalClient, context).personal_arrays()
+    assert_allclose(numbers(kept), [3.1476, 0.6476, 7], rtol=1e-14)
 
 
 def test_it_evaluates_its_own_model() -> None:

@@ -56,8 +56,8 @@ def test_what_is_left_out_is_the_algorithms() -> None:
         name: completed(table, settings.algorithm).arguments()
         for name, table in settings.baselines.methods().items()
     }
-    assert lent["fedavg"] == {"lr": 0.3, "local_epochs": 10}
-    assert lent["local"] == {"lr": 0.7, "local_epochs": 10, "on_excess": "clip"}
+    assert lent["fedavg"].items() >= {"lr": 0.3, "local_epochs": 10}.items()
+    assert lent["local"].items() >= {"lr": 0.7, "local_epochs": 10}.items()
     assert "lr" not in lent["fedgia"]
     # So is a step size that falls.
     settings = load_settings("mnist-swap", changes=["baselines={ local = {} }"])
@@ -99,6 +99,7 @@ def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice
         for one in (*lines[0], *lines[1]):
             del one["seconds"]
         assert lines[0] == lines[1]
+        assert [[*one["clients"]["train"]] for one in lines[0]] == [[*clients] for clients in own]
     assert result_of(first)["baselines"] == result_of(again)["baselines"]
     without = run(config_of(tmp_path / "without"))
     state, expected = (load_file(f / "state.safetensors") for f in (first, without))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clients import FedAPMClient, Minibatches
 from clients.toolkit.data.batches import split_batch
+from clients.toolkit.round import torch_client
 from clients.toolkit.solving import features
 from clients.toolkit.solving.features import frozen_layers_applied
 from clients.toolkit.solving.objective import LocalObjective, ProximalTerm
@@ -78,7 +79,7 @@ def test_the_personal_phase_computes_shared_features_once_and_ends_at_the_same_b
 ) -> None:
     new, calls, metrics = v_step(LOADERS[loader](), full_batch)
     assert calls == N // 8
-    monkeypatch.setattr("clients.toolkit.round.torch_client.frozen_layers_applied", lambda own: own)
+    monkeypatch.setattr(torch_client, "frozen_layers_applied", lambda problem: problem)
     old, calls, expected = v_step(LOADERS[loader](), full_batch)
     assert calls == EPOCHS * N // 8
     assert metrics == expected

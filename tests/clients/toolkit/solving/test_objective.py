@@ -12,8 +12,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
 from clients import (
-    DittoClient,
-    FedAPMClient,
     FedGiAClient,
     FedMCADMMClient,
     FPFCClient,
@@ -133,13 +131,13 @@ ROUNDED = ["FedADMM", "FedADMM-client-duals", "FedAPM"]
 def test_a_loop_of_ones_own_ends_where_the_methods_client_does(name: str) -> None:
     case = case_of(name)
     clients = client_app(client_fn_of(with_own_loop(case.client_class)))
-    own = run(case, WatchedGrid(clients, NUM_CLIENTS), strategy=sampling(case))
+    users = run(case, WatchedGrid(clients, NUM_CLIENTS), strategy=sampling(case))
     ours, _ = plain(case)
     compare = assert_array_equal if name in EXACT else _close
-    for mine, theirs in zip(numbers(own.state_dict()), numbers(ours.state_dict()), strict=True):
+    for mine, theirs in zip(numbers(users.state_dict()), numbers(ours.state_dict()), strict=True):
         compare(mine, theirs)
     for mine, theirs in zip(
-        numbers(own.evaluate_metrics), numbers(ours.evaluate_metrics), strict=True
+        numbers(users.evaluate_metrics), numbers(ours.evaluate_metrics), strict=True
     ):
         compare(mine, theirs)
 
@@ -165,9 +163,9 @@ def fpfc_message() -> Any:
 
 
 def test_a_loop_that_forgets_the_objective_is_refused() -> None:
-    own = line_client(type("Own", (Forgetful, FPFCClient), {}))
+    forgetful = line_client(type("Own", (Forgetful, FPFCClient), {}))
     with refused(ValueError, "Own.minimise", "objective.add_gradient(model)"):
-        own.fit(*fpfc_message())
+        forgetful.fit(*fpfc_message())
 
 
 def test_what_a_loop_reports_is_a_dict() -> None:
@@ -182,50 +180,19 @@ def test_what_a_loop_reports_is_a_dict() -> None:
 
 @pytest.mark.parametrize("client_class", [FedGiAClient, FedMCADMMClient])
 def test_a_method_in_closed_form_has_no_objective(client_class: Any) -> None:
-    own = type("Own", (client_class,), {"minimise": OwnLoop.minimise})
+    descending = type("Own", (client_class,), {"minimise": OwnLoop.minimise})
     with refused(TypeError, "Own", "minimise()", client_class.strategy.__name__):
-        MethodClient.__init__(own.__new__(own), new_context())
+        MethodClient.__init__(descending.__new__(descending), new_context())
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"optimizer_fn": torch.optim.Adam},
-    {"scheduler_fn": lambda optimizer: optimizer},
-    {"max_grad_norm": 1.0},
-]
-
-
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: next(iter(option)))
-def test_fedgia_takes_no_optimizer(option: dict[str, Any]) -> None:
-    with refused(ValueError, "FedGiAClient", next(iter(option))):
-        line_client(FedGiAClient, **option)
-
-
-@pytest.mark.parametrize("name", ["FLAME-client-duals", "FedAPM-client-duals"])
-def test_an_accuracy_tested_step_takes_no_optimizer(name: str) -> None:
-    case = case_of(name)
-    clipping = partial(case.client_class, max_grad_norm=1.0)
-    grid = WatchedGrid(client_app(client_fn_of(clipping)), NUM_CLIENTS)
-    with refused(RuntimeError, "max_grad_norm"):
-        run(case, grid, num_rounds=1)
-
-
-# --- Methods with two steps -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("client_class", [DittoClient, FedAPMClient])
-def test_two_objectives_a_round(client_class: Any) -> None:
-    seen: list[LocalObjective] = []
-
-    class Watching(OwnLoop):
-        def minimise(
-            self, objective: LocalObjective, *, lr: float, epochs: int
-        ) -> dict[str, float]:
-            seen.append(objective)
-            return super().minimise(objective, lr=lr, epochs=epochs)
-
-    case = case_of(client_class.__name__.removesuffix("Client"))
-    clients = client_app(client_fn_of(type("Own", (Watching, client_class), {})))
-    run(case, WatchedGrid(clients, NUM_CLIENTS), num_rounds=1)
-    weights = [[term.weight for term in objective.terms] for objective in seen]
-    assert weights[:2] == ([[], [0.5]] if client_class is DittoClient else [[0.1], [0.1]])
-    assert len(seen) == 2 * NUM_CLIENTS
+@pytest.mark.parametrize("name", ["optimizer_fn", "scheduler_fn", "max_grad_norm"])
+def test_steps_that_are_a_formula_take_no_optimizer(name: str) -> None:
+    halved = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+    given: Any = {"optimizer_fn": torch.optim.Adam, "scheduler_fn": halved, "max_grad_norm": 1.0}
+    with refused(ValueError, "FedGiAClient", name):
+        line_client(FedGiAClient, **{name: given[name]})
+    for method in ("FLAME-client-duals", "FedAPM-client-duals"):  # accuracy-tested
+        case = case_of(method)
+        clients = client_app(client_fn_of(partial(case.client_class, **{name: given[name]})))
+        with refused(RuntimeError, name):
+            run(case, WatchedGrid(clients, NUM_CLIENTS), num_rounds=1)

@@ -153,23 +153,6 @@ def test_the_full_gradient_is_that_of_the_samples_the_loader_yields() -> None:
 # --- A weight of the loss, a block that moves, and the accuracy test ----------------------------
 
 
-@pytest.mark.parametrize("full_batch", [True, False])
-def test_the_weight_divides_the_pull_and_not_the_step_on_the_loss(full_batch: bool) -> None:
-    # One sample x = 1, y = 3: f'(u) = u - 3. With alpha = 1/4 and (.5/2)(u - 5)^2 the step is
-    # u - 0.1 [(u - 3) + 2 (u - 5)] = .7 u + 1.3: from 0 to 1.3, then to 2.21. The loss is f alone:
-    # (1.3 - 3)^2 / 2.
-    model = Scalar(0.0)
-    value = gradient_descent(
-        problem_of(model, [(column(1), column(3))]),
-        LocalObjective([term(0.5, u=5.0)], loss_weight=0.25),
-        lr=0.1,
-        epochs=2,
-        full_batch=full_batch,
-    )
-    assert model.u.item() == pytest.approx(2.21, abs=1e-14)
-    assert value == pytest.approx(1.7**2 / 2, abs=1e-14)
-
-
 class Sum(nn.Module):
     """(u + v) x; the loss reaches both."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from dataclasses import field
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -17,8 +18,12 @@ from fl_admm_strategies import (
     StatefulStrategy,
     StepDecay,
 )
+from fl_admm_strategies.maths.blocks import Pattern
+from fl_admm_strategies.maths.checks import WholeNumber
+from fl_admm_strategies.maths.schedules import StepSize
 from fl_admm_strategies.runtime import run
 from fl_admm_strategies.runtime.common.settings import (
+    HasSettings,
     as_text,
     changed_settings,
     parameters_of,
@@ -69,6 +74,77 @@ def test_the_parameters_that_are_passed_on_are_found() -> None:
 def test_settings_are_the_values_of_the_parameters() -> None:
     assert settings_of(High(3, lr=0.1)) == {"penalty": 3, "lr": 0.1, "rho": 2.0, "seed": 0}
     assert settings_of(Closed()) == {"name": "x"}
+
+
+# --- Settings as fields -------------------------------------------------------------------------
+
+
+class Base(HasSettings):
+    seed: WholeNumber = 0
+    note: ClassVar[str] = "no setting"
+
+
+class Left(Base):
+    head: Pattern | None = field(kw_only=False)
+    lr: StepSize | None = None
+
+
+class Right(Base):
+    mode: Literal["a", "b"] = "a"
+    rows: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rows = {self.mode: self.seed}
+
+
+class Both(Left, Right):
+    seed: WholeNumber = 7
+
+
+class ByHand(Both):
+    """A constructor of its own, as of settings that no annotation can say."""
+
+    def __init__(self, extra: float = 1.0, **base: Any) -> None:
+        super().__init__("^head", **base)
+        self.extra = extra
+
+
+def test_fields_make_the_constructor() -> None:
+    assert list(parameters_of(Both)) == ["head", "seed", "lr", "mode"]
+    assert settings_of(Both(None)) == {"head": None, "seed": 7, "lr": None, "mode": "a"}
+    assert Both("^x", seed=3).rows == {"a": 3}
+    made = ByHand(2.0, mode="b")
+    assert settings_of(made) == {"extra": 2.0, "head": "^head", "seed": 7, "lr": None, "mode": "b"}
+    assert list(inspect.signature(ByHand).parameters) == ["extra", "base"]
+
+
+@pytest.mark.parametrize(
+    ("error", "named", "settings"),
+    [
+        (ValueError, ["seed", "-1"], {"seed": -1}),
+        (TypeError, ["seed", "True"], {"seed": True}),
+        (ValueError, ["mode", "'c'"], {"mode": "c"}),
+        (ValueError, ["lr", "0"], {"lr": 0}),
+        (TypeError, ["lr", "'x'"], {"lr": "x"}),
+        (TypeError, ["modes", "mode"], {"modes": "a"}),
+        (TypeError, ["note", "Both"], {"note": "a"}),
+    ],
+)
+def test_fields_are_checked_by_their_types(
+    error: type[Exception], named: list[str], settings: dict[str, Any]
+) -> None:
+    with refused(error, *named):
+        Both("^x", **settings)
+    with refused(error, *named[:1]):
+        ByHand(**settings)
+
+
+def test_what_is_needed_is_asked_for() -> None:
+    with refused(TypeError, "head"):
+        Both()
+    with refused(ValueError, "head"):
+        Both("(")
 
 
 @pytest.mark.parametrize(
