@@ -15,11 +15,16 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
+from hypothesis import settings
 
 from fl_admm_strategies.hosting import workers
 from tests.support.refusals import Warned, warnings_in
 
 _MOST_WORKERS = 4
+
+# A machine that is busy with other work must not fail a test.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,11 +44,15 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def measuring(config: pytest.Config) -> bool:
+    return bool(config.getoption("benchmark_enable"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return how many workers run the tests: none for a benchmark, or for a few files."""
     few = config.args and all("::" in name or name.endswith(".py") for name in config.args)
-    if few or config.getoption("benchmark_enable"):
+    if few or measuring(config):
         return 0
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(mine or 1, _MOST_WORKERS)
@@ -51,8 +60,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of cases that are variants of others to the slow ones."""
+    """Keep benchmarks, but where they are asked for, and variants of cases to the slow tests."""
     for item in items:
+        if "benchmark" in getattr(item, "fixturenames", ()) and not measuring(item.config):
+            item.add_marker(pytest.mark.slow)
         callspec = getattr(item, "callspec", None)
         case = callspec.params.get("case") if callspec else None
         if getattr(case, "variant", False) and item.get_closest_marker("long") is None:

@@ -3,16 +3,12 @@
 Run with `pytest tests/benchmarks/test_client_step_speed.py --benchmark-enable`. Compare within a
 group. "Epoch" is a pass over 200 samples of 10 numbers in batches of 20 (FPFC's synthetic data,
 softmax), "personal phase" FedAPM's v-step on 500 images of CIFAR-10's shape (E_v = 5, batches of
-50, personal "^fc"), "step" one of that CNN. The first optimizer of a process is timed in processes
-of their own. Nothing here asserts a time. Without --benchmark-enable, few samples show that it
-works.
+50, personal "^fc"). Nothing here asserts a time. Without --benchmark-enable, few samples show that
+it works.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -77,48 +73,4 @@ def test_personal_phase(benchmark: Any, how: str, monkeypatch: pytest.MonkeyPatc
     client = FedAPMClient(context, cifar_cnn(), loader, nn.CrossEntropyLoss())
     own = {n: p.detach().clone() for n, p in client.model.named_parameters() if n[:2] == "fc"}
     objective = LocalObjective([ProximalTerm(0.1, own)], moving=[*own])
-    benchmark(client.solve, objective, lr=0.01, epochs=5)
-
-
-@pytest.mark.parametrize("first", ["ReLU first", "pooling first"])
-def test_step(benchmark: Any, first: str) -> None:
-    benchmark.group = "step of CIFAR-10's CNN, 50 images"
-    torch.set_num_threads(1)
-    model = cifar_cnn()
-    if first == "ReLU first":
-        layers = OrderedDict(model.named_children())
-        for number in "12":
-            layers[f"pool{number}"], layers[f"relu{number}"] = nn.ReLU(), nn.MaxPool2d(2)
-        model = nn.Sequential(layers)
-    n = 50 if benchmark.enabled else 2
-    x, y = torch.randn(n, 3, 32, 32), torch.arange(n) % 10
-    benchmark(lambda: nn.functional.cross_entropy(model(x), y).backward())
-
-
-FIRST = """
-import resource, time, torch
-from pathlib import Path
-from torch import nn
-from clients.toolkit.solving.solvers import PlainSGD
-parameters = list(nn.Linear(3, 2).parameters())
-memory = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-before, start = memory(), time.perf_counter()
-{made}(parameters, lr=0.1).step()
-print(time.perf_counter() - start, (memory() - before) / 2**20)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("made", ["torch.optim.SGD", "PlainSGD"])
-def test_first_optimizer_of_a_process(benchmark: Any, made: str) -> None:
-    benchmark.group = "a process that imports torch and makes an optimizer (see extra_info)"
-
-    def process() -> str:
-        code = FIRST.format(made=made)
-        return subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-
-    seconds, mebibytes = map(float, benchmark.pedantic(process, rounds=1).split())
-    benchmark.extra_info |= {"optimizer_seconds": seconds, "optimizer_mebibytes": mebibytes}
-    print(f"\n{made}: {seconds:.2f} s, {mebibytes:.0f} MiB")
+    benchmark(client.minimise, objective, lr=0.01, epochs=5)

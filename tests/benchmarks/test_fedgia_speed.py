@@ -1,8 +1,7 @@
 """FedGiA's client round at k0 = 1 and k0 = 20, and the measurement of its curvature.
 
-The steps are in closed form, so that their number costs nothing. r_i and the Gram matrix' factor
-are compared with the singular values that they could be had from; of a network, with power
-iteration to the same accuracy.
+The steps are in closed form, so that their number costs nothing. r_i is compared with the singular
+values that it could be had from.
 
 Run with `pytest tests/benchmarks/test_fedgia_speed.py --benchmark-enable`. Compare within a group.
 ``new client`` makes the loss anew for every message, as an app without a cache of its own does; the
@@ -10,21 +9,13 @@ factor is then found by the content of the data. Nothing here asserts a time. Wi
 --benchmark-enable, small data show that it works.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Context, RecordDict
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from clients import FedGiALinearClient, LeastSquares
-from clients.toolkit.data.batches import split_batch
-from clients.toolkit.solving.curvature import decompose
-from clients.toolkit.solving.hessian import hessian_product, largest_curvature
-from clients.toolkit.solving.solvers import LocalProblem
 from fl_admm_strategies.algorithms.fedgia import FedGiAInstruction
 from tests.clients.methods.messages import received
 
@@ -70,18 +61,6 @@ def test_client_round(benchmark, rows, columns, hessian, steps, fresh):
     assert np.isfinite(reply).all()
 
 
-def singular_values(data: Any) -> Any:
-    return np.linalg.svd(data, full_matrices=False)
-
-
-@pytest.mark.parametrize("how", [singular_values, decompose])
-@pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_factor(benchmark: Any, rows: int, columns: int, how: Callable[..., Any]) -> None:
-    benchmark.group = f"factor, d={rows}, n={columns}"
-    shape = (rows, columns) if benchmark.enabled else (rows // 20, columns // 20)
-    benchmark(how, np.random.default_rng(0).normal(size=shape))
-
-
 @pytest.mark.parametrize("how", ["singular value", "largest_curvature"])
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 def test_curvature_of_a_linear_model(benchmark: Any, rows: int, columns: int, how: str) -> None:
@@ -94,38 +73,3 @@ def test_curvature_of_a_linear_model(benchmark: Any, rows: int, columns: int, ho
     else:
         found = benchmark(loss.largest_curvature)
     assert found == pytest.approx(loss.largest_curvature())
-
-
-def power_iteration(problem: LocalProblem, tolerance: float = 1e-6, most: int = 200) -> float:
-    """As one writes it down."""
-    parameters, batches = list(problem.model.parameters()), list(problem.batches())
-    direction = torch.randn(sum(p.numel() for p in parameters))
-    before = 0.0
-    for _ in range(most):
-        direction /= torch.linalg.vector_norm(direction)
-        direction = hessian_product(problem, batches, parameters, direction)
-        curvature = float(torch.linalg.vector_norm(direction))
-        if abs(curvature - before) <= tolerance * curvature:
-            break
-        before = curvature
-    return curvature
-
-
-@pytest.mark.parametrize("how", ["power iteration", "largest_curvature"])
-def test_curvature_of_a_network(benchmark: Any, how: str) -> None:
-    benchmark.group = "r_i, CNN of 62,006 parameters, 150 images"
-    torch.manual_seed(0)
-    size = 32 if benchmark.enabled else 16
-    features = 16 * (size // 4 - 3) ** 2
-    layers = [nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)]
-    layers += [nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
-    layers += [nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.Linear(84, 10))
-    images = TensorDataset(torch.rand(150, 3, size, size), torch.randint(10, (150,)))
-    loader = DataLoader(images, 32 if benchmark.enabled else 150)
-    problem = LocalProblem(model, loader, nn.CrossEntropyLoss(), split_batch, torch.device("cpu"))
-    if how == "power iteration":
-        benchmark.pedantic(power_iteration, (problem, 1e-6, 200 if benchmark.enabled else 2))
-    else:
-        most = {"most": 100 if benchmark.enabled else 2}
-        benchmark.pedantic(largest_curvature, (problem, 0), most)

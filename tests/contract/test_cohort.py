@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -21,7 +21,7 @@ from clients import SGDClient, client_app
 from clients.toolkit.round import app as app_module
 from clients.toolkit.solving import cohort as cohort_module
 from fl_admm_strategies import FedProx, InProcessGrid, StatefulStrategy
-from tests.support.cases import CASES, NUM_CLIENTS, Case, at_any_pace, case_of, sampling
+from tests.support.cases import NUM_CLIENTS, Case, at_any_pace, case_of, sampling
 from tests.support.federation import (
     ClientFn,
     assert_same_runs,
@@ -77,45 +77,17 @@ def test_workers_have_the_same_bits(case: Case) -> None:
     assert_same_runs(run(case, 3, True, workers=2), run(case, 1, True))
 
 
-class AllCases(ClientApp):
-    """The clients of all cases: a message says which one it is for, in a state of its own."""
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        named = [c for c in message.content.config_records.values() if "case" in c]
-        case = case_of(str(named[0]["case"])) if named else CASES[0]
-        prefix = f"{case.name}/"
-        mine = [(k.removeprefix(prefix), r) for k, r in context.state.items() if prefix in k]
-        own = Context(
-            context.run_id, context.node_id, context.node_config, RecordDict(dict(mine)), {}
-        )
-        reply = app_of(case, True)(message, own)
-        if message.metadata.message_type != MessageType.QUERY:
-            others = [(k, r) for k, r in context.state.items() if prefix not in k]
-            kept = [(prefix + k, r) for k, r in own.state.items()]
-            context.state = RecordDict(dict([*others, *kept]))
-        return reply
-
-
 @pytest.mark.slow
 def test_ray_has_the_same_bits() -> None:
-    server = ServerApp()
-    compared = []
+    case, server = case_of("Ditto"), ServerApp()
+    strategy = sampling(case)
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        grid.pull_interval = 0.01  # type: ignore[attr-defined] # seconds, Flower's is 0.1
-        for case in CASES:
-            strategy, config = sampling(case), ConfigRecord({"case": case.name})
-            arrays = case.initial_arrays()
-            strategy.start(grid, arrays, 3, train_config=config, evaluate_config=config)
-            expected = sampling(case)
-            with InProcessGrid(app_of(case, True), 1) as one:
-                expected.start(one, arrays, 3, train_config=config, evaluate_config=config)
-            assert_same_runs(strategy, expected)
-            compared.append(case.name)
+        strategy.start(grid, case.initial_arrays(), 3)
 
-    run_on_ray(server, AllCases(), 2)
-    assert compared == [case.name for case in CASES]
+    run_on_ray(server, app_of(case, True), 2)
+    assert_same_runs(strategy, run(case, 1, True))
 
 
 # --- Who fails ------------------------------------------------------------------------------------

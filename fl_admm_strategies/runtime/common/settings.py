@@ -87,7 +87,10 @@ class HasSettings:
         kind: Any = type(self)
         declared = self._declared
         refuse_unknown(kind, given.keys() - declared.parameters.keys())
-        values = declared.bind(*args, **given).arguments
+        try:
+            values = declared.bind(*args, **given).arguments
+        except TypeError as error:
+            raise TypeError(f"{kind.__name__}: {error}.") from None
         rules = rules_of(kind)
         for name, parameter in declared.parameters.items():
             value = values.get(name, parameter.default)

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 from clients import FedALAClient
 from clients.methods.fedala import MOST_PASSES, settled
 from fl_admm_strategies import FedALA
-from fl_admm_strategies.messages import FedALAInstruction
-from tests.clients.methods.lines import new_context
-from tests.clients.methods.messages import received
+from fl_admm_strategies.messages import FedALAEvaluation, FedALAInstruction
+from tests.clients.methods.lines import line_client, new_context
+from tests.clients.methods.messages import received, scalars
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, Scalar, follow
 from tests.support.federation import (
     dataset,
@@ -156,6 +156,9 @@ def test_a_client_that_lost_its_model_starts_from_the_global_one() -> None:
     follow(strategy, grid, ALL, ALL, ALL, after={1: lambda: grid.forget(1)})
     assert sorted(strategy.train_metrics[2]) == [0, 2]
     assert strategy.train_metrics[3][1]["weight-passes"] == 0
+    evaluation = received(FedALAEvaluation(scalars(w=1, b=0, seen=0), 1, 1.0, 1.0), version=3)
+    with refused(ValueError, "lost"):
+        line_client(FedALAClient).evaluate(*evaluation)
 
 
 def test_more_layers_than_there_are_is_refused() -> None:

@@ -313,6 +313,15 @@ def test_the_users_factors_are_in_no_message(duals: Any, y0: Any) -> None:
             assert numbers <= allowed | {"user-entries", "user-nonzeros"}
 
 
+@each_place
+def test_bytes_are_counted(duals: Any) -> None:
+    strategy = FedMCADMM(SquaredL2(ITEMS), duals=duals, seed=1)
+    start(strategy, WatchedGrid(client_app(client_fn), P), 2)
+    of_v = 8 * RANK * NUM_ITEMS
+    # V^0 goes along once: W_i^0 is the client's copy of it.
+    assert strategy.traffic == {1: Traffic(2 * P * of_v, P * of_v), 2: Traffic(P * of_v, P * of_v)}
+
+
 # --- Evaluation ---------------------------------------------------------------------------------
 
 

@@ -126,7 +126,7 @@ def test_the_columns_are_saved_and_loaded() -> None:
     assert_array_equal(saved["theta"], [[0, 0], [7, 7]])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 9), max_size=4)), max_size=12))
 def test_after_any_coming_and_going_every_row_is_its_clients(changes):
     own, expected = ClientTable(theta=np.zeros(2), age=0), {}

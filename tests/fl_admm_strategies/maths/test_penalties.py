@@ -84,7 +84,7 @@ def test_prox_is_the_minimiser(penalty: Penalty, rho: float) -> None:
         assert abs(best - grid[objective.argmin()]) <= 1.2 * r / 20000 + 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     lam=st.floats(0.01, 10),
     a=st.floats(1.2, 10),
@@ -101,7 +101,7 @@ def test_scad_scale_is_continuous_at_its_borders(lam, a, smoothing, margin):
         assert abs(above - below) < 1e-10 / (1 - 1 / margin)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(r=st.floats(0, 1e300), case=st.sampled_from(CASES))
 def test_scale_is_in_the_unit_interval_and_the_dual_is_bounded(r, case):
     penalty, rho = case

@@ -54,11 +54,9 @@ from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of
 VICTIM = 3
 
 # A case has few examples of its own: what they test is the runtime's, which all cases share.
-few = settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-some = settings(max_examples=8, deadline=None)
-many = settings(max_examples=15, deadline=None)
+few = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+some = settings(max_examples=8)
+many = settings(max_examples=15)
 
 
 # --- Content of any kind ------------------------------------------------------------------------
@@ -374,7 +372,7 @@ identities = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(content=identities)
 def test_a_node_may_say_anything_of_itself(content: RecordDict) -> None:
     found = Discovery(Owners())
@@ -593,9 +591,7 @@ def _saved_checkpoint() -> Any:
     return arrays, header, [json.loads(line) for line in lines]
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_checkpoint_of_any_content_is_resumed_or_refused(data, tmp_path):
     """Its checksums are right: somebody has written this, or another version."""

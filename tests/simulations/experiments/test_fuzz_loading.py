@@ -18,9 +18,7 @@ from simulations.settings.tables import Settings
 
 FILES = {name: (EXPERIMENTS / f"{name}.toml").read_text("utf-8") for name in experiment_names()}
 
-fuzz = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzz = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 leaves = st.one_of(
     st.booleans(),

@@ -99,7 +99,9 @@ def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice
         for one in (*lines[0], *lines[1]):
             del one["seconds"]
         assert lines[0] == lines[1]
-        assert [[*one["clients"]["train"]] for one in lines[0]] == [[*clients] for clients in own]
+        assert [[*one["clients"]["train"]] for one in lines[0]] == [
+            [*clients] for clients in trained_in
+        ]
     assert result_of(first)["baselines"] == result_of(again)["baselines"]
     without = run(config_of(tmp_path / "without"))
     state, expected = (load_file(f / "state.safetensors") for f in (first, without))

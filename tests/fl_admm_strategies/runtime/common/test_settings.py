@@ -141,7 +141,7 @@ def test_fields_are_checked_by_their_types(
 
 
 def test_what_is_needed_is_asked_for() -> None:
-    with refused(TypeError, "head"):
+    with refused(TypeError, "Both", "head"):
         Both()
     with refused(ValueError, "head"):
         Both("(")

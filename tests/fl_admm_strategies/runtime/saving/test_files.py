@@ -87,9 +87,7 @@ def a_checkpoint(**changes: Any) -> bytes:
     return save({"w": np.zeros(3)}, {"record": json.dumps(header)})
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 @example(b"")
 @example(b"\x08\0\0\0\0\0\0\0{}      ")
