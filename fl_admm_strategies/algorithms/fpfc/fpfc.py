@@ -11,7 +11,6 @@ its l1 branch is `penalty=L1(lam)`; see docs/methods/fpfc.md. The client is `cli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from logging import WARNING
 from typing import Any, ClassVar
 
@@ -29,27 +28,18 @@ from ...maths.blocks import (
     prefixed,
     weighted_average,
 )
-from ...maths.checks import Count, Positive, Share
 from ...maths.clienttable import ClientTable, Row
 from ...maths.clustering import cluster_models
 from ...maths.pairs import PairwiseStore
-from ...maths.penalties import L1, MCP, Penalty
 from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
-from ...runtime.sampled import SampledStrategy
 from ..shared.base import OwnBuffers
 from .diagnostics import FPFCDiagnostics, diagnose
-from .given import GivenPenalty, check_given, kind_of, source_of
+from .given import PenaltySetting
 from .newcomers import FPFCNewcomers
-from .source import FPFCState, HoldOut, PenaltySource, RoundStart, Task
+from .source import FPFCState, RoundStart, Task
 from .types import KINDS, FPFCEvaluation, FPFCInstruction
-
-
-class PenaltySetting(SampledStrategy):
-    """Declares the setting that is a property of `FPFC`."""
-
-    penalty: GivenPenalty = field(default="auto", kw_only=False)
 
 
 class FPFC(PenaltySetting):
@@ -119,77 +109,15 @@ class FPFC(PenaltySetting):
     # The penalty bounds v_ij; all else are means and differences of models. A copy would take as
     # much memory as the pairs.
     stays_finite: ClassVar = True
-    state: FPFCState = field(init=False)
 
-    rho: Positive = 1.0
     lr: StepSize = 0.1
     local_epochs: EpochSchedule = 10
     clustered: Pattern | None = None
-    nu: Positive | None = None
-    consensus_rounds: Count = 20
-    validation_share: Share = 0.2
     report_diagnostics: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.validation_share == 1:
-            raise ValueError("validation_share is 1, expected less. Nothing is left to train on.")
-        self._penalty: GivenPenalty = vars(self)["penalty"]
-        check_given(self._penalty, self.rho, self.validation_share)
         self._pattern = compile_pattern("clustered", self.clustered)
-
-    # ------------------------------------------------------------------------------------------
-    # The penalty, which a `PenaltySource` keeps during a run
-    # ------------------------------------------------------------------------------------------
-
-    @property
-    def title(self) -> str:
-        """The method's name as its paper writes it."""
-        return {L1: "FPFC-l1", MCP: "FPFC-MCP"}.get(type(kind_of(self.penalty)), "FPFC")
-
-    @property  # type: ignore[misc]  # the dataclass plugin wants an attribute for an attribute
-    def penalty(self) -> GivenPenalty:
-        """g, or how its lambda is found.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Where it is set in the course of a run: if it is not one of `SmoothedSCAD`, `L1` and
-            `MCP`, does not go with rho, or the run is still finding a lambda itself.
-        """
-        source = self._source
-        if source is None or source.replacement is None:
-            return self._penalty
-        return source.replacement
-
-    @penalty.setter  # type: ignore[override]
-    def penalty(self, penalty: Penalty) -> None:
-        if self._source is None:
-            check_given(penalty, self.rho, self.validation_share)
-            self._penalty = penalty
-        else:
-            self._source.replace(penalty, self.rho)
-
-    @property
-    def _source(self) -> PenaltySource | None:
-        return getattr(getattr(self, "state", None), "source", None)
-
-    @property
-    def given_settings(self) -> Mapping[str, Any]:
-        """The penalty that the run was given."""
-        return {} if self._source is None else {"penalty": self._source.given}
-
-    @property
-    def penalty_in_use(self) -> Penalty:
-        """The penalty of the next update; with "auto" lambda is 0 until the groups are found."""
-        self._need_state()
-        return self.state.source.penalty
-
-    @property
-    def nu_in_use(self) -> float:
-        """The threshold of `clusters`; with "auto" 0 until the groups are found."""
-        self._need_state()
-        return self.state.source.nu
 
     # ------------------------------------------------------------------------------------------
     # A round
@@ -199,18 +127,8 @@ class FPFC(PenaltySetting):
         """Start with omega_i = omega^0 for every client and theta = v = 0."""
         self._block = Block.named("clustered", self._pattern, arrays, self.trained)
         self._buffers = OwnBuffers(arrays, self.trained)
-        self._penalty, self._warned = self.penalty, False  # of an earlier run, what was set in it
-        source = source_of(
-            self._penalty,
-            nu=self.nu,
-            consensus_rounds=self.consensus_rounds,
-            hold_out=HoldOut(
-                self.validation_share, lambda ids: self.run.sampling.client_seeds(ids, 0)
-            ),
-            block=self._block,
-            buffers=self._buffers,
-            arrays=arrays,
-        )
+        self._warned = False
+        source = self._new_source(self._block, self._buffers, arrays)
         omega = np.tile(self._block.vector(arrays), (self.membership.num_initial, 1))
         columns = {**self._buffers.column(arrays), **source.columns}
         return FPFCState(

@@ -32,6 +32,11 @@ def jit_ordered(function: _Function) -> _Function:
     return jit(function, {"contract"})
 
 
+def jit_exact(function: _Function) -> _Function:
+    """Compile so that every product is rounded before it is added, on every processor."""
+    return jit(function, set())
+
+
 def share(task: Callable[[int, int], None], count: int, step: int, nbytes: int) -> None:
     """Run ``task(start, stop)`` over ``range(count)`` in pieces of `step`, on all cores.
 

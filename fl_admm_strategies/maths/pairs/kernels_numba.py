@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiling import PIECE_BYTES, jit, jit_ordered, share
-from .lanes import LANES, renew
+from .compiling import PIECE_BYTES, jit, jit_exact, jit_ordered, share
 
-_MIXED_COLUMNS = 512  # the same where several sums and rows are used at a time
-_COLUMNS = 2048  # columns of a vector at a time, so that sums stay in the cache
-_LANE_COLUMNS = 1024  # columns of a vector whose squares are summed up in its own precision
+# Columns of a vector at a time, so that the sums stay in a core's first cache; the fewer where
+# several sums and rows are used at a time.
+_COLUMNS, _MIXED_COLUMNS = 2048, 512
+# Squares are added up in the vectors' precision in so many sums, of 1024/32 = 32 terms each, so
+# that a norm in float32 is off by less than 1e-6. The bits of saved runs depend on both numbers.
+_SUMS, _SUM_COLUMNS = 32, 1024
 
 
 def _rows_in_piece(vectors: NDArray[Any]) -> int:
@@ -49,6 +51,68 @@ def slots_with(
     return slots[: _slots_with(i, j, chosen, slots)]
 
 
+@jit_exact
+def _renew(
+    slab: NDArray[Any],
+    row: np.uint64,
+    omega: NDArray[Any],
+    first: np.uint64,
+    second: np.uint64,
+    kept: Any,
+    low: np.uint64,
+    high: np.uint64,
+) -> None:
+    if kept == 0:  # what is multiplied by 0 must be finite
+        for c in range(low, high):
+            slab[row, c] = omega[first, c] - omega[second, c]
+    else:
+        for c in range(low, high):
+            slab[row, c] = (omega[first, c] - omega[second, c]) + kept * slab[row, c]
+
+
+@jit_exact
+def _sum_of_squares(
+    slab: NDArray[Any],
+    row: np.uint64,
+    low: np.uint64,
+    high: np.uint64,
+    sums: NDArray[Any],
+    wide: NDArray[np.float64],
+) -> Any:
+    """Return the sum of squares of columns ``low:high``, of which `_SUMS` is a factor.
+
+    Column c goes into sum c modulo `_SUMS`, in the order of the columns; these sums are widened,
+    and the upper half of them is added to the lower until one is left.
+    """
+    one = np.uint64(len(sums))  # no constant: else the loops are unrolled, and not vectorised
+    two, three, four = one + one, one + one + one, one + one + one + one
+    sums[:] = 0
+    start = low
+    while start + four <= high:
+        for k in range(one):
+            c = start + k
+            x0, x1, x2, x3 = (
+                slab[row, c],
+                slab[row, c + one],
+                slab[row, c + two],
+                slab[row, c + three],
+            )
+            sums[k] = (((sums[k] + x0 * x0) + x1 * x1) + x2 * x2) + x3 * x3
+        start += four
+    while start < high:
+        for k in range(one):
+            x0 = slab[row, start + k]
+            sums[k] += x0 * x0
+        start += one
+    wide[:] = sums
+    half = len(wide) // 2
+    while half:
+        for k in range(half):
+            wide[k] += wide[k + half]
+        half //= 2
+    return wide[0]
+
+
 @jit_ordered
 def _update_rows(
     slab: NDArray[Any],
@@ -57,43 +121,35 @@ def _update_rows(
     j: NDArray[np.int32],
     omega: NDArray[Any],
     keep: NDArray[Any],
+    sums: NDArray[Any],
     norms: NDArray[np.float64],
     start: int,
     stop: int,
 ) -> None:
-    width, size = slab.shape[1], slab.itemsize
-    whole = width // LANES * LANES
-    # Addresses and no views: counting the references to those costs as much as a vector.
-    vectors, models = slab.ctypes.data, omega.ctypes.data
+    width = slab.shape[1]
+    whole = width // len(sums) * len(sums)
+    wide = np.empty(len(sums))
     for k in range(start, stop):
-        row, first, second, kept = rows[k], i[rows[k]], j[rows[k]], keep[k]
-        ahead = rows[min(k + 1, stop - 1)]
-        total = 0.0
-        for low in range(0, whole, _LANE_COLUMNS):
-            vector = vectors + (row * width + low) * size
-            model = models + (first * width + low) * size
-            total += renew(
-                vector,
-                model,
-                models + (second * width + low) * size,
-                vector if kept != 0 else model,  # what is multiplied by 0 must be finite
-                vectors + (ahead * width + low) * size,
-                kept,
-                min(_LANE_COLUMNS, whole - low),
-            )
         # Unsigned, so that no index can mean one from the end.
+        row, kept = np.uint64(rows[k]), keep[k]
+        first, second = np.uint64(i[row]), np.uint64(j[row])
+        total = 0.0
+        for low in range(0, whole, _SUM_COLUMNS):
+            begin, end = np.uint64(low), np.uint64(min(low + _SUM_COLUMNS, whole))
+            _renew(slab, row, omega, first, second, kept, begin, end)
+            total += _sum_of_squares(slab, row, begin, end, sums, wide)
         for c in range(np.uint64(whole), np.uint64(width)):
             new = omega[first, c] - omega[second, c]
             if kept != 0:
                 new += kept * slab[row, c]
             slab[row, c] = new
-            wide = np.float64(new)
-            total += wide * wide
+            square = np.float64(new)
+            total += square * square
         if total == np.inf:  # squares that only float64 can hold
             total = 0.0
             for c in range(width):
-                wide = np.float64(slab[row, c])
-                total += wide * wide
+                square = np.float64(slab[row, c])
+                total += square * square
         norms[k] = np.sqrt(total)
 
 
@@ -108,12 +164,12 @@ def update_rows(
     """See `Kernels.update_rows`."""
     omega = np.ascontiguousarray(omega)
     norms = np.empty(len(rows))
-    share(
-        lambda start, stop: _update_rows(slab, rows, i, j, omega, keep, norms, start, stop),
-        len(rows),
-        _rows_in_piece(slab),
-        len(rows) * slab[0].nbytes,
-    )
+
+    def update(start: int, stop: int) -> None:
+        sums = np.empty(_SUMS, slab.dtype)
+        _update_rows(slab, rows, i, j, omega, keep, sums, norms, start, stop)
+
+    share(update, len(rows), _rows_in_piece(slab), len(rows) * slab[0].nbytes)
     return norms
 
 

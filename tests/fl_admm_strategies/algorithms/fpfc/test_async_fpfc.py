@@ -37,9 +37,9 @@ from tests.support.federation import (
     client_fn_of,
     initial_arrays,
     run_on_ray,
-    warnings_in,
 )
 from tests.support.points import ScriptedGrid, Spoil, failing, faultless, first, point_app
+from tests.support.refusals import refused, warnings_in
 
 SCAD = SmoothedSCAD(lam=0.6, a=3.7, xi=1e-4)
 SETTINGS: Mapping[str, Any] = {"rho": 1.0, "lr": 0.1, "local_epochs": 1}
@@ -184,7 +184,7 @@ def test_the_bound_holds_for_any_delays(bound: int) -> None:
 
 
 def test_a_bound_that_cannot_be_kept_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_staleness is 3, but 5 clients train at a time"):
+    with refused(ValueError, "max_staleness", 3, 5):
         run(5, num_clients=5, delay=1.0, max_staleness=3)
 
 
@@ -221,11 +221,10 @@ def test_a_reply_that_does_not_come_within_the_timeout_is_asked_for_again(
 ) -> None:
     grid = ScriptedGrid(point_app(), 2, [0, 0])
     began = time.monotonic()
-    with pytest.raises(RuntimeError, match="last 1 rounds"):
+    with refused(RuntimeError, "client 1"):
         run(3, grid=grid, patience=1, start={"timeout": 0.3})
     assert time.monotonic() - began >= 0.3
-    lines = [line for line in warnings_in(caplog.records) if "within the timeout" in line]
-    assert any(line.startswith("round 3: client 1 refused: no reply") for line in lines)
+    assert warnings_in(caplog.records, "round 3", "client 1", "timeout")
 
 
 # --- Faults ---------------------------------------------------------------------------------------
@@ -240,8 +239,8 @@ def test_a_reply_that_is_of_no_use_ends_no_round(
     # Device 1's reply is due at 2.5 s, in round 3, which ends with device 0's at 3 s. It is asked
     # again in round 4, at 3 s, and due at 5.5 s.
     assert order(strategy) == [0, 0, 0, 0, 2, 0, 1, 0]
-    (line,) = (line for line in warnings_in(caplog.records) if "client 1 refused" in line)
-    assert line.startswith("round 3: client 1 refused")
+    (line,) = warnings_in(caplog.records, "client 1")
+    assert line.startswith("round 3:")
     assert strategy.last_round == 8
 
 
@@ -249,11 +248,11 @@ def test_one_client_of_five_that_sends_nan_is_no_divergence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run(12, num_clients=5, spoil=failing([1], range(1, 99), math.nan), delay=1.0)
-    assert not [line for line in warnings_in(caplog.records) if "diverges" in line]
+    assert not warnings_in(caplog.records, "diverges")
 
 
 def test_a_run_in_which_everybody_fails_ends_with_their_error() -> None:
-    with pytest.raises(RuntimeError, match=r"first 3 rounds.*the disk is full"):
+    with refused(RuntimeError, "the disk is full"):
         run(9, spoil=failing([0, 1, 2], range(1, 99)), delay=1.0)
 
 
@@ -355,7 +354,7 @@ def test_a_damaged_state_is_refused_in_words() -> None:
         ("underway/1/0", np.array([np.nan])),
         ("underway/clients", np.array([1], np.uint64)),
     ):
-        with pytest.raises(ValueError, match="under way to its clients cannot be read"):
+        with refused(ValueError):
             strategy.load_state_dict(state | {name: wrong})
 
 
@@ -405,32 +404,19 @@ def test_without_a_lambda_the_search_comes_first_in_rounds() -> None:
     assert clock(strategy)[-1] == search + math.ceil((14 - search) / 4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"delay": -1.0}, "delay is -1.0"),
-        ({"max_staleness": -1}, "max_staleness is -1"),
-        ({"delays": 1.0}, "did you mean delay"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: Any, words: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=words):
-        AsyncFPFC(SCAD, **settings)
-
-
-def test_a_path_of_lambdas_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"AsyncFPFC takes no LambdaPath.*SmoothedSCAD"):
+def test_settings_out_of_range_are_refused() -> None:
+    for settings in ({"delay": -1.0}, {"max_staleness": -1}):
+        with refused(ValueError, *settings):
+            AsyncFPFC(SCAD, **settings)  # type: ignore[arg-type]
+    with refused(TypeError, "LambdaPath"):
         AsyncFPFC(LambdaPath([0.1, 0.2]))  # type: ignore[arg-type]
-
-
-def test_a_delay_that_is_none_is_refused_by_client_and_round() -> None:
-    with pytest.raises(ValueError, match=r"delay\(1, 0\) is nan, expected a finite number"):
+    with refused(ValueError, "delay(1, 0)"):
         run(2, delay=lambda server_round, client: math.nan)
 
 
 def test_what_waits_for_rounds_is_refused() -> None:
     strategy = AsyncFPFC(SCAD)
-    with pytest.raises(ValueError, match="Flower's legacy API waits for all of a round"):
+    with refused(ValueError, "AsyncFPFC"):
         LegacyStrategy(strategy, first())
-    with pytest.raises(RuntimeError, match="AsyncFPFC takes in every reply as it comes"):
+    with refused(RuntimeError, "AsyncFPFC"):
         strategy.configure_train(1, first(), ConfigRecord(), InProcessGrid(point_app(), 2))

@@ -5,7 +5,6 @@ See docs/methods/fpfc.md.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, MessageType
+from flwr.app import ArrayRecord, Context, Message, MessageType
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
@@ -30,8 +29,8 @@ from tests.support.federation import (
     initial_arrays,
     make_model,
     node_of,
-    warnings_in,
 )
+from tests.support.refusals import refused, warnings_in
 
 SCAD = SmoothedSCAD(lam=0.6, a=3.7, xi=1e-4)
 
@@ -256,9 +255,7 @@ def test_a_client_that_lost_its_state_sits_out_once_and_is_sent_omega(
     strategy = fpfc(seed=1)
     strategy.start(grid, initial_arrays(), 4, on_round=forget)
     assert groups_sent(grid, 1) == {1: BOTH, 2: ANCHOR, 3: ANCHOR, 4: BOTH}
-    (line,) = warnings_in(caplog.records)
-    assert "round 3: clients [1]" in line
-    assert "they start afresh" in line
+    assert warnings_in(caplog.records, "round 3", "clients [1]")
     expected = sampling(fpfc(seed=1), {3: [0, 2, 3]})
     expected.start(grid_of(), initial_arrays(), 4)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
@@ -284,15 +281,6 @@ def test_pairs_kept_by_models_give_the_same_run_and_resume_to_the_same_bits(
     resumed = run(6, checkpoint_dir=tmp_path, resume=True)
     assert_same_bits(resumed.state_dict(), whole.state_dict())
     assert_array_equal(resumed.clusters(), by_vectors.clusters())
-
-
-def test_a_client_on_which_nothing_depends_keeps_its_omega() -> None:
-    # Devices that sit out keep omega_i = omega^0 (Algorithm 2, step 3).
-    strategy = sampling(fpfc(), {1: [0, 1], 2: [0, 1]})
-    strategy.start(grid_of(), initial_arrays(), 2)
-    for name, array in initial_arrays().items():
-        assert_array_equal(strategy.personal_arrays(3)[name].numpy(), array.numpy())
-        assert not np.array_equal(strategy.personal_arrays(0)[name].numpy(), array.numpy())
 
 
 def test_shared_arrays_are_averaged_by_examples_and_integers_rounded() -> None:
@@ -407,18 +395,6 @@ def test_cluster_models_are_weighted_by_examples() -> None:
     assert strategy.diagnostics().fusion_bounds.tolist() == [0.0, 0.0]
 
 
-def test_a_cluster_of_clients_that_never_took_part_is_their_mean() -> None:
-    strategy = FPFC(L1(0.0), nu=1.0)
-    strategy.run.begin({"w": np.array([10.0])}, [0, 1, 2])
-    strategy.run.handshake(nobody, {})
-    strategy.run.configure_train(1, {})
-    strategy.run.aggregate_train(
-        1, [(0, RawReply({"w": np.array([0.0])}, {"num-examples": 5, **STAMP}))]
-    )
-    assert_array_equal(strategy.clusters(), [0, 1, 1])
-    assert [float(r["w"].numpy()[0]) for r in strategy.cluster_arrays()] == [0.0, 10.0]
-
-
 def test_evaluation_sends_the_three_kinds_and_the_dual() -> None:
     grid = grid_of()
     strategy = fpfc(clustered="^head")
@@ -477,90 +453,45 @@ def test_a_client_that_did_not_evaluate_has_no_gradient_norm() -> None:
     assert np.isnan(never.diagnostics().stationarity)
 
 
-def test_the_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="flwr"):
-        fpfc(clustered="head").summary()
-    text = caplog.text
-    for word in ("SmoothedSCAD(lam=0.5", "rho: 1.0", "clustered: head", "seed: 0"):
-        assert word in text
-
-
 # --- Bad input ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("argument", "error", "text"),
+    ("argument", "error", "named"),
     [
-        ({"rho": 0}, ValueError, "rho is 0, expected a finite number > 0"),
-        ({"rho": float("nan")}, ValueError, "rho is nan"),
-        ({"rho": "1"}, TypeError, "rho is '1', expected a number > 0"),
-        ({"nu": -0.1}, ValueError, "nu is -0.1"),
-        ({"nu": "wide"}, TypeError, "nu is 'wide'"),
-        ({"consensus_rounds": 0}, ValueError, "consensus_rounds is 0, expected an integer >= 1"),
-        ({"validation_share": -0.1}, ValueError, "validation_share is -0.1"),
-        ({"validation_share": 1.0}, ValueError, "Nothing is left to train on"),
-        ({"penalty": "auto", "rho": 0.37}, ValueError, r"expected \(a - 1\) \* rho > 1"),
-        ({"penalty": "Auto"}, TypeError, r"MCP\(lam\) or 'auto'"),
-        ({"lr": 0.0}, ValueError, "lr is 0.0, expected a finite number > 0"),
-        ({"lr": "fast"}, TypeError, "lr is 'fast'"),
-        ({"local_epochs": 0}, ValueError, "local_epochs is 0, expected an integer >= 1"),
-        ({"local_epochs": 2.5}, TypeError, "local_epochs is 2.5, expected an integer >= 1"),
-        ({"local_epochs": True}, TypeError, "local_epochs is True"),
-        ({"penalty": 0.6}, TypeError, r"penalty is 0.6, expected SmoothedSCAD\(lam\), L1\(lam\)"),
-        ({"penalty": SmoothedSCAD}, Exception, "SmoothedSCAD"),
-        (
-            {"penalty": SCAD, "rho": 0.37},
-            ValueError,
-            r"rho is 0.37 with a = 3.7, expected \(a - 1\)",
-        ),
-        ({"penalty": MCP(0.6), "rho": 0.01}, ValueError, r"expected gamma \* rho > 1 for MCP"),
-        ({"clustered": "("}, ValueError, r"clustered is '\(', expected a regular expression"),
-        ({"clustered": 3}, ValueError, "clustered is 3, expected a regular expression"),
-        ({"fraction_train": 2}, ValueError, "fraction_train is 2"),
-        ({"fraction_fit": 0.5}, TypeError, "fraction_fit is not a parameter of FPFC; did you mean"),
+        ({"rho": 0}, ValueError, "rho"),
+        ({"nu": -0.1}, ValueError, "nu"),
+        ({"consensus_rounds": 0}, ValueError, "consensus_rounds"),
+        ({"validation_share": -0.1}, ValueError, "validation_share"),
+        ({"validation_share": 1.0}, ValueError, "validation_share"),
+        ({"lr": "fast"}, TypeError, "lr"),
+        ({"local_epochs": 2.5}, TypeError, "local_epochs"),
+        ({"penalty": "Auto"}, TypeError, "penalty"),
+        ({"penalty": 0.6}, TypeError, "penalty"),
+        ({"penalty": "auto", "rho": 0.37}, ValueError, "rho"),
+        ({"penalty": MCP(0.6), "rho": 0.01}, ValueError, "rho"),
+        ({"clustered": "("}, ValueError, "clustered"),
     ],
     ids=str,
 )
-def test_the_constructor_refuses(argument: dict[str, Any], error: type, text: str) -> None:
-    with pytest.raises(error, match=text):
+def test_the_constructor_refuses(argument: dict[str, Any], error: type, named: str) -> None:
+    with refused(error, named):
         fpfc(**argument)
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "text"),
+    ("settings", "error", "named"),
     [
-        ({"lr": lambda k: 0.1 if k < 2 else -1.0}, ValueError, r"lr in round 2 is -1.0"),
-        ({"lr": lambda k: None}, TypeError, r"lr in round 1 is None"),
-        ({"local_epochs": lambda k, i: i}, ValueError, r"local_epochs\(1, 0\) is 0, expected an i"),
-        ({"local_epochs": lambda k, i: k / 2}, TypeError, r"local_epochs\(1, 0\) is 0.5"),
-        ({"clustered": "neck"}, ValueError, r"'neck' matches none .*: body.weight, .*'head'"),
-        ({"clustered": "."}, ValueError, r"'.' matches all .*leave `clustered` out"),
+        ({"lr": lambda k: 0.1 if k < 2 else -1.0}, ValueError, "lr"),
+        ({"local_epochs": lambda k, i: k / 2}, TypeError, "local_epochs"),
+        ({"clustered": "neck"}, ValueError, "clustered"),
+        ({"clustered": "."}, ValueError, "clustered"),
     ],
-    ids=["no step", "no number", "no epoch", "half an epoch", "no array", "all arrays"],
+    ids=["no step", "half an epoch", "no array", "all arrays"],
 )
-def test_start_refuses(settings: dict[str, Any], error: type, text: str) -> None:
-    with pytest.raises(error, match=text):
+def test_start_refuses(settings: dict[str, Any], error: type, named: str) -> None:
+    with refused(error, named):
         fpfc(**settings).start(grid_of(2), initial_arrays(), 3)
-
-
-def test_a_model_without_floating_point_arrays() -> None:
-    arrays = ArrayRecord({"n": Array(np.arange(3))})
-    with pytest.raises(ValueError, match="no array of floating point numbers"):
-        fpfc().start(grid_of(2), arrays)
-
-
-def test_methods_before_start_say_what_to_do() -> None:
-    strategy = fpfc()
-    for call in (
-        strategy.clusters,
-        strategy.cluster_arrays,
-        strategy.diagnostics,
-        strategy.state_dict,
-        lambda: strategy.global_arrays,
-        lambda: strategy.personal_arrays(0),
-    ):
-        with pytest.raises(RuntimeError, match=r"FPFC has no state yet: call start\(grid, initial"):
-            call()
 
 
 class Normed(nn.Module):
@@ -596,22 +527,15 @@ def test_batch_norm_buffers_are_averaged_and_not_in_the_block(clustered: str | N
     assert np.any(model["norm.running_mean"] != 0)
 
 
-def test_a_model_mismatch_is_told_with_both_sides() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"server sent a model of 2 arrays \(.*\), the client's has 4"
-    ):
-        fpfc().start(grid_of(2), ArrayRecord(nn.Linear(3, 3).state_dict()), 1)
-
-
 def test_a_state_of_another_clustered_block_is_refused() -> None:
     whole = fpfc()
     whole.start(grid_of(2), initial_arrays(), 1)
     state = whole.state_dict()
     head = fpfc(clustered="^head")
     head.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"lacks .*averaged_arrays/body.weight.*other settings"):
+    with refused(ValueError, "averaged_arrays/body.weight"):
         head.start(grid_of(2), initial_arrays(), 2)
     other = fpfc(rho=2.0)
     other.load_state_dict(state)
-    with pytest.raises(ValueError, match="rho"):
+    with refused(ValueError, "rho"):
         other.start(grid_of(2), initial_arrays(), 2)
