@@ -48,21 +48,6 @@ SPLIT = ("FedAlt", "FedSim")
 NO_WHOLE_GLOBAL_MODEL = ("FedAPM", *SPLIT, "LpProjADMM", "CFL", "IFCA", "Local")
 """There the app's own evaluation on the server has nothing to evaluate."""
 
-OPTIMIZER = {"        optimizer_fn=partial(torch.optim.SGD, momentum=0.9),\n": ""}
-SERVER = {
-    "lr=lr,\n": "t=2.0,\n        curvature=4.0,\n",
-    'local_epochs=context.run_config["local-epochs"]': "local_steps=2",
-}
-LEGACY = {
-    'lr=context.run_config["learning-rate"],': "t=2.0, curvature=4.0,",
-    'local_epochs=context.run_config["local-epochs"]': "local_steps=2",
-}
-FEDGIA = {
-    "client_app.py": {"current": OPTIMIZER, "legacy": OPTIMIZER},
-    "server_app.py": {"current": SERVER, "legacy": LEGACY},
-}
-"""FedGiA takes no step size, no epochs and no optimizer."""
-
 LEGACY_SERVER = """
 from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
@@ -139,10 +124,6 @@ def train(
     def run(method: str, api: str, **how: bool) -> None:
         folder = copy_of("quickstart-pytorch", tmp_path)
         convert(folder, method, api, **how)
-        if method == "FedGiA":
-            for name, changes in FEDGIA.items():
-                file = folder / "pytorchexample" / name
-                file.write_text(swapped(file.read_text(), changes[api]))
         run_app(folder, "pytorchexample", NUM_CLIENTS, RUN_CONFIG, monkeypatch)
         check(made, caplog)
 
@@ -156,9 +137,8 @@ def test_it_trains(method: str, api: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("api", ["current", "legacy"])
-@pytest.mark.parametrize("method", ["FPFC", "FedGiA"])
-def test_it_needs_no_loop_of_its_own(method: str, api: str, train: Train) -> None:
-    train(method, api, plain=True)
+def test_it_needs_no_loop_of_its_own(api: str, train: Train) -> None:
+    train("FPFC", api, plain=True)
 
 
 def test_it_keeps_its_handlers(train: Train) -> None:

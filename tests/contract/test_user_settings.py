@@ -15,9 +15,8 @@ from clients import (
     FPFCClient,
     LeastSquares,
     Ratings,
-    SGDClient,
 )
-from fl_admm_strategies import FPFC, Ditto, FedGiA, FedProx, LegacyStrategy, SmoothedSCAD, SquaredL2
+from fl_admm_strategies import FPFC, FedGiA, FedProx, LegacyStrategy, SmoothedSCAD, SquaredL2
 from fl_admm_strategies.runtime.common.settings import parameters_of
 from fl_admm_strategies.runtime.reserved import OF_EVERY_MESSAGE
 from tests.support.cases import Case, at_any_pace, case_of, each_case, grid_of, plain
@@ -128,15 +127,10 @@ def new_context() -> Context:
 def test_other_mistakes_are_told_too() -> None:
     with refused(TypeError, "proximal_mu", "FedProx", "mu"):
         FedProx(proximal_mu=0.1)  # type: ignore[call-arg]
-    with refused(TypeError, "lamda", "Ditto", "lam"):
-        Ditto(lamda=1)  # type: ignore[call-arg]
     with refused(TypeError, "FPFC", "evaluate_fn", "start"):
         fpfc(evaluate_fn=print)
     with refused(TypeError, "FedGiA", "seed"):
         FedGiA(zzz=1)  # type: ignore[call-arg]
-    for kind in (FPFCClient, SGDClient):
-        with refused(TypeError, "testloader", kind.__name__, "test_loader"):
-            make_client(partial(kind, testloader=1), new_context())
     with refused(TypeError, "rho", "FPFCClient", "FPFC"):
         make_client(partial(FPFCClient, rho=1), new_context())
     problem = LeastSquares(np.eye(2), np.zeros(2))
