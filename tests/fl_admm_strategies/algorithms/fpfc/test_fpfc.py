@@ -312,11 +312,11 @@ def test_shared_arrays_are_averaged_by_examples_and_integers_rounded() -> None:
     # What is not trained, a client's own model has from its own upload.
     own_of = {4: (1.0, 9, [2, 0]), 7: (0.0, 0, [0, 0]), 9: (2.0, 14, [5, -7])}
     for client, (head, steps, counts) in own_of.items():
-        own = from_array_record(strategy.personal_arrays(client))
-        assert_array_equal(own["head"], [head, head])
-        assert_array_equal(own["body"], [[4.0, 4.0]])
-        assert int(own["steps"]) == steps
-        assert_array_equal(own["counts"], counts)
+        personal = from_array_record(strategy.personal_arrays(client))
+        assert_array_equal(personal["head"], [head, head])
+        assert_array_equal(personal["body"], [[4.0, 4.0]])
+        assert int(personal["steps"]) == steps
+        assert_array_equal(personal["counts"], counts)
     together = from_array_record(strategy.global_arrays)
     assert list(together) == list(model)
     steps_of_all = together["steps"]
@@ -434,8 +434,8 @@ def test_reported_norms_equal_a_direct_computation() -> None:
         return np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
 
     for client, metrics in strategy.evaluate_metrics[2].items():
-        own = gradient(client, strategy.personal_arrays(client)) + dual[client]
-        assert metrics["stationarity"] == pytest.approx(np.linalg.norm(own), rel=1e-5)
+        residual = gradient(client, strategy.personal_arrays(client)) + dual[client]
+        assert metrics["stationarity"] == pytest.approx(np.linalg.norm(residual), rel=1e-5)
         at_alpha = gradient(client, clusters[labels[client]])
         expected = np.linalg.norm(at_alpha)
         assert metrics["cluster-gradient-norm"] == pytest.approx(expected, rel=1e-5)
