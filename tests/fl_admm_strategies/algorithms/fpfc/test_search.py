@@ -414,6 +414,7 @@ def test_clients_with_one_sample_each_are_refused() -> None:
         run(auto(), grid=clients_with(dict.fromkeys(range(NUM_CLIENTS), 1)))
 
 
+@pytest.mark.slow
 def test_a_correction_survives_an_interruption(tmp_path: Path) -> None:
     def start(rounds: int, **options: Any) -> FPFC:
         strategy = auto(validation_share=0.0)
