@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from .batching import full_batch
-from .federated import ClientData, FederatedData, class_counts, without_newcomers
-from .ratings import RatingsClient, RatingsData
-from .registry import DATASETS, Data, kind_of, load, loader_of, options_of
-from .tabular import TabularData
-
-__all__ = [
-    "DATASETS",
-    "ClientData",
-    "Data",
-    "FederatedData",
-    "RatingsClient",
-    "RatingsData",
-    "TabularData",
-    "class_counts",
-    "full_batch",
-    "kind_of",
-    "load",
-    "loader_of",
-    "options_of",
-    "without_newcomers",
-]
+from .batching import full_batch as full_batch
+from .federated import ClientData as ClientData
+from .federated import FederatedData as FederatedData
+from .federated import class_counts as class_counts
+from .federated import without_newcomers as without_newcomers
+from .ratings import RatingsClient as RatingsClient
+from .ratings import RatingsData as RatingsData
+from .registry import DATASETS as DATASETS
+from .registry import Data as Data
+from .registry import kind_of as kind_of
+from .registry import load as load
+from .registry import loader_of as loader_of
+from .registry import options_of as options_of
+from .tabular import TabularData as TabularData

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import zlib
 from pathlib import Path
@@ -36,23 +37,22 @@ def missing_file(path: Path, source: str) -> FileNotFoundError:
     )
 
 
-def _inflate(path: Path) -> tuple[bytes, str]:
-    """Content of a (gzip) file as far as it can be read, and what is wrong with it, if anything."""
-    raw = path.read_bytes()
-    if path.suffix != ".gz":
-        return raw, ""
-    # gzip.open would raise without telling how much was there; the decompressor keeps it.
-    stream = zlib.decompressobj(wbits=31)
-    try:
-        content = stream.decompress(raw)
-    except zlib.error as error:
-        raise ValueError(
-            f"{path}: damaged gzip file ({error}); delete it and get it anew"
-        ) from None
-    return content, "" if stream.eof else " (its gzip stream is cut short)"
+def damaged(path: Path, what: object, source: str) -> ValueError:
+    """Describe a data file that does not hold what it should.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    what : object
+        What is wrong with it.
+    source : str
+        Where a person gets it.
+    """
+    return ValueError(f"{path}: {what}; get it anew ({source})")
 
 
-def read_idx(path: Path, ndim: int) -> npt.NDArray[np.uint8]:
+def read_idx(path: Path, ndim: int, source: str) -> npt.NDArray[np.uint8]:
     """Read a file of unsigned bytes in the idx format of the MNIST family, plain or ``.gz``.
 
     Parameters
@@ -61,34 +61,25 @@ def read_idx(path: Path, ndim: int) -> npt.NDArray[np.uint8]:
         The file.
     ndim : int
         Number of axes it must have: 3 for images, 1 for labels.
+    source : str
+        Where a person gets it, for the error.
 
     Raises
     ------
     ValueError
-        If the file is truncated, too long, damaged, or not such a file.
+        If the file is damaged, or no such file.
     """
-    content, wrong = _inflate(path)
-    header = 4 + 4 * ndim
-    if len(content) < header:
-        raise ValueError(
-            f"{path}: truncated idx file: expected a header of {header} bytes, found "
-            f"{len(content)}{wrong}; delete it and get it anew"
-        )
-    # Magic number: two zero bytes, 8 for unsigned bytes, the number of axes.
-    magic = bytes((0, 0, 8, ndim))
-    if content[:4] != magic:
-        raise ValueError(
-            f"{path}: not an idx file of unsigned bytes with {ndim} axes: expected the first bytes "
-            f"{magic.hex(' ')}, found {content[:4].hex(' ')}"
-        )
-    shape = tuple(int(s) for s in np.frombuffer(content, ">u4", count=ndim, offset=4))
-    expected = header + int(np.prod(shape))
-    if len(content) != expected or wrong:
-        raise ValueError(
-            f"{path}: damaged idx file: expected {expected} bytes for shape {shape}, found "
-            f"{len(content)}{wrong}; delete it and get it anew"
-        )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        # Magic number: two zero bytes, 8 for unsigned bytes, the number of axes.
+        if content[:4] != bytes((0, 0, 8, ndim)):
+            raise ValueError(f"no unsigned bytes with {ndim} axes: begins with {content[:4]!r}")
+        shape = np.frombuffer(content, ">u4", count=ndim, offset=4).astype(int)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape)
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise damaged(path, f"damaged idx file ({error})", source) from None
 
 
 def read_table(
@@ -119,11 +110,8 @@ def read_table(
     except FileNotFoundError:
         raise missing_file(path, source) from None
     except ValueError as error:
-        raise ValueError(f"{path}: damaged table ({error}); get it anew ({source})") from None
+        raise damaged(path, f"damaged table ({error})", source) from None
     if table.shape != shape or not np.isfinite(table).all():
-        raise ValueError(
-            f"{path}: expected {shape[0]} rows of {shape[1]} finite numbers, found "
-            f"{table.shape[0]} rows of {table.shape[1]}, "
-            f"{np.count_nonzero(~np.isfinite(table))} of them not finite; get it anew ({source})"
-        )
+        what = f"found {table.shape[0]} of {table.shape[1]}, expected {shape[0]} rows of {shape[1]}"
+        raise damaged(path, f"{what} finite numbers", source)
     return table

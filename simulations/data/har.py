@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .federated import FederatedData, client_data, split_sizes
-from .files import missing_file
+from .files import damaged, missing_file
 
 SOURCE = (
     "the inertial signals of https://archive.ics.uci.edu/dataset/240 packed as in the docstring of "
@@ -53,7 +53,7 @@ def read_har(path: Path) -> tuple[npt.NDArray[np.float32], Index, Index]:
         if y.max(initial=0) >= NUM_CLASSES:
             raise ValueError(f"activity {y.max()} of 0-{NUM_CLASSES - 1}")
     except (OSError, EOFError, KeyError, ValueError, lzma.LZMAError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: damaged file ({error}); get it anew ({SOURCE})") from error
+        raise damaged(path, f"damaged file ({error})", SOURCE) from error
     return (
         x * scale.astype(np.float32)[None, :, None],
         y.astype(np.int64),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +22,8 @@ FILES = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
 CLIENTS, GROUP_SIZE, NUM_CLASSES = 20, 5, 10
-# A client with less than this can neither be trained nor scored.
-MIN_TRAIN, MIN_TEST, MAX_DRAWS = 10, 2, 100
+MIN_TRAIN, MIN_TEST = 10, 2  # a client with fewer can neither be trained nor scored
+MAX_DRAWS = 100  # of proportions; at 1,000 images and more the first few will do
 
 Index = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.uint8]
@@ -56,11 +58,30 @@ def torchvision_datasets(dataset: str, folder: Path, source: str) -> Any:
     return datasets
 
 
+@contextmanager
+def downloading(
+    dataset: Callable[..., Any], root: Path, missing: FileNotFoundError
+) -> Iterator[Path]:
+    """Download a data set of torchvision's into a folder below `root` that lasts for the block.
+
+    What is moved out of it has arrived as a whole, so that no other process reads half a file.
+
+    Raises
+    ------
+    FileNotFoundError
+        As `missing`, with the reason, if the files cannot be downloaded or stored.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as temporary:
+            dataset(temporary, download=True)
+            yield Path(temporary)
+    except (OSError, RuntimeError) as error:
+        raise FileNotFoundError(f"{missing} (Downloading it failed: {error})") from error
+
+
 def download(dataset: str, root: Path) -> None:
     """Fetch the idx files of `dataset` into ``root/<dataset>/raw`` through torchvision.
-
-    The files arrive in a temporary folder and are moved when complete, so that another worker
-    process never reads half a file.
 
     Raises
     ------
@@ -73,17 +94,12 @@ def download(dataset: str, root: Path) -> None:
     first = next((name for name in FILES if _find(folder, name) is None), FILES[0])
     missing = missing_file(folder / f"{first}.gz", SOURCES[dataset])
     datasets = torchvision_datasets(dataset, folder, SOURCES[dataset])
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root) as temporary:
-            getattr(datasets, dataset)(temporary, download=True)
-            folder.mkdir(parents=True, exist_ok=True)
-            for name in FILES:
-                found = _find(Path(temporary) / dataset / "raw", name)
-                if found is not None and _find(folder, name) is None:
-                    found.replace(folder / found.name)
-    except (OSError, RuntimeError) as error:
-        raise FileNotFoundError(f"{missing} (Downloading it failed: {error})") from error
+    with downloading(getattr(datasets, dataset), root, missing) as temporary:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            found = _find(temporary / dataset / "raw", name)
+            if found is not None and _find(folder, name) is None:
+                found.replace(folder / found.name)
 
 
 def read_images(dataset: str, root: Path) -> dict[str, tuple[npt.NDArray[np.uint8], Labels]]:
@@ -112,7 +128,10 @@ def read_images(dataset: str, root: Path) -> dict[str, tuple[npt.NDArray[np.uint
         labels_path = _find(folder, f"{part}-labels-idx1-ubyte")
         if images_path is None or labels_path is None:
             raise missing_file(folder / f"{part}-*.gz", SOURCES[dataset])
-        images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+        images, labels = (
+            read_idx(path, ndim, SOURCES[dataset])
+            for path, ndim in ((images_path, 3), (labels_path, 1))
+        )
         if len(images) != len(labels) or images.shape[1:] != (28, 28):
             raise ValueError(
                 f"{images_path} has images of shape {images.shape}, {labels_path} has "
@@ -226,16 +245,16 @@ def images_swap(
     groups = np.arange(CLIENTS) // GROUP_SIZE
     clients = []
     for group, train_index, test_index in zip(groups, train, test, strict=True):
-        own = (chosen["train"][train_index], chosen["t10k"][test_index])
+        indices = (chosen["train"][train_index], chosen["t10k"][test_index])
         images, labels = (
-            np.concatenate([parts["train"][kind][own[0]], parts["t10k"][kind][own[1]]])
+            np.concatenate([parts["train"][kind][indices[0]], parts["t10k"][kind][indices[1]]])
             for kind in (0, 1)
         )
         clients.append(
             client_data(
                 images[:, None].astype(np.float32) / 255,
                 swap_labels(labels.astype(np.int64), int(group)),
-                (*holdout(len(own[0]), validation), len(own[1])),
+                (*holdout(len(indices[0]), validation), len(indices[1])),
             )
         )
     return FederatedData(name, clients, groups, "classification", (1, 28, 28), NUM_CLASSES)

@@ -147,9 +147,9 @@ def partitioned(
     truth = partitions.groups_of(clients, groups) if grouped else None
 
     parts = []
-    for i, own in enumerate(dealt):
-        sizes = split_sizes(len(own), validation)
-        index = chosen[generator(seed, name, "split", i).permutation(own)]
+    for i, part in enumerate(dealt):
+        sizes = split_sizes(len(part), validation)
+        index = chosen[generator(seed, name, "split", i).permutation(part)]
         x, y = pool.read(index), torch.from_numpy(pool.labels[index])
         if partition == "noise":
             normal = generator(seed, name, "noise", i).standard_normal(x.shape, np.float32)

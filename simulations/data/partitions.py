@@ -77,7 +77,7 @@ def label_count(
         for shard in np.array_split(rng.permutation(np.flatnonzero(labels == c)), pieces)
     ]
     drawn = rng.permutation(len(shards))[: labels_per_client * clients]
-    return [np.concatenate([shards[s] for s in own]) for own in drawn.reshape(clients, -1)]
+    return [np.concatenate([shards[s] for s in hand]) for hand in drawn.reshape(clients, -1)]
 
 
 def _load(partitioner: Partitioner, clients: int, **columns: Index) -> list[Index]:
@@ -308,8 +308,8 @@ def label_subset(
     dealt: list[list[Index]] = [[] for _ in range(clients)]
     for label in classes:
         owners = [client for client in range(clients) if label in drawn[client]]
-        own = rng.permutation(np.flatnonzero(labels == label))
-        for client, part in zip(owners, np.array_split(own, max(len(owners), 1)), strict=False):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        for client, part in zip(owners, np.array_split(members, max(len(owners), 1)), strict=False):
             dealt[client].append(part)
     return [np.concatenate(parts) for parts in dealt]
 
@@ -335,8 +335,8 @@ def label_group(labels: Index, clients: int, groups: int, rng: np.random.Generat
             f"groups is {groups}, expected at most {len(classes)}, the number of classes."
         )
     dealt: list[Index] = []
-    for k, own in enumerate(np.array_split(rng.permutation(classes), groups)):
-        samples = rng.permutation(np.flatnonzero(np.isin(labels, own)))
+    for k, chosen in enumerate(np.array_split(rng.permutation(classes), groups)):
+        samples = rng.permutation(np.flatnonzero(np.isin(labels, chosen)))
         dealt += np.array_split(samples, np.count_nonzero(group == k))
     return dealt
 

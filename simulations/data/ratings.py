@@ -15,7 +15,7 @@ import numpy.typing as npt
 from clients.toolkit.data.ratings import Ratings
 
 from .federated import generator
-from .files import missing_file
+from .files import damaged, missing_file
 
 SCALE = (1.0, 5.0)  # stars
 
@@ -24,7 +24,7 @@ SCALE = (1.0, 5.0)  # stars
 Block: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
 TEXT_BLOCK = 2**24  # bytes of a file that are read at once
-RATINGS_BLOCK = 2**21  # ratings of a block, at least
+RATINGS_BLOCK = 2**21  # ratings of a block, at least: 25 MB
 
 
 class MovieLens(NamedTuple):
@@ -238,10 +238,9 @@ def _check_lines(
     assert good is not None  # it matches nothing at all, too
     if good.end() < len(block):
         line, number = block[good.end() :].split(b"\n", 1)[0], block.count(b"\n", 0, good.end())
-        raise ValueError(
-            f"{path}, line {before + number + 1}: expected {expected}, found "
-            f"{line.decode('ascii', 'replace')[:80]!r}; get the file anew ({source})"
-        )
+        found = line.decode("ascii", "replace")[:80]
+        what = f"line {before + number + 1}: expected {expected}, found {found!r}"
+        raise damaged(path, what, source)
 
 
 def _numbers(block: bytes, separators: str, columns: int) -> npt.NDArray[Any]:
@@ -290,18 +289,15 @@ def read_movielens(path: Path, kind: MovieLens, source: str) -> list[Block]:
         blocks.append(_block(*_numbers(text, kind.separator[0], 4)[:, :3].T))
         lines += len(blocks[-1][0])
     if lines != kind.ratings:
-        raise ValueError(
-            f"{path}: expected {kind.ratings} ratings, found {lines}; get the file anew ({source})"
-        )
+        raise damaged(path, f"expected {kind.ratings} ratings, found {lines}", source)
     users, items = (np.concatenate([block[column] for block in blocks]) for column in (0, 1))
     order = np.lexsort((items, users))
     users, items = users[order], items[order]
     same = np.flatnonzero((users[1:] == users[:-1]) & (items[1:] == items[:-1]))
     if len(same):
-        raise ValueError(
-            f"{path}, lines {order[same[0]] + 1} and {order[same[0] + 1] + 1}: both are ratings of "
-            f"item {items[same[0]]} by user {users[same[0]]}; get the file anew ({source})"
-        )
+        first, second = order[same[0] : same[0] + 2] + 1
+        rated = f"item {items[same[0]]} by user {users[same[0]]}"
+        raise damaged(path, f"lines {first} and {second} are both ratings of {rated}", source)
     return blocks
 
 
@@ -340,26 +336,20 @@ def read_netflix(folder: Path) -> Iterator[Block]:
     for path in paths:
         for movie, users, stars in _movies(path):
             if movie in seen:
-                raise ValueError(
-                    f"{path}: movie {movie} is there twice; get the files anew ({NETFLIX_SOURCE})"
-                )
+                raise damaged(path, f"movie {movie} is there twice", NETFLIX_SOURCE)
             seen.add(movie)
             sorted_users = np.sort(users)
             if len(same := np.flatnonzero(sorted_users[1:] == sorted_users[:-1])):
-                raise ValueError(
-                    f"{path}: two ratings of movie {movie} are by user {sorted_users[same[0]]}; "
-                    f"get the file anew ({NETFLIX_SOURCE})"
-                )
+                what = f"two ratings of movie {movie} are by user {sorted_users[same[0]]}"
+                raise damaged(path, what, NETFLIX_SOURCE)
             pieces.append(_block(users, np.full(len(users), movie), stars))
             count += len(users)
             if count - yielded >= RATINGS_BLOCK:
                 yield _joined(pieces)
                 pieces, yielded = [], count
     if count != NETFLIX_RATINGS:
-        raise ValueError(
-            f"{folder}: expected {NETFLIX_RATINGS} ratings in {len(paths)} files, found {count}; "
-            f"get them all ({NETFLIX_SOURCE})"
-        )
+        what = f"expected {NETFLIX_RATINGS} ratings in {len(paths)} files, found {count}"
+        raise damaged(folder, what, NETFLIX_SOURCE)
     if pieces:
         yield _joined(pieces)
 
@@ -390,17 +380,15 @@ def _movies(path: Path) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any
         heads = [*re.finditer(rb"^(\d+):\r?$", text, re.MULTILINE)]
         starts = [0, *(head.end() for head in heads)]
         stops = [*(head.start() for head in heads), len(text)]
-        for own, start, stop in zip([None, *heads], starts, stops, strict=True):
-            if own is not None:
+        for head, start, stop in zip([None, *heads], starts, stops, strict=True):
+            if head is not None:
                 if movie is not None and parts:
                     yield movie, *np.concatenate(parts).T
-                movie, parts = int(own[1]), []
+                movie, parts = int(head[1]), []
             if body := text[start:stop].strip():
                 if movie is None:
-                    raise ValueError(
-                        f"{path}, line 1: expected 'movie:' before the first rating; get the file "
-                        f"anew ({NETFLIX_SOURCE})"
-                    )
+                    what = "line 1: expected 'movie:' before the first rating"
+                    raise damaged(path, what, NETFLIX_SOURCE)
                 parts.append(_numbers(body, ",-", 5)[:, :2])
     if movie is not None and parts:
         yield movie, *np.concatenate(parts).T

@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from ..settings.wording import unknown
 from . import sources
@@ -52,17 +53,6 @@ DATASETS: dict[str, Loader] = {
 }
 
 
-def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a value is what the annotation says, where no bool is a number, every int a float."""
-    if isinstance(annotation, UnionType):
-        return any(_fits(value, part) for part in get_args(annotation))
-    if get_origin(annotation) is Literal:
-        return isinstance(value, str) and value in get_args(annotation)
-    if isinstance(value, bool):
-        return annotation is bool
-    return isinstance(value, (int, float) if annotation is float else annotation)
-
-
 def kind_of(name: str) -> type:
     """Return the kind of data that a data set is, without loading it.
 
@@ -105,13 +95,14 @@ def _checked(name: str, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     for option, value in options.items():
         if option not in known:
             raise unknown(f"option of data set {name}", option, sorted(known))
-        annotation = hints[option]
-        if not _fits(value, annotation):
-            if get_origin(annotation) is Literal:
-                wanted = f"one of {', '.join(map(repr, get_args(annotation)))}"
-            else:
-                wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-            raise ValueError(f"option {option} of data set {name} is {value!r}, expected {wanted}.")
+        kind = hints[option]
+        try:
+            TypeAdapter(kind).validate_python(value, strict=True)  # no text for a number
+        except ValidationError:
+            wanted = kind.__name__ if isinstance(kind, type) else str(kind).removeprefix("typing.")
+            raise ValueError(
+                f"option {option} of data set {name} is {value!r}, expected {wanted}."
+            ) from None
     return tuple(sorted((known | options).items()))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from .federated import generator
-from .files import missing_file
-from .images import read_images, torchvision_datasets
+from .files import damaged, missing_file
+from .images import downloading, read_images, torchvision_datasets
 
 Index = npt.NDArray[np.int64]
 
@@ -34,7 +33,7 @@ MEDICAL_SOURCE = (
     "2,000 JPEGs of each class of https://www.kaggle.com/datasets/andrewmvd/medical-mnist, packed "
     "as in the docstring of simulations.data.sources.read_packed"
 )
-WRITERS = 700
+WRITERS = 700  # 100 images each; FEMNIST has 3,383 writers with 113 digits each
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,12 +126,12 @@ def mnist_writers(seed: int, root: Path) -> Pool:
     matrices /= size[:, None, None]
 
     def read(index: Index) -> Tensor:
-        own = writers[index]
+        their_writers = writers[index]
         ink = _normalised(images[index], 0, 1)
-        matrix = torch.from_numpy(matrices[own].astype(np.float32))
+        matrix = torch.from_numpy(matrices[their_writers].astype(np.float32))
         grid = functional.affine_grid(matrix, list(ink.shape), align_corners=False)
         ink = functional.grid_sample(ink, grid, align_corners=False)
-        gamma = torch.from_numpy((2 ** power[own]).astype(np.float32))
+        gamma = torch.from_numpy((2 ** power[their_writers]).astype(np.float32))
         return ink.clamp_(0, 1).pow_(gamma[:, None, None, None])
 
     return Pool(labels, 10, read, writers, "synthetic stand-in for FEMNIST")
@@ -178,7 +177,7 @@ def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
         if label.max(initial=0) >= len(classes):
             raise ValueError(f"label {label.max()} of {len(classes)} classes")
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: damaged file ({error}); get it anew ({source})") from error
+        raise damaged(path, f"damaged file ({error})", source) from error
 
     def decode(index: Index) -> npt.NDArray[np.uint8]:
         images = np.empty((len(index), *shape), np.uint8)
@@ -187,10 +186,8 @@ def read_packed(path: Path, source: str, shape: tuple[int, ...]) -> Images:
                 jpeg = io.BytesIO(data[offset[i] : offset[i + 1]])
                 image[...] = np.asarray(Image.open(jpeg, formats=["JPEG"]))
             except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"{path}: image {i} is no JPEG of shape {shape} ({error}); "
-                    f"get the file anew ({source})"
-                ) from error
+                what = f"image {i} is no JPEG of shape {shape} ({error})"
+                raise damaged(path, what, source) from error
         return images
 
     return label.astype(np.int64), len(classes), decode
@@ -227,23 +224,15 @@ def cifar10(seed: int, root: Path) -> Pool:
 def _official_cifar10(folder: Path) -> Images:
     datasets = torchvision_datasets("CIFAR10", folder, CIFAR10_SOURCE)
     if not folder.is_dir():
-        # Downloaded beside its place and moved when complete, so that no worker reads half of it.
         missing = missing_file(folder / "data_batch_1", CIFAR10_SOURCE)
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-                datasets.CIFAR10(temporary, download=True)
-                if not folder.is_dir():
-                    (Path(temporary) / CIFAR10_FOLDER).replace(folder)
-        except (OSError, RuntimeError) as error:
-            raise FileNotFoundError(f"{missing} (Downloading it failed: {error})") from error
+        with downloading(datasets.CIFAR10, folder.parent, missing) as temporary:
+            if not folder.is_dir():
+                (temporary / CIFAR10_FOLDER).replace(folder)
     try:
         parts = [datasets.CIFAR10(folder.parent, train=train) for train in (True, False)]
     except RuntimeError as error:
-        raise ValueError(
-            f"{folder}: damaged or incomplete CIFAR-10 files ({error}); delete the folder and get "
-            f"it anew ({CIFAR10_SOURCE})"
-        ) from error
+        what = f"damaged or incomplete CIFAR-10 files ({error}), delete the folder"
+        raise damaged(folder, what, CIFAR10_SOURCE) from error
     pixels = np.concatenate([part.data for part in parts])
     labels = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
     return labels, 10, lambda index: pixels[index]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .federated import generator
-from .files import missing_file, read_table
+from .files import damaged, missing_file, read_table
 
 V1_FEATURES, V1_DISTRIBUTIONS = 100, 3
 QSAR_SHAPE = (8992, 1024)
@@ -147,7 +147,6 @@ def _read_mat(path: Path, variable: str, shape: tuple[int, int]) -> npt.NDArray[
 
     if not path.is_file():
         raise missing_file(path, QSAR_SOURCE)
-    advice = f"get it anew ({QSAR_SOURCE})"
     try:
         with warnings.catch_warnings():  # of the kind of sparse matrix: we take all
             warnings.simplefilter("ignore")
@@ -155,15 +154,14 @@ def _read_mat(path: Path, variable: str, shape: tuple[int, int]) -> npt.NDArray[
     # A file that is cut short or changed gives a MatReadError, ValueError, OSError, IndexError or
     # zlib.error, depending on the place; SciPy names no common class of them.
     except Exception as error:
-        raise ValueError(f"{path}: damaged MATLAB file ({error}); {advice}") from None
+        raise damaged(path, f"damaged MATLAB file ({error})", QSAR_SOURCE) from None
     if variable not in content:
-        raise ValueError(f"{path}: expected a variable {variable!r}, found none; {advice}")
+        raise damaged(path, f"expected a variable {variable!r}, found none", QSAR_SOURCE)
     matrix = content[variable]
     matrix = matrix.toarray() if issparse(matrix) else np.asarray(matrix)
     if matrix.shape != shape:
-        raise ValueError(
-            f"{path}: expected {variable} of shape {shape}, found {matrix.shape}; {advice}"
-        )
+        what = f"expected {variable} of shape {shape}, found {matrix.shape}"
+        raise damaged(path, what, QSAR_SOURCE)
     return matrix
 
 
@@ -173,11 +171,10 @@ def _check_entries(
     wrong = np.argwhere(~np.isin(matrix, allowed))
     if len(wrong):
         row, column = wrong[0]
-        raise ValueError(
-            f"{path}: {name}({row + 1}, {column + 1}) is {matrix[row, column]}, expected "
-            f"{allowed[0]} or {allowed[1]}; {len(wrong)} entries are neither; get it anew "
-            f"({QSAR_SOURCE})"
+        what = (
+            f"{name}({row + 1}, {column + 1}) is {matrix[row, column]}, expected one of {allowed}"
         )
+        raise damaged(path, f"{what}; {len(wrong)} entries are wrong", QSAR_SOURCE)
 
 
 def qsar(
@@ -215,7 +212,6 @@ def qsar(
         If a file is missing or damaged, `mu` is out of range, or there are more clients than
         samples.
     """
-    _check_mu(mu)
     folder = root / "qsar-oral-toxicity"
     x = _read_mat(folder / "toxicity.mat", "X", QSAR_SHAPE)
     _check_entries(folder / "toxicity.mat", "X", x, (0, 1))
@@ -258,7 +254,6 @@ def santander(
         If the file is missing or damaged, `mu` is out of range, or there are more clients than
         samples.
     """
-    _check_mu(mu)
     path, (rows, columns) = root / "santander" / "train.csv", SANTANDER_SHAPE
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -266,10 +261,8 @@ def santander(
     except FileNotFoundError:
         raise missing_file(path, SANTANDER_SOURCE) from None
     if header[:3] != ["ID_code", "target", "var_0"]:
-        raise ValueError(
-            f"{path}: its columns begin with {','.join(header[:3])[:80]!r}, expected "
-            f"'ID_code,target,var_0': get the file anew ({SANTANDER_SOURCE})"
-        )
+        what = f"begins with {','.join(header[:3])[:80]!r}, expected 'ID_code,target,var_0'"
+        raise damaged(path, what, SANTANDER_SOURCE)
     table = read_table(
         path,
         SANTANDER_SOURCE,
@@ -280,23 +273,18 @@ def santander(
     )
     wrong = np.flatnonzero(~np.isin(table[:, 0], (0, 1)))
     if len(wrong):
-        raise ValueError(
-            f"{path}, line {wrong[0] + 2}: the target is {table[wrong[0], 0]:g}, expected 0 or 1; "
-            f"get the file anew ({SANTANDER_SOURCE})"
-        )
+        what = f"line {wrong[0] + 2}: the target is {table[wrong[0], 0]:g}, expected 0 or 1"
+        raise damaged(path, what, SANTANDER_SOURCE)
     a, b = table[:, 1:], table[:, 0].copy()
     return _deal_logistic("santander", seed, a, b, clients, mu, reg_scaling)
-
-
-def _check_mu(mu: float) -> None:
-    if not 0 <= mu < math.inf:
-        raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
 
 
 def _deal_logistic(
     name: str, seed: int, a: Array, b: Array, clients: int, mu: float, reg_scaling: RegScaling
 ) -> TabularData:
     """Divide the columns by their norms, in place, and deal the samples of Example V.2."""
+    if not 0 <= mu < math.inf:
+        raise ValueError(f"mu is {mu}, expected a finite number >= 0.")
     draw = generator(seed, name)
     sizes = random_sizes(len(a), clients, draw)
     order = draw.permutation(len(a))

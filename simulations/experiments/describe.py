@@ -1,4 +1,4 @@
-"""What an experiment can be told: its settings, what they mean, and their defaults."""
+"""The settings of an experiment: their values, meanings and defaults."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _tables(
 
 
 def _written(value: Any) -> str:
-    """Return a value as TOML has it, as far as it has it."""
+    """Return a value as TOML writes it; None has no TOML."""
     if value is None:
         return "not given"
     if isinstance(value, bool):
@@ -133,5 +133,5 @@ def _written(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_written, value))}]"
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_written(own)}" for key, own in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {_written(inner)}" for key, inner in value.items()) + " }"
     return str(value)

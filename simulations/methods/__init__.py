@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from .federation import Federation, History, grid_of, run_here, run_method
-from .names import CLIENTS, METHODS, client_of, data_of, strategy_named
-from .tables import (
-    algorithm_table,
-    baseline_table,
-    client_table,
-    completed,
-    default_of,
-)
-
-__all__ = [
-    "CLIENTS",
-    "METHODS",
-    "Federation",
-    "History",
-    "algorithm_table",
-    "baseline_table",
-    "client_of",
-    "client_table",
-    "completed",
-    "data_of",
-    "default_of",
-    "grid_of",
-    "run_here",
-    "run_method",
-    "strategy_named",
-]
+from .federation import Federation as Federation
+from .federation import History as History
+from .federation import grid_of as grid_of
+from .federation import run_here as run_here
+from .federation import run_method as run_method
+from .names import CLIENTS as CLIENTS
+from .names import METHODS as METHODS
+from .names import client_of as client_of
+from .names import data_of as data_of
+from .names import strategy_named as strategy_named
+from .tables import algorithm_table as algorithm_table
+from .tables import baseline_table as baseline_table
+from .tables import client_table as client_table
+from .tables import completed as completed
+from .tables import default_of as default_of

@@ -37,12 +37,12 @@ def clustering(problem: Problem, strategy: Any) -> Cells:
     if labels is None:
         return {}
     honest = [place for place, c in enumerate(strategy.client_ids) if c not in problem.malicious]
-    own = np.asarray(labels)[honest]
-    found: Cells = {"num": len(np.unique(own))}
+    of_honest = np.asarray(labels)[honest]
+    found: Cells = {"num": len(np.unique(of_honest))}
     truth = getattr(problem.data, "true_clusters", None)
     if truth is not None:
         ids = [strategy.client_ids[place] for place in honest]
-        found["ari"] = rand_index(np.asarray(truth)[ids], own)
+        found["ari"] = rand_index(np.asarray(truth)[ids], of_honest)
     return found
 
 
@@ -104,20 +104,20 @@ def finished(
     clients = strategy.evaluate_metrics[max(rounds)].values()
     half = getattr(strategy, "wire_dtype", None) == "float16"
     itemsize = 2 if half else max(array.numpy().dtype.itemsize for array in arrays.values())
-    cells = {title: dict(own) for title, own in last.cells.items()}
+    cells = {title: dict(row) for title, row in last.cells.items()}
     titles = [title for title in strategy.kinds.values() if title in last.models]
     for kind, title in strategy.kinds.items():
         if title not in last.models:
             continue
-        own: Cells = cells.setdefault(title, {})
-        own |= _asked(report.fairness, kind, problem.metric, clients)
+        row: Cells = cells.setdefault(title, {})
+        row |= _asked(report.fairness, kind, problem.metric, clients)
         if report.target is not None:
             means = {r: s.models[title].mean for r, s in rounds.items() if title in s.models}
-            own |= cost_to(report.target, problem.metric, means, strategy.traffic, itemsize)
+            row |= cost_to(report.target, problem.metric, means, strategy.traffic, itemsize)
     clustered = strategy.kinds.get("cluster")
     if found := clustering(problem, strategy):
         cells[clustered if clustered in titles else titles[0]] |= found
-    return replace(last, cells={title: own for title, own in cells.items() if own})
+    return replace(last, cells={title: row for title, row in cells.items() if row})
 
 
 def legend(report: ReportSettings) -> list[str]:
@@ -137,7 +137,7 @@ def _asked(
     found: Cells = {}
     for name in names:
         key = f"{kind}-loss" if name == "loss-variance" else f"{kind}-{metric.key}"
-        values = [own[key] for own in clients if key in own]
+        values = [reported[key] for reported in clients if key in reported]
         if values:
             found[name] = fairness(values)["variance" if name == "loss-variance" else name]
     return found

@@ -80,15 +80,15 @@ def client_of(strategy: type, problem: type[Problem]) -> type[NumPyClient] | Non
 
 def data_of(strategy: type) -> list[type]:
     """Return the kinds of data that a method learns from."""
-    own = _clients_of(strategy)
-    return [p.data_type for p in PROBLEMS if any(_learns(client, p) for client in own)]
+    clients = _clients_of(strategy)
+    return [p.data_type for p in PROBLEMS if any(_learns(client, p) for client in clients)]
 
 
 def _clients_of(strategy: type) -> list[type[NumPyClient]]:
     """Return the clients of a strategy, or of the nearest one that it derives from."""
     for owner in strategy.__mro__:
-        if own := [client for client in CLIENTS if client.strategy is owner]:  # type: ignore[attr-defined]
-            return own
+        if found := [client for client in CLIENTS if client.strategy is owner]:  # type: ignore[attr-defined]
+            return found
     return []
 
 

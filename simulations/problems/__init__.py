@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .base import Problem
-from .factors import FactorProblem
-from .linear import LinearProblem
-from .torch_model import TorchProblem
+from .base import Problem as Problem
+from .factors import FactorProblem as FactorProblem
+from .linear import LinearProblem as LinearProblem
+from .torch_model import TorchProblem as TorchProblem
 
 PROBLEMS: list[type[Problem]] = [TorchProblem, FactorProblem, LinearProblem]
 
@@ -19,13 +19,3 @@ def problem_of(data_type: type) -> type[Problem]:
         If there is none.
     """
     return {problem.data_type: problem for problem in PROBLEMS}[data_type]
-
-
-__all__ = [
-    "PROBLEMS",
-    "FactorProblem",
-    "LinearProblem",
-    "Problem",
-    "TorchProblem",
-    "problem_of",
-]

@@ -67,6 +67,23 @@ class Problem(ABC):
             The message says which and what to do.
         """
 
+    @staticmethod
+    def refuse_samples(settings: Settings, why: str, **more: Any) -> None:
+        """Raise ValueError for settings of models that learn from samples, and for `more`."""
+        training, report = settings.training, settings.report
+        given = {
+            "training.batch-size": training.batch_size,
+            "training.momentum": training.momentum,
+            "training.weight-decay": training.weight_decay,
+            "report.metrics": report.metrics,
+            "report.fairness": report.fairness,
+            **more,
+        }
+        if wrong := [name for name, value in given.items() if value]:
+            raise ValueError(
+                f"data set {settings.data.name!r} {why}: leave {' and '.join(wrong)} out."
+            )
+
     @abstractmethod
     def initial_arrays(self, strategy: Any) -> ArrayRecord:
         """Return what a strategy starts from, a function of the settings alone."""
@@ -91,7 +108,7 @@ class Problem(ABC):
         Clients report ``KIND-METRIC``.
         """
         key = f"{kind}-{self.metric.key}"
-        values = [own[key] for own in clients.values() if key in own]
+        values = [reported[key] for reported in clients.values() if key in reported]
         return score(values, self.metric) if values else None
 
     def scores(self, kinds: Mapping[str, str], clients: Mapping[int, Metrics]) -> ModelScores:

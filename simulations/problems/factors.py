@@ -52,19 +52,7 @@ class FactorProblem(Problem):
                 f"[model] is missing: data set {settings.data.name!r} is completed by factors, "
                 'name = "factors" and rank = 5, say.'
             )
-        training = settings.training
-        given = {
-            "training.batch-size": training.batch_size,
-            "training.momentum": training.momentum,
-            "training.weight-decay": training.weight_decay,
-            "report.metrics": settings.report.metrics,
-            "report.fairness": settings.report.fairness,
-        }
-        if wrong := [name for name, value in given.items() if value]:
-            raise ValueError(
-                f"data set {settings.data.name!r} has ratings, not samples: leave "
-                f"{' and '.join(wrong)} out."
-            )
+        cls.refuse_samples(settings, "has ratings, not samples")
 
     def initial_arrays(self, strategy: Any) -> ArrayRecord:
         """Return V^0, on the scale of the strategy's U_i^0."""
@@ -77,8 +65,8 @@ class FactorProblem(Problem):
 
     def client_arguments(self, client_id: int) -> dict[str, Any]:
         """Return the ratings of the client's users, and what turns them into stars."""
-        own = self.data.clients[client_id]
-        return {"train": own.train, "test": own.test, "mean": self.data.mean, "std": self.data.std}
+        data, client = self.data, self.data.clients[client_id]
+        return {"train": client.train, "test": client.test, "mean": data.mean, "std": data.std}
 
     @property
     def metric(self) -> Metric:
@@ -90,6 +78,6 @@ class FactorProblem(Problem):
 
         The one model there is, users' and items' factors together, is the headline kind.
         """
-        total = math.fsum(own["squared-error"] for own in clients.values())
-        count = math.fsum(own["test-ratings"] for own in clients.values())
+        total = math.fsum(reported["squared-error"] for reported in clients.values())
+        count = math.fsum(reported["test-ratings"] for reported in clients.values())
         return ModelScores({next(iter(kinds.values())): Score(mean=math.sqrt(total / count))})

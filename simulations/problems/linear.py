@@ -29,20 +29,8 @@ class LinearProblem(Problem):
     @classmethod
     def check(cls, settings: Settings) -> None:
         """Refuse the settings of PyTorch models and their solvers."""
-        training = settings.training
-        given = {
-            "[model]": settings.model,
-            "training.batch-size": training.batch_size,
-            "training.momentum": training.momentum,
-            "training.weight-decay": training.weight_decay,
-            "report.metrics": settings.report.metrics,
-            "report.fairness": settings.report.fairness,
-        }
-        if wrong := [name for name, value in given.items() if value]:
-            raise ValueError(
-                f"data set {settings.data.name!r} has a linear model and full gradients: leave "
-                f"{' and '.join(wrong)} out."
-            )
+        why = "has a linear model and full gradients"
+        cls.refuse_samples(settings, why, model=settings.model)
 
     @cached_property
     def losses(self) -> list[DataLoss]:
@@ -50,9 +38,9 @@ class LinearProblem(Problem):
         # As with torch's: a sum's bits depend on how many threads share it, and engines differ.
         threadpool_limits(1)
         if self.data.loss == "least-squares":
-            return [LeastSquares(*own) for own in self.data.clients]
+            return [LeastSquares(*samples) for samples in self.data.clients]
         regulariser = {"mu": self.data.mu, "reg_scaling": self.data.reg_scaling}
-        return [Logistic(*own, **regulariser) for own in self.data.clients]
+        return [Logistic(*samples, **regulariser) for samples in self.data.clients]
 
     def initial_arrays(self, strategy: Any) -> ArrayRecord:
         """Return x = 0."""
@@ -60,8 +48,8 @@ class LinearProblem(Problem):
 
     def client_arguments(self, client_id: int) -> dict[str, Any]:
         """Return f_i, which is evaluated as well: there are no samples but the training's."""
-        own = self.losses[client_id]
-        return {"problem": own, "test_problem": own}
+        loss = self.losses[client_id]
+        return {"problem": loss, "test_problem": loss}
 
     @property
     def metric(self) -> Metric:
@@ -70,5 +58,6 @@ class LinearProblem(Problem):
 
     def score_of(self, kind: str, clients: Mapping[int, Metrics]) -> Score | None:
         """Return f(x), the mean of the clients' f_i(x)."""
-        values = [own[f"{kind}-loss"] for own in clients.values() if f"{kind}-loss" in own]
+        key = f"{kind}-loss"
+        values = [reported[key] for reported in clients.values() if key in reported]
         return Score(mean=float(np.mean(values))) if values else None

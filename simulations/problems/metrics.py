@@ -25,15 +25,9 @@ def weighted_f1(outputs: Tensor, targets: Tensor) -> float:
         Logits or scores; the largest is the prediction.
     targets : Tensor of int64, shape (n,)
         Classes.
-
-    Raises
-    ------
-    ValueError
-        If the outputs are not of two or more classes.
     """
     from sklearn.metrics import f1_score  # here: takes seconds
 
-    _check(outputs)
     predicted = outputs.argmax(dim=1)
     return float(f1_score(targets.cpu(), predicted.cpu(), average="weighted"))
 
@@ -47,15 +41,9 @@ def macro_f1(outputs: Tensor, targets: Tensor) -> float:
     ----------
     outputs, targets
         As `weighted_f1` has them.
-
-    Raises
-    ------
-    ValueError
-        If the outputs are not of two or more classes.
     """
     from sklearn.metrics import f1_score
 
-    _check(outputs)
     classes, predicted = targets.cpu().numpy(), outputs.argmax(dim=1).cpu().numpy()
     present = np.unique(classes)
     return float(f1_score(classes, predicted, labels=present, average="macro", zero_division=0.0))
@@ -75,15 +63,9 @@ def auc(outputs: Tensor, targets: Tensor) -> float:
         Logits; samples are ranked by the softmax probability of the class.
     targets : Tensor of int64, shape (n,)
         Classes.
-
-    Raises
-    ------
-    ValueError
-        If the outputs are not of two or more classes.
     """
     from sklearn.metrics import roc_auc_score
 
-    _check(outputs)
     if not outputs.isfinite().all():
         return math.nan
     classes = targets.cpu().numpy()
@@ -93,12 +75,3 @@ def auc(outputs: Tensor, targets: Tensor) -> float:
     # In double precision, in which fewer probabilities are rounded to ties at 0 and 1.
     scores = outputs.double().softmax(dim=1).cpu().numpy()[:, present]
     return float(roc_auc_score(classes[:, None] == present, scores, average="macro"))
-
-
-def _check(outputs: Tensor) -> None:
-    if outputs.ndim != 2 or outputs.shape[1] < 2:
-        raise ValueError(
-            f"The model's outputs have shape {tuple(outputs.shape)}, expected (samples, classes) "
-            "with two classes or more. For a single logit z give two, torch.stack([0 * z, z], 1); "
-            "for regression use another metric."
-        )

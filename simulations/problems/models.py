@@ -20,6 +20,10 @@ from ..data import FederatedData
 from ..settings.wording import unknown
 
 
+def _named(**layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers))
+
+
 class _LinearRegression(nn.Linear):
     """Linear regression with intercept: (n, features) to (n,), the shape of the labels."""
 
@@ -88,7 +92,7 @@ def _cnn(data: FederatedData) -> nn.Module:
     """
     classes = _num_classes("cnn", data)
     _check_shape("cnn", data)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
+    return _named(
         conv1=nn.Conv2d(1, 6, kernel_size=5, padding=2),
         pool1=nn.MaxPool2d(2),
         relu1=nn.ReLU(),
@@ -98,16 +102,12 @@ def _cnn(data: FederatedData) -> nn.Module:
         flatten=nn.Flatten(),
         head=nn.Linear(16 * 5 * 5, classes),
     )
-    return nn.Sequential(layers)
 
 
 def _flat_linear(model: str) -> Callable[[FederatedData], nn.Module]:
     def linear(data: FederatedData) -> nn.Module:
         classes = _num_classes(model, data)
-        layers: OrderedDict[str, nn.Module] = OrderedDict(
-            flatten=nn.Flatten(), fc=nn.Linear(prod(data.input_shape), classes)
-        )
-        return nn.Sequential(layers)
+        return _named(flatten=nn.Flatten(), fc=nn.Linear(prod(data.input_shape), classes))
 
     return linear
 
@@ -118,7 +118,7 @@ def _mlp(data: FederatedData) -> nn.Module:
     See docs/methods/flame.md, P12. Table II prints 7,850 parameters for MNIST, which is 'mlr'.
     """
     classes = _num_classes("mlp", data)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
+    return _named(
         flatten=nn.Flatten(),
         fc1=nn.Linear(prod(data.input_shape), 128),
         relu1=nn.ReLU(),
@@ -126,7 +126,6 @@ def _mlp(data: FederatedData) -> nn.Module:
         relu2=nn.ReLU(),
         fc3=nn.Linear(64, classes),
     )
-    return nn.Sequential(layers)
 
 
 def _cnn_cifar(data: FederatedData) -> nn.Module:
@@ -137,7 +136,7 @@ def _cnn_cifar(data: FederatedData) -> nn.Module:
     """
     classes = _num_classes("cnn-cifar", data)
     _check_shape("cnn-cifar", data)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
+    return _named(
         conv1=nn.Conv2d(3, 16, kernel_size=3, padding=1),
         pool1=nn.MaxPool2d(2),
         relu1=nn.ReLU(),
@@ -149,7 +148,6 @@ def _cnn_cifar(data: FederatedData) -> nn.Module:
         relu3=nn.ReLU(),
         fc2=nn.Linear(128, classes),
     )
-    return nn.Sequential(layers)
 
 
 class _ThreeChannels(nn.Module):
@@ -166,7 +164,7 @@ def _cnn_medical(data: FederatedData) -> nn.Module:
     """
     classes = _num_classes("cnn-medical", data)
     _check_shape("cnn-medical", data)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
+    return _named(
         channels=_ThreeChannels(),
         conv1=nn.Conv2d(3, 32, kernel_size=3),
         pool1=nn.MaxPool2d(2),
@@ -181,7 +179,6 @@ def _cnn_medical(data: FederatedData) -> nn.Module:
         relu3=nn.ReLU(),
         fc2=nn.Linear(64, classes),
     )
-    return nn.Sequential(layers)
 
 
 def _cnn_femnist(data: FederatedData) -> nn.Module:
@@ -191,7 +188,7 @@ def _cnn_femnist(data: FederatedData) -> nn.Module:
     """
     classes = _num_classes("cnn-femnist", data)
     _check_shape("cnn-femnist", data)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
+    return _named(
         conv1=nn.Conv2d(1, 32, kernel_size=7, padding=3),
         pool1=nn.MaxPool2d(2),
         relu1=nn.ReLU(),
@@ -201,7 +198,6 @@ def _cnn_femnist(data: FederatedData) -> nn.Module:
         flatten=nn.Flatten(),
         fc=nn.Linear(64 * 7 * 7, classes),
     )
-    return nn.Sequential(layers)
 
 
 def _accelerometer_and_gyroscope(x: Tensor) -> tuple[Tensor, Tensor]:

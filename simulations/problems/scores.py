@@ -250,8 +250,8 @@ def column_means(clients: Iterable[Mapping[str, float]], kind: str) -> dict[str,
     """
     everybody = list(clients)
     return {
-        key: float(np.mean([own[f"{kind}-{key}"] for own in everybody]))
+        key: float(np.mean([reported[f"{kind}-{key}"] for reported in everybody]))
         * (100 if column.percent else 1)
         for key, column in COLUMNS.items()
-        if everybody and all(f"{kind}-{key}" in own for own in everybody)
+        if everybody and all(f"{kind}-{key}" in reported for reported in everybody)
     }

@@ -31,7 +31,7 @@ class TorchModel(Section):
     name: str
     """The architecture, e.g. 'softmax', 'mlp' or 'cnn'; an unknown name shows all there are."""
     init: str = "pytorch"
-    """How the weights are drawn that all clients start from; likewise."""
+    """How the common initial weights are drawn: 'pytorch' or 'normal'."""
 
 
 class TorchProblem(Problem):
@@ -78,15 +78,15 @@ class TorchProblem(Problem):
         The model has the initial weights: parts that never travel start from them on all clients
         (docs/methods/fedapm.md, P3).
         """
-        own, training = self._poisoned(client_id), self.settings.training
-        x, y = own.train
+        data, training = self._poisoned(client_id), self.settings.training
+        x, y = data.train
         size = training.batch_size
         return {
             "model": copy.deepcopy(self._model),
             "train_loader": full_batch(x, y) if size is None else Minibatches(x, y, size),
             "loss_fn": loss_of(self.settings.model.name),
-            "test_loader": full_batch(*own.test),
-            "validation_loader": None if own.validation is None else full_batch(*own.validation),
+            "test_loader": full_batch(*data.test),
+            "validation_loader": None if data.validation is None else full_batch(*data.validation),
             "metrics": self._metric_fns,
             "full_batch": size is None,
             "optimizer_fn": partial(
@@ -98,16 +98,16 @@ class TorchProblem(Problem):
 
     def _poisoned(self, client_id: int) -> ClientData:
         """Return a client's samples; to learn from, with false labels where it attacks by them."""
-        own: ClientData = self.data.clients[client_id]
+        data: ClientData = self.data.clients[client_id]
         attack = self.attack
         if attack is None or attack.kind != LABELS or client_id not in self.malicious:
-            return own
-        parts = [own.train] if own.validation is None else [own.train, own.validation]
+            return data
+        parts = [data.train] if data.validation is None else [data.train, data.validation]
         labels = np.concatenate([y.numpy() for _, y in parts])
         false = torch.from_numpy(attack.poisoned(labels, self.data.num_classes, client_id))
         drawn = torch.split(false, [len(y) for _, y in parts])
         train, *rest = [(x, y) for (x, _), y in zip(parts, drawn, strict=True)]
-        return ClientData(train, rest[0] if rest else None, own.test)
+        return ClientData(train, rest[0] if rest else None, data.test)
 
     @property
     def metric(self) -> Metric:

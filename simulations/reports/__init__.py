@@ -7,18 +7,24 @@ from fl_admm_strategies.algorithms.shared.clustered import ClusteredStrategy
 from fl_admm_strategies.algorithms.shared.completion import CompletionStrategy
 
 from ..problems import Problem
-from . import plots
+from . import plots as plots
 from .async_fpfc import AsyncFPFCReport
-from .base import Finished, MethodReport, Report
+from .base import Finished as Finished
+from .base import MethodReport as MethodReport
+from .base import Report as Report
 from .clustered import ClusteredReport
 from .completion import CompletionReport
 from .fedapm import FedAPMReport
 from .fedgia import FedGiAReport
-from .files import plain, write_metrics_line, write_result, write_text
+from .files import plain as plain
+from .files import write_metrics_line as write_metrics_line
+from .files import write_result as write_result
+from .files import write_text as write_text
 from .flame import FLAMEReport
 from .fpfc import FPFCReport
-from .result import Result, row_of
-from .table import results_table
+from .result import Result as Result
+from .result import row_of as row_of
+from .table import results_table as results_table
 
 REPORTS: dict[type, type[MethodReport]] = {
     FPFC: FPFCReport,
@@ -34,23 +40,6 @@ REPORTS: dict[type, type[MethodReport]] = {
 
 def report_of(strategy: type, problem: type[Problem]) -> MethodReport:
     """Return the report of a method, or of the nearest one that it derives from, on such data."""
-    own = next((REPORTS[owner] for owner in strategy.__mro__ if owner in REPORTS), MethodReport)
-    serves = own.problems is None or issubclass(problem, own.problems)
-    return own() if serves else MethodReport()
-
-
-__all__ = [
-    "REPORTS",
-    "Finished",
-    "MethodReport",
-    "Report",
-    "Result",
-    "plain",
-    "plots",
-    "report_of",
-    "results_table",
-    "row_of",
-    "write_metrics_line",
-    "write_result",
-    "write_text",
-]
+    report = next((REPORTS[owner] for owner in strategy.__mro__ if owner in REPORTS), MethodReport)
+    serves = report.problems is None or issubclass(problem, report.problems)
+    return report() if serves else MethodReport()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +18,7 @@ from ..settings.tables import ReportSettings
 from . import plots
 from .base import Finished, Report
 from .fpfc import FPFCReport
+from .table import small_table
 
 _SHARES = (0.25, 0.5, 1.0)  # of the run's time, in the table
 
@@ -55,7 +55,7 @@ class AsyncFPFCReport(FPFCReport):
 
     def report(self, run: Finished) -> Report:
         """Report what FPFC's does, how stale replies were, and what waiting for them costs."""
-        own = super().report(run)
+        base = super().report(run)
         runs = [_own(run)]
         clock, active = runs[0].scores[-1][0], _active(run)
         if run.strategy.delay is not None:
@@ -69,13 +69,13 @@ class AsyncFPFCReport(FPFCReport):
             f"{max(staleness.values())} at most. {clock:,.1f} seconds "
             + ("of the simulated clock." if run.strategy.delay is not None else "of training.")
         )
-        *body, summary = own.body
+        *body, summary = base.body
         return replace(
-            own,
+            base,
             body=(*body, *([_table(run, runs)] if files else []), age, summary),
-            files={**own.files, **files},
+            files={**base.files, **files},
             extra={
-                **own.extra,
+                **base.extra,
                 "seconds_of_the_clock": clock,
                 "staleness": staleness,
                 "by_the_clock": {
@@ -87,8 +87,8 @@ class AsyncFPFCReport(FPFCReport):
 
 
 def _active(run: Finished) -> tuple[int, ...]:
-    own: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
-    return own.active
+    asked: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
+    return asked.active
 
 
 def _headline(run: Finished, scores: ModelScores) -> float:
@@ -152,11 +152,9 @@ def _table(run: Finished, runs: list[_Timed]) -> Table:
     """Return what every run had reached after shares of the time."""
     clock, metric = runs[0].scores[-1][0], run.problem.metric
     kind = next(iter(run.strategy.kinds.values()))
-    table = Table(box=box.SIMPLE, title=f"{metric.axis} of the {kind}s by the simulated clock")
-    table.add_column("method")
-    table.add_column("rounds", justify="right")
-    for share in _SHARES:
-        table.add_column(f"after {share * clock:,.0f} s", justify="right")
+    times = [f"After {share * clock:,.0f} s" for share in _SHARES]
+    title = f"{metric.axis} of the {kind}s by the simulated clock"
+    table = small_table(title, "Method", "Rounds", *times)
     for one in runs:
         cells = [one.title, f"{one.rounds:,}"]
         for share in _SHARES:

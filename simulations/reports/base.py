@@ -102,7 +102,7 @@ class Report:
         Lines under the table that explain the cells.
     body : sequence of renderables
         Shown under the table with a blank line between them: tables of the method's own, and as
-        the last the sentences that say what came out to somebody who has not read the paper.
+        the last the sentences on the outcome, for a reader who has not read the paper.
     levels : mapping of str to float
         Values of the metric to draw beside its curve, by name: what other methods come to.
     files : mapping of str to str

@@ -13,16 +13,16 @@ from rich.text import Text
 from fl_admm_strategies.algorithms.fpfc.path import PathTaken
 from fl_admm_strategies.runtime.record import Traffic
 
-from .clusters import small_table
 from .plots import COLOURS, GREY, Picture
+from .table import small_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_NAMES = 40  # clients that have room for their numbers
+_MOST_NAMES = 40  # with more clients, their numbers would overlap
 
 
-def path_told(
+def render_path(
     path: PathTaken,
     metric: str,
     traffic: Mapping[int, Traffic],
@@ -41,9 +41,8 @@ def path_told(
     """
     from sklearn.metrics import adjusted_rand_score  # here: takes seconds
 
-    table = small_table("The path of λ")
-    for header in ("λ", "Rounds", f"Validation\n{metric}", "Clusters", "ARI", "Sent\nMB"):
-        table.add_column(header, justify="right")
+    headers = ("Rounds", f"Validation\n{metric}", "Clusters", "ARI", "Sent\nMB")
+    table = small_table("The path of λ", "λ", *headers)
     ended, begin = np.flatnonzero(path.last_rounds), 0
     for stage in ended:
         last, labels = int(path.last_rounds[stage]), path.labels[:, stage]
@@ -142,8 +141,8 @@ def _draw_tree(axes: Axes, labels: NDArray[np.int64], true_clusters: ArrayLike |
     place[order] = np.arange(m)
 
     def middles(stage: int) -> NDArray[np.float64]:
-        own = labels[:, stage]
-        return np.array([place[own == label].mean() for label in own])
+        found = labels[:, stage]
+        return np.array([place[found == label].mean() for label in found])
 
     at = [place, *(middles(stage) for stage in range(stages))]
     for stage in range(stages):

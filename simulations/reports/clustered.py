@@ -35,7 +35,7 @@ _MODELS = {
 
 
 def groups_found(run: Finished, num: float | None, ari: float | None, kinds: list[str]) -> Text:
-    """Say in two sentences what came out, for somebody who has not read the paper."""
+    """Return two sentences on the outcome, for a reader who has not read the paper."""
     truth = ""
     if ari == 1:
         truth = f", exactly the true one{'' if num == 1 else 's'}"

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +20,7 @@ from rich.text import Text
 from fl_admm_strategies.maths.clustering import clusters, fusion_bound
 
 from ..problems.scores import rand_index
+from .table import small_table
 
 Verdict = Literal["holds", "open", "too small"]
 
@@ -94,23 +94,11 @@ def clustering_scores(
     -------
     list of ClusteringRow
         One row per threshold, in the order of ``nus``.
-
-    Raises
-    ------
-    ValueError
-        If ``true_clusters`` does not have one label per client.
     """
-    norms = np.asarray(theta_norms, dtype=np.float64)
-    truth = None if true_clusters is None else np.asarray(true_clusters)
-    if truth is not None and truth.shape != norms.shape[:1]:
-        raise ValueError(
-            f"true_clusters has shape {truth.shape}; theta_norms has {norms.shape[0]} clients, so "
-            f"give shape ({norms.shape[0]},)."
-        )
     rows = []
     for nu in nus:
-        found = clusters(norms, nu)
-        ari = None if truth is None else rand_index(truth, found)
+        found = clusters(np.asarray(theta_norms, dtype=np.float64), nu)
+        ari = None if true_clusters is None else rand_index(true_clusters, found)
         rows.append(ClusteringRow(nu=float(nu), num=len(np.unique(found)), ari=ari))
     return rows
 
@@ -139,25 +127,8 @@ def communication_cost(
     -------
     int
         Number of parameters.
-
-    Raises
-    ------
-    ValueError
-        If a size is negative, there is no client, or a round has more active clients than there
-        are.
     """
-    if num_clients < 1 or dim < 1 or shared_dim < 0:
-        raise ValueError(
-            f"num_clients is {num_clients}, dim {dim} and shared_dim {shared_dim}; the first two "
-            "must be at least 1, the last at least 0."
-        )
-    for k, active in enumerate(active_per_round):
-        if not 0 <= active <= num_clients:
-            raise ValueError(
-                f"round {k + 1} has {active} active clients; expected 0 to {num_clients}."
-            )
-    sent = dim + shared_dim
-    return int(num_clients) * sent + 2 * sum(int(active) for active in active_per_round) * sent
+    return (num_clients + 2 * sum(active_per_round)) * (dim + shared_dim)
 
 
 def cluster_conditions(
@@ -185,19 +156,9 @@ def cluster_conditions(
     -------
     list of ClusterCondition
         Largest cluster first, ties in the order of the labels.
-
-    Raises
-    ------
-    ValueError
-        If the two arrays do not have the same length, `labels` are not 0..L-1 or `lam` is negative.
     """
     bounds = fusion_bound(labels, lam)
     found, norms = np.asarray(labels), np.asarray(gradient_norms, dtype=np.float64)
-    if norms.shape != found.shape:
-        raise ValueError(
-            f"gradient_norms has shape {norms.shape}; labels has {len(found)} clients, so give "
-            f"shape ({len(found)},)."
-        )
     checks = []
     for label, allowed in enumerate(bounds):
         members = norms[found == label]
@@ -253,33 +214,19 @@ def diagnostics_table(
     -------
     rich.console.Group
         Two tables and the sentences; fits a terminal of 80 columns.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit.
     """
-    found = np.asarray(labels)
     slack = stationarity if apart else math.inf
-    checks = cluster_conditions(found, gradient_norms, lam, slack)
-    norms = np.asarray(theta_norms, dtype=np.float64)
-    if norms.shape != (len(found), len(found)):
-        raise ValueError(
-            f"theta_norms has shape {norms.shape}; labels has {len(found)} clients, so give shape "
-            f"({len(found)}, {len(found)})."
-        )
+    checks = cluster_conditions(labels, gradient_norms, lam, slack)
     return Group(
         _conditions_table(checks),
-        _pairs_table(found, norms),
+        _pairs_table(np.asarray(labels), np.asarray(theta_norms)),
         Text("\n".join(_sentences(checks, lam, stationarity, consensus, apart, clustering))),
     )
 
 
 def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
-    table = small_table("Is λ large enough for each found cluster?")
-    table.add_column("Cluster")
-    for header in ("Clients", "Pull, max\n‖∇f_i(α)‖", "Hold\nλ(|G|-1)/m", "λ\nneeded"):
-        table.add_column(header, justify="right")
+    headers = ("Clients", "Pull, max\n‖∇f_i(α)‖", "Hold\nλ(|G|-1)/m", "λ\nneeded")
+    table = small_table("Is λ large enough for each found cluster?", "Cluster", *headers)
     table.add_column("Verdict")
     groups = [check for check in checks if check.size > 1]
     for k, check in enumerate(groups[:_MOST_CLUSTER_ROWS]):
@@ -310,10 +257,8 @@ def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
 
 
 def _pairs_table(found: NDArray[Any], norms: NDArray[np.float64]) -> Table:
-    table = small_table("How far apart are two clients? ‖θ_ij‖ over the pairs")
-    table.add_column("Pairs")
-    for header in ("Number", "Smallest", "25 %", "Median", "75 %", "Largest"):
-        table.add_column(header, justify="right")
+    headers = ("Number", "Smallest", "25 %", "Median", "75 %", "Largest")
+    table = small_table("How far apart are two clients? ‖θ_ij‖ over the pairs", "Pairs", *headers)
     upper = np.triu_indices(len(found), k=1)
     values, same = norms[upper], (found[:, None] == found[None, :])[upper]
     kinds = {"in one cluster": same, "in two clusters": ~same}
@@ -377,15 +322,3 @@ def _sentences(
         "converged; while they are large the clusters may still change."
     )
     return sentences
-
-
-def small_table(title: str) -> Table:
-    """Return an empty table that fits beside others in a report."""
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )

@@ -7,14 +7,13 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from ..data.federated import generator
 from ..problems import FactorProblem, Problem
 from ..settings.tables import ReportSettings
 from .base import Finished, MethodReport, Report
+from .table import small_table
 from .yardsticks import alternating_least_squares, item_means, rmse_of_factors, rmse_of_items
 
 
@@ -40,7 +39,8 @@ class CompletionReport(MethodReport):
         data, strategy, settings = run.problem.data, run.strategy, run.settings
         assert isinstance(settings.report, CompletionReportSettings)
         rank = settings.model.rank
-        train, test = ([getattr(own, part) for own in data.clients] for part in ("train", "test"))
+        train = [client.train for client in data.clients]
+        test = [client.test for client in data.clients]
         users, items = alternating_least_squares(
             train,
             generator(settings.seed, "als").random((data.num_items, rank)),
@@ -54,10 +54,10 @@ class CompletionReport(MethodReport):
         popularity = data.std * rmse_of_items(test, popular)
         constant = data.std * rmse_of_items(test, np.full_like(popular, mean))
         (factors,) = strategy.global_model().values()
-        losses = [own["loss"] for own in run.clients.values()]
+        losses = [client["loss"] for client in run.clients.values()]
         objective = math.fsum(losses) / len(losses) + strategy.regularizer.value(factors)
         nonzeros, entries = (
-            math.fsum(own[name] for own in run.clients.values())
+            math.fsum(client[name] for client in run.clients.values())
             for name in ("user-nonzeros", "user-entries")
         )
         nnz_users, nnz_items = nonzeros / entries, np.count_nonzero(factors) / factors.size
@@ -66,9 +66,7 @@ class CompletionReport(MethodReport):
             "popularity: the item's mean rating, drawn to that of all": popularity,
             "the mean training rating, always": constant,
         }
-        table = Table(box=box.SIMPLE, title="Test RMSE, in stars")
-        table.add_column("method")
-        table.add_column("RMSE", justify="right")
+        table = small_table("Test RMSE, in stars", "Method", "RMSE")
         for method, value in {f"{strategy.title}, rank {rank}": federated, **levels}.items():
             table.add_row(method, f"{value:.4f}")
         share = (constant - federated) / (constant - central)

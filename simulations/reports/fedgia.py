@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from ..problems import LinearProblem, Problem
 from ..settings.tables import ReportSettings, Settings
 from . import plots
 from .base import NONE, Finished, MethodReport, Report
+from .table import small_table
 
 Hessian = Literal["diagonal", "gram"]
 
@@ -87,7 +87,7 @@ class FedGiAReport(MethodReport):
     def report(self, run: Finished) -> Report:
         """Report CR and time beside the paper's, and the sweep over k0 and both H_i."""
         asked, strategy = _own(run.settings), run.strategy
-        own = _row(strategy, run.problem, run.seconds)
+        row = _row(strategy, run.problem, run.seconds)
         rows = [
             _run(run, hessian, steps) for hessian in ("gram", "diagonal") for steps in asked.sweep
         ]
@@ -108,7 +108,7 @@ class FedGiAReport(MethodReport):
             files["sweep.png"] = "CR and time over k0, for both H_i"
         (kind,) = strategy.kinds.values()
         return Report(
-            cells={kind: {"cr": own.cr, "time": own.seconds}},
+            cells={kind: {"cr": row.cr, "time": row.seconds}},
             legend=(
                 "CR: rounds of local work until ‖∇f‖² ≤ n·"
                 f"{asked.tolerance:g} = {bound:.2g}. The model that is evaluated is one "
@@ -119,9 +119,9 @@ class FedGiAReport(MethodReport):
                     else []
                 ),
             ),
-            body=(*body, _summary(own, bound)),
+            body=(*body, _summary(row, bound)),
             files=files,
-            extra={"own": own, "sweep": rows},
+            extra={"own": row, "sweep": rows},
         )
 
 
@@ -169,17 +169,17 @@ def _run(run: Finished, hessian: Hessian, steps: int) -> Row:
     return _row(strategy, problem, time.monotonic() - began)
 
 
-def _summary(own: Row, bound: float) -> Text:
-    """Say in two sentences what came out, for somebody who has not read the paper."""
-    if own.cr is None:
+def _summary(row: Row, bound: float) -> Text:
+    """Return two sentences on the outcome, for a reader who has not read the paper."""
+    if row.cr is None:
         return Text.assemble(
             ("FedGiA did not get there", "bold red"),
-            f": ‖∇f‖² is {own.squared_gradient:.2g}, the run was to end at {bound:.2g}.\n"
+            f": ‖∇f‖² is {row.squared_gradient:.2g}, the run was to end at {bound:.2g}.\n"
             "Give it more training.num-rounds, or a larger algorithm.t if the objective grows.",
         )
     return Text.assemble(
-        (f"FedGiA found the minimum in {own.cr} rounds", "bold green"),
-        f": f = {own.objective:.4f} with ‖∇f‖² = {own.squared_gradient:.1g}.\n"
+        (f"FedGiA found the minimum in {row.cr} rounds", "bold green"),
+        f": f = {row.objective:.4f} with ‖∇f‖² = {row.squared_gradient:.1g}.\n"
         "A round is one gradient on every client and one message each way.",
     )
 
@@ -194,22 +194,14 @@ def table_2(data: TabularData) -> float:
 
 def _table(rows: Sequence[Row], settings: Settings) -> Table:
     """Lay the sweep out beside the published rows."""
-    table = Table(
-        title=Text("Both H_i: Gram (G) and diagonal (D)", style="bold"),
-        caption=Text(
-            "In this process. Time: without evaluations. In brackets: Table III, 64 clients, means "
-            "of 20 trials, MATLAB on a laptop.",
-            style="dim",
-        ),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
+    headers = ("Objective", "", "CR", "", "Time s", "")
+    table = small_table("Both H_i: Gram (G) and diagonal (D)", "", *headers)
+    table.caption_justify = "left"
+    table.caption = Text(
+        "In this process. Time: without evaluations. In brackets: Table III, 64 clients, means of "
+        "20 trials, MATLAB on a laptop.",
+        style="dim",
     )
-    table.add_column("", min_width=16)
-    for header in ("Objective", "", "CR", "", "Time s", ""):
-        table.add_column(header, justify="right")
     for row in rows:
         published = settings.published.get(row.title)
         paper = {} if published is None else published.model_dump(exclude_none=True)
@@ -232,7 +224,7 @@ def _published(value: float | None) -> str:
 def _gradients(strategy: FedGiA) -> list[tuple[int, float]]:
     """Return ||grad f(x)||^2 by round, as far as it is known and can stand on a log axis."""
     means = strategy.run.record.result.train_metrics_clientapp
-    found = ((server_round, own["squared-gradient"]) for server_round, own in means.items())
+    found = ((server_round, metrics["squared-gradient"]) for server_round, metrics in means.items())
     # For the type checker: Flower's records may hold lists, this one does not.
     return [(r, value) for r, value in found if isinstance(value, float) and 0 < value < math.inf]
 
@@ -244,12 +236,13 @@ def _draw_sweep(rows: Sequence[Row], picture: plots.Picture) -> None:
     figure = picture.figure((8.0, 4.0))
     panels = figure.subplots(1, 2)
     for hessian, colour, line in (("gram", "#0072B2", "-"), ("diagonal", "#D55E00", "--")):
-        own = sorted((row for row in rows if row.hessian == hessian), key=lambda r: r.local_steps)
-        steps = [row.local_steps for row in own]
+        of_hessian = [row for row in rows if row.hessian == hessian]
+        of_hessian.sort(key=lambda row: row.local_steps)
+        steps = [row.local_steps for row in of_hessian]
         style: dict[str, Any] = {"color": colour, "linestyle": line, "marker": "o", "markersize": 4}
-        crs = [math.nan if row.cr is None else row.cr for row in own]
+        crs = [math.nan if row.cr is None else row.cr for row in of_hessian]
         panels[0].plot(steps, crs, label=f"{hessian} H", **style)
-        panels[1].plot(steps, [row.seconds for row in own], **style)
+        panels[1].plot(steps, [row.seconds for row in of_hessian], **style)
     for axes, label in zip(panels, ("CR (rounds)", "time (s)"), strict=True):
         axes.set_xlabel("k0, local steps")
         axes.set_ylabel(label)

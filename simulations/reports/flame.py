@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from .base import NONE, Finished, MethodReport, Report
+from .table import small_table
 
 
 class FLAMEReport(MethodReport):
@@ -17,13 +16,12 @@ class FLAMEReport(MethodReport):
         """Report how fair each kind of model is, and which one the clients prefer."""
         strategy, clients = run.strategy, run.clients.values()
         fairness = {
-            title: _fairness([own[f"{kind}-loss"] for own in clients])
+            title: _fairness([reported[f"{kind}-loss"] for reported in clients])
             for kind, title in strategy.kinds.items()
-            if all(f"{kind}-loss" in own for own in clients)
+            if all(f"{kind}-loss" in reported for reported in clients)
         }
-        table = Table(box=box.SIMPLE, title="Fairness: the test loss of the clients")
-        for header in ("model", "mean", "variance", "sample variance"):
-            table.add_column(header, justify="left" if header == "model" else "right")
+        headers = ("Mean", "Variance", "Sample variance")
+        table = small_table("Fairness: the test loss of the clients", "Model", *headers)
         for title, values in fairness.items():
             row = [values["mean"], values["variance"], values["sample_variance"]]
             table.add_row(title, *(NONE if v is None else f"{v:.4g}" for v in row))
@@ -40,10 +38,10 @@ class FLAMEReport(MethodReport):
 
 
 def _summary(run: Finished) -> Text:
-    """Say in two sentences what came out, for somebody who has not read the paper."""
+    """Return two sentences on the outcome, for a reader who has not read the paper."""
     titles, clients = run.strategy.kinds, run.clients
     by = "val" if titles["hm-val"] in run.scores.models else "oracle"
-    personal = sum(own[f"hm-{by}-personal"] for own in clients.values())
+    personal = sum(reported[f"hm-{by}-personal"] for reported in clients.values())
     where = "validation" if by == "val" else "test"
     return Text.assemble(
         (f"FLAME trained one model for each of {run.problem.num_clients} clients", "bold"),

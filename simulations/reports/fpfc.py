@@ -17,7 +17,7 @@ from fl_admm_strategies.runtime.callbacks import StopRule
 from ..problems import Problem
 from . import plots
 from .base import NONE, Finished, MethodReport, Report
-from .cluster_path import draw_cluster_path, path_told
+from .cluster_path import draw_cluster_path, render_path
 from .clustered import ARI, groups_found
 from .clusters import clustering_scores, communication_cost, diagnostics_table
 
@@ -58,7 +58,7 @@ class FPFCReport(MethodReport):
             cost = communication_cost(
                 run.problem.num_clients,
                 dim,
-                [len(own) for number, own in strategy.train_metrics.items() if number > searched],
+                [len(met) for number, met in strategy.train_metrics.items() if number > searched],
                 shared,
             ) + _numbers_sent(strategy, searched)
         else:  # a path sends models again, AsyncFPFC omega_i with zeta_i
@@ -96,9 +96,9 @@ class FPFCReport(MethodReport):
                     apart=_apart(strategy.penalty_in_use, labels, theta_norms),
                     clustering=clustering,
                 ),
-                *_search_told(run, found, cost),
+                *_render_search(run, found, cost),
                 *(
-                    path_told(found.path, monitor, strategy.traffic, data.true_clusters)
+                    render_path(found.path, monitor, strategy.traffic, data.true_clusters)
                     if found.path is not None
                     else ()
                 ),
@@ -139,7 +139,7 @@ def _numbers_sent(strategy: Any, searched: int) -> int:
     return int(sum(traffic.down + traffic.up for traffic in rounds) // size)
 
 
-def _search_told(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Text]:
+def _render_search(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Text]:
     """Say how the groups were found, what that cost, and what became of them."""
     strategy, search = run.strategy, found.search
     if strategy.penalty != "auto":
@@ -170,13 +170,13 @@ def _search_told(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Text]
     return [
         Text(
             f"Groups tried in rounds 1 to {search.last_round}, with the mean {loss}: {tried}. "
-            f"{outcome} {_lambda_told(found, search)} The search sent {spent:,} numbers; "
+            f"{outcome} {_render_lambda(found, search)} The search sent {spent:,} numbers; "
             f"runs with 8 values of λ would send some {grid:,}."
         )
     ]
 
 
-def _lambda_told(found: FPFCDiagnostics, search: FoundGroups) -> str:
+def _render_lambda(found: FPFCDiagnostics, search: FoundGroups) -> str:
     """Say where lambda comes from; one group has no distance to another."""
     lam, nu = f"λ={found.lam:.3g}", f"ν={found.nu:.3g}"
     if found.lam == 2 * search.lam_needed:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-DPI = 150
+DPI = 150  # 8 inches become 1200 pixels
 
 # Okabe and Ito's palette, which people with any of the common colour deficiencies tell apart;
 # its black is kept for edges and text, and in the place of its yellow, weak on white, is wine.
@@ -208,7 +208,7 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
 def distance_heat_map(
     omega: ArrayLike,
     found: ArrayLike,
-    clients: Sequence[int] | None = None,
+    clients: Sequence[int],
     *,
     picture: Picture,
 ) -> None:
@@ -223,22 +223,22 @@ def distance_heat_map(
         The client models omega_i, one per row.
     found : array_like of int, shape (m,)
         Label of the cluster that was found for each client.
-    clients : sequence of int, length m, optional
-        Their numbers; by default they are counted from 0.
+    clients : sequence of int, length m
+        Their numbers.
     picture : Picture
         Where to draw it, 1200 x 1050 pixels.
 
     Raises
     ------
     ValueError
-        If the shapes do not fit or a model is not finite.
+        If a model is not finite.
     """
     from matplotlib.patches import Rectangle
     from scipy.spatial.distance import cdist
 
-    models, labels = _checked(omega, found, "found")
+    models = _finite(omega)
     m = len(models)
-    groups = _by_size(labels)
+    groups = _by_size(np.asarray(found))
     order = np.concatenate(groups)
     # Not by the expanded square: fused models differ by 1e-5, which its cancellation would hide.
     distances = cdist(models[order], models[order])
@@ -283,8 +283,7 @@ def distance_heat_map(
     axes.tick_params(length=0)
     axes.set_anchor("N")
     if m <= 25:
-        numbers = range(m) if clients is None else clients
-        axes.set_xticks(np.arange(m) + 0.5, [str(numbers[i]) for i in order], fontsize=9)
+        axes.set_xticks(np.arange(m) + 0.5, [str(clients[i]) for i in order], fontsize=9)
         axes.set_xlabel("client number")
     else:
         axes.set_xticks([])
@@ -316,12 +315,11 @@ def embedding(
     Raises
     ------
     ValueError
-        If the shapes do not fit or a model is not finite.
+        If a model is not finite.
     """
     from matplotlib.lines import Line2D
 
-    models, found_labels = _checked(omega, found, "found")
-    true_labels = None if true is None else _checked(omega, true, "true")[1]
+    models = _finite(omega)
     points, share = _plane(models)
     large = len(models) <= 200
     # Markers of 70 or 20 square points; the axes are some 400 points wide.
@@ -333,13 +331,13 @@ def embedding(
         "side.",
     )
 
-    colours, colour_key = _classes(found_labels, COLOURS, _OTHER_COLOUR)
+    colours, colour_key = _classes(np.asarray(found), COLOURS, _OTHER_COLOUR)
     handles = [Line2D([], [], linestyle="none", label="Colour: found cluster")]
     handles += [_key(name, colour, "o") for name, colour in colour_key]
-    if true_labels is None:
+    if true is None:
         markers = np.full(len(models), _MARKERS[0], dtype=object)
     else:
-        markers, marker_key = _classes(true_labels, _MARKERS, _OTHER_MARKER)
+        markers, marker_key = _classes(np.asarray(true), _MARKERS, _OTHER_MARKER)
         handles.append(Line2D([], [], linestyle="none", label="\nMarker: true cluster"))
         handles += [_key(name, "white", marker) for name, marker in marker_key]
     figure.legend(handles=handles, loc="outside right center", frameon=False)
@@ -411,27 +409,15 @@ def _side_by_side(points: NDArray[np.float64], marker: float) -> NDArray[np.floa
     return spread
 
 
-def _checked(
-    omega: ArrayLike, labels: ArrayLike, name: str
-) -> tuple[NDArray[np.float64], NDArray[Any]]:
+def _finite(omega: ArrayLike) -> NDArray[np.float64]:
     models = np.asarray(omega, dtype=np.float64)
-    label_array = np.asarray(labels)
-    if models.ndim != 2 or models.size == 0:
-        raise ValueError(
-            f"omega has shape {models.shape}; give one client model per row, shape (m, d)."
-        )
-    if label_array.shape != (len(models),):
-        raise ValueError(
-            f"{name} has shape {label_array.shape}; give one label for each of the "
-            f"{len(models)} rows of omega."
-        )
     diverged = np.flatnonzero(~np.isfinite(models).all(axis=1))
     if diverged.size:
         raise ValueError(
             f"the models of {diverged.size} of {len(models)} clients are not finite (first: client "
             f"{diverged[0]}): the run diverged; try a smaller learning rate."
         )
-    return models, label_array
+    return models
 
 
 def _by_size(labels: NDArray[Any]) -> list[NDArray[np.intp]]:
@@ -441,7 +427,7 @@ def _by_size(labels: NDArray[Any]) -> list[NDArray[np.intp]]:
 
 
 def _classes(
-    labels: NDArray[Any], own: Sequence[str], other: str
+    labels: NDArray[Any], choice: Sequence[str], other: str
 ) -> tuple[NDArray[Any], list[tuple[str, str]]]:
     """Give the largest clusters a look of their own and the rest one look; return it with its key.
 
@@ -449,11 +435,11 @@ def _classes(
     """
     looks = np.full(len(labels), other, dtype=object)
     groups = _by_size(labels)
-    named = [group for group in groups if len(group) > 1][: len(own)]
+    named = [group for group in groups if len(group) > 1][: len(choice)]
     key = []
     for k, group in enumerate(named):
-        looks[group] = own[k]
-        key.append((f"cluster {k + 1} ({len(group)} clients)", own[k]))
+        looks[group] = choice[k]
+        key.append((f"cluster {k + 1} ({len(group)} clients)", choice[k]))
     rest = groups[len(named) :]
     clients = sum(len(group) for group in rest)
     if clients == 1:

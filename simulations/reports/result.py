@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_admm_strategies.runtime.record import Traffic
 
-from ..problems.scores import COLUMNS, Metric, ModelScores, Score
+from ..problems.scores import Metric, ModelScores, Score
 
 
 def row_of(method: str, kind: str) -> str:
@@ -72,22 +72,6 @@ class Result:
     note: str = ""
     legend: Sequence[str] = ()
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        known = {self.metric.published, *COLUMNS}
-        known |= {f"{name}_std" for name in known}
-        for method, row in self.published.items():
-            if unknown := set(row) - known:
-                raise ValueError(
-                    f"published.{method} has {', '.join(sorted(unknown))}, expected some of "
-                    f"{', '.join(sorted(known))} for the metric {self.metric.key!r}."
-                )
-        for name, cells in self.cells.items():
-            if unknown := set(cells) - set(COLUMNS):
-                raise ValueError(
-                    f"row {name!r} has {', '.join(sorted(unknown))}, expected some of "
-                    f"{', '.join(COLUMNS)}."
-                )
 
 
 def total_traffic(traffic: Mapping[int, Traffic]) -> dict[str, float]:

@@ -14,6 +14,30 @@ from .base import NONE
 from .result import Result, row_of, total_traffic
 
 
+def small_table(title: str, first: str, *headers: str) -> Table:
+    """Return an empty table that fits beside others in a report.
+
+    Parameters
+    ----------
+    title, first : str
+        Title, and the header of the column of names.
+    *headers : str
+        Those of the columns of numbers.
+    """
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column(first)
+    for header in headers:
+        table.add_column(header, justify="right")
+    return table
+
+
 def results_table(result: Result) -> Group:
     """Lay out a run's results, with the published ones under a rule.
 
@@ -71,8 +95,8 @@ def results_table(result: Result) -> Group:
 
     table.add_row(Text("This run", style="bold"))
     for title, values in result.models.items():
-        own = cells(result.cells.get(title, {}), "")
-        table.add_row(Text(f"  {title}"), *numbers(values), *own, style="bold cyan")
+        its_cells = cells(result.cells.get(title, {}), "")
+        table.add_row(Text(f"  {title}"), *numbers(values), *its_cells, style="bold cyan")
     for title, row in result.cells.items():
         if title not in result.models:
             empty = [""] * (1 + len(spread))
@@ -119,8 +143,8 @@ def _results_caption(result: Result) -> str:
     ]
     if result.baselines:
         lines.append(
-            "Run here for comparison: same data, start, seed, rounds and share of the clients; "
-            "settings of their own."
+            "Run here for comparison: same data, initial model, seed, rounds and share of clients; "
+            "each method has its settings."
         )
     if result.published:
         lines[-1] += " Published: the paper's own numbers; ± over its seeds."

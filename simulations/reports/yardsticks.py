@@ -45,7 +45,7 @@ def alternating_least_squares(
     """
     from scipy.sparse import vstack
 
-    by_user = vstack([own.to_csr() for own in train], format="csr")
+    by_user = vstack([ratings.to_csr() for ratings in train], format="csr")
     by_item = by_user.T.tocsr()
     users = np.zeros((by_user.shape[0], items.shape[1]))
     for _ in range(sweeps):
@@ -67,12 +67,12 @@ def _solve(ratings: csr_matrix, factors: Matrix, lam: float) -> Matrix:
 def rmse_of_factors(test: Sequence[Ratings], users: Matrix, items: Matrix) -> float:
     """Return the root of the mean squared error over all clients' test ratings, in their unit."""
     first, total, count = 0, 0.0, 0
-    for own in test:
-        rows = users[first : first + own.num_users]
-        errors = np.einsum("kr,kr->k", rows[own.users], items[own.items]) - own.values
+    for ratings in test:
+        rows = users[first : first + ratings.num_users]
+        errors = np.einsum("kr,kr->k", rows[ratings.users], items[ratings.items]) - ratings.values
         total += float(errors @ errors)
-        count += len(own)
-        first += own.num_users
+        count += len(ratings)
+        first += ratings.num_users
     return math.sqrt(total / count)
 
 
@@ -88,9 +88,9 @@ def item_means(train: Sequence[Ratings], prior: float) -> tuple[Matrix, float]:
         With 0 it is the plain mean, and m where there is none.
     """
     sums, counts = np.zeros((2, train[0].num_items))
-    for own in train:
-        sums += np.bincount(own.items, own.values, minlength=own.num_items)
-        counts += np.bincount(own.items, minlength=own.num_items)
+    for ratings in train:
+        sums += np.bincount(ratings.items, ratings.values, minlength=ratings.num_items)
+        counts += np.bincount(ratings.items, minlength=ratings.num_items)
     mean = float(sums.sum() / counts.sum())
     weights = np.maximum(counts + prior, np.finfo(float).tiny)
     return np.where(counts + prior > 0, (sums + prior * mean) / weights, mean), mean
@@ -98,5 +98,5 @@ def item_means(train: Sequence[Ratings], prior: float) -> tuple[Matrix, float]:
 
 def rmse_of_items(test: Sequence[Ratings], predicted: Matrix) -> float:
     """Return the test error of predictions of shape (n,), the same for all users."""
-    total = math.fsum(float(((predicted[own.items] - own.values) ** 2).sum()) for own in test)
+    total = math.fsum(float(((predicted[r.items] - r.values) ** 2).sum()) for r in test)
     return math.sqrt(total / sum(map(len, test)))

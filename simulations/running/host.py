@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-_OF_A_CLUSTER = 128  # nodes, whatever its machines are
+_OF_A_CLUSTER = 128  # nodes on a cluster: two for each of 64 CPUs, more than most have
 
-_PATIENCE = 3.0  # seconds for a cluster to answer; Ray itself would try for two minutes
+_CONNECT_TIMEOUT = 3.0  # seconds for a cluster to answer; Ray itself would try for two minutes
 
 
 class Engine(StrEnum):
@@ -73,10 +73,10 @@ class Host:
                 f"--ray-address is {address!r}, expected HOST:PORT, which `ray start --head` shows."
             )
         try:
-            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT).close()
         except (OSError, OverflowError) as error:
             raise ValueError(
-                f"Nobody answers at --ray-address {address} ({error}). Start a cluster with `ray "
+                f"Nothing answers at --ray-address {address} ({error}). Start a cluster with `ray "
                 "start --head` on one machine and `ray start --address=HOST:PORT` on the others."
             ) from None
 
@@ -92,7 +92,7 @@ class Host:
         return min(num_clients, 2 * workers if self.ray_address is None else _OF_A_CLUSTER)
 
     def options(self) -> dict[str, object]:
-        """Return what was given, as options of `run`; None for what was not."""
+        """Return the options of `run` that were given; None for the others."""
         return {
             "engine": None if self.engine is Engine.RAY else self.engine.value,
             "workers": self.workers,
@@ -107,7 +107,7 @@ class Host:
         if self.ray_address is not None:
             init_args = {"address": self.ray_address}
         elif not os.environ.get("RAY_ADDRESS"):
-            init_args["address"] = "local"  # not a cluster that somebody else started here
+            init_args["address"] = "local"  # not a cluster that another user started here
         if not verbose:
             init_args |= {"log_to_driver": False, "logging_level": "ERROR"}
         if self.workers:

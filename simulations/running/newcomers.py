@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,27 +22,26 @@ from ..methods import (
 )
 from ..problems import Problem
 from ..problems.scores import ModelScores
-from ..reports import Finished
-from ..reports.clusters import small_table
+from ..reports import Finished, Report
+from ..reports.base import NONE
+from ..reports.table import small_table
 
-_MOST_ROWS = 30
-
-
-@dataclass(frozen=True)
-class Joined:
-    """What came of the new clients, for the report; all of it is empty where there are none."""
-
-    scores: Mapping[str, ModelScores] = field(default_factory=dict)
-    legend: Sequence[str] = ()
-    body: Sequence[RenderableType] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+_KINDS = ("personal", "cluster")  # of models, in the table
+_MOST_ROWS = 30  # of the table, which fits on a screen or two
 
 
-def run_newcomers(run: Finished, console: Console) -> Joined:
-    """Let the clients that were held out join after the run, in this process whatever its engine.
+def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScores], Report]:
+    """Let the clients that were held out join after the run, in this process on any engine.
 
     Then each trains alone, from the experiment's initial model, with the same step size and epochs
     for as many rounds: the row LOCAL of FPFC's Table 3.
+
+    Returns
+    -------
+    dict of str to ModelScores
+        What they score, by what they did; empty where no clients were held out.
+    Report
+        What there is to say of it.
 
     Raises
     ------
@@ -51,7 +50,7 @@ def run_newcomers(run: Finished, console: Console) -> Joined:
     """
     problem, settings = run.problem.newcomers, run.settings
     if problem is None or settings.newcomers is None:
-        return Joined()
+        return {}, Report()
     console.print(f"{problem.num_clients} new clients, each by itself ...", highlight=False)
     rounds = settings.newcomers.num_rounds
     strategy = run.strategy.newcomers(min_available_nodes=problem.num_clients, seed=settings.seed)
@@ -62,15 +61,12 @@ def run_newcomers(run: Finished, console: Console) -> Joined:
     arrays = federation.initial_arrays(local)
     alone = run_here(federation, local, arrays, num_rounds=rounds, evaluate_every=rounds).last
     body, found = _render(run, problem, (strategy, joined), (local, alone))
-    return Joined(
-        scores={run.title: joined, local.title: alone},
-        legend=(
-            f"New clients: held out of the run, {rounds} rounds each after it. Local: as many "
-            "from the initial model, on their own data alone.",
-        ),
-        body=body,
-        extra={"newcomers": found},
+    line = (
+        f"New clients: held out of the run, {rounds} rounds each after it. Local: as many from the "
+        "initial model, on their data alone."
     )
+    report = Report(legend=(line,), body=body, extra={"newcomers": found})
+    return {run.title: joined, local.title: alone}, report
 
 
 def _local(problem: Problem) -> Federation:
@@ -93,23 +89,23 @@ def _render(
     local: tuple[Local, ModelScores],
 ) -> tuple[list[RenderableType], dict[str, Any]]:
     strategy = joined[0]
-    groups, metric, own, alone = strategy.groups(), problem.metric, _last(strategy), _last(local[0])
+    groups, metric = strategy.groups(), problem.metric
+    together, alone = _last(strategy), _last(local[0])
     true, of_group = problem.data.true_clusters, _true_of(run)
-    table = small_table("New clients, which the run did not know")
-    for header in ("Client", "True cluster", "Group", metric.header, "of the group", "Local"):
-        table.add_column(header, justify="right")
+    headers = ("True cluster", "Group", metric.header, "of the group", "Local")
+    table = small_table("New clients, which the run did not know", "Client", *headers)
     right = 0
     for client, group in groups.items():
-        is_right = true is not None and group is not None and of_group.get(group) == true[client]
-        right += is_right
-        values = [own.get(client, {}).get(f"{k}-{metric.key}") for k in ("personal", "cluster")]
+        kind = None if true is None else int(true[client])
+        right += kind is not None and group is not None and of_group.get(group) == kind
+        values = [together.get(client, {}).get(f"{k}-{metric.key}") for k in _KINDS]
         values.append(alone.get(client, {}).get(f"personal-{metric.key}"))
         if client < _MOST_ROWS:
             table.add_row(
                 str(client),
-                "–" if true is None else str(true[client] + 1),
+                NONE if kind is None else str(kind + 1),
                 "alone" if group is None else str(group),
-                *("–" if value is None else metric.text(value, unit=False) for value in values),
+                *(NONE if value is None else metric.text(value) for value in values),
             )
     if len(groups) > _MOST_ROWS:
         table.add_row("...", "", "", "", "", "")
@@ -128,7 +124,7 @@ def _render(
     found = {
         "groups": groups,
         "right": right if true is not None else None,
-        "clients": {client: dict(metrics) for client, metrics in own.items()},
+        "clients": {client: dict(metrics) for client, metrics in together.items()},
         "alone": {client: dict(metrics) for client, metrics in alone.items()},
     }
     return [table, Text(sentence)], found
@@ -142,4 +138,4 @@ def _true_of(run: Finished) -> dict[int, int]:
     members: dict[int, list[int]] = {}
     for client, group in run.strategy.models().cluster_of.items():
         members.setdefault(group, []).append(int(true[client]))
-    return {group: int(np.bincount(own).argmax()) for group, own in members.items()}
+    return {group: int(np.bincount(reported).argmax()) for group, reported in members.items()}

@@ -152,7 +152,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
     experiment, problem, settings = run.experiment, finished.problem, finished.settings
     strategy = finished.strategy
     baselines, failed = _run_baselines(experiment, max(strategy.traffic), run.out, console)
-    newcomers = run_newcomers(finished, console)
+    new_clients, newcomers = run_newcomers(finished, console)
     report = experiment.report.report(finished)
     cells = {
         row: {**history.last.cells.get(row, {}), **report.cells.get(row, {})}
@@ -173,7 +173,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         published=published_rows(settings),
         cells=cells,
         baselines={baseline.title: baseline.last for baseline in baselines},
-        new_clients=newcomers.scores,
+        new_clients=new_clients,
         note=report.note,
         legend=(*attack_legend, *report.legend, *legend(settings.report), *newcomers.legend),
         extra={**attack_extra, **report.extra, **newcomers.extra},
@@ -187,8 +187,8 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
     if failed:
         errors = "\n".join(f"{name}: {error}" for name, error in failed.items())
         raise RuntimeError(
-            "the results above are complete but for the baselines that came to no end; the same "
-            f"command with --resume runs only the baselines again.\n{errors}"
+            "the results above are complete, but some baselines failed. The same command with "
+            f"--resume runs only the baselines again.\n{errors}"
         )
     return result
 
@@ -281,19 +281,19 @@ def _curves(history: History, result: Result) -> dict[str, list[tuple[int, float
 
 def _print_files(console: Console, run: Run, report: Report, models: Models) -> None:
     kinds = {"global": models.global_, "cluster": models.clusters, "client": models.personal}
-    saved = " and ".join(kind for kind, some in kinds.items() if some)
+    saved = ", ".join(kind for kind, some in kinds.items() if some)
     files = {
         "metric.png": "the metric over the rounds",
         **report.files,
         RESULT: "the numbers above",
-        metrics_file(): "every round, with the metrics of every client",
+        metrics_file(): "every round, with every client's metrics",
         **{
-            metrics_file(name): "the same of a method run for comparison"
+            metrics_file(name): "the same for a method run for comparison"
             for name in run.experiment.baselines
         },
-        SETTINGS: "the settings: run this file for the same numbers",
+        SETTINGS: "all settings; run this file to get the same numbers",
         **({f"{MODELS_FOLDER}/": f"the models ({saved}) as safetensors"} if saved else {}),
-        STATE: "the server's state, with all the models",
+        STATE: "the server's state, with all models",
     }
     console.print(f"Results: [bold]{run.out.resolve()}[/bold]", soft_wrap=True)
     width = max(map(len, files))
@@ -302,8 +302,8 @@ def _print_files(console: Console, run: Run, report: Report, models: Models) -> 
     collected = run.experiment.settings.training.collect_models
     if not models.personal and not collected and "stay" in models.absent:
         console.print(
-            "The clients' own models stayed with them. With --set training.collect-models=true\n"
-            "they are sent after the last round.",
+            "The clients' personal models stayed with the clients. With\n"
+            "--set training.collect-models=true they are sent after the last round.",
             style="dim",
             soft_wrap=True,
         )

@@ -22,7 +22,7 @@ class DataSettings(Section):
     name: str
     """The data set."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What the data set's loader can do."""
+    """The options of its loader."""
 
 
 class TrainingSettings(Section):
@@ -33,23 +33,23 @@ class TrainingSettings(Section):
     fraction_train: float = Field(default=1.0, gt=0, le=1)
     """Fraction of the clients that train in a round."""
     evaluate_every: int = Field(default=10, ge=1)
-    """Rounds from one evaluation on all clients to the next; the last is always evaluated."""
+    """Evaluate on all clients every so many rounds, and after the last one."""
     batch_size: int | None = Field(default=None, ge=1)
     """Mini-batch size; left out, clients take full-gradient steps."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Of SGD on the clients."""
+    """Momentum of SGD on the clients."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Of SGD on the clients. The step size multiplies it, a weight of the loss does not."""
+    """Weight decay of SGD on the clients, multiplied by the step size, not by a loss's weight."""
     checkpoint_every: int = Field(default=10, ge=1)
-    """Rounds from one checkpoint to the next, which ``--resume`` continues from."""
+    """Write a checkpoint every so many rounds; ``--resume`` continues from the last one."""
     cohort: Literal["auto"] | bool = "auto"
-    """Whether the clients of a node train together in one stack of models, which is faster for
-    small models and equal to rounding. "auto": from 16 clients on, where the model gains by it."""
+    """Whether the clients of a node train together, as one stack of models. It is faster for small
+    models, and equal up to rounding. "auto": from 16 clients on, where the model gains by it."""
     collect_models: bool = False
-    """After the last round, let clients send the personal models that stay with them."""
+    """Whether the clients send the personal models that stay with them after the last round."""
     client_state: Literal["context", "folder"] = "context"
-    """Where clients keep what is theirs alone: in Flower's context, which ends with the run, or in
-    the results folder, so that a resumed run gives the same bits."""
+    """Where clients keep their state: in Flower's context, which ends with the run, or in the
+    results folder, so that a resumed run gives the same bits."""
 
 
 AttackTable: Any = table_of(Attack, withheld={"seed": "It is seed, for all of the experiment."})
@@ -138,10 +138,10 @@ class Settings(Section):
     title: str
     """One line for `python -m simulations list`."""
     seed: int = Field(default=0, ge=0)
-    """Of everything random: data, initial model, who trains, the clients' own randomness."""
+    """Seed of all that is random: data, initial model, sampled clients, the clients' batches."""
     data: DataSettings
     model: SkipValidation[Any] = None
-    """Left out where the data set has a model of its own."""
+    """Left out where the data set has its model."""
     training: TrainingSettings
     algorithm: SkipValidation[AlgorithmTable]
     client: SkipValidation[Built] = Built()

@@ -93,7 +93,7 @@ class Digits(Dataset[dict[str, Any]]):
 
 @cache
 def _idx(path: Path, ndim: int) -> Any:
-    return read_idx(path, ndim)
+    return read_idx(path, ndim, "MNIST")
 
 
 needs_mnist = pytest.mark.skipif(

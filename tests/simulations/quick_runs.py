@@ -6,10 +6,21 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 from fl_admm_strategies import run_in_process
+from simulations.experiments.catalogue import experiment_names
 from simulations.experiments.run_config import RunConfig
 from simulations.running.apps import make_client_app, make_server_app
 from simulations.running.run import prepare
+
+# What tests of loading see in the inner loop; the others are like one of these, and slow tests.
+_ONE_OF_A_KIND = {"async-digits", "digits-fpfc", "fedapm-har", "fedgia-v1", "flame-mnist"}
+_ONE_OF_A_KIND |= {"housing-bodyfat", "mnist-swap", "movielens-100k", "robustness", "synthetic-s1"}
+EXPERIMENTS = [
+    pytest.param(name, marks=[] if name in _ONE_OF_A_KIND else pytest.mark.slow)
+    for name in experiment_names()
+]
 
 TINY = (
     "data.options={ partition = 'label-count', clients = 4, samples = 300 }",

@@ -14,6 +14,7 @@ from simulations.experiments.run_config import RunConfig
 from simulations.reports import plots
 from tests.simulations.quick_runs import TINY, last_evaluation, result_of, run
 from tests.support.federation import assert_same_bits, differs
+from tests.support.refusals import refused
 
 BASELINES = "baselines={ fedavg = {}, fedprox = { mu = 0.1 } }"
 
@@ -72,27 +73,11 @@ def test_poisoned_labels_are_what_malicious_clients_learn_from_and_all_that_diff
 
 @pytest.mark.parametrize("name", ["robustness-ratings", "fedgia-v1"])
 def test_where_there_are_no_classes_no_labels_can_be_poisoned(name: str) -> None:
-    with pytest.raises(ValueError, match="random-labels"):
-        load_experiment(
-            RunConfig(name, changes=("attack={ kind = 'random-labels', ratio = 0.2 }",))
-        )
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "attack.kind=zero",
-        "attack.ratio=1.0",
-        "attack.seed=3",
-        "algorithm.max-norm=-1.0",
-        "algorithm.on-excess=drop",
-        "algorithm.max-examples=0",
-    ],
-)
-def test_a_mistake_is_named_by_its_key(change: str) -> None:
-    attack = ("attack.kind=gaussian", "attack.ratio=0.25")
-    with pytest.raises(ValueError, match=change.partition("=")[0]):
-        load_settings("fedadmm-digits", changes=(*attack, change))
+    with refused(ValueError, "attack.kind", "random-labels"):
+        load_experiment(RunConfig(name, changes=LABELS[:2]))
+    for change in ("attack.kind=zero", "attack.ratio=1.0", "attack.seed=3"):
+        with refused(ValueError, change.partition("=")[0]):
+            load_settings(name, changes=[*LABELS[:2], change])
 
 
 @pytest.mark.slow

@@ -52,9 +52,3 @@ def test_clients_of_an_experiment_train_together(
     assert_same_bits(run("true", 3, "training.fraction-train=1.0", *changes), together)
     for name, array in alone.items():
         np.testing.assert_allclose(together[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
-
-
-def test_flowers_fedavg_has_a_client_on_each_node_and_trains_it_alone() -> None:
-    experiment = load_experiment(RunConfig("fedadmm-digits"))
-    assert experiment.baselines["fedavg"].cohort is False
-    assert experiment.federation.cohort == "auto"

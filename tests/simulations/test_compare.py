@@ -54,7 +54,7 @@ def test_every_method_runs_on_the_same_data(name: str, tmp_path: Path) -> None:
             assert math.isfinite(score["mean"]), (row, kind)
     if name in ("digits", "s1"):  # where the truth is known
         cells = [row["cells"].values() for row in result["baselines"].values()]
-        counts = [sum("ari" in own for own in rows) for rows in cells]
+        counts = [sum("ari" in cell for cell in rows) for rows in cells]
         assert counts.count(1) == 5  # AsyncFPFC, CFL, FPFC, IFCA, PACFL
         assert counts.count(0) == len(counts) - 5
     malicious = result.get("malicious", [])

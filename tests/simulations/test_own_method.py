@@ -32,6 +32,7 @@ from simulations.settings.tables import ReportSettings, Settings
 from tests.simulations.quick_runs import result_of, rounds_of, run
 from tests.simulations.screen import row
 from tests.support.federation import Mean
+from tests.support.refusals import refused
 
 # --- A method on the data that there are: two classes, a TOML file --------------------------------
 
@@ -121,7 +122,7 @@ def test_a_method_with_the_standard_report_needs_nothing_in_the_app(
     assert result["models"] != result["baselines"]["Twice"]["models"]  # other settings
     evaluated = [one["clients"]["evaluate"] for one in rounds_of(out)]
     assert [len(clients) for clients in evaluated] == [0, 4, 4]
-    mean = np.mean([own["global-accuracy"] for own in evaluated[-1].values()])
+    mean = np.mean([reported["global-accuracy"] for reported in evaluated[-1].values()])
     assert result["models"]["the model of all"]["mean"] == pytest.approx(mean)
     output = " ".join(capsys.readouterr().out.split())
     assert "Twice on twice" in output
@@ -133,14 +134,11 @@ def test_a_method_with_the_standard_report_needs_nothing_in_the_app(
 def test_its_constructors_say_what_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "twice.toml"
     file.write_text(TWICE, encoding="utf-8")
-    for change, message in (
-        ("algorithm.factor=0", "algorithm.factor is 0.0, expected a finite number > 0"),
-        ("algorithm.mu=-1", "algorithm.mu is -1.0, expected a finite number >= 0"),
-        ("algorithm.factr=1", "algorithm.factr: .* Did you mean 'factor'"),
-        ("client.share=half", "client.share is 'half', expected a number"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for change in ("algorithm.factor=0", "algorithm.mu=-1", "client.share=half"):
+        with refused(ValueError, change.partition("=")[0]):
             load_settings(str(file), changes=[change])
+    with refused(ValueError, "algorithm.factr", "factor"):
+        load_settings(str(file), changes=["algorithm.factr=1"])
 
 
 # --- A kind of data of its own, no torch, a report with more to say -------------------------------
@@ -323,36 +321,20 @@ def test_any_method_stops_by_its_rule_and_reports_what_it_has(
     assert not (out / "distances.png").exists()
 
 
-def test_the_rest_of_the_settings_reach_the_method(experiment: str, tmp_path: Path) -> None:
-    changes = ("report.tolerance=0", "training.num-rounds=3", "data.options={shift = 4.0}")
-    result = result_of(run(RunConfig(experiment, changes=changes, out=tmp_path / "out"), nodes=2))
-    # The targets are 4, 5, 6 now: w = 5 (1 - 2^-3), so (w - 5)^2 = 25/64.
-    assert result["rounds"] == 3
-    assert result["models"]["the one number"]["mean"] == pytest.approx(1 / 3 + 25 / 128, rel=1e-12)
-
-
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("name", "change", "named"),
     [
-        (
-            "halving",
-            "data.name=digits-swap",
-            "data set 'digits-swap' is FederatedData, algorithm 'halving' learns from Targets: use",
-        ),
-        (
-            "digits-fpfc",
-            "data.name=targets",
-            "data set 'targets' is Targets, algorithm 'fpfc' learns from FederatedData: use",
-        ),
-        ("halving", "baselines.fedavg.lr=0.1", "baseline 'fedavg' learns from FederatedData: use"),
-        ("halving", "training.batch-size=3", "leave training.batch-size out"),
-        ("halving", "algorithm.loud=true", "algorithm.loud: cannot be set here. The app's report"),
-        ("halving", "algorithm.tolerance=1", "algorithm.tolerance: is not a parameter of Halving"),
+        ("halving", "data.name=digits-swap", ["digits-swap", "halving", "Targets"]),
+        ("digits-fpfc", "data.name=targets", ["targets", "fpfc", "FederatedData"]),
+        ("halving", "baselines.fedavg.lr=0.1", ["fedavg", "FederatedData"]),
+        ("halving", "training.batch-size=3", ["training.batch-size"]),
+        ("halving", "algorithm.loud=true", ["algorithm.loud"]),
+        ("halving", "algorithm.tolerance=1", ["algorithm.tolerance", "Halving"]),
     ],
 )
 def test_parts_that_do_not_fit_are_refused_before_the_run(
-    name: str, change: str, message: str, experiment: str
+    name: str, change: str, named: list[str], experiment: str
 ) -> None:
     config = RunConfig(experiment if name == "halving" else name, changes=(change,))
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, *named):
         load_experiment(config)

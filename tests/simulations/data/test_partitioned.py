@@ -6,7 +6,7 @@ import struct
 import sys
 import types
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +14,11 @@ import torch
 from PIL import Image
 
 from simulations.data import ClientData, FederatedData, class_counts, load, sources
-from simulations.data.partitioned import Scheme, partitioned
-from simulations.data.registry import _load
+from simulations.data.partitioned import partitioned
+from tests.support.refusals import refused
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))
 FLAMES = ["label-count", "dirichlet-label", "noise", "dirichlet-quantity", "hybrid"]
-SCHEMES = [scheme for scheme in get_args(Scheme) if scheme not in ("writer", "rotation")]
 
 
 def parts(client: ClientData) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -47,36 +46,6 @@ def test_what_every_scheme_gives(scheme: str) -> None:
         assert len(client.test[1]) == round(size(client) / 5)
         for x, y in parts(client):
             assert (x.dtype, y.dtype, x.shape) == (torch.float32, torch.int64, (len(y), 64))
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_seed_decides_everything(scheme: str) -> None:
-    first = load("digits", 3, partition=scheme)
-    _load.cache_clear()  # stands for another worker process
-    torch.manual_seed(1)
-    np.random.seed(1)  # noqa: NPY002  global numbers must not matter
-    again, other = (load("digits", seed, partition=scheme) for seed in (3, 4))
-    assert first is not again
-    assert torch.equal(inputs(first), inputs(again))
-    assert not torch.equal(inputs(first)[:50], inputs(other)[:50])
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_validation_is_a_fifth_of_the_training_part_and_leaves_the_test_part(scheme: str) -> None:
-    without, with_ = (load("digits", 0, partition=scheme, validation=v) for v in (False, True))
-    for a, b in zip(without.clients, with_.clients, strict=True):
-        assert b.validation is not None
-        assert len(b.validation[1]) == round(len(a.train[1]) / 5)
-        assert torch.equal(torch.cat([b.train[0], b.validation[0]]), a.train[0])
-        assert torch.equal(torch.cat([b.train[1], b.validation[1]]), a.train[1])
-        assert torch.equal(a.test[0], b.test[0])
-
-
-def test_training_and_test_parts_share_a_client_s_labels() -> None:
-    """A client has 180 samples in two shards; the split is at random within it, not by shard."""
-    for client in load("digits", 0).clients:
-        train, test = (set(y.tolist()) for _, y in (client.train, client.test))
-        assert train == test
 
 
 def test_options_reach_the_schemes() -> None:
@@ -129,24 +98,22 @@ def test_samples_takes_a_subset_with_the_class_shares_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"clients": 0}, r"clients is 0, expected an integer >= 1"),
-        ({"clients": 10, "samples": 9}, r"samples is 9, expected at least 10"),
-        ({"sigma": -0.1}, r"sigma is -0.1, expected a finite variance"),
-        ({"sigma": float("nan")}, r"sigma is nan, expected a finite variance"),
-        ({"partition": "dirichlet-label", "beta": 0}, r"beta is 0, expected a finite number > 0"),
-        ({"partition": "noise", "overlap": True}, r"overlap is true, but partition is 'noise'"),
-        ({"partition": "writer"}, r"digits does not know who wrote .* 'mnist-writers'"),
-        (
-            {"partition": "iid"},
-            r"option partition of data set digits is .iid., expected one of 'label-c",
-        ),
-        ({"partition": "noise", "clients": 1000}, r"A client has 1 sample\(s\).*Use fewer clients"),
+        ({"clients": 0}, ["clients", 0]),
+        ({"clients": 10, "samples": 9}, ["samples", 9]),
+        ({"sigma": float("nan")}, ["sigma", "nan"]),
+        ({"partition": "dirichlet-label", "beta": 0}, ["beta", 0]),
+        ({"partition": "noise", "overlap": True}, ["overlap", "noise"]),
+        ({"partition": "writer"}, ["digits", "mnist-writers"]),
+        ({"partition": "iid"}, ["partition", "iid"]),
+        ({"partition": "noise", "clients": 1000}, ["1 sample(s)", "clients"]),
+        ({"partition": "rotation", "groups": 3}, ["groups", 3]),
+        ({"partition": "rotation"}, ["digits", "(64,)"]),
     ],
 )
-def test_bad_options(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_options(options: dict, named: list[Any]) -> None:
+    with refused(ValueError, *named):
         load("digits", 0, **options)
 
 
@@ -182,11 +149,6 @@ def test_mnist_pools_training_and_test_images_and_normalises_them(mnist: Path) -
     pixels = 255 * (x * 0.3081 + 0.1307)  # docs/methods/flame.md, P12
     assert torch.allclose(pixels[:, 0, 10, 13], 100.0 + y, atol=1e-2)
     assert (pixels[:, 0, 0, 0] > 128).sum() == 1400
-
-
-def test_fashion_mnist_reads_its_own_folder(mnist: Path) -> None:
-    (mnist / "MNIST").rename(mnist / "FashionMNIST")
-    assert load("fashion-mnist", 0, mnist, clients=3).name == "fashion-mnist"
 
 
 def test_a_writer_has_one_style_and_writers_differ(mnist: Path) -> None:
@@ -328,15 +290,12 @@ def test_cifar10_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_
         raise RuntimeError("Error downloading cifar-10")
 
     fake_torchvision(monkeypatch, offline)
-    with pytest.raises(FileNotFoundError, match=r"https://.*--data-root.*Error downloading"):
+    with refused(FileNotFoundError, "https", "data-root", "Error downloading cifar-10"):
         load("cifar10", 0, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_damaged_official_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cifar-10-batches-py").mkdir()
     fake_torchvision(monkeypatch, FakeCifar10)
-    with pytest.raises(ValueError, match=r"cifar-10-batches-py: damaged or incomplete.*delete"):
+    with refused(ValueError, "cifar-10-batches-py", "https"):
         load("cifar10", 0, tmp_path)
 
 
@@ -377,31 +336,33 @@ def test_only_images_of_the_subset_are_decoded(
     assert len(opened) == 12
 
 
-def test_missing_medical_mnist(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"medical_mnist_12k_jpeg\.npz.*--data-root"):
-        load("medical-mnist", 0, tmp_path)
+PACKED_DAMAGES = {
+    "offsets cut": lambda content: {"offset": content["offset"][:-1]},
+    "offsets that fall": lambda content: {"offset": content["offset"][::-1]},
+    "data cut": lambda content: {"data": content["data"][:-5]},
+    "label too large": lambda content: {"label": np.full(60, 6, np.uint8)},
+    "no JPEG": lambda content: {"data": np.zeros_like(content["data"])},
+}
 
 
-def test_damaged_packed_file(tmp_path: Path) -> None:
-    path = write_medical(tmp_path, shape=(32, 32))
-    with pytest.raises(ValueError, match=r"image \d+ is no JPEG of shape \(64, 64\)"):
+@pytest.mark.parametrize("damage", PACKED_DAMAGES.values(), ids=PACKED_DAMAGES)
+def test_a_damaged_packed_file_is_named(tmp_path: Path, damage: Any) -> None:
+    path = write_medical(tmp_path)
+    content = dict(np.load(path))
+    np.savez(path, **(content | damage(content)))
+    with refused(ValueError, path, "kaggle"):
         load("medical-mnist", 0, tmp_path, clients=3)
 
-    content = dict(np.load(path))
-    for key, value, message in (
-        ("offset", content["offset"][:-1], "offset does not cut data into 60 images"),
-        ("offset", content["offset"][::-1], "offset does not cut data into 60 images"),
-        ("data", content["data"][:-5], "data has .* bytes, offset ends at"),
-        ("label", np.full(60, 6, np.uint8), "label 6 of 6 classes"),
-    ):
-        np.savez(path, **(content | {key: value}))
-        with pytest.raises(ValueError, match=f"damaged file .{message}"):
-            load("medical-mnist", 0, tmp_path, clients=3)
-    np.savez(path, data=content["data"])
-    with pytest.raises(ValueError, match=r"damaged file .*offset"):
+
+def test_a_packed_file_that_is_none_or_missing_is_named(tmp_path: Path) -> None:
+    path = write_medical(tmp_path, shape=(32, 32))
+    with refused(ValueError, path, "(64, 64)"):
         load("medical-mnist", 0, tmp_path, clients=3)
     path.write_bytes(b"<html>not found</html>")
-    with pytest.raises(ValueError, match=r"jpeg\.npz: damaged file"):
+    with refused(ValueError, path):
+        load("medical-mnist", 0, tmp_path, clients=3)
+    path.unlink()
+    with refused(FileNotFoundError, path.name, "data-root"):
         load("medical-mnist", 0, tmp_path, clients=3)
 
 
@@ -425,15 +386,6 @@ def test_real_mnist() -> None:
     x = inputs(data)
     assert x.mean().item() == pytest.approx(0, abs=0.01)
     assert x.std().item() == pytest.approx(1, abs=0.01)
-
-
-@pytest.mark.slow
-def test_real_fashion_mnist_by_label_count() -> None:
-    """7,000 of each class at 10 clients with 2 shards of 3,500."""
-    root = needs("FashionMNIST/raw")
-    data = load("fashion-mnist", 0, root)
-    assert list(map(size, data.clients)) == [7000] * 10
-    assert np.count_nonzero(class_counts(data), axis=1).max() == 2
 
 
 @pytest.mark.slow
@@ -485,7 +437,3 @@ def test_rotation_turns_the_pictures_of_a_group() -> None:
             assert y.tolist() == labels[which].tolist()
             seen += which.tolist()
         assert sorted(seen) == list(range(40))
-    with pytest.raises(ValueError, match="groups is 3, expected 1, 2 or 4 with 'rotation'"):
-        load("digits", 0, partition="rotation", groups=3)
-    with pytest.raises(ValueError, match=r"Inputs of digits have shape \(64,\), expected sq"):
-        load("digits", 0, partition="rotation")

@@ -5,48 +5,37 @@ import pytest
 import torch
 
 from simulations.data import class_counts, load
-
-# The scenario table (P9).
-TABLE = {
-    "s1": [25] * 4,
-    "s2": [10, 40, 10, 40],
-    "s3": [50, 50],
-    "s4": [50],
-    "s5": [1] * 50,
-}
-
-
-@pytest.mark.parametrize(("scenario", "sizes"), TABLE.items())
-def test_clusters_are_contiguous_blocks_of_the_papers_sizes(
-    scenario: str, sizes: list[int]
-) -> None:
-    data = load(f"synthetic-{scenario}", 1)
-    assert data.true_clusters is not None
-    assert data.true_clusters.tolist() == [c for c, n in enumerate(sizes) for _ in range(n)]
-    assert len(data.clients) == sum(sizes)
+from simulations.data.synthetic import SCENARIOS, cluster_sizes
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(
     ("scenario", "clients", "sizes"),
-    [("s1", 20, [5] * 4), ("s2", 10, [1, 4, 1, 4]), ("s3", 4, [2, 2]), ("s4", 7, [7])],
+    [
+        ("s1", None, [25] * 4),
+        ("s1", 20, [5] * 4),
+        ("s2", 10, [1, 4, 1, 4]),
+        ("s3", 4, [2, 2]),
+        ("s4", 7, [7]),
+        ("s5", 3, [1, 1, 1]),
+    ],
 )
-def test_clients_option_keeps_the_proportions(
-    scenario: str, clients: int, sizes: list[int]
+def test_clusters_are_contiguous_blocks_in_the_papers_proportions(
+    scenario: str, clients: int | None, sizes: list[int]
 ) -> None:
     data = load(f"synthetic-{scenario}", 1, clients=clients)
-    assert np.bincount(data.true_clusters).tolist() == sizes
+    assert data.true_clusters is not None
+    assert data.true_clusters.tolist() == [c for c, n in enumerate(sizes) for _ in range(n)]
 
 
-def test_clients_option_of_s5_is_the_number_of_clusters() -> None:
-    assert load("synthetic-s5", 1, clients=3).true_clusters.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("scenario", "clients", "unit"), [("s1", 10, 4), ("s2", 15, 10), ("s5", 0, 1), ("s3", -2, 2)]
-)
-def test_clients_that_do_not_fit_are_refused(scenario: str, clients: int, unit: int) -> None:
-    with pytest.raises(ValueError, match=f"clients is {clients}, .*multiple of {unit}"):
-        load(f"synthetic-{scenario}", 1, clients=clients)
+def test_the_papers_sizes() -> None:
+    """The scenario table (docs/methods/fpfc.md, P9)."""
+    sizes = {scenario: list(cluster_sizes(scenario, None)) for scenario in SCENARIOS}
+    expected = {"s1": [25] * 4, "s2": [10, 40, 10, 40], "s3": [50, 50], "s4": [50], "s5": [1] * 50}
+    assert sizes == expected
+    for scenario, clients, unit in (("s1", 10, 4), ("s2", 15, 10), ("s5", 0, 1)):
+        with refused(ValueError, "clients", clients, unit):
+            cluster_sizes(scenario, clients)
 
 
 @pytest.mark.slow
@@ -104,9 +93,9 @@ def test_devices_of_a_cluster_share_their_labels_rule_and_others_do_not() -> Non
     # The largest device of each of the first two clusters (devices 0, 1 and 2, 3).
     clients = load("synthetic-s1", 2, clients=8, features="normal").clients
     n = [len(c.train[1]) for c in clients]
-    own = 0 if n[0] > n[1] else 1
-    assert score_of_device(own, 1 - own) > 0.6
-    assert score_of_device(own, 2) < 0.3
+    first = 0 if n[0] > n[1] else 1
+    assert score_of_device(first, 1 - first) > 0.6
+    assert score_of_device(first, 2) < 0.3
 
 
 def test_noise_changes_labels_only_and_more_noise_changes_more() -> None:
@@ -121,14 +110,6 @@ def test_noise_changes_labels_only_and_more_noise_changes_more() -> None:
     # Noise that drowns the rule leaves ten equally likely labels.
     (drowned,) = class_counts(load("synthetic-s4", 1, clients=1, noise=1e6))
     assert drowned.max() / drowned.sum() < 0.16
-
-
-def test_defaults_are_those_the_tables_were_made_with() -> None:
-    """Noise 0.5 and uniform features (P9), no validation split (P10)."""
-    stated = load("synthetic-s1", 1, clients=100, features="uniform", noise=0.5, validation=False)
-    implied = load("synthetic-s1", 1)
-    for a, b in zip(stated.clients, implied.clients, strict=True):
-        assert torch.equal(a.train[1], b.train[1])
 
 
 def test_majority_rate_tells_uniform_from_normal_features() -> None:

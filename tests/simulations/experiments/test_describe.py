@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from simulations.experiments.catalogue import experiment_names
 from simulations.experiments.describe import described, settings_in
 from simulations.experiments.loading import load_settings
 from simulations.settings.documented import parameter_docs
+from tests.simulations.quick_runs import EXPERIMENTS
 from tests.simulations.screen import shown
 
 
-@pytest.mark.parametrize("name", experiment_names())
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_setting_has_a_meaning_and_can_be_set(name: str) -> None:
     settings = load_settings(name)
     found = list(settings_in(settings))

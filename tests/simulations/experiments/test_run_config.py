@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from simulations.experiments.run_config import RunConfig, read_run_config
+from tests.support.refusals import refused
 
 
 def test_every_key_of_the_run_configuration_is_read() -> None:
@@ -44,15 +45,14 @@ def test_paths_are_expanded_and_empty_changes_dropped(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("raw", "message"),
+    ("raw", "named"),
     [
-        ({"experiment": "x", "sed": 1}, "unknown key of the run configuration 'sed'.*'set'"),
-        ({}, "lacks 'experiment', e.g. 'digits-fpfc'"),
-        ({"experiment": ""}, "lacks 'experiment'"),
-        ({"experiment": "x", "seed": "one"}, "seed is 'one', expected an integer >= 0"),
-        ({"experiment": "x", "seed": True}, "seed is True, expected an integer >= 0"),
+        ({"experiment": "x", "sed": 1}, ["sed", "set"]),
+        ({"experiment": ""}, ["experiment"]),
+        ({"experiment": "x", "seed": "one"}, ["seed", "one"]),
+        ({"experiment": "x", "seed": True}, ["seed", "True"]),
     ],
 )
-def test_a_bad_run_config_is_refused(raw: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_bad_run_config_is_refused(raw: dict[str, object], named: list[str]) -> None:
+    with refused(ValueError, *named):
         read_run_config(raw)

@@ -104,15 +104,15 @@ def test_every_method_and_baseline_is_measured_alike(
         "metrics-fedavg.jsonl": (result["baselines"]["FedAvg"], "global", "one global model"),
         "metrics-local.jsonl": (result["baselines"]["Local"], "personal", "own model"),
     }
-    for file, (own, kind, title) in rows.items():
+    for file, (row, kind, title) in rows.items():
         values = [one[f"{kind}-accuracy"] for one in last_evaluation(folder, file).values()]
-        cells = own["cells"][title]
+        cells = row["cells"][title]
         assert cells["variance"] == pytest.approx(np.var(values))
         assert cells["entropy"] == pytest.approx(fairness(values)["entropy"])
         assert cells["target-rounds"] == 2  # the round that is evaluated
         assert 0 <= cells["macro-f1"] <= 100
         # A softmax of 65 x 10 numbers, both ways, for two of the four clients in each round.
-        sent = 0 if own["models"].keys() == {"own model"} else 2 * 2 * 2 * 650
+        sent = 0 if row["models"].keys() == {"own model"} else 2 * 2 * 2 * 650
         assert cells["target-cost"] >= sent
         assert cells["target-mb"] == pytest.approx(4e-6 * cells["target-cost"])
     assert "as good as 1, where evaluated" in " ".join(capsys.readouterr().out.split())

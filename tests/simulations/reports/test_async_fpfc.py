@@ -25,10 +25,10 @@ def test_the_report_has_fpfc_on_the_same_clock(
     result = result_of(folder)
     # Three clients that all take 10 s: three replies, and a round of all three, every 10 s.
     assert result["seconds_of_the_clock"] == 40.0
-    own, fpfc = result["by_the_clock"]["asyncFPFC"], result["by_the_clock"]["FPFC, 3 a round"]
-    assert [time for time, _ in own] == [time for time, _ in fpfc] == [10.0, 20.0, 30.0, 40.0]
+    own_file, fpfc = result["by_the_clock"]["asyncFPFC"], result["by_the_clock"]["FPFC, 3 a round"]
+    assert [time for time, _ in own_file] == [time for time, _ in fpfc] == [10.0, 20.0, 30.0, 40.0]
     headline = 100 * result["models"]["personal model"]["mean"]
-    assert own[-1][1] == pytest.approx(headline)
+    assert own_file[-1][1] == pytest.approx(headline)
     assert np.isfinite([value for _, value in fpfc]).all()
     assert list(result["staleness"].values()) == [0, 1, 2] + 9 * [2]
     shown = " ".join(capsys.readouterr().out.split())
@@ -37,10 +37,10 @@ def test_the_report_has_fpfc_on_the_same_clock(
     assert (folder / "time.png").exists()
     # omega_i travels with zeta_i: 650 numbers up and twice as many down.
     traffic = [line["bytes"] for line in rounds_of(folder)]
-    sent = sum(own["down"] + own["up"] for own in traffic) // 4
+    sent = sum(own_file["down"] + own_file["up"] for own_file in traffic) // 4
     assert result["cost"] == sent
-    assert sum(own["up"] for own in traffic) == 12 * 650 * 4
-    assert sum(own["down"] for own in traffic) == (12 + 2) * 2 * 650 * 4
+    assert sum(own_file["up"] for own_file in traffic) == 12 * 650 * 4
+    assert sum(own_file["down"] for own_file in traffic) == (12 + 2) * 2 * 650 * 4
 
 
 @pytest.mark.slow
@@ -49,9 +49,9 @@ def test_in_real_time_there_is_nothing_to_compare_with(
 ) -> None:
     # Without the table of the delay, in a file of one's own.
     text = Path("simulations/experiments/async-digits.toml").read_text(encoding="utf-8")
-    own = tmp_path / "real.toml"
-    own.write_text(text.replace("delay = { high = 20.0 }\n", ""), encoding="utf-8")
-    folder = run(RunConfig(str(own), changes=TINY, out=tmp_path / "run"))
+    own_file = tmp_path / "real.toml"
+    own_file.write_text(text.replace("delay = { high = 20.0 }\n", ""), encoding="utf-8")
+    folder = run(RunConfig(str(own_file), changes=TINY, out=tmp_path / "run"))
     assert list(result_of(folder)["by_the_clock"]) == ["asyncFPFC"]
     assert not (folder / "time.png").exists()
     assert "seconds of training." in " ".join(capsys.readouterr().out.split())

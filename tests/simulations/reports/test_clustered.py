@@ -37,8 +37,8 @@ def test_clusters_are_reported_of_an_algorithm_and_of_a_baseline(
     assert result["cells"]["cluster model"]["ari"] == result["clustering"]["ari"]
     of = result["baselines"]["IFCA"]["cells"]["cluster model"]
     took = [
-        max(range(3), key=lambda k: own[f"took-{k}"])
-        for own in last_evaluation(folder, "metrics-ifca.jsonl").values()
+        max(range(3), key=lambda k: reported[f"took-{k}"])
+        for reported in last_evaluation(folder, "metrics-ifca.jsonl").values()
     ]
     assert of["num"] == len(set(took))
     assert -1 <= of["ari"] <= 1

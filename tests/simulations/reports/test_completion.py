@@ -64,9 +64,9 @@ def test_the_report_stands_on_the_same_ratings(
     assert federated == pytest.approx(last["metrics"]["rmse"], rel=1e-12)
     assert result["objective"] == pytest.approx(last["metrics"]["loss"], rel=1e-12)
     pooled = last["clients"]["evaluate"].values()
-    total = sum(own["squared-error"] for own in pooled)
+    total = sum(reported["squared-error"] for reported in pooled)
     assert federated == pytest.approx(
-        math.sqrt(total / sum(own["test-ratings"] for own in pooled)), rel=1e-12
+        math.sqrt(total / sum(reported["test-ratings"] for reported in pooled)), rel=1e-12
     )
     # In stars whatever the transform. Nobody gets below the noise of 0.1, which ALS is close to.
     assert 0.1 < result["als_rmse"] < 0.13

@@ -35,8 +35,8 @@ def test_fedapm_reports_both_kinds_of_model_beside_the_baselines(
     assert list(result["baselines"]["FedAlt"]["models"]) == ["personal model"]
     for title, kind in titles.items():
         for metric in ("accuracy", "f1", "auc"):
-            assert all(0 <= own[f"{kind}-{metric}"] <= 1 for own in clients)
-        accuracies = [own[f"{kind}-accuracy"] for own in clients]
+            assert all(0 <= reported[f"{kind}-{metric}"] <= 1 for reported in clients)
+        accuracies = [reported[f"{kind}-accuracy"] for reported in clients]
         assert result["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
     # 8 x 8 pixels: fc1 64 x 128 + 128, fc2 128 x 64 + 64; fc3 64 x 10 + 10.
     assert result["shared"] == 8320 + 8256

@@ -19,6 +19,7 @@ from simulations.experiments.run_config import RunConfig
 from simulations.reports.fedgia import table_2
 from tests.simulations.quick_runs import result_of, run
 from tests.support.federation import assert_same_bits
+from tests.support.refusals import refused
 
 SMALL = ("data.options.clients=4", "report.sweep=[1, 3]")
 
@@ -78,21 +79,10 @@ def test_a_run_that_ends_too_early_says_so(
     assert not (out / "sweep.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("report.sweep=[0, 1]", "report.sweep.0 is 0, expected greater than or equal to 1"),
-        ("report.tolerance=0", "report.tolerance is 0, expected"),
-        ("algorithm.report-gradient=false", "algorithm.report-gradient: cannot be set here"),
-        ("algorithm.local-steps=0", "algorithm.local-steps"),
-        ("algorithm.t=0", "algorithm.t"),
-        ("algorithm.fraction-admm=0", "algorithm.fraction-admm"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(change: str, message: str) -> None:
-    changes = ("data.options={}", change)
-    with pytest.raises(ValueError, match=message):
-        load_experiment(RunConfig("fedgia-v1", changes=changes))
+@pytest.mark.parametrize("change", ["report.sweep=0", "report.tolerance=0", "algorithm.t=0"])
+def test_a_wrong_setting_is_named(change: str) -> None:
+    with refused(ValueError, change.partition("=")[0]):
+        load_settings("fedgia-v1", changes=[change])
 
 
 def test_t_that_is_left_out_is_table_2s() -> None:
@@ -113,12 +103,6 @@ def test_table_2() -> None:
     assert table_2(logistic) == pytest.approx(0.08 * np.log(samples))
     wide = type(data)(data.name, data.clients, "logistic", 10_000)
     assert table_2(wide) == 0.1
-
-
-@pytest.mark.parametrize("name", ["fedgia-v1", "fedgia-qsar"])
-def test_every_profile_is_one_of_settings(name: str) -> None:
-    for profile in load_settings(name).profiles:
-        load_settings(name, profile=profile)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from tests.simulations.quick_runs import last_evaluation, result_of, run
+from tests.support.refusals import names
 
 
 def small(out: Path, *changes: str, validation: bool = True, clients: int = 4) -> RunConfig:
@@ -42,35 +43,25 @@ def test_the_report_has_every_kind_of_model_and_its_fairness(
     assert list(result["models"]) == list(titles)
     assert list(result["baselines"]) == ["FedAvg", "Local"]
     for title, kind in titles.items():
-        accuracies = [own[f"{kind}-accuracy"] for own in clients]
+        accuracies = [reported[f"{kind}-accuracy"] for reported in clients]
         assert result["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
-        losses = [own[f"{kind}-loss"] for own in clients]
+        losses = [reported[f"{kind}-loss"] for reported in clients]
         fairness = result["fairness"][title]
         assert fairness["variance"] == pytest.approx(np.var(losses))
         assert fairness["sample_variance"] == pytest.approx(np.var(losses) * 4 / 3)
-    best = [max(own["personal-accuracy"], own["global-accuracy"]) for own in clients]
+    best = [max(reported["personal-accuracy"], reported["global-accuracy"]) for reported in clients]
     oracle = result["models"]["hybrid, chosen on the test data"]["mean"]
     assert oracle == pytest.approx(np.mean(best))
-    chosen = sum(own["hm-val-personal"] for own in clients)
+    chosen = sum(reported["hm-val-personal"] for reported in clients)
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"On their validation data {chosen:.0f} of 4 clients do better" in shown
+    assert names(shown, "validation", f"{chosen:.0f} of 4")
+    one = run(small(tmp_path / "one", "data.options.partition=noise", validation=False, clients=1))
+    assert "hybrid, chosen on validation data" not in result_of(one)["models"]
+    fairness = result_of(one)["fairness"]["personal model"]
+    assert (fairness["variance"], fairness["sample_variance"]) == (0, None)
 
 
-def test_without_validation_data_only_the_oracle_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = run(small(tmp_path / "run", validation=False))
-    assert "hybrid, chosen on validation data" not in result_of(folder)["models"]
-    assert "On their test data" in " ".join(capsys.readouterr().out.split())
-
-
-def test_one_client_has_no_sample_variance(tmp_path: Path) -> None:
-    folder = run(small(tmp_path / "run", "data.options.partition=dirichlet-quantity", clients=1))
-    fairness = result_of(folder)["fairness"]["personal model"]
-    assert fairness["variance"] == 0
-    assert fairness["sample_variance"] is None
-
-
+@pytest.mark.slow
 def test_its_settings_reach_the_clients(tmp_path: Path) -> None:
     settings = {
         "plain": (),

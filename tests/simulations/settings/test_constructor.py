@@ -27,6 +27,7 @@ from fl_admm_strategies.runtime.common.settings import parameters_of
 from simulations.experiments.loading import load_settings
 from simulations.methods import METHODS, algorithm_table
 from simulations.settings.constructor import annotations_of, table_of
+from tests.support.refusals import refused
 
 
 @dataclass(frozen=True)
@@ -130,11 +131,8 @@ def test_a_setting_is_the_argument(raw: dict[str, Any], parameter: str, value: o
         ({}, "missing", ("box",)),
         ({"box": {}}, "missing", ("box", "<table>", "low")),
         ({"box": 3}, "choice", ("box",)),
-        ({"box": {"low": True}}, "float_type", ("box", "<table>", "low")),
         ({"box": {"low": "0"}}, "float_type", ("box", "<table>", "low")),
         ({"step-size": "fast"}, "float_type", ("step-size", "<value>")),
-        ({"step-size": {"initial": 1}}, "missing", ("step-size", "<table>", "factor")),
-        ({"penalty": {"lam": 1}}, "choice", ("penalty",)),
         ({"penalty": {"type": "ridge", "lam": 1}}, "choice", ("penalty",)),
         (
             {"penalty": {"type": "l1", "lam": 1, "a": 3}},
@@ -143,7 +141,6 @@ def test_a_setting_is_the_argument(raw: dict[str, Any], parameter: str, value: o
         ),
         ({"mode": "faster"}, "literal_error", ("mode",)),
         ({"limit": 2.5}, "int_type", ("limit",)),
-        ({"limit": {"0": 1}}, "int_type", ("limit",)),
         ({"loud": 1}, "bool_type", ("loud",)),
         ({"seed": 1}, "extra_forbidden", ("seed",)),
         ({"hook": "x"}, "extra_forbidden", ("hook",)),
@@ -151,9 +148,9 @@ def test_a_setting_is_the_argument(raw: dict[str, Any], parameter: str, value: o
 )
 def test_another_type_is_refused(raw: dict[str, Any], kind: str, place: tuple[str, ...]) -> None:
     box = {} if raw == {} or "box" in raw else {"box": {"low": 0}}
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(ValidationError) as mistakes:
         TABLE.model_validate(box | raw)
-    assert (kind, place) in [(one["type"], one["loc"]) for one in refused.value.errors()]
+    assert (kind, place) in [(one["type"], one["loc"]) for one in mistakes.value.errors()]
 
 
 @pytest.mark.parametrize(
@@ -170,9 +167,9 @@ def test_another_type_is_refused(raw: dict[str, Any], kind: str, place: tuple[st
     ],
 )
 def test_ranges_are_the_constructors(raw: dict[str, Any], place: Any, sentence: str) -> None:
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(ValidationError) as mistakes:
         TABLE.model_validate({"box": {"low": 0}} | raw)
-    (mistake,) = refused.value.errors()
+    (mistake,) = mistakes.value.errors()
     assert mistake["loc"] == place
     assert str(mistake["ctx"]["error"]) == sentence
 
@@ -218,72 +215,41 @@ SCAD = "algorithm.penalty={type='scad', lam=0.6}"
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("change", "named"),
     [
-        (
-            ["algorithm.lambda=1"],
-            "algorithm.lambda: .* Did you mean 'penalty.lam' or",
-        ),
-        (["algorithm.lam=1"], "algorithm.lam: .* Did you mean 'penalty.lam' or 'penalty.lams'[?]"),
-        (
-            ["algorithm.eta=1"],
-            "algorithm.eta: is not a parameter of FPFC. Did you mean 'lr'[?] Known: ",
-        ),
-        (["algorithm.fraction-fit=1"], "algorithm.fraction-fit: cannot be set here"),
-        (["algorithm.local-epoch=1"], "algorithm.local-epoch: .* Did you mean 'local-epochs' or"),
-        ([SCAD, "algorithm.penalty.lamb=1"], "penalty.lamb: .* mean 'lam'[?] Known: type, lam"),
-        (["algorithm.lr=fast"], "algorithm.lr is 'fast', expected a number[.]"),
-        (["algorithm.nu=0"], "algorithm.nu is 0.0, expected a finite number > 0[.]"),
-        (
-            [SCAD, "algorithm.penalty.lam=-1"],
-            "algorithm.penalty.lam is -1.0, expected a finite number",
-        ),
-        (
-            ["algorithm.penalty=ridge"],
-            "algorithm.penalty is 'ridge', expected a table with type = 'scad' or 'l1' or 'mcp' or "
-            "'path' or 'auto'[.]",
-        ),
-        (
-            ["algorithm.penalty.lam=1"],  # of what type?
-            "algorithm.penalty is {'lam': 1}, expected a table with type = 'scad' or 'l1'",
-        ),
-        (
-            ["algorithm.rho=0.1"],
-            r"algorithm.rho is 0.1 with a = 3.7, expected \(a - 1\) \* rho > 1 for SmoothedSCAD",
-        ),
-        (
-            ["algorithm.seed=1"],
-            "algorithm.seed: cannot be set here. It is seed, for all of",
-        ),
-        (
-            ["algorithm.fraction-train=1"],
-            "algorithm.fraction-train: cannot be set here. It is training.fraction-train.",
-        ),
-        (["algorithm.min-available-nodes=3"], "cannot be set here. All clients of the data set"),
-        (["algorithm.report-diagnostics=false"], "cannot be set here. The app's report needs it"),
-        (["client.model=1"], "client.model: cannot be set here. It follows from .data., .model."),
-        (["client.state-dir=x"], "client.state-dir: cannot be set here. It is training.client-sta"),
-        (["client.devise=cpu"], "client.devise: .* Did you mean 'device'[?]"),
-        (["baselines.ditto.lam=-1"], "baselines.ditto.lam is -1.0, expected a finite number >= 0"),
-        (["baselines.ditto.rho=1"], "baselines.ditto.rho: is not a parameter of Ditto.* Known: "),
-        (["baselines.lp-proj-admm.lam=no"], "baselines.lp-proj-admm.lam is 'no', expected a n"),
-        (["baselines.local=3"], "baselines.local is 3, expected"),
+        ("algorithm.lam=1", ["algorithm.lam", "FPFC", "penalty.lam"]),
+        ("algorithm.eta=1", ["algorithm.eta", "lr"]),  # as others call it
+        ("algorithm.fraction-fit=1", ["algorithm.fraction-fit", "training.fraction-train"]),
+        ("algorithm.penalty.lamb=1", ["algorithm.penalty.lamb", "lam"]),
+        ("algorithm.lr=fast", ["algorithm.lr", "fast"]),
+        ("algorithm.nu=0", ["algorithm.nu", "0.0"]),
+        ("algorithm.penalty.lam=-1", ["algorithm.penalty.lam", "-1.0"]),
+        ("algorithm.penalty=ridge", ["algorithm.penalty", "ridge", "scad", "path", "auto"]),
+        ("algorithm.penalty={ lam = 1 }", ["algorithm.penalty", "scad", "l1"]),
+        ("algorithm.rho=0.1", ["algorithm.rho", "0.1"]),
+        ("algorithm.seed=1", ["algorithm.seed"]),
+        ("algorithm.report-diagnostics=false", ["algorithm.report-diagnostics"]),
+        ("algorithm.local-epochs={ type = 'random', most = 0 }", ["algorithm.local-epochs.most"]),
+        ("client.model=1", ["client.model", "[model]"]),
+        ("client.devise=cpu", ["client.devise", "device"]),
+        ("baselines.ditto.lam=-1", ["baselines.ditto.lam", "-1.0"]),
+        ("baselines.ditto.rho=1", ["baselines.ditto.rho", "Ditto"]),
+        ("baselines.local=3", ["baselines.local", 3]),
     ],
 )
-def test_mistakes_are_sentences_with_the_dotted_key(changes: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        load_settings("digits-fpfc", changes=changes)
+def test_mistakes_are_named_by_their_dotted_key(change: str, named: list[object]) -> None:
+    with refused(ValueError, *named):
+        load_settings("digits-fpfc", changes=[SCAD, change])
 
 
-def test_local_epochs_can_grow_or_differ_by_client() -> None:
-    for table, expected in (
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
         ('{ type = "growing", every = 20 }', GrowingEpochs(20)),
         ('{ type = "random", most = 10 }', RandomEpochs(10)),
         ("7", 7),
-    ):
-        settings = load_settings("digits-fpfc", changes=[f"algorithm.local-epochs={table}"])
-        assert settings.algorithm.build().local_epochs == expected
-    with pytest.raises(ValueError, match=r"local-epochs[.]most is 0, expected an integer >= 1"):
-        load_settings(
-            "digits-fpfc", changes=['algorithm.local-epochs={ type = "random", most = 0 }']
-        )
+    ],
+)
+def test_local_epochs_can_grow_or_differ_by_client(table: str, expected: object) -> None:
+    settings = load_settings("digits-fpfc", changes=[f"algorithm.local-epochs={table}"])
+    assert settings.algorithm.build().local_epochs == expected
