@@ -159,6 +159,7 @@ def test_another_value_is_refused() -> None:
         client_app(client_fn_of(SGDClient), num_clients=2, cohort="always")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_clients_of_flowers_fedavg_train_together(asked: list[int]) -> None:
     config = ConfigRecord({"lr": 0.5, "local-epochs": 2, "seed": 1})
     models = []

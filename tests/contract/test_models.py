@@ -14,14 +14,19 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context
-from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clients import accuracy, client_app, initial_arrays
 from fl_admm_strategies import FPFC, InProcessGrid, StatefulStrategy
 from tests.support.cases import CASES, Case, case_of
-from tests.support.federation import NUM_CLASSES, WatchedGrid, assert_same_bits, dataset
+from tests.support.federation import (
+    NUM_CLASSES,
+    WatchedGrid,
+    assert_same_bits,
+    dataset,
+    node_of,
+)
 from tests.support.refusals import Warned, refused
 
 ANY_MODEL = [case for case in CASES if case.takes_any_model]
@@ -133,21 +138,31 @@ def build(model: str) -> nn.Module:
         return MODELS[model].make()
 
 
-def make_client(client_class: Callable[..., Any], context: Context, net: nn.Module) -> Any:
+def make_client(case: Case, context: Context, net: nn.Module) -> Any:
     inputs, labels = dataset(int(context.node_config["partition-id"])).tensors
     data = TensorDataset(inputs[:8], labels[:8])
-    return client_class(
+    return case.client_class(
         context,
         net,
         DataLoader(data, batch_size=4, shuffle=True),
         nn.CrossEntropyLoss(),
         test_loader=DataLoader(data, batch_size=8),
         metrics={"accuracy": accuracy},
-    ).to_client()
+    )
 
 
-def app_of(client_class: Callable[..., Any], make: Callable[[], nn.Module]) -> ClientApp:
-    return client_app(lambda context: make_client(client_class, context, make()))
+def start(
+    case: Case,
+    arrays: ArrayRecord,
+    make: Callable[[Context], nn.Module],
+    num_rounds: int = 2,
+    **settings: Any,
+) -> tuple[StatefulStrategy, WatchedGrid]:
+    strategy = case.strategy(seed=1, **settings)
+    app = client_app(lambda context: make_client(case, context, make(context)).to_client())
+    grid = WatchedGrid(app, 3)
+    strategy.start(grid, arrays, num_rounds)
+    return strategy, grid
 
 
 def run(
@@ -157,11 +172,8 @@ def run(
     on_server: Callable[[nn.Module], nn.Module] = lambda net: net,
     on_client: Callable[[nn.Module], nn.Module] = lambda net: net,
 ) -> tuple[StatefulStrategy, WatchedGrid]:
-    strategy = case.strategy(seed=1)
-    grid = WatchedGrid(app_of(case.client_class, lambda: on_client(build(model))), 3)
     first = case.prepared(on_server(build(model)))
-    strategy.start(grid, initial_arrays(first), 2)
-    return strategy, grid
+    return start(case, initial_arrays(first), lambda _: on_client(build(model)))
 
 
 def load_all(strategy: StatefulStrategy, kind: str) -> list[Mapping[str, Tensor]]:
@@ -269,19 +281,10 @@ def test_a_prefix_on_one_side_changes_no_bit(side: str) -> None:
 # --- Buffers: each kind of model has its own ------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["FPFC", "FLAME"])
-def test_a_personal_model_has_the_buffers_of_its_client(name: str) -> None:
-    strategy, grid = run(case_of(name), "batch-norm")
-    sent = uploads(grid, 2)
-    name = "body.1.running_mean"
-    for client in strategy.client_ids:
-        personal = strategy.personal_arrays(client)[name].numpy()
-        np.testing.assert_array_equal(personal, sent[client][name])
-    mean = np.mean([sent[c][name] for c in sent], axis=0)  # all have 8 examples
-    np.testing.assert_allclose(strategy.global_arrays[name].numpy(), mean, rtol=1e-6)
-    assert len({sent[c][name].tobytes() for c in sent}) == 3
+def test_a_personal_model_counts_on_from_its_own_count() -> None:
+    strategy, _ = run(case_of("FPFC"), "batch-norm")
     counter = strategy.personal_arrays(0)["body.1.num_batches_tracked"].numpy()
-    assert (counter, counter.dtype) == (2 * 2, np.int64)  # two batches, from its own count
+    assert (counter, counter.dtype) == (2 * 2, np.int64)  # two batches
 
 
 def test_a_cluster_has_the_mean_of_its_clients_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,29 +305,16 @@ def test_a_cluster_has_the_mean_of_its_clients_buffers(monkeypatch: pytest.Monke
 
 
 def test_frozen_arrays_that_differ_are_refused_before_round_1() -> None:
-    case = case_of("FedADMM")
-    make, client_class = case.strategy, case.client_class
-
-    def other_weights() -> nn.Module:
-        net = build("lora")
-        nn.init.ones_(net.body.base.bias)  # type: ignore[union-attr, arg-type]
-        return net
-
-    with (
-        InProcessGrid(app_of(client_class, lambda: build("lora")), 3) as grid,
-        refused(ValueError, "body.base.bias", "client 0"),
-    ):
-        make().start(grid, initial_arrays(other_weights()), 1)
+    other = build("lora")
+    nn.init.ones_(other.body.base.bias)  # type: ignore[union-attr, arg-type]
+    with refused(ValueError, "body.base.bias", "client 0"):
+        start(case_of("FedADMM"), initial_arrays(other), lambda _: build("lora"))
 
 
 def test_an_adapter_alone_will_do_for_initial_arrays() -> None:
-    case = case_of("Ditto")
-    make, client_class = case.strategy, case.client_class
     whole = initial_arrays(build("lora"))
-    trained = ArrayRecord({n: a for n, a in whole.items() if "base" not in n})
-    strategy = make(seed=1)
-    with InProcessGrid(app_of(client_class, lambda: build("lora")), 3) as grid:
-        strategy.start(grid, trained, 2)
+    adapter = ArrayRecord({n: a for n, a in whole.items() if "base" not in n})
+    strategy, _ = start(case_of("Ditto"), adapter, lambda _: build("lora"))
     state = strategy.global_arrays.to_torch_state_dict()
     missing = build("lora").load_state_dict(state, strict=False)
     assert missing.missing_keys == ["body.base.weight", "body.base.bias"]
@@ -334,18 +324,11 @@ def test_an_adapter_alone_will_do_for_initial_arrays() -> None:
 
 
 def test_one_client_of_three_that_is_wrong_is_outvoted(warned: Warned) -> None:
-    case = case_of("FedADMM")
-    make, client_class = case.strategy, case.client_class
+    def make(context: Context) -> nn.Module:
+        frozen = context.node_config["partition-id"] == 0
+        return build("plain").requires_grad_(not frozen)
 
-    def client_fn(context: Context) -> Any:
-        net = build("plain")
-        if context.node_config["partition-id"] == 0:
-            net.body.requires_grad_(False)  # type: ignore[union-attr]
-        return make_client(client_class, context, net)
-
-    strategy = make(seed=1)
-    with InProcessGrid(client_app(client_fn), 3) as grid:
-        strategy.start(grid, initial_arrays(build("plain")), 1)
+    strategy, _ = start(case_of("FedADMM"), initial_arrays(build("plain")), make, 1)
     assert strategy.trained == list(build("plain").state_dict())
     assert sorted(strategy.train_metrics[1]) == [1, 2]
     assert warned("client 0 refused")
@@ -355,16 +338,13 @@ def test_one_client_of_three_that_is_wrong_is_outvoted(warned: Warned) -> None:
 
 
 def test_half_precision_travels_as_float32_and_is_given_back_as_it_was() -> None:
-    strategy, grid = run(case_of("FPFC"), "float16")
+    case = case_of("FPFC")
+    strategy, grid = run(case, "float16")
     assert {a.dtype for arrays in uploads(grid, 2).values() for a in arrays.values()} == {
         np.dtype(np.float32)
     }
     halves = ArrayRecord(build("float16").state_dict())
-    case = case_of("FPFC")
-    make, client_class = case.strategy, case.client_class
-    again = make(seed=1)
-    with InProcessGrid(app_of(client_class, lambda: build("float16")), 3) as own:
-        again.start(own, halves, 2)
+    again, _ = start(case, halves, lambda _: build("float16"))
     assert {a.numpy().dtype for a in again.global_arrays.values()} == {np.dtype(np.float16)}
     assert_same_bits(again.state_dict(), strategy.state_dict())
 
@@ -374,12 +354,10 @@ def test_half_precision_travels_as_float32_and_is_given_back_as_it_was() -> None
 
 @pytest.mark.parametrize("name", ["FedADMM", "FLAME"])
 def test_parameters_that_are_averaged_by_choice_are_trained(name: str) -> None:
-    case = case_of(name)
-    strategy = case.strategy(seed=1, averaged="^head")
-    with InProcessGrid(app_of(case.client_class, lambda: build("plain")), 3) as grid:
-        strategy.start(grid, initial_arrays(build("plain")), 2)
-    before = build("plain").state_dict()["head.weight"].numpy()
-    assert not np.array_equal(strategy.global_arrays["head.weight"].numpy(), before)
+    before = initial_arrays(build("plain"))
+    strategy, _ = start(case_of(name), before, lambda _: build("plain"), averaged="^head")
+    moved = strategy.global_arrays["head.weight"].numpy() - before["head.weight"].numpy()
+    assert np.abs(moved).max() > 0
 
 
 # --- What clients keep ----------------------------------------------------------------------------
@@ -393,23 +371,14 @@ def test_parameters_that_are_averaged_by_choice_are_trained(name: str) -> None:
     ),
 )
 def test_a_clients_own_model_is_a_whole_state_dict(case: Case, model: str) -> None:
-    client_class = case.client_class
-    contexts: list[Context] = []
-
-    def client_fn(context: Context) -> Any:
-        contexts.append(context)
-        return make_client(client_class, context, build(model))
-
-    strategy = case.strategy(seed=1)
-    with InProcessGrid(client_app(client_fn), 3) as grid:
-        strategy.start(grid, initial_arrays(build(model)), 1)
+    _, grid = run(case, model)
     net = build(model)
-    client = make_client(client_class, contexts[-1], net).numpy_client
-    own = {name: torch.from_numpy(array) for name, array in client.personal_arrays().items()}
-    net.load_state_dict(own)  # strict
+    client = make_client(case, grid.context(node_of(0)), net)
+    kept = {name: torch.from_numpy(array) for name, array in client.personal_arrays().items()}
+    net.load_state_dict(kept)  # strict
     if model == "batch-norm":
-        assert own["body.1.num_batches_tracked"] > 0  # of the training, not of the new model
-    for name, array in own.items():
+        assert kept["body.1.num_batches_tracked"] > 0  # of the training, not of the new model
+    for name, array in kept.items():
         assert torch.equal(net.state_dict()[name].to(array.dtype), array), name
 
 

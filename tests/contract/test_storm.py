@@ -1,4 +1,4 @@
-"""Extreme replies, some in malformed blocks, joins and leaves: no exception, a finite state."""
+"""Extreme replies, alone and in blocks, joins and leaves: no exception, a finite state."""
 
 from __future__ import annotations
 
