@@ -585,19 +585,6 @@ def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_pat
     assert_array_equal(found.losses, expected.losses)
 
 
-@pytest.mark.slow
-def test_a_lost_probe_survives_an_interruption(tmp_path: Path) -> None:
-    def start(strategy: FPFC, rounds: int, **options: Any) -> None:
-        grid = WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)})
-        run(strategy, rounds, grid, checkpoint_dir=tmp_path / "saved", **options)
-
-    whole, strategy = auto(), auto()
-    run(whole, ROUNDS, WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)}))
-    start(auto(), PROBE)
-    start(strategy, ROUNDS, resume=True)
-    assert_same_bits(strategy.state_dict(), whole.state_dict())
-
-
 def test_a_saved_search_of_another_run_is_refused() -> None:
     state = plain()[0].state_dict()
     for damaged in (
