@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from .grouping import Labels, group_means, numbered
 
 OPTIONS = 8
-"""Groups of a grouping, its own and the nearest, that a client chooses among."""
+"""Groups of a grouping that a client chooses among, its present one and the nearest: a bound on
+what is sent where there are many groups."""
 
 
 class _Choice(NamedTuple):
@@ -68,7 +69,9 @@ class Candidates:
 
     def models_of(self, client: int) -> list[NDArray[Any]]:
         """Return the models of a client's groups, one for each grouping."""
-        return [own[label] for own, label in zip(self.models, self.labels[client], strict=True)]
+        return [
+            models[label] for models, label in zip(self.models, self.labels[client], strict=True)
+        ]
 
     def refit(self, trained: Mapping[int, NDArray[Any]]) -> None:
         """Set every group's model to the mean of what its clients made of it, all alike as in (1).
@@ -82,8 +85,8 @@ class Candidates:
         """
         for k, models in enumerate(self.models):
             members = defaultdict(list)
-            for client, own in trained.items():
-                members[self.labels[client][k]].append(own[k])
+            for client, trained_models in trained.items():
+                members[self.labels[client][k]].append(trained_models[k])
             for label, vectors in members.items():
                 models[label] = np.mean(vectors, axis=0)
 
@@ -98,11 +101,11 @@ class Candidates:
         In every grouping its own comes first, then the `OPTIONS` - 1 whose models are nearest to
         that of its own.
         """
-        own = self.labels[client]
+        labels = self.labels[client]
         return [
             (k, int(label))
             for k, nearest in zip(self.open_to_change, self._choice.nearest, strict=True)
-            for label in nearest[own[k]]
+            for label in nearest[labels[k]]
         ]
 
     def models_without(self, client: int) -> list[NDArray[Any]]:
@@ -111,11 +114,11 @@ class Candidates:
         That of its own group is the mean of the others' uploads: its own upload would speak for
         staying. Where nobody else has one, it is the group's model as it is.
         """
-        own, found = self.labels[client], []
+        labels, found = self.labels[client], []
         for k, label in self.options(client):
             model: NDArray[Any] = self.models[k][label]
             sums, counts = self._choice.sums[k - 1], self._choice.counts[k - 1]
-            if label == own[k] and client in self.uploads and counts[label] > 1:
+            if label == labels[k] and client in self.uploads and counts[label] > 1:
                 others = sums[label] - self.uploads[client][k]
                 model = (others / (counts[label] - 1)).astype(model.dtype)
             found.append(model)
@@ -163,21 +166,21 @@ class Candidates:
             The number of clients that changed in one grouping at least.
         """
         chosen = {}
-        for client, own in losses.items():
+        for client, of_options in losses.items():
             options = np.array(self.options(client))
             labels = self.labels[client].copy()
             for k in self.open_to_change:
                 here = options[:, 0] == k
-                if not np.isnan(own[here]).all():
-                    labels[k] = options[here][np.nanargmin(own[here]), 1]
+                if not np.isnan(of_options[here]).all():
+                    labels[k] = options[here][np.nanargmin(of_options[here]), 1]
             chosen[client] = labels
-        moved = sum(not np.array_equal(own, self.labels[c]) for c, own in chosen.items())
+        moved = sum(not np.array_equal(new, self.labels[c]) for c, new in chosen.items())
         self.labels |= chosen
         first: dict[Labels, int] = {}
         for k, column in enumerate(zip(*self.labels.values(), strict=True)):
             first.setdefault(numbered(column), k)
         kept = list(first.values())
-        self.labels = {client: own[kept] for client, own in self.labels.items()}
+        self.labels = {client: old[kept] for client, old in self.labels.items()}
         self.models = [self.models[k] for k in kept]
         self.refit({c: np.broadcast_to(v, (len(self), *v.shape)) for c, v in vectors.items()})
         self.uploads, self._cached = {}, None

@@ -46,8 +46,8 @@ def ward_tree(points: NDArray[np.floating]) -> tuple[NDArray[np.intp], NDArray[n
     merges, heights
         As of `tree`.
     """
-    own = points.astype(np.float64)
-    gram = own @ own.T
+    wide = points.astype(np.float64)
+    gram = wide @ wide.T
     norms = np.diag(gram)
     square = np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
     merges, heights = _merged(square, _ward)
@@ -233,8 +233,8 @@ def corrected(
 
 def group_means(vectors: NDArray[Any], labels: Labels) -> NDArray[Any]:
     """Return the mean of every group's vectors, shape (L, d)."""
-    own = np.array(labels)
-    return np.stack([vectors[own == label].mean(axis=0) for label in range(max(labels) + 1)])
+    group_of = np.array(labels)
+    return np.stack([vectors[group_of == label].mean(axis=0) for label in range(max(labels) + 1)])
 
 
 def smallest_distance(models: NDArray[np.floating]) -> float:

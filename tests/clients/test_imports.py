@@ -39,6 +39,7 @@ print("torch._dynamo" in sys.modules)
     assert python(code).stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_clients_of_numpy_only_do_not_load_torch_and_the_others_say_what_to_install() -> None:
     names = "FedMCADMMClient, FedGiALinearClient, LeastSquares, MethodClient, Ratings, client_app"
     found = python(f"""

@@ -31,8 +31,7 @@ from ...maths.pairs import PairwiseStore
 from ...runtime.messages.records import Reply
 from .source import NO_FUSION, FPFCState, HoldOut, Replies, RoundStart, Task, fusion_tasks, scad
 
-# The settings of the search were chosen on development seeds and judged on fresh ones:
-# docs/methods/fpfc.md, "Without a lambda".
+# docs/methods/fpfc.md, "Without a lambda", has the evidence for these.
 PROBE_FACTOR = 5
 PROBE_ROUNDS = 3  # at most: who did not reply is asked again
 REFIT_ROUNDS = 5

@@ -40,9 +40,9 @@ def components(
         i, j = np.minimum(others, np.int32(client)), np.maximum(others, np.int32(client))
         near, plain = np.zeros(len(others), dtype=np.bool_), np.ones(len(others), dtype=np.bool_)
         for form in forms:
-            own = ~np.isnan(form.scale(i, j))
-            near[own] = form.are_within(i[own], j[own], nu)
-            plain &= ~own
+            kept_here = ~np.isnan(form.scale(i, j))
+            near[kept_here] = form.are_within(i[kept_here], j[kept_here], nu)
+            plain &= ~kept_here
         for distance in pivots:
             # The triangle inequality, with room for the rounding of distances.
             room = nu + 1e-6 * (distance[client] + distance[others])

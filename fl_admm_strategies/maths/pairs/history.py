@@ -34,7 +34,7 @@ Float64Array = NDArray[np.float64]
 Indices = NDArray[np.int32]
 
 _BLOCK_BYTES = 8 * 2**20  # of vectors that are summed up at a time
-_TILE = 16
+_TILE = 16  # clients of a block on either side, whose models then stay in the cache
 _ROUND_UP = 1 + 1e-6  # more than the rounding of a distance in float32
 
 
@@ -215,8 +215,8 @@ class History:
         place = np.arange(len(clients))
         for models, kept in zip(self._models, self._weights, strict=True):
             of_partner = -weights[:, :, None] * kept[:, clients].transpose(1, 0, 2)
-            own = np.einsum("kj,kjc->kc", weights, kept[clients])
-            of_partner[place, clients] = own
+            of_client = np.einsum("kj,kjc->kc", weights, kept[clients])
+            of_partner[place, clients] = of_client
             rows = models.reshape(-1, self.width)
             self._kernels.add_products(rows, of_partner.reshape(len(clients), len(rows)), total)
         return partners
@@ -267,7 +267,7 @@ class History:
         self._has_latest = np.insert(self._has_latest, places, False)
 
     def remove(self, stays: NDArray[np.bool_]) -> None:
-        """Let all other clients go, with their pairs."""
+        """Remove all other clients, with their pairs."""
         i, j = self.pairs()
         gone = ~(stays[i] & stays[j])
         self.close(i[gone], j[gone])

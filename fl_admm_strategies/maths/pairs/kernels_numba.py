@@ -260,18 +260,18 @@ def _add_rows(
         for low in range(0, slab.shape[1], _COLUMNS):
             high = min(low + _COLUMNS, slab.shape[1])
             target = total[k, low:high]
-            own, coefficients = rows[k, : counts[k]], weight[k]
+            chosen, coefficients = rows[k, : counts[k]], weight[k]
             p = 0
             # Eight rows at a time, in their own precision: widened and stored once for eight.
-            while p + 8 <= len(own):
-                r0 = slab[own[p], low:high]
-                r1 = slab[own[p + 1], low:high]
-                r2 = slab[own[p + 2], low:high]
-                r3 = slab[own[p + 3], low:high]
-                r4 = slab[own[p + 4], low:high]
-                r5 = slab[own[p + 5], low:high]
-                r6 = slab[own[p + 6], low:high]
-                r7 = slab[own[p + 7], low:high]
+            while p + 8 <= len(chosen):
+                r0 = slab[chosen[p], low:high]
+                r1 = slab[chosen[p + 1], low:high]
+                r2 = slab[chosen[p + 2], low:high]
+                r3 = slab[chosen[p + 3], low:high]
+                r4 = slab[chosen[p + 4], low:high]
+                r5 = slab[chosen[p + 5], low:high]
+                r6 = slab[chosen[p + 6], low:high]
+                r7 = slab[chosen[p + 7], low:high]
                 c0, c1, c2, c3 = (
                     coefficients[p],
                     coefficients[p + 1],
@@ -290,8 +290,8 @@ def _add_rows(
                         + ((c4 * r4[c] + c5 * r5[c]) + (c6 * r6[c] + c7 * r7[c]))
                     )
                 p += 8
-            while p < len(own):
-                row = slab[own[p], low:high]
+            while p < len(chosen):
+                row = slab[chosen[p], low:high]
                 c0 = coefficients[p]
                 for c in range(len(target)):
                     target[c] += np.float64(c0 * row[c])
@@ -303,7 +303,7 @@ def _rows_of(
     rows: NDArray[np.int32],
     clients: NDArray[np.int64],
     weight: NDArray[np.float64],
-    own: NDArray[np.int64],
+    chosen: NDArray[np.int64],
     signed: NDArray[Any],
     counts: NDArray[np.int64],
 ) -> int:
@@ -313,7 +313,7 @@ def _rows_of(
         for j in range(rows.shape[1]):
             row = rows[k, j]
             if 0 <= row < len(weight):
-                own[k, count] = row
+                chosen[k, count] = row
                 signed[k, count] = weight[row] if j > clients[k] else -weight[row]
                 count += 1
         counts[k] = count
@@ -329,11 +329,11 @@ def add_rows(
     total: NDArray[np.float64],
 ) -> None:
     """See `Kernels.add_rows`."""
-    own, signed = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=slab.dtype)
+    chosen, signed = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=slab.dtype)
     counts = np.empty(len(rows), dtype=np.int64)
-    nbytes = _rows_of(rows, clients, weight, own, signed, counts) * slab[0].nbytes
+    nbytes = _rows_of(rows, clients, weight, chosen, signed, counts) * slab[0].nbytes
     share(
-        lambda first, last: _add_rows(slab, own, counts, signed, total, first, last),
+        lambda first, last: _add_rows(slab, chosen, counts, signed, total, first, last),
         len(total),
         max(1, len(total) * PIECE_BYTES // max(1, nbytes)),
         nbytes,
@@ -381,9 +381,9 @@ def _zeta(
                     target[c] += np.float64(row[c])
     for k in range(len(total)):
         terms, others, count = total[k, low:high], models[which[k]], counts[which[k]]
-        own, found = omega[clients[k], low:high], result[k, low:high]
+        model, found = omega[clients[k], low:high], result[k, low:high]
         for c in range(len(found)):
-            wide = np.float64(own[c])
+            wide = np.float64(model[c])
             found[c] = (terms[c] + others[c] - count * wide) / len(omega) + wide
 
 

@@ -33,12 +33,12 @@ def update_rows(
     """See `Kernels.update_rows`."""
     norms = np.empty(len(rows))
     for block in _blocks(len(rows), slab):
-        own = rows[block]
-        delta = slab[own]
+        chosen = rows[block]
+        delta = slab[chosen]
         delta[keep[block] == 0] = 0
-        difference = omega[i[own]] - omega[j[own]]
+        difference = omega[i[chosen]] - omega[j[chosen]]
         delta = algebra.next_delta(difference, keep[block, None], delta)
-        slab[own] = delta
+        slab[chosen] = delta
         norms[block] = _row_norms(delta)
     return norms
 
@@ -77,9 +77,9 @@ def add_rows(
     total: NDArray[np.float64],
 ) -> None:
     """See `Kernels.add_rows`."""
-    for target, client, own in zip(total, clients, rows, strict=True):
-        partners = np.flatnonzero((own >= 0) & (own < len(slab)))
-        chosen = own[partners]
+    for target, client, slots in zip(total, clients, rows, strict=True):
+        partners = np.flatnonzero((slots >= 0) & (slots < len(slab)))
+        chosen = slots[partners]
         signed = np.where(partners > client, weight[chosen], -weight[chosen])
         for block in _blocks(len(chosen), slab):
             target += signed[block] @ slab[chosen[block]]
@@ -112,11 +112,11 @@ def renew_weights(
     place: NDArray[np.int64],
 ) -> None:
     """See `Kernels.renew_weights`."""
-    for own, other in ((i, j), (j, i)):
-        renewed = keep[:, None] * weights[own, other]
-        here = np.flatnonzero(place[own] >= 0)
-        renewed[here, place[own[here]]] += 1
-        weights[own, other] = renewed
+    for client, other in ((i, j), (j, i)):
+        renewed = keep[:, None] * weights[client, other]
+        here = np.flatnonzero(place[client] >= 0)
+        renewed[here, place[client[here]]] += 1
+        weights[client, other] = renewed
 
 
 def add_pairs(
@@ -133,10 +133,10 @@ def add_pairs(
 
 def add_products(rows: FloatArray, weight: NDArray[np.float64], total: NDArray[np.float64]) -> None:
     """See `Kernels.add_products`."""
-    for target, own in zip(total, weight, strict=True):
-        chosen = np.flatnonzero(own)
+    for target, coefficients in zip(total, weight, strict=True):
+        chosen = np.flatnonzero(coefficients)
         for block in _blocks(len(chosen), rows):
-            target += own[chosen[block]] @ rows[chosen[block]]
+            target += coefficients[chosen[block]] @ rows[chosen[block]]
 
 
 def _blocks(count: int, array: FloatArray) -> Iterator[slice]:

@@ -274,9 +274,11 @@ class PairwiseStore:
         plain = np.ones(len(i), dtype=np.bool_)
         for form in self._forms:
             scale = form.scale(i, j)
-            own = ~np.isnan(scale)
-            norms[i[own], j[own]] = algebra.theta(scale[own], form.norms(i[own], j[own]))
-            plain &= ~own
+            kept_here = ~np.isnan(scale)
+            norms[i[kept_here], j[kept_here]] = algebra.theta(
+                scale[kept_here], form.norms(i[kept_here], j[kept_here])
+            )
+            plain &= ~kept_here
         norms[i[plain], j[plain]] = self._kernels.difference_norms(self._omega, i[plain], j[plain])
         return norms + norms.T
 
@@ -310,7 +312,7 @@ class PairwiseStore:
     # ------------------------------------------------------------------------------------------
 
     def add(self, places: Sequence[int], omega: ArrayLike) -> None:
-        """Take in clients with these models; all of their pairs are plain.
+        """Add clients with these models; all of their pairs are plain.
 
         Parameters
         ----------
@@ -330,7 +332,7 @@ class PairwiseStore:
             form.insert(places)
 
     def remove(self, indices: Sequence[int]) -> None:
-        """Let clients go, with their models and pairs.
+        """Remove clients, with their models and pairs.
 
         Parameters
         ----------

@@ -198,7 +198,7 @@ class Vectors:
             self._slabs.widen(rows, self.num_pairs)
 
     def remove(self, stays: NDArray[np.bool_]) -> None:
-        """Let all other clients go, with their pairs."""
+        """Remove all other clients, with their pairs."""
         self._close(self.slots_with(~stays))
         self._renumber(np.cumsum(stays) - 1, int(stays.sum()))
 

@@ -127,7 +127,7 @@ def test_lambda_that_holds_is_the_fusion_bound_turned_round() -> None:
 # --- The correction of a training loss ------------------------------------------------------------
 
 
-def left_out_less_training(own: slice, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
+def left_out_less_training(rows: slice, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
     """Least squares on all: of a client's samples the mean loss when each is left out, less the
     training loss.
 
@@ -135,7 +135,7 @@ def left_out_less_training(own: slice, x: np.ndarray[Any, Any], y: np.ndarray[An
     """
     hat = x @ np.linalg.solve(x.T @ x, x.T)
     residual, leverage = y - hat @ y, np.diag(hat)
-    return float(np.mean((residual**2 / 2 * (1 / (1 - leverage) ** 2 - 1))[own]))
+    return float(np.mean((residual**2 / 2 * (1 / (1 - leverage) ** 2 - 1))[rows]))
 
 
 def test_a_group_leaves_one_of_its_clients_a_gth_of_the_optimism() -> None:
@@ -144,9 +144,9 @@ def test_a_group_leaves_one_of_its_clients_a_gth_of_the_optimism() -> None:
     n, size, d = 400, 5, 10
     x = rng.normal(size=(n * size, d))
     y = x @ rng.normal(size=d) + rng.normal(size=n * size)
-    own = slice(0, n)
-    alone = left_out_less_training(own, x[own], y[own])
-    together = left_out_less_training(own, x, y)
+    rows = slice(0, n)
+    alone = left_out_less_training(rows, x[rows], y[rows])
+    together = left_out_less_training(rows, x, y)
     assert together == pytest.approx(alone / size, rel=0.1)
     assert alone == pytest.approx(d / n, rel=0.1)  # AIC's d/n: the noise has variance 1
 

@@ -73,15 +73,15 @@ def test_zeta() -> None:
     zeta_0 = ((1, 2) + (0.8 + 0.2, 1.5 + 0.4) + (9, 9) + (1 - 9, 2 - 9)) / 3 = (3, 5.9) / 3.
     N_0 = {0, 1}: the sum over it is (1, 2) + (1, 1.9) = (2, 3.9).
     """
-    own = np.array([[1.0, 2.0]])
-    zeta = algebra.zeta(np.array([[2.0, 3.9]]), own, np.array([2]), 3)
+    omega = np.array([[1.0, 2.0]])
+    zeta = algebra.zeta(np.array([[2.0, 3.9]]), omega, np.array([2]), 3)
     assert_allclose(zeta, [[1.0, 5.9 / 3]], rtol=1e-15)
 
 
 def test_zeta_of_a_client_that_is_plain_with_all_is_its_model_to_the_last_bit() -> None:
-    own = np.array([[0.1, -1 / 3, 1e30]], np.float32)
-    zeta = algebra.zeta(own.astype(np.float64), own, np.array([1]), 7)
-    assert_array_equal(zeta.astype(np.float32), own)
+    omega = np.array([[0.1, -1 / 3, 1e30]], np.float32)
+    zeta = algebra.zeta(omega.astype(np.float64), omega, np.array([1]), 7)
+    assert_array_equal(zeta.astype(np.float32), omega)
 
 
 def test_the_mean_dual() -> None:

@@ -134,12 +134,12 @@ def test_the_trace_of_three_devices_of_unequal_speed() -> None:
 @pytest.mark.parametrize(("num_clients", "fraction"), [(3, 0.3), (1, 1.0)])
 def test_with_one_client_at_a_time_it_is_sequential_fpfc(num_clients: int, fraction: float) -> None:
     settings = {"fraction_train": fraction, "min_available_nodes": 1, "seed": 4}
-    own = run(12, num_clients=num_clients, delay=1.0, **settings)
+    strategy = run(12, num_clients=num_clients, delay=1.0, **settings)
     fpfc = run(12, num_clients=num_clients, kind=FPFC, min_train_nodes=1, **settings)
-    assert order(own) == order(fpfc)
-    assert staleness(own) == [0] * 12
-    assert_allclose(own.state.pairs.omega, fpfc.state.pairs.omega, rtol=0, atol=0)
-    assert_same_bits(own.state.pairs.state_arrays(), fpfc.state.pairs.state_arrays())
+    assert order(strategy) == order(fpfc)
+    assert staleness(strategy) == [0] * 12
+    assert_allclose(strategy.state.pairs.omega, fpfc.state.pairs.omega, rtol=0, atol=0)
+    assert_same_bits(strategy.state.pairs.state_arrays(), fpfc.state.pairs.state_arrays())
 
 
 def test_some_clients_at_a_time_are_drawn_from_those_that_are_free() -> None:
@@ -202,7 +202,7 @@ def test_without_a_clock_replies_are_taken_in_as_they_come() -> None:
 
 def test_a_client_that_trains_is_not_asked_to_evaluate_but_after_the_last_round() -> None:
     strategy = run(3, grid=ScriptedGrid(point_app(), 3, [1, 2, 1]), fraction_evaluate=1.0)
-    assert {r: list(own) for r, own in strategy.evaluate_metrics.items()} == {
+    assert {r: list(of_clients) for r, of_clients in strategy.evaluate_metrics.items()} == {
         1: [1, 2],  # 2 has replied as well, which is taken in next
         2: [1, 2],
         3: [0, 1, 2],
@@ -211,7 +211,7 @@ def test_a_client_that_trains_is_not_asked_to_evaluate_but_after_the_last_round(
 
 def test_with_a_clock_everybody_evaluates() -> None:
     strategy = run(3, delay=slow, fraction_evaluate=1.0)
-    assert {r: list(own) for r, own in strategy.evaluate_metrics.items()} == {
+    assert {r: list(of_clients) for r, of_clients in strategy.evaluate_metrics.items()} == {
         r: [0, 1, 2] for r in (1, 2, 3)
     }
 
@@ -398,8 +398,12 @@ def test_without_a_lambda_the_search_comes_first_in_rounds() -> None:
     strategy = AsyncFPFC(lr=0.2, delay=1.0, consensus_rounds=2, fraction_evaluate=0.0)
     strategy.start(InProcessGrid(client_app(client_fn_of(FPFCClient)), 4), initial_arrays(), 14)
     search = strategy.state.source.found.last_round
-    assert {len(own) for r, own in strategy.train_metrics.items() if 1 <= r <= search} == {4}
-    assert {len(own) for r, own in strategy.train_metrics.items() if r > search} == {1}
+    assert {
+        len(of_clients) for r, of_clients in strategy.train_metrics.items() if 1 <= r <= search
+    } == {4}
+    assert {len(of_clients) for r, of_clients in strategy.train_metrics.items() if r > search} == {
+        1
+    }
     assert clock(strategy)[search - 1] == search
     assert clock(strategy)[-1] == search + math.ceil((14 - search) / 4)
 

@@ -67,9 +67,9 @@ def test_they_find_their_groups_and_nobody_changes() -> None:
     for client in (0, 1):
         assert last[client]["personal-loss"] < 0.05
         assert last[client]["cluster-loss"] < 0.05 < last[client]["global-loss"]
-    own = from_array_record(strategy.model_arrays("personal", 0))
+    personal = from_array_record(strategy.model_arrays("personal", 0))
     group = trained().models().clusters[number[0]]
-    assert_allclose(own["weight"], group["weight"], atol=0.1)
+    assert_allclose(personal["weight"], group["weight"], atol=0.1)
     cluster = from_array_record(strategy.model_arrays("cluster", 0))
     assert np.array_equal(cluster["weight"], group["weight"])
 
@@ -92,8 +92,8 @@ def test_its_pairs_are_those_of_the_method() -> None:
     uploads = []
     for server_round in range(1, 6):
         (reply,) = grid.replies(MessageType.TRAIN, server_round)
-        own = from_array_record(reply.content["arrays"])
-        uploads.append(np.concatenate([own[name].ravel() for name in ("weight", "bias")]))
+        upload = from_array_record(reply.content["arrays"])
+        uploads.append(np.concatenate([upload[name].ravel() for name in ("weight", "bias")]))
     store = PairwiseStore(np.vstack([omega, omega[:1]]), PENALTY, 1.0)
     for server_round, upload in enumerate(uploads, start=1):
         if server_round > 1:
@@ -112,8 +112,8 @@ def test_one_of_no_group_is_alone() -> None:
     other = torch.tensor([[9.0, -9.0, 9.0], [9.0, -9.0, 9.0]])
     strategy.start(WatchedGrid(app(10, other), 1), trained().global_arrays, 8)
     assert strategy.groups() == {0: None}
-    own, cluster = (strategy.model_arrays(kind, 0) for kind in ("personal", "cluster"))
-    assert_same_bits(from_array_record(own), from_array_record(cluster))
+    personal, cluster = (strategy.model_arrays(kind, 0) for kind in ("personal", "cluster"))
+    assert_same_bits(from_array_record(personal), from_array_record(cluster))
 
 
 def test_arrays_that_are_not_clustered_stay_as_they_are() -> None:

@@ -117,12 +117,12 @@ def test_the_penalties_of_the_rounds() -> None:
     # A run by hand: the penalty is set where the path has its stages.
     plain = along(SmoothedSCAD(0.0))
     grid = WatchedGrid(validated_app(), NUM_CLIENTS)
-    own, own_states = along(WARM), {}
-    own.start(
+    on_path, path_states = along(WARM), {}
+    on_path.start(
         WatchedGrid(validated_app(), NUM_CLIENTS),
         arrays(),
         12,
-        on_round=lambda r, m: own_states.update({r: own.state_dict()}),
+        on_round=lambda r, m: path_states.update({r: on_path.state_dict()}),
     )
     found: dict[int, State] = {}
 
@@ -133,7 +133,7 @@ def test_the_penalties_of_the_rounds() -> None:
 
     plain.start(grid, arrays(), 12, on_round=on_round)
     for server_round, state in found.items():
-        assert_same_bits(pairs_in(own_states[server_round]), pairs_in(state))
+        assert_same_bits(pairs_in(path_states[server_round]), pairs_in(state))
 
 
 def test_a_stage_ends_when_the_metric_is_at_rest() -> None:
@@ -143,7 +143,7 @@ def test_a_stage_ends_when_the_metric_is_at_rest() -> None:
     taken = strategy.diagnostics().path
     assert taken is not None
     values = [
-        np.mean([own["validation-loss"] for own in strategy.train_metrics[r].values()])
+        np.mean([metrics["validation-loss"] for metrics in strategy.train_metrics[r].values()])
         for r in range(1, 16)
     ]
     calm = [r for r in range(2, 16) if abs(values[r - 1] - values[r - 2]) < 0.05]
@@ -159,10 +159,10 @@ def test_the_metric_is_that_of_the_uploaded_model_on_the_samples_held_out() -> N
         client = reply.metadata.src_node_id - node_of(0)
         _, ((x, y),) = hold_out([data(client)], lambda batch: batch, 0.2, seeds[client])
         assert len(x) == 4
-        own = model()
+        net = model()
         uploaded = from_array_record(reply.content["arrays"])
-        own.load_state_dict({name: torch.tensor(array) for name, array in uploaded.items()})
-        loss = nn.functional.mse_loss(own(x), y).item()
+        net.load_state_dict({name: torch.tensor(array) for name, array in uploaded.items()})
+        loss = nn.functional.mse_loss(net(x), y).item()
         assert strategy.train_metrics[7][client]["validation-loss"] == pytest.approx(loss)
     # The mean over all clients of what each said last.
     last: dict[int, float] = {}
@@ -196,10 +196,10 @@ def test_a_path_of_one_lambda_is_a_plain_run(path: LambdaPath) -> None:
         strategy = along(penalty)
         strategy.start(WatchedGrid(validated_app(), NUM_CLIENTS), arrays(), 15)
         states.append(strategy.state_dict())
-    own = {"state/source", "state/clients/validation", "state/clients/path_labels"}
-    own |= {"base/initial_examples"}  # a handshake asks for it
-    left = {n: a for n, a in states[0].items() if not n.startswith(tuple(own))}
-    assert_same_bits(left, {n: a for n, a in states[1].items() if not n.startswith(tuple(own))})
+    of_path = {"state/source", "state/clients/validation", "state/clients/path_labels"}
+    of_path |= {"base/initial_examples"}  # a handshake asks for it
+    left = {n: a for n, a in states[0].items() if not n.startswith(tuple(of_path))}
+    assert_same_bits(left, {n: a for n, a in states[1].items() if not n.startswith(tuple(of_path))})
 
 
 # --- Separate -------------------------------------------------------------------------------------
@@ -223,9 +223,9 @@ def test_every_lambda_from_the_start_and_then_the_best() -> None:
     uploads: dict[int, NDArray[Any]] = {}
     for server_round in last:
         for reply in grid.replies(MessageType.TRAIN, server_round):
-            own = from_array_record(reply.content["arrays"])
+            upload = from_array_record(reply.content["arrays"])
             client = reply.metadata.src_node_id - node_of(0)
-            uploads[client] = np.concatenate([array.ravel() for array in own.values()])
+            uploads[client] = np.concatenate([array.ravel() for array in upload.values()])
     for client, vector in uploads.items():
         assert_array_equal(states[12]["state/pairs/omega"][client], vector)
     assert strategy.penalty_in_use.lam == taken.lam
@@ -476,9 +476,10 @@ def test_a_penalty_that_cannot_be_set_is_refused() -> None:
     for strategy in (along(WARM), along("auto", consensus_rounds=2)):
         with refused(ValueError, "penalty", strategy.penalty):
             changing(strategy, 2, {1: L1(0.5)})
-    found = along("auto", consensus_rounds=1)
-    changing(found, 12, {11: L1(0.5)})
-    assert found.penalty_in_use == L1(0.5)
+    for given, rounds in (("auto", 12), (LambdaPath([0.2], min_rounds=1, max_rounds=2), 4)):
+        found = along(given, consensus_rounds=1)
+        changing(found, rounds, {rounds - 1: L1(0.5)})
+        assert found.penalty_in_use == L1(0.5)
 
 
 @pytest.mark.parametrize("damaged", [np.array(1.0), np.array(b"{"), np.zeros(3)])

@@ -169,7 +169,7 @@ def test_the_models_by_hand() -> None:
     strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
     run(strategy, SCORE, grid)
     last = uploads(grid, SCORE - 1)
-    flat = {c: np.append(own["1/weight"], own["1/bias"]) for c, own in last.items()}
+    flat = {c: np.append(upload["1/weight"], upload["1/bias"]) for c, upload in last.items()}
     alpha = [
         np.mean([flat[c] for c in (0, 2, 5)], axis=0),
         np.mean([flat[c] for c in (1, 3, 4)], 0),
@@ -203,8 +203,8 @@ def test_a_probe_is_plain_descent_on_the_samples_that_are_not_held_out() -> None
     ((x, y),) = kept
     assert len(x) == 24
     net = descent(x, y, start)
-    own = uploads(grid, PROBE)[0]
-    assert_allclose(own["0/weight"], net.weight.detach().numpy(), rtol=1e-5)
+    upload = uploads(grid, PROBE)[0]
+    assert_allclose(upload["0/weight"], net.weight.detach().numpy(), rtol=1e-5)
 
 
 def flat(arrays: Mapping[str, Any]) -> Any:
@@ -227,7 +227,9 @@ def test_in_the_join_clients_move_to_the_group_whose_model_suits_them() -> None:
     # "One group" and "alone" are not open. The second grouping is the true one; the third had
     # client 0 on its own, which finds that the model of 2 and 5 has the lesser loss.
     strategy, grid = plain()
-    trial = [[flat(under(f"{k}/", own)) for k in range(4)] for own in uploads(grid, TRIAL).values()]
+    trial = [
+        [flat(under(f"{k}/", upload)) for k in range(4)] for upload in uploads(grid, TRIAL).values()
+    ]
 
     def mean(k: int, *clients: int) -> Any:
         return np.mean([trial[c][k] for c in clients], axis=0)
@@ -240,15 +242,15 @@ def test_in_the_join_clients_move_to_the_group_whose_model_suits_them() -> None:
     # Losses are those on the samples that are trained on.
     seeds = strategy.run.sampling.client_seeds(range(NUM_CLIENTS), 0)
     ((x, y),), _ = hold_out([data(0)], split_batch, 0.2, seeds[0])
-    for j, own in enumerate(offered[0]):
-        made = x.numpy() @ own[:3] + own[3]
+    for j, vector in enumerate(offered[0]):
+        made = x.numpy() @ vector[:3] + vector[3]
         said = strategy.train_metrics[JOIN][0][f"training-loss-{j}"]
         assert said == pytest.approx(np.mean((made - y.numpy()[:, 0]) ** 2), rel=1e-4)
     # The refit begins from the probes, by the new groups.
-    probes = [flat(under("0/", own)) for own in uploads(grid, PROBE).values()]
+    probes = [flat(under("0/", upload)) for upload in uploads(grid, PROBE).values()]
     for client, models in sent(grid, REFIT).items():
-        own = [c for c in range(NUM_CLIENTS) if GROUPS[c] == GROUPS[client]]
-        for model_, members in zip(models, (range(6), own, [client]), strict=True):
+        same_group = [c for c in range(NUM_CLIENTS) if GROUPS[c] == GROUPS[client]]
+        for model_, members in zip(models, (range(6), same_group, [client]), strict=True):
             expected = np.mean([probes[c] for c in members], axis=0)
             assert_allclose(model_, expected, rtol=1e-5, atol=1e-7)
 
@@ -372,8 +374,8 @@ def test_without_held_out_samples_the_groups_are_found_by_corrected_training_los
     optimism = -mse(whole, x, y)
     for rows in np.array_split(np.random.default_rng(seed).permutation(30), 4):
         others = np.setdiff1d(np.arange(30), rows)
-        own = descent(x[others], y[others], start)
-        optimism += len(rows) / 30 * mse(own, x[rows], y[rows])
+        net = descent(x[others], y[others], start)
+        optimism += len(rows) / 30 * mse(net, x[rows], y[rows])
     probes = strategy.train_metrics[PROBE]
     assert probes[0]["optimism"] == pytest.approx(optimism, rel=1e-3)
     scores = strategy.train_metrics[SCORE]
@@ -412,6 +414,7 @@ def test_clients_with_one_sample_each_are_refused() -> None:
         run(auto(), grid=clients_with(dict.fromkeys(range(NUM_CLIENTS), 1)))
 
 
+@pytest.mark.slow
 def test_a_correction_survives_an_interruption(tmp_path: Path) -> None:
     def start(rounds: int, **options: Any) -> FPFC:
         strategy = auto(validation_share=0.0)
@@ -546,7 +549,7 @@ def test_clients_join_and_leave_in_every_stage(when: int) -> None:
     online = {0: nodes[:6], when: [node for node in nodes if node != nodes[4]]}
     grid = RestlessGrid(app(), partitions, online)
     strategy = auto(max_missed_rounds=2, fraction_train=1.0)
-    strategy.start(grid, arrays(), 60)
+    strategy.start(grid, arrays(), 30)
     assert strategy.client_ids == [0, 1, 2, 3, 5, 6]
     assert strategy.clusters().tolist() == [0, 1, 0, 1, 0, 0]
 
@@ -580,19 +583,6 @@ def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_pat
     assert found is not None
     assert expected is not None
     assert_array_equal(found.losses, expected.losses)
-
-
-@pytest.mark.slow
-def test_a_lost_probe_survives_an_interruption(tmp_path: Path) -> None:
-    def start(strategy: FPFC, rounds: int, **options: Any) -> None:
-        grid = WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)})
-        run(strategy, rounds, grid, checkpoint_dir=tmp_path / "saved", **options)
-
-    whole, strategy = auto(), auto()
-    run(whole, ROUNDS, WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)}))
-    start(auto(), PROBE)
-    start(strategy, ROUNDS, resume=True)
-    assert_same_bits(strategy.state_dict(), whole.state_dict())
 
 
 def test_a_saved_search_of_another_run_is_refused() -> None:
@@ -637,10 +627,10 @@ def test_uploads_are_bounded_and_forged_in_the_search_too(
     attack = Attack("sign-flip", ratio=0.2, sigma=1e3)
 
     def client(context: Context) -> Any:
-        own = searching(context)
+        honest = searching(context)
         if context.node_config["partition-id"] == 3:
-            return AttackingClient(own, attack, 3).to_client()
-        return own.to_client()
+            return AttackingClient(honest, attack, 3).to_client()
+        return honest.to_client()
 
     strategy = auto(max_norm=5.0, on_excess="refuse")
     run(strategy, ROUNDS + 2, grid=WatchedGrid(client_app(client), NUM_CLIENTS))
