@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import pytest
 
 from fl_admm_strategies import StatefulStrategy
@@ -14,12 +11,11 @@ from fl_admm_strategies import StatefulStrategy
 def made(monkeypatch: pytest.MonkeyPatch) -> list[StatefulStrategy]:
     """Return the strategies that an app will make."""
     strategies: list[StatefulStrategy] = []
-    plain = StatefulStrategy.__init__
+    plain = StatefulStrategy.__post_init__
 
-    @functools.wraps(plain)
-    def watched(self: StatefulStrategy, **settings: Any) -> None:
+    def watched(self: StatefulStrategy) -> None:
         strategies.append(self)
-        plain(self, **settings)
+        plain(self)
 
-    monkeypatch.setattr(StatefulStrategy, "__init__", watched)
+    monkeypatch.setattr(StatefulStrategy, "__post_init__", watched)
     return strategies
