@@ -83,6 +83,7 @@ def test_the_changed_project_runs(server, client, caplog):
     assert any("SmoothedSCAD(lam=0.6" in message for message in messages)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs() -> None:
     notebook, _ = blocks("python", DROP_IN)
     names = execute(notebook, execute(after(CURRENT_CLIENT)))

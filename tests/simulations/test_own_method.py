@@ -285,6 +285,7 @@ def experiment(_halving: None, tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_any_method_stops_by_its_rule_and_reports_what_it_has(
     experiment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -428,6 +428,7 @@ def test_nothing_personal_is_fedadmm_to_the_bit(duals: Any) -> None:
         }
 
 
+@pytest.mark.slow
 def test_settings_mean_the_same_whatever_the_number_of_clients() -> None:
     # P5: rho, sigma and lr stand beside the plain loss, so that every client twice is the same run.
     problems = random_problems(6)

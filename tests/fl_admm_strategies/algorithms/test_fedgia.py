@@ -453,6 +453,7 @@ def test_without_a_t_sigma_is_twice_the_mean_curvature_over_m() -> None:
     assert strategy.state.path_curvature == pytest.approx(3.0, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"duals": "client", "report_gradient": True}])
 def test_sigma_follows_a_curvature_that_is_larger_than_where_it_was_measured(settings):
     # The clients say r_i = 0.5, but f has 3. Two gradients are needed to see it, so sigma m is

@@ -103,6 +103,7 @@ def when_all_have_come_and_gone(name: str) -> StatefulStrategy:
 SLOW = ("FedADMM", "FedADMM-size-client", "FLAME-size", "FLAME-client", "FedGiA-client")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MINIMISERS]
 )
@@ -144,6 +145,7 @@ def test_the_gradient_that_fedgia_finds_is_that_of_the_clients_there_are(t, scal
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 5.0])
 @pytest.mark.parametrize("coming", [True, False])
 def test_fedgia_compares_no_gradient_with_one_of_other_clients(coming: bool, scale: float) -> None:

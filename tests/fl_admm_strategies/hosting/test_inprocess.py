@@ -107,6 +107,7 @@ def fedavg_app(finals: list[np.ndarray]) -> ServerApp:
     return app
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fedavg_runs_unchanged_and_gives_the_derived_mean(workers: int) -> None:
     # Three nodes, weights (i + 1) / 6. A round maps x to the weighted mean of (x + i) / 2 + t in

@@ -209,6 +209,7 @@ def test_pairs_kept_by_models_are_equal_to_the_printed_algorithm(
     assert by_models > 10
 
 
+@pytest.mark.slow
 def test_pairs_are_kept_by_models_only_where_vectors_take_more() -> None:
     rng = np.random.default_rng(0)
     m, d = 120, 2000
@@ -492,6 +493,7 @@ def test_norms_of_long_and_of_huge_vectors(engine: Any, dtype: type, width: int)
         assert_allclose(norm, exact, rtol=16 * np.finfo(dtype).eps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most_bytes", [2**31, 0])
 @pytest.mark.skipif(numba is None, reason="numba is missing")
 def test_bits_do_not_depend_on_how_the_work_is_shared(
@@ -612,6 +614,7 @@ def test_without_numba_one_line_says_so(
     assert len(lines) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slab_rows", "most_bytes"), [(3, 2**31), (None, 2**31), (3, 0)])
 def test_clients_that_come_and_go(
     engine: Any, slab_rows: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch

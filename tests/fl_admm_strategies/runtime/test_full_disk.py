@@ -35,6 +35,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "file"), [(8_000, "round-000003.safetensors"), (900, "history.jsonl")]
 )
@@ -78,6 +79,7 @@ def test_an_interrupt_leaves_no_part_of_a_file(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_folder_that_is_not_the_runs_any_more_ends_the_run(replaced, tmp_path):
     folder, moved = tmp_path / "run", tmp_path / "moved"

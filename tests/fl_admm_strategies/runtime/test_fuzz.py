@@ -286,6 +286,7 @@ def recorded_hosted() -> WatchedGrid:
     return grid
 
 
+@pytest.mark.slow
 @some
 @given(data=st.data())
 def test_a_packed_reply_of_any_content_concerns_its_own_clients_alone(data: st.DataObject) -> None:
@@ -591,6 +592,7 @@ def _saved_checkpoint() -> Any:
     return arrays, header, [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_checkpoint_of_any_content_is_resumed_or_refused(data, tmp_path):

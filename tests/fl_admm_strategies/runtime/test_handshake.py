@@ -106,6 +106,7 @@ def legacy(strategy: FedADMM, client_fn: ClientFn) -> None:
     run_in_process(app, ClientApp(client_fn=client_fn), 6)
 
 
+@pytest.mark.slow
 def test_it_works_under_the_legacy_api() -> None:
     strategy, expected = strategy_of(), strategy_of()
     legacy(strategy, client_fn_of(FedADMMClient))
@@ -120,6 +121,7 @@ def test_a_failing_client_is_named_under_the_legacy_api() -> None:
         legacy(strategy_of(), raising_client_fn(FedADMMClient, {4: [0]}))
 
 
+@pytest.mark.slow
 def test_it_is_not_repeated_after_a_restart() -> None:
     grid = grid_of()
     first = strategy_of()

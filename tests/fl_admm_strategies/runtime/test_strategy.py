@@ -87,6 +87,7 @@ class LateGrid(WatchedGrid):
         return super().get_node_ids()[: self.looks]
 
 
+@pytest.mark.slow
 def test_nodes_that_register_late_are_waited_for() -> None:
     # Simulated nodes know that they are 6, so all are waited for although 2 would be enough.
     strategy = FPFC(SmoothedSCAD(0.5), node_timeout=30.0, min_available_nodes=2)

@@ -69,6 +69,7 @@ def test_training_parts_of_a_source_have_mean_0_and_deviation_1(
     assert (x.std(dim=0, correction=0) - 1).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_scaling_does_not_see_test_samples(root: Path) -> None:
     before = load("housing-bodyfat", 1, root).clients
     path = root / "housing-bodyfat" / "housing.data"

@@ -138,6 +138,7 @@ def fake_torchvision(monkeypatch: pytest.MonkeyPatch, dataset: object) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", module)
 
 
+@pytest.mark.slow
 def test_missing_files_are_downloaded_through_torchvision(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def size(client: ClientData) -> int:
     return sum(len(y) for _, y in parts(client))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", FLAMES)
 def test_what_every_scheme_gives(scheme: str) -> None:
     data = load("digits", 1, partition=scheme)
@@ -48,6 +49,7 @@ def test_what_every_scheme_gives(scheme: str) -> None:
             assert (x.dtype, y.dtype, x.shape) == (torch.float32, torch.int64, (len(y), 64))
 
 
+@pytest.mark.slow
 def test_options_reach_the_schemes() -> None:
     def labels(**options: object) -> np.ndarray:
         return np.count_nonzero(class_counts(load("digits", 0, clients=8, **options)), axis=1)

@@ -103,6 +103,7 @@ def test_label_shares_are_dirichlet(beta: float) -> None:
     assert shares.var() == pytest.approx(0.09 / (10 * beta + 1), rel=0.2)
 
 
+@pytest.mark.slow
 def test_label_shares_are_drawn_again_until_every_client_has_ten_samples() -> None:
     """Of 1000 samples at 20 clients, beta = 0.5, one draw in two leaves a client below 10."""
     labels = np.tile(np.arange(10), 100)

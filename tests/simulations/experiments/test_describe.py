@@ -11,6 +11,7 @@ from tests.simulations.quick_runs import EXPERIMENTS
 from tests.simulations.screen import shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_setting_has_a_meaning_and_can_be_set(name: str) -> None:
     settings = load_settings(name)

@@ -77,6 +77,7 @@ def load_or_refuse(text: str, folder: Path, **options: Any) -> None:
     assert repr(load_settings(str(path))) == repr(found)  # NaN is not equal to itself
 
 
+@pytest.mark.slow
 @fuzz
 @given(raw=changed(), profile=st.sampled_from(["", "quick", "paper", "none"]))
 @example(raw={"algorithm": {"name": []}}, profile="")

@@ -94,6 +94,7 @@ ASKED = (
 )
 
 
+@pytest.mark.slow
 def test_every_method_and_baseline_is_measured_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

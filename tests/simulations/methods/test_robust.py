@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from fl_admm_strategies import FedAvg
 from simulations.experiments.experiment import load_experiment
@@ -37,6 +38,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 def test_a_robust_rule_endures_what_the_mean_does_not() -> None:
     assert largest(trained("fedavg", *ATTACKED)) > 10
     for name, title in RULES.items():
@@ -47,6 +49,7 @@ def test_a_robust_rule_endures_what_the_mean_does_not() -> None:
         assert strategy.title == title
 
 
+@pytest.mark.slow
 def test_a_rule_with_too_few_clients_is_refused_before_anything_runs() -> None:
     too_few = ("data.options.clients=6", "training.fraction-train=0.5")
     krum = "{ aggregation = 'krum', malicious = 0.4 }"

@@ -52,6 +52,7 @@ def test_every_client_starts_from_the_weights_of_the_seed() -> None:
                 parameter.zero_()
 
 
+@pytest.mark.slow
 def test_the_settings_of_training_reach_sgd() -> None:
     changes = ("training.momentum=0.5", "training.weight-decay=0.02", "report.metrics=['auc']")
     client = client_of(federation_of("fedadmm-digits", *changes), 1)

@@ -25,6 +25,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.slow
 def test_clusters_are_reported_of_an_algorithm_and_of_a_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

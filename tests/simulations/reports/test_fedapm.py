@@ -22,6 +22,7 @@ DIGITS = (
 MLP = (*DIGITS, "model.name=mlp", "algorithm.personal=^fc3", "algorithm.lr=0.5")
 
 
+@pytest.mark.slow
 def test_fedapm_reports_both_kinds_of_model_beside_the_baselines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,7 @@ def test_nodes_workers_and_the_place_of_the_duals_do_not_matter(tmp_path: Path) 
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_too_early_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ def small(out: Path, *changes: str, validation: bool = True, clients: int = 4) -
     return RunConfig("flame-mnist", changes=changes, out=out)
 
 
+@pytest.mark.slow
 def test_the_report_has_every_kind_of_model_and_its_fairness(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

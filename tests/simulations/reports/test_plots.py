@@ -114,6 +114,7 @@ def test_a_setting_is_not_cut_at_its_hyphen(tmp_path):
         assert "on-excess=clip" in figure.texts[1].get_text()
 
 
+@pytest.mark.slow
 def test_the_picture_grows_with_its_legend(tmp_path, monkeypatch):
     # Of thirty methods, each with a long name: one column.
     figures = axes_drawn(monkeypatch)
@@ -195,6 +196,7 @@ def test_heat_map_orders_the_clients_by_cluster(tmp_path, monkeypatch):
     assert "‖ω" in figures[0].axes[1].get_ylabel()
 
 
+@pytest.mark.slow
 def test_embedding_colours_by_found_and_marks_by_true(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     omega, true = clustered([6, 5, 4])
@@ -283,6 +285,7 @@ def test_more_clusters_than_colours(tmp_path, monkeypatch):
     assert names[8:] == ["6 others (10 clients)"]
 
 
+@pytest.mark.slow
 def test_equal_models_and_models_that_diverged(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     for m in (1, 5):

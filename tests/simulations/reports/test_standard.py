@@ -32,6 +32,7 @@ FEDGIA = "algorithm={ name = 'fedgia', t = 2.0, local-steps = 2 }"
 EVERYBODY = "training.fraction-train=1.0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "changes", "title", "kinds"),
     [
@@ -95,6 +96,7 @@ def test_methods_with_more_to_say_are_known_by_their_class() -> None:
         assert type(report_of(strategy, problem)) is report
 
 
+@pytest.mark.slow
 def test_models_that_stay_with_their_clients_are_sent_if_one_asks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

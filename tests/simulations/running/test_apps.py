@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[3]
 CHANGES = ("training.num-rounds=4", "training.evaluate-every=2")
 
 
+@pytest.mark.slow
 def test_the_app_takes_its_settings_from_the_run_configuration(tmp_path: Path) -> None:
     made = run(RunConfig("fedadmm-digits", changes=TINY, out=tmp_path / "made"), nodes=4)
     expected = load_file(made / "state.safetensors")

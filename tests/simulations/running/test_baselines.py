@@ -74,6 +74,7 @@ def test_what_is_left_out_is_the_algorithms() -> None:
     assert completed(table, settings.algorithm).arguments()["local_steps"] == 3
 
 
+@pytest.mark.slow
 def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_every_round_is_a_line_with_every_clients_metrics(short_run: Path) -> No
     assert result_of(short_run)["models"]["personal model"]["mean"] == pytest.approx(mean)
 
 
+@pytest.mark.slow
 def test_the_written_experiment_gives_the_same_bits_on_other_nodes_and_workers(
     tmp_path: Path,
 ) -> None:
@@ -159,6 +160,7 @@ def test_two_runs_at_once_get_folders_of_their_own(
     assert all(f"Results: {folder}" in output for folder in folders)
 
 
+@pytest.mark.slow
 def test_the_screen_ends_with_what_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

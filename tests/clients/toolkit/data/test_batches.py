@@ -167,6 +167,7 @@ def test_forms_by_hand() -> None:
     assert moved["b"][1] == "text"
 
 
+@pytest.mark.slow
 def test_clipping_and_a_schedule_by_hand() -> None:
     # f = -(w + b) x y on one sample with gradient (-3, -4) always: loss_fn gives -(3 w + 4 b).
     # Clipped to norm 1 the steps are lr (.6, .8); lr is 1, then 1/2 by the schedule: (.9, 1.2).

@@ -40,6 +40,7 @@ def compiled(net: nn.Module) -> Any:
     return torch.compile(net, backend="eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda net: net, nn.DataParallel, compiled])
 def test_what_travels_is_trained_or_a_buffer_and_has_no_wrappers_name(wrap: Any) -> None:
     named = ModelArrays(wrap(Net()))

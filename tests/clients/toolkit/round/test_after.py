@@ -35,6 +35,7 @@ def test_the_model_that_fits_best_is_first() -> None:
         losses_of(MODEL, {}, data(2), LOSS)
 
 
+@pytest.mark.slow
 def test_a_personal_model_minimises_loss_and_distance() -> None:
     # min 2 (u - 4)^2 + lam/2 (u - 1)^2 at lam = 4: 4 (u - 4) + 4 (u - 1) = 0, u = 5/2.
     settings = {"lr": 0.05, "epochs": 200, "full_batch": True}

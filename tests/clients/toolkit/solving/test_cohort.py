@@ -156,6 +156,7 @@ def test_in_a_cohort_a_client_gets_what_it_gets_alone(kind: str, stacked: list[i
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.Tanh, nn.Softplus])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
@@ -369,6 +370,7 @@ def test_who_fails_fails_alone(kind: str) -> None:
     assert [arrays_of(first), arrays_of(last)] == list(map(arrays_of, expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [False, True])
 def test_a_descent_that_fails_leaves_torchs_random_numbers_as_they_were(together: bool) -> None:
     failing = make(0, loader=mislabelled(0))

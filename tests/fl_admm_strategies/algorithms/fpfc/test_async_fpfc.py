@@ -306,6 +306,7 @@ def test_a_client_that_leaves_before_its_first_reply_leaves_no_trace() -> None:
 # --- Resuming -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_killed_run_resumes_to_the_same_bits(every: int, tmp_path: Path) -> None:
     spoil = failing([4], range(1, 9))

@@ -228,6 +228,7 @@ def test_omega_is_sent_at_the_first_contact_only() -> None:
     assert groups_sent(grid, 3) == {3: BOTH, 4: ANCHOR}
 
 
+@pytest.mark.slow
 def test_omega_is_sent_again_after_a_lost_reply_and_the_run_goes_on_as_if_not_sampled() -> None:
     grid = grid_of(spoil={2: losing(1)})
     strategy = fpfc(seed=1)
@@ -240,6 +241,7 @@ def test_omega_is_sent_again_after_a_lost_reply_and_the_run_goes_on_as_if_not_sa
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
+@pytest.mark.slow
 def test_a_client_that_lost_its_state_sits_out_once_and_is_sent_omega(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -260,6 +262,7 @@ def test_a_client_that_lost_its_state_sits_out_once_and_is_sent_omega(
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
+@pytest.mark.slow
 def test_pairs_kept_by_models_give_the_same_run_and_resume_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_they_find_their_groups_and_nobody_changes() -> None:
     assert np.array_equal(cluster["weight"], group["weight"])
 
 
+@pytest.mark.slow
 def test_one_is_as_among_many() -> None:
     together, _ = joined(count=3)
     alone, _ = joined(count=1)
@@ -131,6 +132,7 @@ def test_arrays_that_are_not_clustered_stay_as_they_are() -> None:
     assert sorted(from_array_record(reply.content["arrays"])) == ["head.bias", "head.weight"]
 
 
+@pytest.mark.slow
 def test_they_join_what_was_saved(tmp_path: Path) -> None:
     trained().models().save(tmp_path)
     saved = FPFCNewcomers(
@@ -142,6 +144,7 @@ def test_they_join_what_was_saved(tmp_path: Path) -> None:
     assert_same_bits(saved.state_dict(), expected.state_dict())
 
 
+@pytest.mark.slow
 def test_an_interrupted_one_resumes_to_the_same_bits() -> None:
     expected, _ = joined()
     states: dict[int, Any] = {}

@@ -95,6 +95,7 @@ def pairs_in(state: Mapping[str, NDArray[Any]]) -> State:
 # --- Warm -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_lambda_that_is_worse_is_taken_back() -> None:
     strategy, _, states = whole(WARM, 18)
     taken = strategy.diagnostics().path
@@ -113,6 +114,7 @@ def test_the_lambda_that_is_worse_is_taken_back() -> None:
     assert_array_equal(strategy.settings()["penalty"].lams, WARM.lams)
 
 
+@pytest.mark.slow
 def test_the_penalties_of_the_rounds() -> None:
     # A run by hand: the penalty is set where the path has its stages.
     plain = along(SmoothedSCAD(0.0))
@@ -136,6 +138,7 @@ def test_the_penalties_of_the_rounds() -> None:
         assert_same_bits(pairs_in(path_states[server_round]), pairs_in(state))
 
 
+@pytest.mark.slow
 def test_a_stage_ends_when_the_metric_is_at_rest() -> None:
     path = LambdaPath([0.0, 0.5], min_rounds=3, calm_rounds=2, max_rounds=50, tol=0.05)
     strategy = along(path, fraction_train=1.0)
@@ -188,6 +191,7 @@ def test_models_that_were_taken_back_are_sent() -> None:
     assert not all(with_start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [LambdaPath([0.5], max_rounds=12), LambdaPath([0.5], warm=False)])
 def test_a_path_of_one_lambda_is_a_plain_run(path: LambdaPath) -> None:
     # With samples of their own to validate on, clients train on the same.
@@ -231,6 +235,7 @@ def test_every_lambda_from_the_start_and_then_the_best() -> None:
     assert strategy.penalty_in_use.lam == taken.lam
 
 
+@pytest.mark.slow
 def test_schedules_begin_anew_with_every_lambda() -> None:
     rates: dict[bool, list[float]] = {}
     for warm in (True, False):
@@ -462,6 +467,7 @@ def test_what_was_set_is_what_the_next_run_begins_with() -> None:
     assert_same_bits(state, changing(along(SmoothedSCAD(0.7)), 3, {}))
 
 
+@pytest.mark.slow
 def test_a_penalty_that_cannot_be_set_is_refused() -> None:
     class Own(SmoothedSCAD):
         pass

@@ -163,6 +163,7 @@ def uploads(grid: WatchedGrid, server_round: int) -> dict[int, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 def test_the_models_by_hand() -> None:
     # Candidate 1 has the two groups. After the last refit its models are the plain means of what
     # the members uploaded; FPFC starts from them, with theta_ij = omega_i - omega_j and v_ij = 0.
@@ -255,6 +256,7 @@ def test_in_the_join_clients_move_to_the_group_whose_model_suits_them() -> None:
             assert_allclose(model_, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_lambda_is_renewed_by_the_present_clusters() -> None:
     strategy = auto()
     found: dict[int, tuple[float, float]] = {}
@@ -284,6 +286,7 @@ def test_lambda_does_not_fall_where_a_group_has_split() -> None:
     assert search.lam == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_only_the_clustered_block_is_searched_with() -> None:
     # The network of the contract's tests: its head is clustered, its body is shared.
     strategy = auto(clustered="^head")
@@ -356,6 +359,7 @@ def mse(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
         return float(nn.functional.mse_loss(net(x), y))
 
 
+@pytest.mark.slow
 def test_without_held_out_samples_the_groups_are_found_by_corrected_training_losses() -> None:
     # o_i, by cross-validation of the probe; then f_i + o_i log(|G| n_i)/(2 |G|).
     strategy = auto(validation_share=0.0)
@@ -394,6 +398,7 @@ def clients_with(counts: Mapping[int, int]) -> WatchedGrid:
     return WatchedGrid(app_of(lambda c: data(c, counts.get(c, 30))), NUM_CLIENTS)
 
 
+@pytest.mark.slow
 def test_a_client_holds_out_one_sample_at_least_and_with_only_one_has_no_vote() -> None:
     # Client 2 has four samples, a fifth of which is none; client 3 has one.
     strategy = auto()
@@ -428,6 +433,7 @@ def test_a_correction_survives_an_interruption(tmp_path: Path) -> None:
     assert_same_bits(start(ROUNDS, resume=True).state_dict(), whole.state_dict())
 
 
+@pytest.mark.slow
 def test_a_clients_own_validation_data_are_used() -> None:
     # Labels of the other group: by them the best model is another client's... and nothing is
     # held out, so that the probes are of all 30 samples.
@@ -464,6 +470,7 @@ def without(*clients: int) -> Callable[[list[Message]], list[Message]]:
     return lambda replies: [r for r in replies if r.metadata.src_node_id not in lost]
 
 
+@pytest.mark.slow
 def test_a_lost_probe_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
     strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS, spoil={PROBE: without(3)})
     run(strategy, ROUNDS + 1, grid)
@@ -497,6 +504,7 @@ def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) ->
     assert strategy.clusters().tolist() == [0, 1, 0, 1, 1, 0]  # FPFC brought it to its group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "server_round",
     [*map(slow, (CONSENSUS, TRIAL, REFIT, REFIT + 3, SCORE, FUSION)), JOIN],
@@ -517,6 +525,7 @@ def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None
         assert not np.array_equal(found.losses, expected.losses)
 
 
+@pytest.mark.slow
 def test_a_round_without_any_reply_is_repeated() -> None:
     strategy = auto()
     spoil = {r: without(*range(NUM_CLIENTS)) for r in (JOIN, SCORE + 1)}
@@ -528,6 +537,7 @@ def test_a_round_without_any_reply_is_repeated() -> None:
     assert_allclose(search.losses, expected.losses, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_score_that_is_not_finite_is_no_score() -> None:
     class Boasting(FPFCClient):
         def measure(self, problem: Any) -> dict[str, float]:
@@ -541,6 +551,7 @@ def test_a_score_that_is_not_finite_is_no_score() -> None:
 # --- Clients that come and go ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [*map(slow, (PROBE, TRIAL, REFIT, SCORE, FUSION)), JOIN])
 def test_clients_join_and_leave_in_every_stage(when: int) -> None:
     # Client 7, of the first group, comes in a stage; 4 leaves then for good.
@@ -620,6 +631,7 @@ def test_hosted_clients_and_workers_give_the_same_bits() -> None:
     assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
 
 
+@pytest.mark.slow
 def test_uploads_are_bounded_and_forged_in_the_search_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -655,6 +667,7 @@ def test_the_legacy_api_gives_the_same_bits() -> None:
     assert_same_bits(strategy.state_dict(), plain()[0].state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, slow(0.0)])
 def test_clients_search_together_as_a_cohort(share: float) -> None:
     def factory(context: Context) -> Any:

@@ -63,6 +63,7 @@ def test_a_client_that_comes_back_on_another_node_takes_part_again(warned: Warne
     assert all(warned(f"round {r}", "client 1") for r in (2, 3))
 
 
+@pytest.mark.slow
 def test_a_client_that_is_restarted_between_two_rounds_misses_none() -> None:
     # Its last upload was accepted, so without a word from the directory the server would take it
     # to hold omega_1 still.
@@ -107,6 +108,7 @@ def test_a_node_that_hosts_new_clients_is_welcome(warned, caplog):
     assert any(names(line, "[7]", "node 5") for line in caplog.messages)
 
 
+@pytest.mark.slow
 def test_a_new_node_that_is_slow_to_answer_holds_up_one_phase_only(monkeypatch):
     monkeypatch.setattr(discovery, "QUERY_TIMEOUT", 0.3)
     grid = RestlessGrid(fpfc_app(), (0, 1, 2, 1), {0: [2, 3, 4], 2: [2, 4, 5]})

@@ -178,6 +178,7 @@ def test_a_resumed_run_does_without_clients_that_may_leave(tmp_path: Path) -> No
 AT_ONCE_ELSEWHERE: Online = {0: [2, 3, 4], 3: [2, 4, 5], 5: [2, 4, 5, 6]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "client_class", "online"),
     [
@@ -199,6 +200,7 @@ def test_clients_come_and_go_under_the_legacy_api_alike(make, client_class, onli
     assert strategy.train_metrics == expected.train_metrics
 
 
+@pytest.mark.slow
 def test_a_new_node_of_the_legacy_api_that_cannot_say_who_it_is_is_asked_again(warned):
     asked: list[int] = []
 
@@ -225,6 +227,7 @@ def test_a_new_node_of_the_legacy_api_that_cannot_say_who_it_is_is_asked_again(w
     assert warned("node 5")
 
 
+@pytest.mark.slow
 def test_a_new_node_of_the_legacy_api_may_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_admm_strategies.runtime.members.discovery.QUERY_TIMEOUT", 0.1)
     in_round_4 = Event()

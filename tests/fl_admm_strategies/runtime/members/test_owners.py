@@ -199,6 +199,7 @@ def test_who_was_admitted_is_the_owner_from_then_on(tmp_path: Path, admit: Any) 
         run(grid_of({0: [2, 3, 4]}), 5, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_simulation_goes_on_where_nodes_have_keys(tmp_path: Path) -> None:
     app = client_app(client_fn_of(Adding))
     run(RestlessGrid(app, WHO, {0: [2, 3, 4]}), 1, tmp_path)

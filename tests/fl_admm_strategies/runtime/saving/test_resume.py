@@ -117,6 +117,7 @@ def test_a_stop_rule_that_counts_goes_on_counting(copy: Path) -> None:
     assert_same_bits(finished.state_dict(), strategy.state_dict())
 
 
+@pytest.mark.slow
 def test_a_run_whose_clients_lost_their_state_says_so_and_goes_on(copy, warned):
     shutil.rmtree(copy / "clients")
     strategy = new_strategy(fraction_train=1.0)
@@ -141,6 +142,7 @@ def legacy_run(num_rounds: int, strategy: FedADMM, state_dir: Path, **options: A
     run_in_process(with_workflow(legacy, num_rounds), client, NUM_CLIENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_clients", [True, False])
 def test_the_legacy_api_resumes_as_well(keep_clients: bool, tmp_path: Path, warned: Warned) -> None:
     expected = new_strategy()
@@ -163,6 +165,7 @@ def test_the_legacy_api_resumes_as_well(keep_clients: bool, tmp_path: Path, warn
     assert resumed.traffic == expected.traffic
 
 
+@pytest.mark.slow
 def test_under_the_legacy_api_a_round_whose_evaluate_fn_raises_is_saved(tmp_path: Path) -> None:
     def evaluate(server_round: int, arrays: Any, config: Any) -> Any:
         if server_round == 3:
@@ -323,6 +326,7 @@ def test_the_newest_checkpoint_cut_short_at_any_length_resumes(
         go_on(folder)
 
 
+@pytest.mark.slow
 def test_clients_can_go_back_to_the_oldest_checkpoint(tmp_path: Path) -> None:
     # All train in every round, so a client that kept the last two rounds only could not.
     strategy = new_strategy(fraction_train=1.0)

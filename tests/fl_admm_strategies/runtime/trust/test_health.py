@@ -132,6 +132,7 @@ SETTINGS: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "client", "good", "bad", "advice"), SETTINGS)
 def test_a_strategy_names_its_setting_and_its_defaults_learn(
     strategy: Any,
