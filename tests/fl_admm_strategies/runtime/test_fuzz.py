@@ -329,6 +329,7 @@ def test_a_handshake_of_any_content_is_good_or_ends_the_run(case, data):
     assert_as_finite(strategy, without_victim(case))
 
 
+@pytest.mark.slow
 @many
 @given(content=contents)
 def test_replies_are_unpacked_whatever_they_hold(content: RecordDict) -> None:
@@ -373,6 +374,7 @@ identities = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(content=identities)
 def test_a_node_may_say_anything_of_itself(content: RecordDict) -> None:
@@ -450,6 +452,7 @@ def assert_an_answer(case: Case, data: st.DataObject, *, hosted: bool) -> None:
         assert not [key for key in state if hosted and key.endswith(suffix)]
 
 
+@pytest.mark.slow
 @many
 @given(content=contents)
 def test_instructions_are_unpacked_or_refused(content: RecordDict) -> None:
@@ -550,6 +553,7 @@ def sizes_of(strategy: StatefulStrategy) -> dict[str, Any]:
     return {k: (a.shape, a.dtype) for k, a in state if not k.startswith(tuple(grows))}
 
 
+@pytest.mark.slow
 @few
 @given(data=st.data())
 @each_case

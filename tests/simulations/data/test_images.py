@@ -126,6 +126,7 @@ def test_samples_takes_a_seeded_subset_of_both_parts(root: Path) -> None:
     assert sum(len(c.train[1]) for c in everything.clients) == 3000
 
 
+@pytest.mark.slow
 def test_too_few_samples(root: Path) -> None:
     with refused(ValueError, "samples", 20, 10, 2):
         load("mnist-swap", 1, root, samples=150)
@@ -194,6 +195,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_idx_file_is_named(root: Path, damage: Callable[[bytes], bytes]) -> None:
     path = root / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"

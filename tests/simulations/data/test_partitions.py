@@ -53,6 +53,7 @@ class Fixed:
         return np.arange(n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deal", SCHEMES.values(), ids=SCHEMES)
 @pytest.mark.parametrize("seed", range(2))
 def test_every_sample_goes_to_one_client_by_the_generator_alone(deal, seed: int) -> None:

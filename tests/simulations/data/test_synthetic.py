@@ -112,6 +112,7 @@ def test_noise_changes_labels_only_and_more_noise_changes_more() -> None:
     assert drowned.max() / drowned.sum() < 0.16
 
 
+@pytest.mark.slow
 def test_majority_rate_tells_uniform_from_normal_features() -> None:
     """P9: the majority class holds .675 (uniform) and .17 (normal) on its seed 1.
 

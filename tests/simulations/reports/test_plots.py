@@ -79,6 +79,7 @@ def boxes(figure, *artists):
     return [[*box.intervalx, *box.intervaly] for box in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -172,6 +173,7 @@ def test_metric_without_a_finite_value_is_refused(series, tmp_path):
         metric_over_rounds(series, ylabel="y", picture=Picture(tmp_path / "m.png", "t"))
 
 
+@pytest.mark.slow
 def test_heat_map_orders_the_clients_by_cluster(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     omega = np.array([[0.0], [5.0], [0.0], [9.0], [5.0], [5.0]])

@@ -110,6 +110,7 @@ def test_baselines_change_nothing_of_the_experiment_and_have_the_same_bits_twice
     assert result_of(without)["baselines"] == {}
 
 
+@pytest.mark.slow
 def test_a_baseline_that_nobody_could_evaluate_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

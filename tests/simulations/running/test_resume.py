@@ -167,6 +167,7 @@ def test_another_experiment_is_refused_before_anything_is_sent(
     assert content(resume.out) == before
 
 
+@pytest.mark.slow
 def test_more_rounds_and_other_hyperparameters_go_on(
     resume: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,7 @@ def test_the_written_experiment_gives_the_same_bits_on_other_nodes_and_workers(
     assert not np.array_equal(other["state/consensus/w"], state["state/consensus/w"])
 
 
+@pytest.mark.slow
 def test_the_precision_of_the_wire_and_the_device_are_settings(tmp_path: Path) -> None:
     changes = (*TINY, "client.device=auto")
     half = (*changes, "algorithm.wire-dtype=float16")
@@ -147,6 +148,7 @@ def test_the_precision_of_the_wire_and_the_device_are_settings(tmp_path: Path) -
         load_settings("fedadmm-digits", changes=("algorithm.wire-dtype=bfloat16",))
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_get_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

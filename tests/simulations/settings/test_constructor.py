@@ -174,6 +174,7 @@ def test_ranges_are_the_constructors(raw: dict[str, Any], place: Any, sentence: 
     assert str(mistake["ctx"]["error"]) == sentence
 
 
+@pytest.mark.slow
 def test_what_is_left_out_for_the_app_to_find_is_none_until_then() -> None:
     table = table_of(Thing, left_out=("step_size",)).model_validate({"box": {"low": 0}})
     assert table.step_size is None

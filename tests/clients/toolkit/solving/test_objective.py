@@ -185,6 +185,7 @@ def test_a_method_in_closed_form_has_no_objective(client_class: Any) -> None:
         MethodClient.__init__(descending.__new__(descending), new_context())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["optimizer_fn", "scheduler_fn", "max_grad_norm"])
 def test_steps_that_are_a_formula_take_no_optimizer(name: str) -> None:
     halved = partial(torch.optim.lr_scheduler.StepLR, step_size=1)

@@ -216,6 +216,7 @@ def test_with_a_clock_everybody_evaluates() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_reply_that_does_not_come_within_the_timeout_is_asked_for_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

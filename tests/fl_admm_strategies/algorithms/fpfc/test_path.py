@@ -209,6 +209,7 @@ def test_a_path_of_one_lambda_is_a_plain_run(path: LambdaPath) -> None:
 # --- Separate -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_lambda_from_the_start_and_then_the_best() -> None:
     strategy, grid, states = whole(SEPARATE, 14)
     taken = strategy.diagnostics().path
@@ -440,6 +441,7 @@ def test_a_penalty_that_is_set_is_that_of_the_next_update() -> None:
     assert np.array_equal(state["state/pairs/omega"], unchanged["state/pairs/omega"])
 
 
+@pytest.mark.slow
 def test_it_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole_run = changing(along(SmoothedSCAD(0.2)), 6, {2: SmoothedSCAD(0.7, xi=1e-3)})
     changing(along(SmoothedSCAD(0.2)), 4, {2: SmoothedSCAD(0.7, xi=1e-3)}, checkpoint_dir=tmp_path)

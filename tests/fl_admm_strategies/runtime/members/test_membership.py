@@ -141,6 +141,7 @@ def test_it_is_saved_and_loaded() -> None:
 # --- In a run -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_somebody_is_left() -> None:
     # All of those that began are away while a new client is there.
     grid = RestlessGrid(

@@ -95,6 +95,7 @@ def test_another_site_is_refused_with_what_to_do(warned: Warned) -> None:
     assert len(said) == len(warned("left out")) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_in_vain_says_who_was_refused() -> None:
     with refused(TimeoutError, "2 of the run's 3", "Node 5", "client 1"):
         run(grid_of(GONE), min_available_nodes=3)
@@ -215,6 +216,7 @@ def test_a_run_of_a_simulation_goes_on_where_nodes_have_keys(tmp_path: Path) -> 
 # --- The legacy API -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sites", "who"), [(SAME_SITE, WITH_1), (ANOTHER, WITHOUT_1)])
 def test_the_legacy_api_knows_sites_by_their_keys(sites, who, warned, tmp_path):
     def start(online: Online, num_rounds: int) -> Mean:

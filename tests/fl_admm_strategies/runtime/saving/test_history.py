@@ -119,6 +119,7 @@ def test_without_a_folder_the_user_is_told_that_metrics_go(monkeypatch, warned):
     assert len(warned()) == len(warned("checkpoint_dir")) == 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_costs_the_state_whatever_the_round(tmp_path: Path) -> None:
     sizes = []
     for rounds in (2, 12):

@@ -309,6 +309,7 @@ def test_what_a_kill_left_behind_is_removed(copy: Path) -> None:
 # --- Damage -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_cut_short_at_any_length_resumes(
     saved: Path, tmp_path: Path, whole: Any, warned: Warned, caplog: pytest.LogCaptureFixture
 ) -> None:
