@@ -32,8 +32,11 @@ def copied(state: Any) -> State:
     return {name: array.copy() for name, array in arrays_of(state).items()}
 
 
-def described(value: Any, hidden: Any, seen: set[int]) -> Any:
-    """Return all that can be reached from a value but `hidden`, in a form that can be compared."""
+def described(value: Any, hidden: Any, seen: dict[int, Any]) -> Any:
+    """Return all that can be reached from a value but `hidden`, in a form that can be compared.
+
+    `seen` holds what it has seen: the number of a value that is gone may be another's.
+    """
     if value is hidden:
         return "hidden"
     if isinstance(value, np.ndarray):
@@ -44,7 +47,7 @@ def described(value: Any, hidden: Any, seen: set[int]) -> Any:
         return repr(value)
     if id(value) in seen:
         return "seen before"
-    seen.add(id(value))
+    seen[id(value)] = value
     if isinstance(value, Mapping):
         return [(repr(key), described(part, hidden, seen)) for key, part in value.items()]
     if isinstance(value, list | tuple):
@@ -58,7 +61,7 @@ def described(value: Any, hidden: Any, seen: set[int]) -> Any:
 
 def outside(strategy: StatefulStrategy) -> Any:
     """Return what `update` must leave alone: all that a strategy holds but its state."""
-    return described(vars(strategy), strategy.state, set())
+    return described(vars(strategy), strategy.state, {})
 
 
 def repeating(strategy: StatefulStrategy) -> StatefulStrategy:
