@@ -174,7 +174,6 @@ def test_ranges_are_the_constructors(raw: dict[str, Any], place: Any, sentence: 
     assert str(mistake["ctx"]["error"]) == sentence
 
 
-@pytest.mark.slow
 def test_what_is_left_out_for_the_app_to_find_is_none_until_then() -> None:
     table = table_of(Thing, left_out=("step_size",)).model_validate({"box": {"low": 0}})
     assert table.step_size is None
@@ -186,6 +185,7 @@ def test_what_is_left_out_for_the_app_to_find_is_none_until_then() -> None:
 # --- The methods that there are -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_parameter_of_a_method_is_a_setting_or_withheld_or_no_toml(name: str) -> None:
     table = algorithm_table(METHODS[name], frozenset(), frozenset())

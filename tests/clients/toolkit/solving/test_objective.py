@@ -127,7 +127,11 @@ EXACT += ["PFedMe", "PFedMeMatched", "LpProj"]
 ROUNDED = ["FedADMM", "FedADMM-client-duals", "FedAPM"]
 
 
-@pytest.mark.parametrize("name", EXACT + ROUNDED)
+FAST = ("FPFC", "FLAME", "Ditto", "FedADMM-client-duals")
+LOOPS = [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in EXACT + ROUNDED]
+
+
+@pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_of_ones_own_ends_where_the_methods_client_does(name: str) -> None:
     case = case_of(name)
     clients = client_app(client_fn_of(with_own_loop(case.client_class)))
