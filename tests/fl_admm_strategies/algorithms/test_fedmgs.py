@@ -61,6 +61,8 @@ def test_the_trajectory_is_that_of_the_formulas_with_old_gradients_of_those_that
             for _ in range(3):
                 U[i] = U[i] - (error(i) @ V.T + LAM * U[i]) / c
             G[i], L[i] = U[i].T @ error(i), curvature(i)
+            loss = (error(i) ** 2).sum() / 2 / data[i][1].sum()  # f_i for each training rating
+            assert run.strategy.train_metrics[k][i]["loss"] == pytest.approx(loss)
         mean = np.mean([*G.values()], axis=0)
         step = 1 / (np.mean([*L.values()]) + GAMMA)
         V = V - step * (mean + GAMMA * V)

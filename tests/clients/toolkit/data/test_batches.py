@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from clients import FedProxClient, MeanMetric, accuracy
-from clients.toolkit.data.batches import answer_of, loss_of, split_batch, to_device, whole_batch
+from clients.toolkit.data.batches import (
+    answer_of,
+    loss_of,
+    outputs_of,
+    split_batch,
+    to_device,
+    whole_batch,
+)
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
 from fl_admm_strategies.runtime.messages.records import ClientInstruction
 from tests.clients.methods.lines import Line, new_context, sample
@@ -98,6 +105,12 @@ CE = nn.CrossEntropyLoss()
 def test_a_dict_is_a_pair(names: tuple[str, str]) -> None:
     loader = DataLoader(Dicts(*names), batch_size=4)
     same(trained(make_model(), loader, CE), trained(make_model(), pairs(), CE))
+
+
+def test_the_outputs_are_the_logits_where_an_answer_has_some() -> None:
+    logits = torch.zeros(2, 3)
+    for answer in (logits, {"logits": logits}, SimpleNamespace(logits=logits, loss=None)):
+        assert outputs_of(answer) is logits
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from tests.support.federation import (
     assert_same_bits,
     node_of,
 )
-from tests.support.refusals import refused, warnings_in
+from tests.support.refusals import Warned, refused, warnings_in
 from tests.support.slopes import SLOPES, Samples, app_of, arrays, client_of, model, samples
 
 NUM_CLIENTS = 6
@@ -350,6 +350,11 @@ def test_a_loss_that_is_none_is_the_worst_and_can_be_saved(loss: float) -> None:
     again = along(LambdaPath([0.0, 0.5], min_rounds=1, max_rounds=2), fraction_train=1.0)
     again.load_state_dict(strategy.state_dict())
     again.start(WatchedGrid(clients, NUM_CLIENTS), arrays(), 4)
+
+
+def test_nobody_is_named_where_all_report_the_metric(warned: Warned) -> None:
+    along(SEPARATE).start(WatchedGrid(app(), NUM_CLIENTS), arrays(), 1)
+    assert not warned("round 1")
 
 
 # --- Bad input ------------------------------------------------------------------------------------
