@@ -333,10 +333,10 @@ class _AttackedApp(ClientApp):
         if any("@" in key for key in reply.content):  # of a node with several clients
             asked = dict(unpack_instructions(message.content))
             replies: dict[int | None, RawReply] = {
-                client: self._forged(own, asked[client].config, client, kind)
+                client: self._forged(raw, asked[client].config, client, kind)
                 if client in malicious
-                else own
-                for client, own in unpack_replies(reply.content)
+                else raw
+                for client, raw in unpack_replies(reply.content)
             }
             reply.content = pack_replies(replies)
             return reply
@@ -349,8 +349,8 @@ class _AttackedApp(ClientApp):
                 for name in {NUM_EXAMPLES, "num_examples"} & record.keys():
                     record[name] = 0
             elif kind == "train" and isinstance(record, ArrayRecord):
-                own = self._forged(RawReply(from_array_record(record)), config, client, kind)
-                reply.content[key] = to_array_record(own.arrays or {})
+                forged = self._forged(RawReply(from_array_record(record)), config, client, kind)
+                reply.content[key] = to_array_record(forged.arrays or {})
         return reply
 
     def _forged(

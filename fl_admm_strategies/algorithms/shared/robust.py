@@ -105,12 +105,12 @@ def aggregate(rule: Rule, malicious: float, uploads: Sequence[Arrays]) -> Arrays
         _Uploaded(
             RecordDict(
                 {
-                    ARRAYS: to_array_record({k: own[k].astype(np.float64) for k in floating}),
+                    ARRAYS: to_array_record({k: upload[k].astype(np.float64) for k in floating}),
                     METRICS: MetricRecord({NUM_EXAMPLES: 1}),
                 }
             )
         )
-        for own in uploads
+        for upload in uploads
     ]
     arrays, _ = flowers.aggregate_train(0, cast(list[Message], replies))
     assert arrays is not None
@@ -119,7 +119,7 @@ def aggregate(rule: Rule, malicious: float, uploads: Sequence[Arrays]) -> Arrays
         name: (
             made[name]
             if name in made
-            else np.rint(np.median([own[name] for own in uploads], axis=0))
+            else np.rint(np.median([upload[name] for upload in uploads], axis=0))
         ).astype(array.dtype)
         for name, array in first.items()
     }
