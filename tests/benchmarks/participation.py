@@ -170,14 +170,13 @@ METHODS = {
     "Local": Method("Local", kind="personal"),
     "FedAvg": Method("FedAvg", client="SGDClient"),
     "FedProx": Method("FedProx"),
+    "SCAFFOLD": Method("SCAFFOLD"),
     "FedADMM": Method("FedADMM"),
-    "FedADMM, published": Method("FedADMM", {"published": True}),
     "FedAPM": Method("FedAPM", kind="personal"),
-    "FedAPM, published": Method("FedAPM", {"published": True}, kind="personal"),
     "FLAME": Method("FLAME", kind="personal"),
     "Ditto": Method("Ditto", kind="personal"),
     "FedAlt": Method("FedAlt", kind="personal"),
-    "pFedMe": Method("PFedMe", kind="personal"),
+    "pFedMe": Method("PFedMeMatched", kind="personal"),
     "LpProjADMM": Method("LpProjADMM", kind="personal"),
 }
 
