@@ -98,6 +98,15 @@ class Algorithm(ABC):
         return type(self).__name__
 
     @property
+    def form(self) -> str:
+        """Which form of the method runs, and what it changes against the paper: one sentence.
+
+        With the place in the paper. Empty where there is one form only. The log, the summary,
+        results and captions show it, so that nobody takes one form for another.
+        """
+        return ""
+
+    @property
     def given_settings(self) -> Mapping[str, Any]:
         """Settings that were changed in the course of the run, as it was given them."""
         return {}

@@ -246,9 +246,9 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         return settings_of(self)
 
     def summary(self) -> None:
-        """Log the settings of the strategy."""
+        """Log the form of the method that runs, and the settings of the strategy."""
         settings = settings_of(self)
-        log(INFO, "\t└──> %s:", type(self).__name__)
+        log(INFO, f"\t└──> {type(self).__name__}: {self.form}".rstrip())
         for position, (name, value) in enumerate(settings.items()):
             branch = "└──" if position == len(settings) - 1 else "├──"
             log(INFO, "\t\t%s %s: %s", branch, name, as_text(value) or "a function")
@@ -344,7 +344,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             name = type(self).__name__
             raise ValueError(f"evaluate_fn is given, but {name} has no global model: leave it out.")
         began = time.monotonic()
-        log(INFO, "Starting %s strategy:", type(self).__name__)
+        log(INFO, f"Starting {type(self).__name__} strategy: {self.form}".rstrip())
         self.summary()
         arrays = named_arrays(initial_arrays)
         run = self.run

@@ -120,10 +120,13 @@ class History:
         The method's.
     rounds : dict of int to ModelScores
         By round, as far as it was evaluated.
+    form : str
+        Which form of the method ran; see `Algorithm.form`.
     """
 
     title: str
     rounds: dict[int, ModelScores]
+    form: str = ""
 
     @property
     def last(self) -> ModelScores:
@@ -166,7 +169,7 @@ def run_method(
     }
     if rounds:
         rounds[max(rounds)] = finished(problem, strategy, rounds, arrays)
-    return History(title or strategy.title, rounds)
+    return History(title or strategy.title, rounds, strategy.form)
 
 
 def run_here(

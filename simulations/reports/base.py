@@ -65,11 +65,11 @@ class Finished:
         return self.problem.settings
 
     def picture(self, file: str, what: str = "") -> Picture:
-        """Return a picture of the run, titled by its method, data and settings."""
+        """Return a picture of the run, titled by its method, data, form and settings."""
         return Picture(
             self.out / file,
             f"{self.title} on {self.problem.data.name}" + (f": {what}" if what else ""),
-            setting_of(self.settings),
+            f"{self.strategy.form} {setting_of(self.settings)}".strip(),
             self.settings.report.pdf,
         )
 

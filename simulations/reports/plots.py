@@ -49,7 +49,7 @@ class Picture:
     title : str
         What was run, e.g. "FPFC on digits-swap".
     setting : str
-        With which settings; a line below the title.
+        In which form of the method and with which settings; below the title.
     pdf : bool
         Write a PDF file of the same name as well, with text that stays text.
     """

@@ -158,6 +158,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         row: {**history.last.cells.get(row, {}), **report.cells.get(row, {})}
         for row in {**history.last.cells, **report.cells}
     }
+    form_legend, form_extra = _forms(history, baselines)
     attack_legend, attack_extra = _malicious(problem)
     result = Result(
         experiment=experiment.name,
@@ -175,8 +176,14 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         baselines={baseline.title: baseline.last for baseline in baselines},
         new_clients=new_clients,
         note=report.note,
-        legend=(*attack_legend, *report.legend, *legend(settings.report), *newcomers.legend),
-        extra={**attack_extra, **report.extra, **newcomers.extra},
+        legend=(
+            *form_legend,
+            *attack_legend,
+            *report.legend,
+            *legend(settings.report),
+            *newcomers.legend,
+        ),
+        extra={**form_extra, **attack_extra, **report.extra, **newcomers.extra},
     )
     write_result(run.out / RESULT, result)
     _draw_metric(finished, history, baselines, result, report.levels)
@@ -191,6 +198,15 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
             f"--resume runs only the baselines again.\n{errors}"
         )
     return result
+
+
+def _forms(run: History, baselines: list[History]) -> tuple[list[str], dict[str, Any]]:
+    """Say which form of each method ran, where it has several: in the legend, and in the result."""
+    compared = {baseline.title: baseline.form for baseline in baselines if baseline.form}
+    lines = [f"{run.title}: {run.form}"] if run.form else []
+    lines += [f"{title}, run for comparison: {form}" for title, form in compared.items()]
+    extra = {"form": run.form} if run.form else {}
+    return lines, extra | ({"baseline_forms": compared} if compared else {})
 
 
 def _malicious(problem: Problem) -> tuple[list[str], dict[str, Any]]:

@@ -64,6 +64,17 @@ def identified_app(ids: Callable[[Context], Any], total: Any) -> ClientApp:
     return app
 
 
+@pytest.mark.parametrize("form", ["Short steps: 100 % of [1, eq. 3].", ""])
+def test_the_log_begins_with_the_form_that_runs(form, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, logger="flwr")
+    monkeypatch.setattr(Mean, "form", form)
+    Mean().start(InProcessGrid(echo_app(), 2), MODEL, 1)
+    first, title = caplog.messages[:2]
+    # As Flower's own, where there is one form only.
+    assert first == f"Starting Mean strategy:{' ' * bool(form)}{form}"
+    assert title.endswith(f" Mean:{' ' * bool(form)}{form}")
+
+
 # --- Waiting for nodes --------------------------------------------------------------------------
 
 
