@@ -29,7 +29,7 @@ from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import ConsensusStrategy, OwnBuffers
+from .shared.base import ConsensusForm, ConsensusStrategy, OwnBuffers
 
 
 @dataclass
@@ -93,7 +93,7 @@ class FLAMEEvaluation(Instruction):
     optimised: list[str]
 
 
-class FLAME(ConsensusStrategy):
+class FLAME(ConsensusForm, ConsensusStrategy):
     """Federated learning by ADMM with Moreau envelopes (FLAME).
 
     Parameters
@@ -128,8 +128,8 @@ class FLAME(ConsensusStrategy):
     max_steps : int (default: 1000)
         Steps after which "accuracy" gives up; the clients' metric ``residual`` tells.
     **base
-        The parameters of `ConsensusStrategy`; u_i is theta_i where clients start, and w_i in the
-        mean that makes w. What lives where is theta_i, w_i and pi_i.
+        The parameters of `ConsensusForm` and `ConsensusStrategy`; u_i is theta_i where clients
+        start, and w_i in the mean that makes w. What lives where is theta_i, w_i and pi_i.
 
     Notes
     -----
