@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .methods.perfedavg import PerFedAvgClient as PerFedAvgClient
     from .methods.pfedme import PFedMeClient as PFedMeClient
     from .methods.pfedme import PFedMeMatchedClient as PFedMeMatchedClient
+    from .methods.scaffold import SCAFFOLDClient as SCAFFOLDClient
     from .methods.sgd import SGDClient as SGDClient
     from .toolkit.data.minibatches import Minibatches as Minibatches
     from .toolkit.data.ratings import Ratings as Ratings

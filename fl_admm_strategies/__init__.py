@@ -28,6 +28,7 @@ from .algorithms.lp_proj_sgd import LpProj
 from .algorithms.pacfl import PACFL
 from .algorithms.perfedavg import PerFedAvg
 from .algorithms.pfedme import PFedMe, PFedMeMatched
+from .algorithms.scaffold import SCAFFOLD
 from .algorithms.shared.completion import initial_item_factors
 from .hosting.inprocess import InProcessGrid, run_in_process
 from .hosting.legacy import LegacyStrategy
@@ -48,6 +49,7 @@ __all__ = [
     "L1",
     "MCP",
     "PACFL",
+    "SCAFFOLD",
     "AsyncFPFC",
     "Ditto",
     "FedADMM",

@@ -216,7 +216,7 @@ def test_a_model_is_trained(case: Case, model: str, warned: Warned) -> None:
     stays = "$^" if strategy.method is None else MODELS[model].stays
     travels = {name for name in net.state_dict() if not re.search(stays, name)}
     seen = {
-        name.removeprefix("dual/")
+        name.removeprefix("dual/").removeprefix("control/")
         for _, _, messages in grid.sent + grid.received
         for message in messages
         for record in message.content.array_records.values()

@@ -25,7 +25,8 @@ PATTERN: Any = ["("], []
 ANY: Any = [], []
 
 WORDS = {
-    "rho lr outer_lr personal_lr t threshold init_scale tolerance beta delta curvature": POSITIVE,
+    "rho lr outer_lr personal_lr global_lr t threshold init_scale tolerance beta": POSITIVE,
+    "delta curvature": POSITIVE,
     "node_timeout": POSITIVE,
     "lam mu sigma alpha gamma gamma_max eps1 eps2 weight_lr": NOT_NEGATIVE,
     "local_epochs personal_epochs local_steps local_rounds inner_steps user_steps": COUNT,

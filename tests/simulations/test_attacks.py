@@ -237,7 +237,7 @@ def test_the_model_that_an_upload_means_can_be_replaced(case: Case) -> None:
         forged = asked.upload_of(other, upload, got.metrics)
         assert list(forged) == list(upload)
         body = case.name == "FPFC-head" and [name for name in upload if "body" in name]
-        duals = [name for name in upload if name.startswith(("dual/", "gradient/"))]
+        duals = [name for name in upload if name.startswith(("dual/", "gradient/", "control/"))]
         assert [name for name in upload if name not in other] == (body or duals)
         found = asked.model_of(forged, got.metrics)
         assert found.keys() == other.keys()

@@ -362,6 +362,12 @@ CASES = [
         view=views.LOCAL_COPIES,
     ),
     keeping_variant(
+        "SCAFFOLD",
+        partial(library.SCAFFOLD, lr=0.5, global_lr=0.9),
+        of.SCAFFOLDClient,
+        view=views.CONTROLS,
+    ),
+    keeping_variant(
         "LpProj",
         partial(library.LpProj, lam=1.0, lr=0.3, dimension=3, **FEW_STEPS),
         of.LpProjClient,

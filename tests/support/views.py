@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_admm_strategies.algorithms.scaffold import CONTROL
+from fl_admm_strategies.maths.blocks import under
 from fl_admm_strategies.maths.moreau import messages
 
 Held = Mapping[str, NDArray[Any]]
@@ -62,6 +64,10 @@ def _held_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     return np.concatenate([part.ravel() for part in parts])
 
 
+def _held_control(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+    return np.asarray(strategy._block.vector(under(CONTROL, held)))
+
+
 def _held_factors(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     return np.asarray(held["W"] + held["Y"] / strategy.beta).ravel()
 
@@ -97,6 +103,7 @@ CONSENSUS = View(
     message=_consensus_message,
 )
 CONSENSUS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_message)
+CONTROLS = View(total=lambda strategy: strategy.state.total, message=_held_control)
 FACTORS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_factors)
 RATED = View(total=lambda strategy: strategy.state.consensus.total.ravel(), message=_rated_message)
 MOREAU = View(

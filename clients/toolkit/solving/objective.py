@@ -48,6 +48,41 @@ class ProximalTerm:
 
 
 @dataclass(frozen=True)
+class LinearTerm:
+    """A term c <s, u> of a local objective: it adds the same c s to the gradient of every step.
+
+    Attributes
+    ----------
+    weight : float
+        c > 0.
+    slope : mapping of str to Tensor
+        s, by parameter name; parameters that it does not name are not in u.
+    """
+
+    weight: float
+    slope: Mapping[str, Tensor]
+
+    @property
+    def names(self) -> Collection[str]:
+        """The parameters that u consists of."""
+        return self.slope.keys()
+
+    def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
+        """Add c s to the parameters' ``.grad``."""
+        for name, slope in self.slope.items():
+            if (parameter := moving.get(name)) is not None:
+                _add(parameter, slope.to(parameter.device), self.weight)
+
+    def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
+        """Return c <s, u>."""
+        total = torch.zeros(())
+        for name, slope in self.slope.items():
+            if (parameter := moving.get(name)) is not None:
+                total = total + (parameter * slope.to(parameter.device)).sum()
+        return self.weight * total
+
+
+@dataclass(frozen=True)
 class ProjectedTerm:
     """A term (c/2) ||P u - a||^2, or c ||P u - a||_1, of some linear features of u.
 
@@ -106,7 +141,7 @@ class ProjectedTerm:
         return image - self.target.to(image)
 
 
-Term = ProximalTerm | ProjectedTerm
+Term = ProximalTerm | LinearTerm | ProjectedTerm
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
@@ -131,7 +166,7 @@ class LocalObjective:
 
     Parameters
     ----------
-    terms : sequence of ProximalTerm or ProjectedTerm
+    terms : sequence of ProximalTerm, LinearTerm or ProjectedTerm
         May be empty: then u minimises f alone.
     loss_weight : float (default: 1.0)
         alpha, the client's weight in the sum over clients.
@@ -155,6 +190,8 @@ class LocalObjective:
         """Whether the terms were asked for; a loop that never did minimises another function."""
         self.first_loss: float | None = None
         """f before the first step, on all samples or the first batch, where the solver noted it."""
+        self.steps = 0
+        """How many steps the solver has taken."""
 
     def add_gradient(self, model: nn.Module) -> None:
         """Add sum_k (c_k / alpha) (u - a_k) to the ``.grad`` of the model's parameters.

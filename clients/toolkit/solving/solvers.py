@@ -217,6 +217,7 @@ def gradient_descent(
                 nn.utils.clip_grad_norm_(parameters.values(), max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
+            objective.steps += 1
 
         optimizer.zero_grad()
         for epoch in range(epochs):

@@ -17,7 +17,7 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
 from ..models.arrays import parameters_of
-from .objective import LocalObjective, ProjectedTerm, ProximalTerm
+from .objective import LinearTerm, LocalObjective, ProjectedTerm, ProximalTerm
 from .solvers import Batch, LocalProblem, LossFn, OptimizerFn, one_thread
 
 CHUNK = 64
@@ -246,12 +246,19 @@ class _Stack:
         def weighted(gradient: Tensor, rows: Any) -> Tensor:
             return gradient * weights[rows].view(-1, *[1] * (gradient.ndim - 1))
 
+        def by_name(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+            names = [name for name in first.names if name in self.moving]
+            return {name: self._stacked([of[name] for of in tensors]) for name in names}
+
+        if isinstance(first, LinearTerm):
+            slopes = by_name([term.slope for term in like])
+
+            def slope(parameters: dict[str, Tensor], rows: Any) -> dict[str, Tensor]:
+                return {name: weighted(stack[rows], rows) for name, stack in slopes.items()}
+
+            return slope
         if isinstance(first, ProximalTerm):
-            anchors = {
-                name: self._stacked([term.anchor[name] for term in like])
-                for name in first.anchor
-                if name in self.moving
-            }
+            anchors = by_name([term.anchor for term in like])
 
             def pull(parameters: dict[str, Tensor], rows: Any) -> dict[str, Tensor]:
                 return {n: weighted(parameters[n] - a[rows], rows) for n, a in anchors.items()}
@@ -267,8 +274,8 @@ class _Stack:
             flat = torch.cat([parameters[name].flatten(1) for name in names], 1)
             matrix = first.projection.expand(len(flat), -1, -1)
             gap = (matrix @ flat.to(matrix.dtype)[:, :, None]).squeeze(2) - targets[rows]
-            slope = first.slope(gap)
-            gradient = weighted((slope[:, None, :] @ matrix).squeeze(1), rows).to(flat.dtype)
+            psi = first.slope(gap)
+            gradient = weighted((psi[:, None, :] @ matrix).squeeze(1), rows).to(flat.dtype)
             parts = torch.split(gradient, [parameters[n][0].numel() for n in names], 1)
             return {n: part.view_as(parameters[n]) for n, part in zip(names, parts, strict=True)}
 
@@ -446,6 +453,7 @@ def descend(
         like = next(iter(stack.parameters.values()))
         slots = len(members)
         firsts: list[float] = []
+        taken = [0] * slots
         whole: _Block | None = None
         lists = all(isinstance(member.problem.loader, list | tuple) for member in members)
         for _ in range(epochs):
@@ -456,8 +464,10 @@ def descend(
                     whole = _block(parts, slots, length, spare, like)
                 totals, seen = stack.take(whole).tolist()[:slots], [1] * slots
                 firsts = firsts or totals
+                taken = [count + 1 for count in taken]
                 continue
             plans = [member.epoch() for member in members]
+            taken = [count + len(plan) for count, plan in zip(taken, plans, strict=True)]
             for number in range(max(map(len, plans))):
                 now = [(s, [plan[number]]) for s, plan in enumerate(plans) if number < len(plan)]
                 losses = stack.take(_block(now, slots, length, spare, like)).tolist()
@@ -466,8 +476,9 @@ def descend(
                     totals[slot] += loss * batch.size
                     seen[slot] += batch.size
         stack.put_back()
-    for member, first in zip(members, firsts, strict=False):
+    for member, first, steps in zip(members, firsts, taken, strict=False):
         member.objective.note_loss(first)
+        member.objective.steps = steps
     if not epochs:
         return [float("nan")] * slots
     return [total / count for total, count in zip(totals, seen, strict=True)]

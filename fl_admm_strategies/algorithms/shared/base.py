@@ -159,9 +159,9 @@ def check_bound_of_changes(duals: Duals, max_norm: MaxNorm, on_excess: OnExcess)
     """
     if duals == "client" and max_norm is not None and on_excess == "clip":
         raise ValueError(
-            "on_excess is 'clip', expected 'refuse' beside duals='client' and a max_norm: clients "
-            "send the change of what they keep, and if it were clipped, their variables and the "
-            "server's sum would differ from then on. Give on_excess='refuse' or duals='strategy'."
+            "on_excess is 'clip', expected 'refuse' beside a max_norm where clients keep their "
+            "variables: they send the change of these, and if it were clipped, theirs and the "
+            "server's sum would differ from then on. Give on_excess='refuse'."
         )
 
 

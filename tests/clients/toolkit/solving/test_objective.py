@@ -19,7 +19,13 @@ from clients import (
     TorchClient,
     client_app,
 )
-from clients.toolkit.solving.objective import LocalObjective, ProjectedTerm, ProximalTerm, Term
+from clients.toolkit.solving.objective import (
+    LinearTerm,
+    LocalObjective,
+    ProjectedTerm,
+    ProximalTerm,
+    Term,
+)
 from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
 from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received, scalars
@@ -49,12 +55,19 @@ class Pair(nn.Module):
 # u = 3, v = 4. (2/2) |u - 1|^2 = 4, slope 4 in u. (3/2) |(1 -1)(u v) - 2|^2 = 3/2 (-3)^2 = 13.5,
 # slope 3 (-3)(1 -1) = (-9, 9). f = 5 u + 7 v has slope (5, 7).
 PULL = ProximalTerm(2.0, {"u": number(1.0)})
+# 2 <1.5, u> = 9, slope 3 in u.
+LINE = LinearTerm(2.0, {"u": number(1.5)})
 IMAGE = ProjectedTerm(3.0, torch.tensor([[1.0, -1.0]]).double(), number(2.0), ["u", "v"])
 
 
 @pytest.mark.parametrize(
     ("terms", "value", "slope"),
-    [([PULL], 4.0, (4.0, 0.0)), ([IMAGE], 13.5, (-9.0, 9.0)), ([PULL, IMAGE], 17.5, (-5.0, 9.0))],
+    [
+        ([PULL], 4.0, (4.0, 0.0)),
+        ([IMAGE], 13.5, (-9.0, 9.0)),
+        ([PULL, IMAGE], 17.5, (-5.0, 9.0)),
+        ([LINE], 9.0, (3.0, 0.0)),
+    ],
 )
 @pytest.mark.parametrize("alpha", [1.0, 0.25])
 def test_penalty_and_gradient_by_hand(

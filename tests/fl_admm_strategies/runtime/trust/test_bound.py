@@ -143,7 +143,7 @@ def test_its_state_is_saved_and_put_back() -> None:
 
 @pytest.mark.parametrize("kind", [FedADMM, FLAME, lambda **s: FedMCADMM(SquaredL2(1.0), **s)])
 def test_a_change_that_its_client_keeps_cannot_be_clipped(kind: Any) -> None:
-    with refused(ValueError, "on_excess", "duals"):
+    with refused(ValueError, "on_excess", "clip"):
         kind(duals="client", max_norm="auto")
     kind(duals="client", max_norm="auto", on_excess="refuse")
     kind(duals="client")
