@@ -22,8 +22,8 @@ class FedAPMReport(MethodReport):
         extra: dict[str, Any] = {"shared": shared, "personal": total - shared}
         if (residual := strategy.round_metrics().get("primal-residual")) is not None:
             legend.append(
-                f"Primal residual: {residual:.4g}, the mean distance of the participants' copies from the shared "
-                "part that they got, in the last round."
+                f"Primal residual: {residual:.4g}, the mean distance of the participants' copies "
+                "from the shared part that they got, in the last round."
             )
             extra["primal_residual"] = residual
         text = Text.assemble(
