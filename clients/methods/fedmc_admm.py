@@ -308,8 +308,8 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         """Run the client's part of a round: N steps on U_i, then N on W_i.
 
         Uploads W_i^{k+1}, of shape (r, n); with ``duals="client"`` Z_i^{k+1} - Z_i^k, where
-        Z_i = W_i + Y_i/beta, or W_i^{k+1} - V^k where V is of the participants' W_i. Metrics: ``loss``, f_i for each training rating before the last step
-        on W_i.
+        Z_i = W_i + Y_i/beta, or W_i^{k+1} - V^k where V is of the participants' W_i. Metrics:
+        ``loss``, f_i for each training rating before the last step on W_i.
         """
         if asked.item_curvature is not None:
             return (yield from self._rated_steps(asked, asked.item_curvature, config))

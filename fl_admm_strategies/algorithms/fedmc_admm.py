@@ -44,7 +44,8 @@ class FedMCState:
 class FedMCInstruction(Instruction):
     """What a client gets: V - Y_i/beta, or V where it has or gets Y_i; W_i where it starts with it.
 
-    `dual` is Y_i, for a client that starts at V and may not hold it; an empty one is Y_i^0. Where `item_curvature` is there, ||W_i W_i^T||_F, all are of the items that it rated.
+    `dual` is Y_i, for a client that starts at V and may not hold it; an empty one is Y_i^0. Where
+    `item_curvature` is there, that of where the client starts, all are of the items that it rated.
     """
 
     anchor: Arrays
