@@ -314,7 +314,9 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         if asked.item_curvature is not None:
             return (yield from self._rated_steps(asked, asked.item_curvature, config))
         received = self.checked(asked.anchor)  # V^k, where the dual is here; else the anchor
-        held = self.memory.recall(config)
+        # A U_i that the server knows of is not drawn anew in silence.
+        known = self.memory.recall if asked.dual is None else self.memory.require_known
+        held = known(config)
         if held is None or asked.start is not None or asked.dual is not None:
             held = self._first_variables(held, asked, config)
         anchor = received - held["Y"] / asked.beta if "Y" in held else received
