@@ -178,7 +178,7 @@ def test_the_number_of_clients_that_fedmc_began_with_is_a_scale_of_the_objective
     # (1/p0) sum_{i<=p} f_i + (p/p0) R is p/p0 times (2), and argmin_V (p/p0) R(V) +
     # p beta/2 |V - mean z|^2 is prox_{R/(p0 beta)}(mean z): the clients' steps, which divide by p0,
     # and this one are the same for every p. With gamma |V|_1: soft-thresholding by gamma/(p0 beta).
-    strategy = FedMCADMM(L1Norm(0.8), beta=2.0)
+    strategy = FedMCADMM(L1Norm(0.8), beta=2.0, published=True)
     strategy.run.begin({"V": np.zeros((1, 3))}, [0, 1])
     strategy.run.handshake(lambda asked, kind: [], {})
     strategy.run.update_membership(1, [0, 1, 7], lambda asked, kind: [], {})
