@@ -99,10 +99,12 @@ def test_fit(benchmark: Any, rank: int) -> None:
         "inner_steps": STEPS,
         "y0": "zero",
         "duals": "strategy",
+        "start_at": "own",
+        "averaging": "all",
     }
-    first = received(FedMCInstruction({"V": V}, {"V": V}, **settings))
+    first = received(FedMCInstruction({"V": V}, {"V": V}, None, **settings))
     FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit(*first)
-    later = received(FedMCInstruction({"V": V}, None, **settings), version=1, server_round=2)
+    later = received(FedMCInstruction({"V": V}, None, None, **settings), version=1, server_round=2)
 
     def fit() -> None:
         FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit(*later)

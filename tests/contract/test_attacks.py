@@ -33,7 +33,7 @@ from fl_admm_strategies import (
     LpProjADMM,
     StatefulStrategy,
 )
-from fl_admm_strategies.algorithms import fedadmm
+from fl_admm_strategies.algorithms import fedadmm, flame
 from fl_admm_strategies.maths.checks import largest_allowed
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.cases import CASES, NUM_CLIENTS, Case, each_case, grid_of
@@ -243,8 +243,9 @@ def test_nothing_is_left_of_a_large_upload_once_its_sender_has_left(
     app = client_app(quadratic_client(client_class))
     grid = Grid(app, range(5), {0: everybody, 3: rest})
     strategy = make(seed=1, fraction_evaluate=0, max_missed_rounds=1)
-    # FedADMM's changes are float32, so its sum is right again after the next time it is rebuilt.
-    monkeypatch.setattr(fedadmm, "REBUILD_EVERY", 100)
+    # Changes are float32, so a sum is right again after the next time it is rebuilt.
+    for method in (fedadmm, flame):
+        monkeypatch.setattr(method, "REBUILD_EVERY", 100)
     strategy.start(grid, ArrayRecord(One().state_dict()), 160)
     w = strategy.state.consensus.w
     if isinstance(strategy, LpProjADMM):  # P is one row of length 1: its only entry is 1 or -1

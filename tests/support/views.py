@@ -52,10 +52,12 @@ def _consensus_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
 
 def _rated_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     consensus = strategy.state.consensus
-    own, sent = consensus[client], consensus._sent
-    z = sum((sum(shares) * sent[k] for k, shares in own.past.items()), np.zeros_like(consensus.v))
-    z[own.items] = own.w + own.dual
-    return np.asarray(z).ravel()
+    row, sent, w = consensus[client], consensus._sent, not consensus.of_participants
+    message = np.zeros_like(consensus.v)
+    for k, (of_w, of_dual) in row.past.items():
+        message += (w * of_w + of_dual) * sent[k]
+    message[row.items] = w * row.w + row.dual
+    return np.asarray(message).ravel()
 
 
 def _held_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
@@ -70,7 +72,8 @@ def _held_control(strategy: Any, client: int, held: Held) -> NDArray[Any]:
 
 
 def _held_factors(strategy: Any, client: int, held: Held) -> NDArray[Any]:
-    return np.asarray(held["W"] + held["Y"] / strategy.beta).ravel()
+    w = held["W"] if strategy.averaging == "all" else 0
+    return np.asarray(w + held["Y"] / strategy.beta).ravel()
 
 
 def _moreau_message(theta: str) -> Callable[[Any, int, Held], NDArray[Any]]:
