@@ -17,27 +17,30 @@ from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
 
 
 class FedADMMClient(TorchClient[Any]):
-    """Client of `FedADMM`: E epochs on its loss, pulled towards the anchor, from its own u_i."""
+    """Client of `FedADMM`: E epochs on its loss, pulled towards the anchor."""
 
     strategy: ClassVar[Any] = FedADMM
     instruction: ClassVar[Any] = FedADMMInstruction
 
     def steps(self, asked: FedADMMInstruction, config: Scalars) -> MethodSteps:
-        """Move u_i, and pi_i where the client keeps it; upload u_i or the change of z_i."""
+        """Move u_i, and pi_i where the client has it; upload u_i or the change of a message."""
         self.receive(asked, asked.anchor, config)
         names = self.trainable(asked.optimised, setting="FedADMM(averaged=...)")
         w = to_tensors({name: asked.anchor[name] for name in names}, self.device)
-        u, dual = self.held(asked, config)
-        self.load_block(u)
+        u, dual = self.held(asked, w, config)
+        self.load_block(w if asked.start_at == "global" else u)
         anchor = {name: w[name] - dual[name] / asked.rho for name in dual} or w
         metrics, kept = yield from self.local_step(asked, anchor, config)
         new = self.block(asked.optimised)
         upload = self.arrays()
         if dual:
-            dual = {name: dual[name] + asked.rho * (new[name] - w[name]) for name in dual}  # (12)
-            # z_i - z_i of before = (u - u before) + (u - w)
-            change = {name: (new[name] - u[name]) + (new[name] - w[name]) for name in dual}
-            whole, held_back = self.whole_change(to_numpy(change), config, first=bool(asked.start))
+            move = {name: new[name] - w[name] for name in dual}
+            dual = {name: dual[name] + asked.rho * move[name] for name in dual}  # (12)
+        if asked.duals == "client":
+            if asked.averaging == "all":  # z_i - z_i of before = (u - u before) + (u - w)
+                move = {name: (new[name] - u[name]) + move[name] for name in dual}
+            first = asked.start is not None or asked.dual is not None
+            whole, held_back = self.whole_change(to_numpy(move), config, first=first)
             upload |= whole
             kept |= held_back
         kept |= prefixed(BUFFERS, self.buffers())
@@ -64,15 +67,19 @@ class FedADMMClient(TorchClient[Any]):
         """Load the arrays of a message into the model."""
         self.load(arrays)
 
-    def held(self, asked: Any, config: Scalars) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return u_i and, where the client keeps it, pi_i."""
+    def held(
+        self, asked: Any, w: dict[str, Tensor], config: Scalars
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return u_i (w, if nobody needs it) and, where the client keeps or gets it, pi_i."""
+        zero = {name: torch.zeros_like(array) for name, array in w.items()}
         if asked.start is not None:
-            u = to_tensors(asked.start, self.device)
-            dual = {name: torch.zeros_like(u[name]) for name in u}
+            u, dual = to_tensors(asked.start, self.device), zero
+        elif asked.dual is not None:
+            u, dual = w, to_tensors(asked.dual, self.device) or zero
         else:
             held = self.memory.require(config)
             u, dual = (to_tensors(under(f"{part}/", held), self.device) for part in ("u", "dual"))
-        return u, dual if asked.duals == "client" else {}
+        return u, dual if asked.duals == "client" or asked.start_at == "global" else {}
 
     def personal_arrays(self) -> Arrays:
         """Return u_i after the last training, a whole model; RuntimeError before the first."""

@@ -44,7 +44,7 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
     def local_step(
         self, asked: Any, anchor: dict[str, Tensor], config: Scalars
     ) -> Steps[tuple[Scalars, Arrays]]:
-        """Run the v-step at the old u_i, then the u-step at the new v_i (Gauss-Seidel).
+        """Run the v-step at u_i, or at w, then the u-step at the new v_i (Gauss-Seidel).
 
         v <- v - eta [grad_v f_i(v, u_i) + (sigma/alpha_i) (v - v_i)], E_v epochs. (9) prints f_i
         without its alpha_i; (15) and all proofs have it (docs/methods/fedapm.md, P1).
@@ -52,9 +52,6 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         The u-step is FedADMM's, or full-gradient steps until the accuracy test (16) holds for
         xi_i^{t+1} = mu xi_i^t. Then the metrics have ``residual``, its left side, and ``steps``.
         """
-        if asked.u_start == "server" and asked.duals == "client":  # else u_i itself was sent as w
-            w = {name: asked.anchor[name] for name in asked.optimised}
-            self.load_block(to_tensors(w, self.device))
         personal, _ = self.trained_parts(asked.personal)
         weight = asked.loss_weight
         if personal:
@@ -93,10 +90,17 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         asked = FedAPMEvaluation.decode(parameters, config)
         self.receive(asked, asked.global_, config)
         shared = self.arrays()
-        u, _ = self.held(asked, config)
-        self.load_block(u)
+        if (u := self._kept_u(asked, config)) is not None:
+            self.load_block(to_tensors(u, self.device))
         with self.seeded(config):
             return self.evaluate_models({"personal": self.arrays(), "global": shared})
+
+    def _kept_u(self, asked: FedAPMEvaluation, config: Scalars) -> Arrays | None:
+        """Return u_i, or None before the first training of a client that starts at w."""
+        if asked.start is not None:
+            return asked.start
+        held = self.memory.require_known(config)
+        return None if held is None else under(U, held)
 
     def shared(self, asked: Any) -> list[str]:
         """Return the parameters that travel: u_i, and those that are averaged."""

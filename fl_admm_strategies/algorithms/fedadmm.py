@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..maths.blocks import Arrays, Block, weighted_average
 from ..maths.checks import Count, Positive
 from ..maths.clienttable import ClientTable, Row
@@ -21,46 +19,58 @@ from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Metrics, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import ConsensusStrategy
+from .shared.base import ConsensusForm, ConsensusStrategy
 
 
 @dataclass
 class FedADMMState:
-    """w with all u_i and pi_i; phi, the averaged arrays; rows ``alpha``.
-
-    `gap` is the mean ||u_i - w|| over the last round's participants, NaN where u_i is not known.
-    """
+    """w with all u_i and pi_i; phi, the averaged arrays; rows ``alpha``."""
 
     consensus: ConsensusADMM
     averaged_arrays: Arrays
     clients: ClientTable
-    gap: float = math.nan
 
 
 @dataclass(frozen=True)
 class FedADMMInstruction(Instruction):
-    """What a client gets; `start` is u_i, sent where the client may not hold it."""
+    """What a client gets.
+
+    `anchor` is w - pi_i/rho, or w where the client knows pi_i. Sent where the client may not hold
+    them: `start`, which is u_i, and, to a client that starts at w, `dual`, which is pi_i (empty:
+    0).
+    """
 
     anchor: Arrays
     start: Arrays | None
+    dual: Arrays | None
     rho: float
     lr: float
     local_epochs: int
     loss_weight: float
     duals: str
+    start_at: str
+    averaging: str
     optimised: list[str]
 
     def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return z_i, or its change where that is sent."""
-        u = {name: upload[name] for name in self.optimised}
-        return u if self.duals == "client" else message_of(u, self.anchor)
+        """Return u_i; where w is the mean of z_i, z_i, or its change where that is sent."""
+        sent = {name: upload[name] for name in self.optimised}
+        if self.averaging == "participants":
+            return sent if self.duals == "strategy" else self._plus_w(sent, 1)
+        return message_of(sent, self.anchor) if self.duals == "strategy" else sent
 
     def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return the u_i of which the server makes this z_i."""
-        return upload | (model if self.duals == "client" else iterate_of(model, self.anchor))
+        """Return the upload of which the server makes this model."""
+        if self.averaging == "participants":
+            return upload | (model if self.duals == "strategy" else self._plus_w(model, -1))
+        in_strategy = self.duals == "strategy"
+        return upload | (iterate_of(model, self.anchor) if in_strategy else model)
+
+    def _plus_w(self, arrays: Arrays, sign: int) -> Arrays:
+        return {name: array + sign * self.anchor[name] for name, array in arrays.items()}
 
 
-class FedADMM(ConsensusStrategy):
+class FedADMM(ConsensusForm, ConsensusStrategy):
     """Federated learning by inexact ADMM (FedADMM); u_i and pi_i live where `duals` says.
 
     Parameters
@@ -73,7 +83,7 @@ class FedADMM(ConsensusStrategy):
     local_epochs : int (default: 3)
         E, local epochs: full-gradient steps with GD, passes over the data with SGD.
     **base
-        The parameters of `ConsensusStrategy`.
+        The parameters of `ConsensusForm` and `ConsensusStrategy`.
 
     Examples
     --------
@@ -93,7 +103,13 @@ class FedADMM(ConsensusStrategy):
         """Start with u_i^0 = w^0, the initial model, and pi_i^0 = 0."""
         self._block = Block.optimised(arrays, self.trained, self._averaged)
         first, on_clients = self._block.vector(arrays), self.duals == "client"
-        consensus = ConsensusADMM(first, self.rho, on_clients=on_clients)
+        consensus = ConsensusADMM(
+            first,
+            self.rho,
+            on_clients=on_clients,
+            from_w=self.start_at == "global",
+            of_participants=self.averaging == "participants",
+        )
         return FedADMMState(consensus, self._block.rest(arrays), ClientTable(alpha=0.0))
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
@@ -103,35 +119,46 @@ class FedADMM(ConsensusStrategy):
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedADMMInstruction]:
-        """Send the anchor w - pi_i/rho, or w where clients keep their duals."""
+        """Send the anchor w - pi_i/rho, or w where clients keep pi_i or start at w."""
         return {client: self._instruction(server_round, client) for client in client_ids}
 
     def _instruction(self, server_round: int, client: int) -> FedADMMInstruction:
         consensus, averaged = self.state.consensus, self.state.averaged_arrays
         members = self.membership
-        holds_it, last = members.has_current_state(client), members.last_accepted.get(client)
+        last = members.last_accepted.get(client)
+        # In half precision a client's pi_i and the strategy's would drift apart.
+        holds_it = members.has_current_state(client)
+        holds_dual = holds_it and self.wire_dtype is None
         start = consensus.start(client, holds_it=holds_it, last_accepted=last)
+        dual = consensus.dual_for(client, holds_it=holds_dual, last_accepted=last)
         return FedADMMInstruction.of(
             self,
             server_round,
             anchor=self._block.model(consensus.anchor(client), averaged, copy=False),
             start=None if start is None else self._block.arrays(start),
+            dual=None if dual is None else self._block.arrays(dual) if dual.size else {},
             loss_weight=self.state.clients[client].alpha * self.membership.num_initial,
             optimised=self._block.names,
         )
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Take in the participants' u_i, (12), (13); w is the mean of all z_i (8)."""
-        state, vector = self.state, self._block.vector
-        gaps = [state.consensus.update(c, vector(r.arrays)) for c, r in replies.items()]
-        known = [gap for gap in gaps if gap is not None]
-        state.gap = float(np.mean(known)) if known else math.nan
+        """Take in the participants' u_i, (12), (13); set w, (8) where it is the paper's."""
+        state = self.state
+        for client, reply in replies.items():
+            state.consensus.update(client, self._block.vector(reply.arrays))
         state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)
         state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
 
     def round_metrics(self) -> Metrics:
-        """Return ``gap``, the mean ||u_i - w|| of the participants, where the server knows u_i."""
-        return {} if math.isnan(self.state.gap) else {"gap": self.state.gap}
+        """Return the residuals of ADMM (Boyd et al., 2011, section 3.3).
+
+        ``primal-residual`` is the mean ||u_i - w|| of the participants, with the w that they were
+        sent; it is left out where the server does not know u_i. ``dual-residual`` is rho times how
+        far w moved.
+        """
+        consensus = self.state.consensus
+        found = {"primal-residual": consensus.primal, "dual-residual": consensus.dual}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w, with the averaged arrays."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, optimised, spec_of
 from ..maths.checks import Count, Fraction, NotNegative, Positive
@@ -29,7 +29,6 @@ class FedAPMInstruction(FedADMMInstruction):
     personal: str | None
     sigma: float
     personal_epochs: int
-    u_start: str
     tolerance: float | None
     tolerance_decay: float
     max_steps: int
@@ -62,10 +61,6 @@ class FedAPM(FedADMM):
         the augmented Lagrangian needs sigma > 8/15 rho (Lemma 5).
     personal_epochs : int (default: 3)
         E_v, local epochs of the v-step. `local_epochs` is E_u.
-    u_start : {"local", "server"} (default: "local")
-        Whether both steps of a client begin at its own u_i (Algorithm 1), or at the server's w as
-        FedAlt's do. With the duals in the strategy "server" sends w beside the anchor, twice the
-        bytes.
     tolerance : float, optional
         xi_i^0: the u-step takes full-gradient steps until the accuracy test (16) holds, in place of
         `local_epochs`. The descent holds from the first round on if it is at least
@@ -96,7 +91,6 @@ class FedAPM(FedADMM):
     personal: Pattern | None = field(kw_only=False)
     sigma: NotNegative = 0.1
     personal_epochs: Count = 3
-    u_start: Literal["local", "server"] = "local"
     tolerance: Positive | None = None
     tolerance_decay: Fraction = 0.9
     max_steps: Count = 1000
@@ -119,8 +113,6 @@ class FedAPM(FedADMM):
 
     def _instruction(self, server_round: int, client: int) -> FedAPMInstruction:
         common = vars(super()._instruction(server_round, client))
-        if self.u_start == "server" and self.duals == "strategy":
-            common["start"] = self._block.arrays(self.state.consensus.w)
         return FedAPMInstruction.of(self, server_round, **common)
 
     def evaluate_instructions(

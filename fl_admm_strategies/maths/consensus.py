@@ -2,15 +2,20 @@
 
     minimise  sum_i alpha_i f_i(u_i) + g(w)   subject to   u_i = w
 
-A client that takes part moves its own copy u_i and its dual variable pi_i; the shared w is the
+A client that takes part moves its own copy u_i and its dual variable pi_i. The papers' w is the
 minimiser of the augmented Lagrangian over ALL clients, those that sat out included:
 
     pi_i <- pi_i + rho (u_i - w),    z_i = u_i + pi_i/rho,    w <- prox_{g/(m rho)}(mean_i z_i)
 
 (FedAPM (12), (13), (8); FedMC-ADMM (13), (16); FLAME (13), (14).) With one rho for all clients the
-mean of the z_i is the exact minimiser whatever the alpha_i are. What a client needs of w and pi_i
-is one vector, the anchor: <pi_i, u - w> + rho/2 |u - w|^2 is rho/2 |u - (w - pi_i/rho)|^2 up to a
-constant in u.
+mean of the z_i is the exact minimiser whatever the alpha_i are. FedDyn's (Acar et al., ICLR 2021,
+Algorithm 1, with h = -mean_i pi_i) takes the u_i of this round's participants P and the duals of
+all; where everybody takes part it is the same:
+
+    w <- prox_{g/(m rho)}(mean_{i in P} u_i + mean_i pi_i/rho)
+
+What a client needs of w and pi_i is one vector, the anchor: <pi_i, u - w> + rho/2 |u - w|^2 is
+rho/2 |u - (w - pi_i/rho)|^2 up to a constant in u.
 """
 
 from __future__ import annotations
@@ -50,36 +55,49 @@ def iterate_of(message: Arrays, anchor: Mapping[str, NDArray[Any]]) -> Arrays:
 
 @dataclass
 class Consensus:
-    """w and the sum of all z_i. The u_i and pi_i are the caller's, or stay with the clients.
+    """w and the sum of the clients' messages. The u_i and pi_i are the caller's, or the clients'.
+
+    A message is z_i, or pi_i/rho where w is of the participants' u_i.
 
     Attributes
     ----------
     w : ndarray of shape (d,)
     total : ndarray of shape (d,), float64
-        sum_i z_i, kept up to date by the changes, so that a round costs O(d) for each participant.
+        The sum of all messages, kept up to date by the changes, so that a round costs O(d) for each
+        participant.
     first : ndarray of shape (d,)
         Where clients that keep their own variables start, if they have not uploaded anything since
         round `began_in`.
     began_in : int
         0, or the round of the last `restart`.
+    of_participants : bool
+        Whether w is of the participants' u_i.
     """
 
     w: NDArray[Any]
     total: NDArray[np.float64]
     first: NDArray[Any]
     began_in: int = 0
+    of_participants: bool = False
 
     @classmethod
-    def start(cls, first: NDArray[Any]) -> Self:
+    def start(cls, first: NDArray[Any], *, of_participants: bool = False) -> Self:
         """Start with w = `first`, whose dtype is kept, and no client."""
-        return cls(first.copy(), np.zeros(first.shape), first.copy())
+        total = np.zeros(first.shape)
+        return cls(first.copy(), total, first.copy(), of_participants=of_participants)
 
     def add_change(self, change: NDArray[Any]) -> None:
-        """Take in the change of one client's z_i, shape (d,)."""
+        """Take in the change of one client's message, shape (d,); that of pi_i/rho is u_i - w."""
         self.total += change
 
-    def aggregate(self, num_clients: int, prox: Prox | None = None) -> None:
-        """Set w to the minimiser over all clients, once the replies of a round are in.
+    def aggregate(
+        self,
+        num_clients: int,
+        prox: Prox | None = None,
+        *,
+        move: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Set w anew, once the replies of a round are in.
 
         Parameters
         ----------
@@ -87,16 +105,22 @@ class Consensus:
             m.
         prox : callable, optional
             prox_{g/(m rho)}: (d,) to (d,). Without it g = 0.
+        move : ndarray of shape (d,), optional
+            The participants' mean of u_i - w, where w is of the participants' u_i.
         """
-        mean = (self.total / num_clients).astype(self.w.dtype)
-        self.w = mean if prox is None else prox(mean)
+        mean = self.total / num_clients
+        if move is not None:
+            mean += self.w + move
+        w = mean.astype(self.w.dtype)
+        self.w = w if prox is None else prox(w)
 
     def join(self, count: int) -> None:
-        """Let new clients count, with u_i = w, pi_i = 0: z_i = w leaves the mean as it is."""
-        self.total += count * self.w.astype(np.float64)
+        """Let new clients count, with u_i = w, pi_i = 0, which leaves w as it is."""
+        if not self.of_participants:
+            self.total += count * self.w.astype(np.float64)
 
     def rebuild(self, messages: Iterable[NDArray[Any]]) -> None:
-        """Add up the z_i of all clients anew, where they are known; w follows with `aggregate`.
+        """Add up the messages of all clients anew, where they are known; w follows.
 
         When a client has left: ADMM for the clients that are left converges from any start, this
         one included. And every `REBUILD_EVERY` rounds: what a large upload once rounded away of the
@@ -109,12 +133,13 @@ class Consensus:
     def restart(self, server_round: int, num_clients: int) -> None:
         """Set every u_i to w and every pi_i to 0, where clients keep them.
 
-        The sum holds a z_i of a client that has lost it, or has left; nobody knows it any more, so
-        no new z_i can take its place, nor can it be taken out. ADMM converges from any start that
-        both sides agree on, and this is the nearest that both know. The strategy must send it to
-        everybody: see `starting_point`.
+        The sum holds a message of a client that has lost it, or has left; nobody knows it any more,
+        so no new one can take its place, nor can it be taken out. ADMM converges from any start
+        that both sides agree on, and this is the nearest that both know. The strategy must send it
+        to everybody: see `starting_point`.
         """
-        self.total = self.w.astype(np.float64) * num_clients
+        self.total = np.zeros_like(self.total)
+        self.join(num_clients)
         self.first = self.w.copy()
         self.began_in = server_round
         logging.getLogger("flwr").info("All clients go on from the global model with duals of 0")
@@ -140,17 +165,25 @@ class ConsensusADMM(ByClient):
     rho : float
         rho > 0.
     on_clients : bool (default: False)
-        Clients keep u_i and pi_i themselves and upload the change of their z_i: O(d) memory here
-        instead of O(m d).
+        Clients keep u_i and pi_i themselves and upload the change of their message: O(d) memory
+        here instead of O(m d).
+    from_w : bool (default: False)
+        Clients start their steps at w, and not at their own u_i.
+    of_participants : bool (default: False)
+        w is of the participants' u_i, see `Consensus`.
     prox : callable, optional
         As in `Consensus.aggregate`.
 
     Attributes
     ----------
     mean : Consensus
-        w and the sum of the z_i.
+        w and the sum of the messages.
     clients : ClientTable
-        Rows ``u`` and ``pi``, shape (d,); no columns with `on_clients`.
+        Rows ``pi``, shape (d,), and ``u`` where clients start at it or z_i is made of it; no
+        columns with `on_clients`.
+    primal, dual : float
+        The residuals of the last round: the participants' mean ||u_i - w||, with the w that they
+        were sent, NaN where u_i is not known here; and rho ||w - w before||.
     """
 
     def __init__(
@@ -159,15 +192,21 @@ class ConsensusADMM(ByClient):
         rho: float,
         *,
         on_clients: bool = False,
+        from_w: bool = False,
+        of_participants: bool = False,
         prox: Prox | None = None,
     ) -> None:
         self.rho = rho
         self.prox = prox
-        self.on_clients = on_clients
-        self.mean = Consensus.start(first)
+        self.on_clients, self.from_w, self.of_participants = on_clients, from_w, of_participants
+        self.mean = Consensus.start(first, of_participants=of_participants)
+        self.primal = self.dual = math.nan
         self._scratch = np.empty((2, min(PIECE, len(first))), first.dtype)
-        columns = {} if on_clients else {"u": first, "pi": np.zeros_like(first)}
+        columns = {} if on_clients else {"pi": np.zeros_like(first)}
+        if not on_clients and not (from_w and of_participants):
+            columns = {"u": first, **columns}
         self.clients = ClientTable(**columns)
+        self._begin_round()
 
     @property
     def w(self) -> NDArray[Any]:
@@ -175,8 +214,8 @@ class ConsensusADMM(ByClient):
         return self.mean.w
 
     def anchor(self, client: int) -> NDArray[Any]:
-        """Return w - pi_i/rho, or w where the client has pi_i itself, shape (d,)."""
-        if self.on_clients:
+        """Return w - pi_i/rho, or w where the client has or gets pi_i itself, shape (d,)."""
+        if self.on_clients or self.from_w:
             return self.w
         pi, rho, w = self.clients[client].pi, self._scalar(-self.rho), self.w
         anchor: NDArray[Any] = np.empty_like(w)
@@ -198,40 +237,64 @@ class ConsensusADMM(ByClient):
         last_accepted : int or None
             The round of its last accepted upload; None for a client that is joining.
         """
+        if self.from_w and (self.of_participants or not self.on_clients):
+            return None  # nobody needs it
         if not self.on_clients:
             return None if holds_it else self.clients[client].u
         return self.w if last_accepted is None else self.mean.starting_point(last_accepted)
 
-    def update(self, client: int, uploaded: NDArray[Any]) -> float | None:
-        """Take in a client's u_i, or the change of its z_i; w follows with `aggregate`.
+    def dual_for(
+        self, client: int, *, holds_it: bool, last_accepted: int | None
+    ) -> NDArray[Any] | None:
+        """Return the pi_i that a client which starts at w is to be sent along, if any.
 
-        Returns
-        -------
-        float or None
-            ||u_i - w||, where u_i is known here.
+        An empty one is 0. The parameters are those of `start`.
         """
-        mean = self.mean
+        nothing = np.empty(0, self.w.dtype)
         if self.on_clients:
-            mean.add_change(uploaded)
+            begins = last_accepted is None or last_accepted <= self.mean.began_in
+            return nothing if self.from_w and self.of_participants and begins else None
+        if holds_it or not self.from_w:
             return None
-        row, rho, squares = self.clients[client], self._scalar(self.rho), 0.0
-        u, pi = row.u, row.pi
+        pi: NDArray[Any] = self.clients[client].pi
+        return pi if pi.any() else nothing
+
+    def update(self, client: int, uploaded: NDArray[Any]) -> None:
+        """Take in a client's u_i, or the change of its message; w follows with `aggregate`."""
+        mean = self.mean
+        if not self.on_clients:
+            self._distances.append(self._advance(client, uploaded))
+            return
+        mean.add_change(uploaded)
+        if self._move is not None:
+            self._move += uploaded
+            self._distances.append(float(np.linalg.norm(uploaded)))
+
+    def _advance(self, client: int, uploaded: NDArray[Any]) -> float:
+        """Move a client's variables to its new u_i; return ||u_i - w||."""
+        row, rho, squares, mean = self.clients[client], self._scalar(self.rho), 0.0, self.mean
+        pi, u, move = row.pi, row.u if "u" in self.clients else None, self._move
         for part in _pieces(len(uploaded)):
             new = uploaded[part]
-            step, change = self._scratch[0][: len(new)], self._scratch[1][: len(new)]
+            step = self._scratch[0][: len(new)]
             np.subtract(new, mean.w[part], out=step)
             squares += float(step @ step)
-            # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho; the last is u_new - w.
-            np.subtract(new, u[part], out=change)
-            change += step
-            mean.total[part] += change
+            if move is None:
+                # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho; the last is u_new - w.
+                change = np.subtract(new, row.u[part], out=self._scratch[1][: len(new)])
+                change += step
+                mean.total[part] += change
+            else:
+                mean.total[part] += step
+                move[part] += step
             step *= rho
             pi[part] += step
-            u[part] = new
+            if u is not None:
+                u[part] = new
         return math.sqrt(squares)
 
     def set_dual(self, client: int, dual: NDArray[Any]) -> None:
-        """Start a client's pi_i at another value than 0; w follows with `aggregate`."""
+        """Start a client's pi_i at another value than 0; w follows with `update`."""
         if self.on_clients:
             self.mean.add_change(dual / self._scalar(self.rho))
         else:
@@ -239,18 +302,29 @@ class ConsensusADMM(ByClient):
             self.clients[client].pi = dual
 
     def aggregate(self, *, anew: bool = False) -> None:
-        """Set w to the minimiser over all clients, once the replies of a round are in.
+        """Set w anew, once the replies of a round are in.
 
-        With `anew` the z_i are added up again where they are known, see `Consensus.rebuild`.
+        With `anew` the messages are added up again where they are known, see `Consensus.rebuild`.
         """
         if anew and not self.on_clients:
             self.mean.rebuild(self._messages())
-        self.mean.aggregate(len(self.clients), self.prox)
+        before, count = self.w, len(self._distances)
+        move = None if self._move is None else self._move / max(count, 1)
+        self.mean.aggregate(len(self.clients), self.prox, move=move)
+        self.primal = sum(self._distances) / count if count else math.nan
+        self.dual = self.rho * float(np.linalg.norm(self.w - before))
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._distances: list[float] = []  # ||u_i - w|| of this round's participants
+        self._move = np.zeros(self.w.shape) if self.of_participants else None  # sum of u_i - w
 
     def _messages(self) -> Iterator[NDArray[Any]]:
-        """Return z_i = u_i + pi_i/rho of every client."""
-        for u, pi in zip(self.clients.column("u"), self.clients.column("pi"), strict=True):
-            yield u + pi / self._scalar(self.rho)
+        """Return the message of every client, z_i = u_i + pi_i/rho or pi_i/rho."""
+        for client in self.clients.ids:
+            row = self.clients[client]
+            dual = row.pi / self._scalar(self.rho)
+            yield dual if self.of_participants else row.u + dual
 
     def keep_in(self, folder: Path) -> None:
         """Keep large variables in files in this folder from now on, mapped into memory."""
@@ -266,10 +340,11 @@ class ConsensusADMM(ByClient):
         self.clients.add_pending(self._starts(rows))
 
     def _starts(self, clients: Iterable[int]) -> dict[int, Row]:
-        return {client: {} if self.on_clients else {"u": self.w} for client in clients}
+        row = {"u": self.w} if "u" in self.clients else {}
+        return dict.fromkeys(clients, row)
 
     def remove(self, clients: Iterable[int], server_round: int) -> None:
-        """Let clients count no more: their z_i leave the sum, or all restart."""
+        """Let clients count no more: their messages leave the sum, or all restart."""
         self.clients.remove(clients)
         if self.on_clients:
             self.restart(server_round, len(self.clients))
@@ -286,9 +361,11 @@ class ConsensusADMM(ByClient):
     def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
         """Return what puts back w, the sum and the variables of these clients."""
         mean, put_rows_back = deepcopy(self.mean), self.clients.snapshot(clients)
+        residuals = self.primal, self.dual
 
         def undo() -> None:
             self.mean = deepcopy(mean)
+            self.primal, self.dual = residuals
             put_rows_back()
 
         return undo
@@ -307,7 +384,8 @@ class ConsensusADMM(ByClient):
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned, for as many clients."""
         w, total, first = (arrays[name].copy() for name in ("w", "total", "first"))
-        self.mean = Consensus(w, total, first, int(arrays["began_in"]))
+        began_in = int(arrays["began_in"])
+        self.mean = Consensus(w, total, first, began_in, of_participants=self.of_participants)
         self.clients.load_state_arrays(arrays)
 
 

@@ -20,7 +20,7 @@ class FedAPMReport(MethodReport):
         total = sum(sizes.values())
         legend = ["Personal model: a client's own part with its own copy of the shared one."]
         extra: dict[str, Any] = {"shared": shared, "personal": total - shared}
-        if (gap := strategy.round_metrics().get("gap")) is not None:
+        if (gap := strategy.round_metrics().get("primal-residual")) is not None:
             legend.append(
                 f"Gap: {gap:.4g}, the mean distance of the participants' copies from the shared "
                 "part that they got, in the last round."

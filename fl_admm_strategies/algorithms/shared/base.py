@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...maths.blocks import Arrays, Block, Pattern, average, compile_pattern, spec_of
 from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.clustering import cluster_models
+from ...runtime.common.settings import HasSettings
 from ...runtime.members.membership import Membership
 from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.messages.schema import Instruction
@@ -61,6 +62,55 @@ def mean_weights(replies: Mapping[int, Reply], weights: Weights) -> NDArray[np.f
     return sizes if weights == "size" else np.ones_like(sizes)
 
 
+class ConsensusForm(HasSettings):
+    """Which iteration a method of consensus ADMM takes.
+
+    Parameters
+    ----------
+    published : bool (default: False)
+        The paper's iteration: clients start their steps at their own copy u_i, and w is the mean of
+        u_i + pi_i/rho over all clients, those that sat out included. By default it is FedDyn's
+        (Acar et al., ICLR 2021): clients start at w, and w is the mean of this round's u_i plus the
+        mean of all pi_i/rho. Where everybody takes part the two differ in the start alone; where
+        few do, ours learns in fewer rounds (docs/methods/fedadmm.md, P5).
+    start_at : {"global", "own"}, optional
+        Where clients start, to change that alone.
+    averaging : {"participants", "all"}, optional
+        Whose u_i w is made of, to change that alone.
+    """
+
+    published: bool = False
+    start_at: Literal["global", "own"] | None = None
+    averaging: Literal["participants", "all"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, paper, default in (
+            ("start_at", "own", "global"),
+            ("averaging", "all", "participants"),
+        ):
+            given = getattr(self, name)
+            if self.published and given not in (None, paper):
+                raise ValueError(
+                    f"{name} is {given!r}, expected {paper!r} with published=True, which is the "
+                    f"paper's iteration. Leave out one of the two."
+                )
+            setattr(self, name, given or (paper if self.published else default))
+
+    @property
+    def form(self) -> str:
+        """Which form runs, and what it changes against the paper."""
+        start = {"own": "their own u_i", "global": "the global w"}[str(self.start_at)]
+        over = {
+            "all": "the mean of u_i + pi_i/rho over all clients",
+            "participants": "the participants' mean of u_i plus the mean of all pi_i/rho",
+        }[str(self.averaging)]
+        here = f"local steps start at {start}, and w is {over}"
+        if (self.start_at, self.averaging) == ("own", "all"):
+            return f"the paper's form: {here}."
+        return f"not the paper's form (published=True is): {here}."
+
+
 class ConsensusStrategy(WeightedStrategy):
     """Base of the ADMM methods whose clients agree on a model.
 
@@ -91,7 +141,7 @@ class ConsensusStrategy(WeightedStrategy):
         self._averaged = compile_pattern("averaged", self.averaged)
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
-        """Measure u_i, or theta_i, from the anchor, the change of a message from 0."""
+        """Measure u_i, or theta_i, from the first group sent, the change of a message from 0."""
         arrays = super().upload_reference(sent)
         return arrays if self.duals == "strategy" else self._block.rest(arrays)
 

@@ -20,12 +20,14 @@ START = scalars(w=1, b=0)
 
 
 ROUND = FedADMMInstruction(
-    *(ANCHOR, START),
+    *(ANCHOR, START, None),
     rho=2.0,
     lr=0.05,  # .1 for half the loss
     local_epochs=1,
     loss_weight=0.5,
     duals="strategy",
+    start_at="own",
+    averaging="all",
     optimised=["w", "b"],
 )
 message = partial(changed, ROUND)
@@ -67,6 +69,27 @@ def test_with_its_own_dual_it_uploads_the_change_of_z() -> None:
         *message(version=1, server_round=2, **later)
     )
     assert_allclose(np.ravel(arrays), [0.53, -0.13, 8], atol=1e-14)
+
+
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+def test_from_w_with_its_dual(duals: str) -> None:
+    # Round 1 at w = (3, .5), pi = 0: residual 3 + .5 - 4 = -.5, u = w - .05 * .5 (-.5)/.5 =
+    # (3.025, .525), the move (.025, .025) and pi = 2 * .025 = .05 each.
+    context = new_context()
+    form = {"start_at": "global", "averaging": "participants", "duals": duals, "start": None}
+    arrays, _, _ = line_client(FedADMMClient, context).fit(*message(dual={}, **form))
+    assert_allclose(
+        np.ravel(arrays), [0.025, 0.025, 7] if duals == "client" else [3.025, 0.525, 7], atol=1e-14
+    )
+    # Round 2 at w = (2, 1): residual -1, the pull to w - pi/2 = (1.975, .975) is 2 * .025/.5 = .1:
+    # u = w - .05 [-1 + .1] = (2.045, 1.045), whether it holds its pi_i or is sent it.
+    for dual in (None, scalars(w=0.05, b=0.05)):
+        later = message(
+            **form, version=1, server_round=2, anchor=scalars(w=2, b=1, seen=8), dual=dual
+        )
+        arrays, _, _ = line_client(FedADMMClient, context).fit(*later)
+        first = [0.045, 0.045, 8] if duals == "client" else [2.045, 1.045, 8]
+        assert_allclose(np.ravel(arrays), first, atol=1e-14)
 
 
 def test_a_handshake_asks_for_the_number_of_examples() -> None:

@@ -41,7 +41,7 @@ def client(context: Context | None = None, model: nn.Module | None = None) -> An
 
 
 ROUND = FedAPMInstruction(
-    *(scalars(u=3), scalars(u=2)),  # anchor and u_i
+    *(scalars(u=3), scalars(u=2), None),  # anchor and u_i
     rho=2.0,
     lr=0.05,  # .1 for half the loss
     local_epochs=1,
@@ -51,7 +51,8 @@ ROUND = FedAPMInstruction(
     personal="^v",
     sigma=1.0,
     personal_epochs=2,
-    u_start="local",
+    start_at="own",
+    averaging="all",
     tolerance=None,
     tolerance_decay=0.9,
     max_steps=1000,

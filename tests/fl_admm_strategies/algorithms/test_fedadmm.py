@@ -68,7 +68,7 @@ def test_two_rounds_by_hand(duals: Any) -> None:
     # Round 2: u_0 = .1 - .2 [.5 (-.9) + .1 + (.1 - 1.3)] = .41, pi_0 = .1 + .41 - 1.3 = -.79;
     # u_1 = 1.2 - .2 [.5 (2.4 - 6) 2 + 1.2 + (1.2 - 1.3)] = 1.70, pi_1 = 1.2 + 1.7 - 1.3 = 1.6;
     # w = (.41 - .79 + 1.7 + 1.6)/2 = 1.46.
-    strategy = start(FedADMM(rho=2.0, lr=0.1, local_epochs=1, duals=duals), 2)
+    strategy = start(FedADMM(published=True, rho=2.0, lr=0.1, local_epochs=1, duals=duals), 2)
     assert_allclose(strategy.global_arrays["u"].numpy(), [1.46], rtol=1e-14)
     if duals == "strategy":
         own = strategy.state.consensus.clients
@@ -80,15 +80,15 @@ def test_two_rounds_by_hand(duals: Any) -> None:
 def test_it_converges_to_the_minimiser_by_the_clients_weights() -> None:
     # sum_i alpha_i f_i, alpha = 1/2: (u - 1) + 2 (2u - 6) = 0 at u = 13/5; plain averaging of the
     # clients' own minimisers 1 and 3 would give 2.
-    strategy = start(FedADMM(rho=2.0, lr=0.15, fraction_train=0.5, seed=1), 60)
+    strategy = start(FedADMM(published=True, rho=2.0, lr=0.15, fraction_train=0.5, seed=1), 60)
     assert_allclose(strategy.global_arrays["u"].numpy(), [2.6], atol=1e-3)
 
 
 def test_settings_mean_the_same_whatever_the_number_of_clients() -> None:
     # P3: rho and lr stand beside the plain loss, so that every client twice is the same run.
-    few = start(FedADMM(rho=0.8, lr=0.1), 10)
+    few = start(FedADMM(published=True, rho=0.8, lr=0.1), 10)
     many = start(
-        FedADMM(rho=0.8, lr=0.1), 10, scalar_grid((1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 6.0, 6.0))
+        FedADMM(published=True, rho=0.8, lr=0.1), 10, scalar_grid((1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 6.0, 6.0))
     )
     there, here = many.state.consensus, few.state.consensus
     assert_allclose(there.clients.column("u")[::2], here.clients.column("u"), atol=1e-10)
@@ -99,7 +99,7 @@ def test_settings_mean_the_same_whatever_the_number_of_clients() -> None:
 
 def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
     # FedAPM (79).
-    strategy = FedADMM(rho=0.3, lr=0.2, fraction_train=0.5, seed=2)
+    strategy = FedADMM(published=True, rho=0.3, lr=0.2, fraction_train=0.5, seed=2)
     grid = scalar_grid((1.0, 2.0, -1.0, 0.5, 3.0, 1.0), (1.0, 6.0, 2.0, 2.0, -1.0, 0.0))
     start(strategy, 7, grid)
     own = strategy.state.consensus
@@ -113,7 +113,7 @@ def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
 def small(duals: Any, weights: Any) -> tuple[FedADMM, WatchedGrid]:
     """Return a run of four rounds and its grid, to look at only."""
     grid = WatchedGrid(client_app(client_fn_of(FedADMMClient)), 6)
-    strategy = FedADMM(rho=0.1, lr=0.5, duals=duals, weights=weights, fraction_train=0.5, seed=3)
+    strategy = FedADMM(published=True, rho=0.1, lr=0.5, duals=duals, weights=weights, fraction_train=0.5, seed=3)
     strategy.start(grid, initial_arrays(), 4)
     return strategy, grid
 
@@ -146,13 +146,13 @@ def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: 
 def test_the_server_needs_no_memory_for_every_client_where_they_keep_their_duals() -> None:
     (here, _), (there, _) = small("strategy", "uniform"), small("client", "uniform")
     sizes = [sum(a.size for a in arrays_of(s.state).values()) for s in (here, there)]
-    # w, its first value, the sum of the z_i, a round and the gap, alpha_i of 6 clients; u_i and
-    # pi_i of these, or nothing.
-    assert sizes == [3 * 31 + 2 + 6 + 2 * 6 * 31, 3 * 31 + 2 + 6]
+    # w, its first value, the sum of the z_i, a round, alpha_i of 6 clients; u_i and pi_i of these,
+    # or nothing.
+    assert sizes == [3 * 31 + 1 + 6 + 2 * 6 * 31, 3 * 31 + 1 + 6]
 
 
 def test_a_model_that_is_read_is_a_copy_of_the_state() -> None:
-    strategy = start(FedADMM(), 1)
+    strategy = start(FedADMM(published=True), 1)
     before = strategy.state_dict()
     strategy.global_model()["u"] += 1
     for name, array in strategy.state_dict().items():
@@ -162,12 +162,12 @@ def test_a_model_that_is_read_is_a_copy_of_the_state() -> None:
 def test_a_model_without_floating_point_arrays_is_refused() -> None:
     initial = ArrayRecord({"count": Array(np.zeros(1, np.int64))})
     with refused(ValueError, "floating point"):
-        FedADMM().start(scalar_grid(), initial, 1)
+        FedADMM(published=True).start(scalar_grid(), initial, 1)
 
 
 def test_the_worked_example() -> None:
     # docs/methods/fedadmm.md, E1: u <- u - .1 [a_i (u - b_i) + (u - anchor)].
-    strategy = FedADMM(rho=1.0, lr=0.1, local_epochs=2)
+    strategy = FedADMM(published=True, rho=1.0, lr=0.1, local_epochs=2)
 
     def read() -> list[np.ndarray]:
         own = strategy.state.consensus
@@ -188,6 +188,6 @@ def test_the_worked_example() -> None:
 def test_the_weights_are_those_of_the_objective(weights: Any, limit: float) -> None:
     # P2: the minimisers of sum_i a_i/2 (w - b_i)^2, (1 - 2 + 12)/(1 + 2 + 4), and of the same sum
     # weighted by n_i, (10 - 40 + 360)/(10 + 40 + 120).
-    strategy = FedADMM(rho=1.5, lr=0.1, local_epochs=5, weights=weights, fraction_evaluate=0.0)
+    strategy = FedADMM(published=True, rho=1.5, lr=0.1, local_epochs=5, weights=weights, fraction_evaluate=0.0)
     follow(strategy, Grid(FedADMMClient), *[ALL] * 80)
     assert_allclose(strategy.state.consensus.w, [limit], atol=1e-9)

@@ -29,16 +29,19 @@ def after_one_round(**kwargs: Any) -> ConsensusADMM:
     mean is (4, 0).
     """
     consensus = admm(vector(1, 1), 0, 3, **kwargs)
-    assert consensus.update(3, vector(4, 0)) == pytest.approx(np.sqrt(10))  # |(3, -1)|
+    consensus.update(3, vector(4, 0))
     consensus.aggregate()
+    assert consensus.primal == pytest.approx(np.sqrt(10))  # |(3, -1)|
+    assert consensus.dual == pytest.approx(2 * np.sqrt(10))  # rho |(4, 0) - (1, 1)|
     return consensus
 
 
 def on_clients() -> ConsensusADMM:
     """Return the same round where the clients keep u_i and pi_i."""
     consensus = admm(vector(1, 1), 0, 3, on_clients=True)
-    assert consensus.update(3, vector(6, -2)) is None  # z_3: (1, 1) to (7, -1)
+    consensus.update(3, vector(6, -2))  # z_3: (1, 1) to (7, -1)
     consensus.aggregate()
+    assert np.isnan(consensus.primal)  # u_3 is not known here
     return consensus
 
 
@@ -156,6 +159,68 @@ def test_the_state_restores_and_goes_on_to_the_same_bits(keeping: bool) -> None:
         assert_array_equal(second.state_arrays()[name], array, err_msg=name)
     move(second, 7, 7)  # what was loaded is a copy
     assert_array_equal(saved["w"], [4, 0] if not keeping else [3, 1])
+
+
+# --- FedDyn's form: from w, and of the participants' u_i ----------------------------------------
+
+FEDDYN: Any = {"from_w": True, "of_participants": True}
+
+
+@pytest.mark.parametrize("on_clients", [False, True])
+def test_two_rounds_of_the_participants_by_hand(on_clients: bool) -> None:
+    # rho = 2, clients 0 and 3, w = (1, 1). Client 3 moves to (4, 0): pi_3/rho = (3, -1), and
+    # w = (4, 0) + (3, -1)/2 = (5.5, -.5). Then client 0 moves to (4.5, .5): pi_0/rho = (-1, 1),
+    # and w = (4.5, .5) + ((3, -1) + (-1, 1))/2 = (5.5, .5).
+    consensus = admm(vector(1, 1), 0, 3, on_clients=on_clients, **FEDDYN)
+    consensus.update(3, vector(3, -1) if on_clients else vector(4, 0))
+    consensus.aggregate()
+    assert_array_equal(consensus.w, [5.5, -0.5])
+    assert_array_equal(consensus.mean.total, [3, -1])
+    assert consensus.primal == pytest.approx(np.sqrt(10))
+    consensus.update(0, vector(-1, 1) if on_clients else vector(4.5, 0.5))
+    consensus.aggregate()
+    assert_array_equal(consensus.w, [5.5, 0.5])
+    if not on_clients:
+        assert_array_equal(pi(consensus), [[-2, 2], [6, -2]])
+        assert "u" not in consensus.clients  # nobody needs it
+        # Rebuilt when client 0 leaves: pi_3/rho is left.
+        consensus.remove([0], 3)
+        assert_array_equal(consensus.mean.total, [3, -1])
+
+
+def test_with_everybody_the_two_averages_are_one() -> None:
+    # mean_i u_i + mean_i pi_i/rho = mean_i z_i.
+    rng = np.random.default_rng(0)
+    paper, ours = (admm(vector(1, 1), 0, 1, 2, of_participants=one) for one in (False, True))
+    for _ in range(5):
+        for client in range(3):
+            moved = rng.normal(size=2)
+            paper.update(client, moved)
+            ours.update(client, moved)
+        paper.aggregate()
+        ours.aggregate()
+        assert_allclose(ours.w, paper.w, rtol=1e-13)
+
+
+def test_what_a_client_that_starts_at_w_is_sent() -> None:
+    def sent(consensus: ConsensusADMM, client: int, last: int | None, *, holds: bool) -> Any:
+        assert consensus.start(client, holds_it=holds, last_accepted=last) is None
+        dual = consensus.dual_for(client, holds_it=holds, last_accepted=last)
+        return dual if dual is None else dual.tolist()
+
+    here = admm(vector(1, 1), 0, 3, **FEDDYN)
+    here.update(3, vector(4, 0))
+    here.aggregate()
+    assert_array_equal(here.anchor(3), here.w)
+    assert sent(here, 3, 1, holds=True) is None
+    assert sent(here, 3, 1, holds=False) == [6, -2]
+    assert sent(here, 0, 0, holds=False) == []  # 0 need not travel
+    there = admm(vector(1, 1), 0, 3, on_clients=True, **FEDDYN)
+    assert sent(there, 0, 0, holds=False) == []
+    assert sent(there, 3, 1, holds=False) is None  # nobody else has it
+    there.restart(5, num_clients=2)
+    assert_array_equal(there.mean.total, [0, 0])
+    assert sent(there, 3, 1, holds=True) == []
 
 
 # --- Clients that lost what they keep, that come and that leave ---------------------------------

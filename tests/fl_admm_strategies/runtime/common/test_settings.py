@@ -154,7 +154,7 @@ def test_what_is_needed_is_asked_for() -> None:
         (FedGiA(), ["t", "hessian", "local_steps", "fraction_admm", "curvature", "duals"], BASE),
         (
             FedAPM("^head"),
-            ["personal", "sigma", "personal_epochs", "u_start", "tolerance", "tolerance_decay"],
+            ["personal", "sigma", "personal_epochs", "tolerance", "tolerance_decay"],
             ["rho", "lr", "local_epochs", "duals", "averaged", "weights", *SAMPLED],
         ),
     ],
