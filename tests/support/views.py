@@ -68,6 +68,10 @@ def _held_control(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     return np.asarray(strategy._block.vector(under(CONTROL, held)))
 
 
+def _held_gradient(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+    return np.asarray(-strategy._block.vector(under("gradient/", held)) / strategy.alpha)
+
+
 def _held_factors(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     return np.asarray(held["W"] + held["Y"] / strategy.beta).ravel()
 
@@ -100,6 +104,9 @@ CONSENSUS = View(
     message=_consensus_message,
 )
 CONSENSUS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_message)
+GRADIENTS_ON_CLIENTS = View(
+    total=lambda strategy: strategy.state.consensus.total, message=_held_gradient
+)
 CONTROLS = View(total=lambda strategy: strategy.state.total, message=_held_control)
 FACTORS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_factors)
 RATED = View(total=lambda strategy: strategy.state.consensus.total.ravel(), message=_rated_message)

@@ -88,7 +88,9 @@ def test_settings_mean_the_same_whatever_the_number_of_clients() -> None:
     # P3: rho and lr stand beside the plain loss, so that every client twice is the same run.
     few = start(FedADMM(published=True, rho=0.8, lr=0.1), 10)
     many = start(
-        FedADMM(published=True, rho=0.8, lr=0.1), 10, scalar_grid((1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 6.0, 6.0))
+        FedADMM(published=True, rho=0.8, lr=0.1),
+        10,
+        scalar_grid((1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 6.0, 6.0)),
     )
     there, here = many.state.consensus, few.state.consensus
     assert_allclose(there.clients.column("u")[::2], here.clients.column("u"), atol=1e-10)
@@ -113,7 +115,9 @@ def test_the_duals_balance_the_distances_whoever_takes_part() -> None:
 def small(duals: Any, weights: Any) -> tuple[FedADMM, WatchedGrid]:
     """Return a run of four rounds and its grid, to look at only."""
     grid = WatchedGrid(client_app(client_fn_of(FedADMMClient)), 6)
-    strategy = FedADMM(published=True, rho=0.1, lr=0.5, duals=duals, weights=weights, fraction_train=0.5, seed=3)
+    strategy = FedADMM(
+        published=True, rho=0.1, lr=0.5, duals=duals, weights=weights, fraction_train=0.5, seed=3
+    )
     strategy.start(grid, initial_arrays(), 4)
     return strategy, grid
 
@@ -188,6 +192,8 @@ def test_the_worked_example() -> None:
 def test_the_weights_are_those_of_the_objective(weights: Any, limit: float) -> None:
     # P2: the minimisers of sum_i a_i/2 (w - b_i)^2, (1 - 2 + 12)/(1 + 2 + 4), and of the same sum
     # weighted by n_i, (10 - 40 + 360)/(10 + 40 + 120).
-    strategy = FedADMM(published=True, rho=1.5, lr=0.1, local_epochs=5, weights=weights, fraction_evaluate=0.0)
+    strategy = FedADMM(
+        published=True, rho=1.5, lr=0.1, local_epochs=5, weights=weights, fraction_evaluate=0.0
+    )
     follow(strategy, Grid(FedADMMClient), *[ALL] * 80)
     assert_allclose(strategy.state.consensus.w, [limit], atol=1e-9)

@@ -289,7 +289,9 @@ def test_the_lagrangian_descends_where_lemma_5_says_so(fraction: float) -> None:
     sigma = max(0.54 * rho, alpha * max(np.linalg.norm(p.B.T @ p.B, 2) for p in problems))
     xi = max(float(np.sum((alpha * p.A.T @ p.c) ** 2)) for p in problems)
     tested = {"tolerance": 9 * xi, "tolerance_decay": mu, "fraction_train": fraction}
-    strategy = FedAPM("^v$", published=True, rho=3 * rho, sigma=3 * sigma, lr=0.3 / rho, **tested, seed=5)
+    strategy = FedAPM(
+        "^v$", published=True, rho=3 * rho, sigma=3 * sigma, lr=0.3 / rho, **tested, seed=5
+    )
     states = Federation(problems).run(strategy, 40)
     a = min(rho / 60, sigma / 2 - 4 * rho / 15)
     assert a > 0
@@ -330,7 +332,8 @@ def test_the_limit_is_the_minimiser_of_the_shared_problem() -> None:
     assert rank == 9
     federation = Federation(problems)
     last = federation.run(
-        FedAPM("^v$", published=True, rho=1.5, sigma=0.03, lr=0.1 / 3, fraction_train=0.7, seed=1), 250
+        FedAPM("^v$", published=True, rho=1.5, sigma=0.03, lr=0.1 / 3, fraction_train=0.7, seed=1),
+        250,
     )[-1]
     expected = np.split(solution, np.cumsum(sizes))
     for v, best in zip(last.V, expected, strict=False):
@@ -353,7 +356,9 @@ def test_the_limit_is_the_minimiser_of_the_shared_problem() -> None:
 
 @pytest.mark.parametrize("duals", ["strategy", "client"])
 def test_clients_that_sit_out_stay_to_the_bit_and_u_moves_by_the_others_messages(duals):
-    strategy = FedAPM("^v$", published=True, rho=6 * 0.7, lr=0.05 / 6, duals=duals, fraction_train=0.5, seed=2)
+    strategy = FedAPM(
+        "^v$", published=True, rho=6 * 0.7, lr=0.05 / 6, duals=duals, fraction_train=0.5, seed=2
+    )
     states = Federation(random_problems(3, m=6), exact=False).run(strategy, 4)
     for old, new in pairwise(states):
         (took_part,) = np.nonzero(
