@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from logging import WARNING
 from typing import Any
 
@@ -20,7 +22,20 @@ INITIAL_LOSS, LOSS = "initial-loss", "loss"
 # Relative rises above the loss at the start. Mini-batches alone move a mean loss by some percent.
 _MARGIN = 0.1
 _FAR = 9.0  # ten times the start: one such round is enough
-_ROUNDS = 3  # in a row above the margin; noise is rarely that steady
+_WINDOW = 8  # the rounds whose losses are compared; the test below is exact to 1 % up to here
+
+
+def _rising(values: Sequence[float]) -> bool:
+    """Return whether there is a rising trend: Mann and Kendall's test, one-sided, at 1 %.
+
+    S is the number of pairs in rising order less that in falling order. Where the order is chance,
+    its mean is 0 and its variance n (n - 1) (2 n + 5) / 18. Counted over all orders, 5 values must
+    all rise (1 order of 120), 6, 7 and 8 must have S of 13, 17 and 20 at least: .8, .5 and .7 %.
+    Fewer than 5 are never enough.
+    """
+    n = len(values)
+    score = sum((b > a) - (b < a) for a, b in combinations(values, 2))
+    return score > 2.33 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
 
 
 class Health:
@@ -53,20 +68,25 @@ class Health:
         self._starts: dict[int, float] = {}
         self._started_late: set[int] = set()
         self._version = 0
-        self._rounds_above = 0
+        self._rises = deque([0.0], _WINDOW)  # by round; the start is 0
         self._warned = False
 
     def watch(
         self, server_round: int, replies: Mapping[int, Reply], version: int
     ) -> dict[int, Reply]:
-        """Warn, once, where the clients' training loss rises above that of their start.
+        """Warn, once, where the clients' training loss keeps rising above that of their start.
 
-        The mean loss of a round's clients is compared with the mean of the losses that the same
-        clients started from. It warns where the former is a tenth higher in three rounds in a row,
-        ten times higher in one, or not finite. A client's start is its loss before its first step,
-        not the result of its first round: with few labels a client is soon near 0 on its own, and
-        its loss rises again when it has to agree with others. A resumed run knows only the starts
-        of clients that are new to it.
+        A round's rise is that of the mean loss of its clients, relative to the mean of the losses
+        that the same clients started from: who takes part changes by round. It warns where a rise
+        is above a tenth and the last rounds have a rising trend, or at once where the loss is ten
+        times the start or not finite. A level alone is no sign: after large first steps, and where
+        few clients take part, a loss may be above its start for rounds while the models learn.
+
+        A client's start is its loss before its first step, not the result of its first round: with
+        few labels a client is soon near 0 on its own, and its loss rises again when it has to agree
+        with others. Who first takes part later starts from a model that others have trained, so its
+        start counts as no less than the mean of those in round 1. A resumed run knows only the
+        starts of clients that are new to it.
 
         When clients join or leave, f is another function, and the watch starts anew. A start in
         round 1, at the run's initial model, still counts; a later one, at a model that suited other
@@ -85,7 +105,8 @@ class Health:
             The replies without ``initial-loss``.
         """
         if version != self._version:
-            self._version, self._rounds_above = version, 0
+            self._version = version
+            self._rises.clear()
             for client in self._started_late:
                 self._starts.pop(client, None)
         kept = dict(replies)
@@ -100,7 +121,7 @@ class Health:
         if self._warned:
             return kept
         known = {
-            client: replace(reply, metrics={"first": self._starts[client], "now": metrics[LOSS]})
+            client: replace(reply, metrics={"first": self._reference(client), "now": metrics[LOSS]})
             for client, reply in kept.items()
             if client in self._starts and LOSS in (metrics := reply.metrics)
         }
@@ -108,11 +129,17 @@ class Health:
             means = weighted_means(known)
             first, now = means["first"], means["now"]
             rise = (now - first) / max(abs(first), 1e-12)
-            self._rounds_above = 0 if rise <= _MARGIN else self._rounds_above + 1
-            if not rise < _FAR or self._rounds_above == _ROUNDS:
+            self._rises.append(rise)
+            if not rise < _FAR or (rise > _MARGIN and _rising(self._rises)):
                 what = f"the mean training loss is {now:.3g}, the clients started from {first:.3g}"
                 self._warn(server_round, what)
         return kept
+
+    def _reference(self, client: int) -> float:
+        """Return the loss that a client's are compared with."""
+        start, late = self._starts[client], self._started_late
+        initial = [loss for other, loss in self._starts.items() if other not in late]
+        return max(start, sum(initial) / len(initial)) if client in late and initial else start
 
     def note_infinite(self, server_round: int, share: float) -> None:
         """Warn, once, where that share of the clients, half or more, sent NaN or infinity."""
@@ -121,7 +148,7 @@ class Health:
 
     def _warn(self, server_round: int, what: str) -> None:
         if not self._warned:
-            log(WARNING, "round %s: %s: the run diverges. %s.", server_round, what, self.advice)
+            log(WARNING, "round %s: %s: the run may diverge. %s.", server_round, what, self.advice)
         self._warned = True
 
     def count_usable_round(
