@@ -201,7 +201,8 @@ class AttackingClient(NumPyClient):
         if isinstance(self.client, MethodClient) and "run" in config:
             asked: Any = self.client.instruction.decode(parameters, config)
             model = asked.model_of(upload, metrics)
-            if getattr(asked, "duals", "strategy") == "client":
+            of_u = getattr(asked, "averaging", "") == "participants"  # no sum of changes, but u_i
+            if getattr(asked, "duals", "strategy") == "client" and not of_u:
                 memory = Memory(self.client.context, self.state_dir, name="attack")
                 model = _change(model, asked.start, attack, memory, config)
             else:

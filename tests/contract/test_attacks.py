@@ -256,7 +256,7 @@ def test_nothing_is_left_of_a_large_upload_once_its_sender_has_left(
 
 def test_sums_are_added_up_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedadmm, "REBUILD_EVERY", 3)
-    strategy = FedADMM(rho=0.2, lr=1.0, seed=1, fraction_evaluate=0)
+    strategy = FedADMM(published=True, rho=0.2, lr=1.0, seed=1, fraction_evaluate=0)
 
     def disturb(server_round: int, _: Mapping[str, float]) -> None:
         if server_round == 1:

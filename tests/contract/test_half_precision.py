@@ -181,12 +181,12 @@ def test_an_upload_beyond_the_range_is_refused_by_name(warned: Warned) -> None:
 
 
 def test_one_client_that_cannot_be_sent_its_arrays_ends_no_run(warned: Warned) -> None:
-    """Its anchor is its own doing: a liar could end the run of all."""
+    """Its dual is its own doing: a liar could end the run of all."""
     strategy = FedADMM(wire_dtype="float16", seed=1, fraction_evaluate=0)
 
     def spoil(server_round: int, metrics: Any) -> None:
         if server_round == 1:
-            strategy.state.consensus.clients[2].pi += 7e4 * strategy.rho
+            strategy.state.consensus.clients[2].pi += 7e4
 
     grid = InProcessGrid(client_app(client_fn_of(FedADMMClient)), 3)
     strategy.start(grid, initial_arrays(), 3, on_round=spoil)

@@ -154,7 +154,7 @@ CASES = [
         "FedAPM",
         partial(library.FedAPM, "^head", rho=0.1, lr=0.5, local_epochs=1, personal_epochs=1),
         of.FedAPMClient,
-        view=views.CONSENSUS,
+        view=views.CONSENSUS_OF_PARTICIPANTS,
     ),
     Case(
         "FLAME",
@@ -209,7 +209,19 @@ CASES = [
         "FedADMM",
         partial(library.FedADMM, rho=0.1, lr=0.5, local_epochs=1),
         of.FedADMMClient,
+        view=views.CONSENSUS_OF_PARTICIPANTS,
+    ),
+    variant(
+        "FedADMM-published",
+        partial(library.FedADMM, published=True, rho=0.1, lr=0.5, local_epochs=1),
+        of.FedADMMClient,
         view=views.CONSENSUS,
+    ),
+    keeping_variant(
+        "FedADMM-published-client-duals",
+        partial(library.FedADMM, published=True, rho=0.1, lr=0.5, local_epochs=1, duals="client"),
+        of.FedADMMClient,
+        view=views.CONSENSUS_ON_CLIENTS,
     ),
     keeping_variant(
         "FedADMM-client-duals",

@@ -68,6 +68,7 @@ def new_grid(state_dir: str | os.PathLike[str] | None = None) -> InProcessGrid:
 
 def new_strategy(**settings: Any) -> FedADMM:
     defaults: dict[str, Any] = {
+        "published": True,
         "rho": 0.1,
         "duals": "client",
         "fraction_train": 0.5,

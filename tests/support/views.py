@@ -45,8 +45,9 @@ def column(name: str) -> Callable[[Any], NDArray[Any]]:
 
 def _consensus_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     consensus = strategy.state.consensus
-    own = consensus.clients[client]
-    return np.asarray(own.u + own.pi / consensus.rho)
+    row = consensus.clients[client]
+    dual = row.pi / consensus.rho
+    return np.asarray(dual if consensus.of_participants else row.u + dual)
 
 
 def _rated_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
@@ -58,9 +59,9 @@ def _rated_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
 
 
 def _held_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
-    parts = [
-        held[f"u/{name}"] + held[f"dual/{name}"] / strategy.rho for name in strategy._block.names
-    ]
+    parts = [held[f"dual/{name}"] / strategy.rho for name in strategy._block.names]
+    if strategy.averaging == "all":
+        parts = [p + held[f"u/{n}"] for p, n in zip(parts, strategy._block.names, strict=True)]
     return np.concatenate([part.ravel() for part in parts])
 
 
@@ -103,6 +104,7 @@ CONSENSUS = View(
     total=lambda strategy: strategy.state.consensus.mean.total,
     message=_consensus_message,
 )
+CONSENSUS_OF_PARTICIPANTS = View(total=CONSENSUS.total, message=_consensus_message)
 CONSENSUS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_message)
 GRADIENTS_ON_CLIENTS = View(
     total=lambda strategy: strategy.state.consensus.total, message=_held_gradient

@@ -457,7 +457,7 @@ def test_start_at_the_server_by_hand() -> None:
     problems = [Quadratic([[1]], [[1]], [1])] * 2
     steps: dict[str, Any] = {"lr": 0.1, "local_epochs": 1, "personal_epochs": 1}
     for duals in ("strategy", "client"):
-        strategy = FedAPM("^v$", rho=2.0, sigma=2.0, start_at="global", duals=duals, **steps)
+        strategy = FedAPM("^v$", rho=2.0, sigma=2.0, averaging="all", duals=duals, **steps)
         last = Federation(problems, exact=False).run(strategy, 2)[-1]
         assert_allclose(np.ravel(last.V), [0.172] * 2, rtol=1e-13)
         assert_allclose(last.U.ravel(), [0.2268] * 2, rtol=1e-13)

@@ -299,11 +299,11 @@ def test_the_curvature_of_a_joining_client_that_was_not_given(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("strategy", "client_class", "expected"),
     [
-        (FedADMM(rho=0.1, lr=0.5), FedADMMClient, "w"),
-        (FedADMM(rho=0.1, lr=0.5, duals="client"), FedADMMClient, "w"),
+        (FedADMM(published=True, rho=0.1, lr=0.5), FedADMMClient, "w"),
+        (FedADMM(published=True, rho=0.1, lr=0.5, duals="client"), FedADMMClient, "w"),
         (FLAME(rho=0.2, lr=0.5), FLAMEClient, "w"),
         (FLAME(rho=0.2, lr=0.5, duals="client"), FLAMEClient, "w"),
-        (FedAPM("^head", rho=0.1, lr=0.5), FedAPMClient, "w"),
+        (FedAPM("^head", published=True, rho=0.1, lr=0.5), FedAPMClient, "w"),
         (LpProjADMM(rho=0.2, lr=0.5, dimension=3), LpProjADMMClient, "initial"),
     ],
     ids=["FedADMM", "FedADMM-client", "FLAME", "FLAME-client", "FedAPM", "LpProj"],

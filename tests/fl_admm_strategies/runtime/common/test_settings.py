@@ -32,6 +32,7 @@ from fl_admm_strategies.runtime.common.settings import (
 from tests.support.refusals import refused
 
 BASE = [*parameters_of(StatefulStrategy)]
+FORM = ["published", "start_at", "averaging"]
 SAMPLED = ["fraction_train", "min_train_nodes", *BASE]
 
 
@@ -155,7 +156,7 @@ def test_what_is_needed_is_asked_for() -> None:
         (
             FedAPM("^head"),
             ["personal", "sigma", "personal_epochs", "tolerance", "tolerance_decay"],
-            ["rho", "lr", "local_epochs", "duals", "averaged", "weights", *SAMPLED],
+            ["rho", "lr", "local_epochs", *FORM, "duals", "averaged", "weights", *SAMPLED],
         ),
     ],
     ids=["FedProx", "FedGiA", "FedAPM"],
