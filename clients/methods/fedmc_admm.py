@@ -308,30 +308,35 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         """Run the client's part of a round: N steps on U_i, then N on W_i.
 
         Uploads W_i^{k+1}, of shape (r, n); with ``duals="client"`` Z_i^{k+1} - Z_i^k, where
-        Z_i = W_i + Y_i/beta. Metrics: ``loss``, f_i for each training rating before the last step
-        on W_i.
+        Z_i = W_i + Y_i/beta, or W_i^{k+1} - V^k where V is of the participants' W_i. Metrics:
+        ``loss``, f_i for each training rating before the last step on W_i.
         """
         if asked.item_curvature is not None:
             return (yield from self._rated_steps(asked, asked.item_curvature, config))
         received = self.checked(asked.anchor)  # V^k, where the dual is here; else the anchor
-        held = self.memory.recall(config)
-        if held is None or asked.start is not None:
+        # A U_i that the server knows of is not drawn anew in silence.
+        known = self.memory.recall if asked.dual is None else self.memory.require_known
+        held = known(config)
+        if held is None or asked.start is not None or asked.dual is not None:
             held = self._first_variables(held, asked, config)
         anchor = received - held["Y"] / asked.beta if "Y" in held else received
         residual = Residual(self.train_ratings, anchor.dtype)
-        before = np.ascontiguousarray(held["W"].T)
+        start = received if asked.start_at == "global" else held["W"]
+        before = np.ascontiguousarray(start.T)
         users, items, loss = yield from self._factors(
             residual, held["U"], before, anchor, _lipschitz(before), asked
         )
         new = {"U": users, "W": items}
         upload = dict.fromkeys(asked.anchor, new["W"])
+        change = new["W"] - received
         if "Y" in held:
-            step = new["W"] - received
-            new["Y"] = held["Y"] + asked.beta * step  # (13)
-            change = (new["W"] - held["W"]) + step  # of Z_i: the last is (Y_new - Y_old)/beta
-            upload, held_back = self.whole_change(
-                dict.fromkeys(asked.anchor, change), config, first=asked.start is not None
-            )
+            new["Y"] = held["Y"] + asked.beta * change  # (13)
+        if asked.duals == "client":
+            if asked.averaging == "all":
+                change += new["W"] - held["W"]  # of Z_i: the first is (Y_new - Y_old)/beta
+            first = asked.start is not None or asked.dual is not None
+            whole = dict.fromkeys(asked.anchor, change)
+            upload, held_back = self.whole_change(whole, config, first=first)
             new |= held_back
         self.keep(config, new)
         return upload, {"loss": loss}
@@ -384,13 +389,16 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
     def _first_variables(
         self, held: Arrays | None, asked: FedMCInstruction, config: Scalars
     ) -> Arrays:
-        """Return U_i^0, unless it holds a U_i, the server's W_i and Y_i^0, to start from."""
-        if asked.start is None:
+        """Return U_i^0, unless it holds a U_i, the server's W_i and Y_i, to start from."""
+        if asked.start is None and asked.dual is None:
             raise self.memory.lost(config)
-        first = self.checked(asked.start)
+        first = self.checked(asked.anchor if asked.start is None else asked.start)
         users = self.first_users(first, asked) if held is None else held["U"]
+        if asked.dual:
+            return {"U": users, "W": first, "Y": self.checked(asked.dual)}
         if asked.duals == "strategy":
-            return {"U": users, "W": first}
+            zero = {} if asked.dual is None else {"Y": np.zeros_like(first)}
+            return {"U": users, "W": first, **zero}
         handshake = asked.y0 == "handshake"
         dual = self._first_dual(users, first, asked) if handshake else np.zeros_like(first)
         return {"U": users, "W": first, "Y": dual}

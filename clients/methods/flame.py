@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import FLAME
 from fl_admm_strategies.algorithms.flame import FLAMEEvaluation, FLAMEInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
-from fl_admm_strategies.maths.moreau import advance
+from fl_admm_strategies.maths.moreau import advance, joint_weight
 
 from ..toolkit.data.batches import Loader
 from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
@@ -37,7 +38,8 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         reports the hybrid model ``hm-val`` as well.
     prox : callable, optional
         ``prox(anchor, lam)`` returns argmin f_i(theta) + lam/2 ||theta - anchor||^2 (11) as tensors
-        by parameter name, as `anchor` is. For ``FLAME(theta_step="exact")``.
+        by parameter name, as `anchor` is; anchor and weight are those of `FLAME(anchor_on=...)`.
+        For ``FLAME(theta_step="exact")``.
     """
 
     strategy = FLAME
@@ -59,47 +61,66 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         )
 
     def steps(self, asked: FLAMEInstruction, config: Scalars) -> MethodSteps:
-        """Move theta_i from where it was, then w_i where the client keeps it.
+        """Move theta_i from w or from where it was, then w_i where the client keeps it.
 
-        Uploads theta_i or, with the duals on the clients, the change of u_i = w_i + pi_i/rho.
+        Uploads theta_i or, with the duals on the clients, the change of its message.
         Metrics: ``loss``, the training loss before the last step (GD), over the last epoch (SGD),
         or at theta_i (accuracy-tested and exact steps). Of accuracy-tested steps also ``residual``,
         the left side of (17), ``tolerance``, epsilon_i, and ``steps``.
         """
         names = self.trainable(asked.optimised, setting="FLAME(averaged=...)")
         received = {name: asked.anchor[name] for name in names}
-        theta, local_w, buffers = self._held(asked, config)
+        theta, local_w, dual, buffers = self._held(asked, received, config)
         self.load(asked.anchor | buffers)
-        anchor = local_w if local_w and asked.anchor_on == "w_i" else received
-        self.load_block(to_tensors(theta, self.device))
-        metrics = yield from self._theta_step(asked, anchor)
+        start = received if asked.start_at == "global" else theta
+        self.load_block(to_tensors(start, self.device))
+        anchor, weight = received, asked.lam
+        if asked.anchor_on == "joint":
+            anchor = {name: received[name] - dual[name] / asked.rho for name in names}
+            weight = joint_weight(asked.lam, asked.alpha, asked.rho)
+        elif asked.anchor_on == "w_i" and asked.duals == "client":
+            anchor = local_w
+        metrics = yield from self._theta_step(asked, anchor, weight)
         new, upload = to_numpy(self.block(names)), self.arrays()
         kept = prefixed(THETA, new) | prefixed(BUFFERS, self.buffers())
-        if local_w:
+        if asked.duals == "client" or asked.anchor_on == "joint":
             a, change = asked.lam * asked.alpha, dict[str, NDArray[Any]]()
             for name in names:
                 kept[LOCAL_W + name], change[name] = advance(  # (12), (13)
-                    new[name], theta[name], local_w[name], received[name], a=a, rho=asked.rho
+                    new[name],
+                    dual[name],
+                    local_w[name],
+                    received[name],
+                    a=a,
+                    rho=asked.rho,
+                    of_participants=asked.averaging == "participants",
                 )
-            whole, held_back = self.whole_change(change, config, first=bool(asked.start))
+        if asked.duals == "client":
+            first = asked.start is not None or asked.dual is not None
+            whole, held_back = self.whole_change(change, config, first=first)
             upload |= whole
             kept |= held_back
         self.memory.keep(config, kept)
         return upload, metrics
 
-    def _held(self, asked: FLAMEInstruction, config: Scalars) -> tuple[Arrays, Arrays, Arrays]:
-        """Return theta_i and, where the client keeps them, w_i and the buffers of its model."""
-        if asked.start is not None:  # w_i^0 = theta_i^0
-            theta = local_w = asked.start
-            buffers: Arrays = {}
-        else:
+    def _held(
+        self, asked: FLAMEInstruction, received: Arrays, config: Scalars
+    ) -> tuple[Arrays, Arrays, Arrays, Arrays]:
+        """Return theta_i, w_i, pi_i and, where the client keeps them, its model's buffers."""
+        if asked.start is None and asked.dual is None:
             held = self.memory.require(config)
             theta, local_w, buffers = (under(part, held) for part in (THETA, LOCAL_W, BUFFERS))
-        return (theta, local_w, buffers) if asked.duals == "client" else (theta, {}, {})
+            a = asked.lam * asked.alpha
+            dual = {name: a * (theta[name] - local_w[name]) for name in local_w}
+            return theta, local_w, dual, buffers if asked.duals == "client" else {}
+        theta = received if asked.start is None else asked.start  # w where nobody needs theta_i
+        zero = {name: np.zeros_like(array) for name, array in theta.items()}
+        # A client that keeps w_i only ever starts with pi_i = 0, where w_i is theta_i.
+        return theta, theta, asked.dual or zero, {}
 
-    def _theta_step(self, asked: FLAMEInstruction, anchor: Arrays) -> Steps[Scalars]:
-        """Minimise f_i(theta) + lambda/2 ||theta - anchor||^2 (11) as the server asks."""
-        term = ProximalTerm(asked.lam, to_tensors(anchor, self.device))
+    def _theta_step(self, asked: FLAMEInstruction, anchor: Arrays, weight: float) -> Steps[Scalars]:
+        """Minimise f_i(theta) + weight/2 ||theta - anchor||^2 (11) as the server asks."""
+        term = ProximalTerm(weight, to_tensors(anchor, self.device))
         if asked.theta_step == "fixed":
             return (yield Minimisation(LocalObjective([term]), asked.lr, asked.local_epochs))
         self.refuse_own_steps(
@@ -122,7 +143,7 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
                 "The server asks for theta_step='exact', but this client has no solver for it. "
                 "Give FLAMEClient(prox=...), or use theta_step='accuracy'."
             )
-        self.load_block(self.prox(term.anchor, asked.lam))
+        self.load_block(self.prox(term.anchor, weight))
         return {"loss": self.measure(self.train_problem)["loss"]}
 
     # ------------------------------------------------------------------------------------------

@@ -29,26 +29,28 @@ from ..maths.consensus import REBUILD_EVERY, ConsensusADMM, iterate_of, message_
 from ..maths.rated import RATED, RatedConsensus
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import Duals, check_bound_of_changes
+from .shared.base import ConsensusForm, Duals, check_bound_of_changes
 from .shared.completion import CURVATURE, CompletionStrategy, FedMCFactors
 
 
 @dataclass
 class FedMCState:
-    """V, and W_i and Y_i of every client, or the sum of their Z_i = W_i + Y_i/beta."""
+    """V, and W_i and Y_i of every client, or a sum over them; see `Consensus`."""
 
     consensus: ConsensusADMM | RatedConsensus
 
 
 @dataclass(frozen=True)
 class FedMCInstruction(Instruction):
-    """What a client gets: V - Y_i/beta, or V where it has Y_i; W_i where it starts with it.
+    """What a client gets: V - Y_i/beta, or V where it has or gets Y_i; W_i where it starts with it.
 
-    Where `item_curvature` is there, ||W_i W_i^T||_F, all are of the items that it rated.
+    `dual` is Y_i, for a client that starts at V and may not hold it; an empty one is Y_i^0. Where
+    `item_curvature` is there, that of where the client starts, all are of the items that it rated.
     """
 
     anchor: Arrays
     start: Arrays | None
+    dual: Arrays | None
     factor_seed: int
     factor_scale: float
     num_clients: int
@@ -56,18 +58,27 @@ class FedMCInstruction(Instruction):
     inner_steps: int
     y0: str
     duals: str
+    start_at: str
+    averaging: str
     item_curvature: float | None = None
 
     def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return Z_i, or its change where that is sent."""
+        """Return W_i; where V is the mean of Z_i, Z_i, or its change where that is sent."""
+        if self.averaging == "participants":
+            return upload if self.duals == "strategy" else self._plus_v(upload, 1)
         return upload if self.duals == "client" else message_of(upload, self.anchor)
 
     def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return the W_i of which the server makes this Z_i."""
+        """Return the upload of which the server makes this model."""
+        if self.averaging == "participants":
+            return upload | (model if self.duals == "strategy" else self._plus_v(model, -1))
         return upload | (model if self.duals == "client" else iterate_of(model, self.anchor))
 
+    def _plus_v(self, arrays: Arrays, sign: int) -> Arrays:
+        return {name: array + sign * self.anchor[name] for name, array in arrays.items()}
 
-class FedMCADMM(CompletionStrategy):
+
+class FedMCADMM(ConsensusForm, CompletionStrategy):
     """Federated matrix completion by linearised ADMM (FedMC-ADMM).
 
     The initial arrays are V^0 alone, of shape (r, n): see `initial_item_factors`.
@@ -99,7 +110,8 @@ class FedMCADMM(CompletionStrategy):
         rated, which the strategy can otherwise see by which columns of its W_i follow the
         recursion. Goes with ``duals="strategy"`` and ``y0="zero"``.
     **base
-        The parameters of `CompletionStrategy`, `init_scale` among them.
+        The parameters of `ConsensusForm` (u_i, w and pi_i are W_i, V and Y_i here) and of
+        `CompletionStrategy`, `init_scale` among them.
 
     Notes
     -----
@@ -163,10 +175,21 @@ class FedMCADMM(CompletionStrategy):
         first = self.first_factors(arrays)
         self._block = Block(spec_of(arrays))
         self._shape = first.shape
+        from_v, of_participants = self.start_at == "global", self.averaging == "participants"
         if self.rows == "rated":
-            return FedMCState(RatedConsensus(first.T, self._prox_of_rows))
-        vector, on_clients = self._block.vector(arrays), self.duals == "client"
-        return FedMCState(ConsensusADMM(vector, self.beta, on_clients=on_clients, prox=self._prox))
+            rated = RatedConsensus(
+                first.T, self._prox_of_rows, from_v=from_v, of_participants=of_participants
+            )
+            return FedMCState(rated)
+        dense = ConsensusADMM(
+            self._block.vector(arrays),
+            self.beta,
+            on_clients=self.duals == "client",
+            from_w=from_v,
+            of_participants=of_participants,
+            prox=self._prox,
+        )
+        return FedMCState(dense)
 
     def _prox(self, mean: NDArray[Any]) -> NDArray[Any]:
         """Return prox_{R/(p beta)}: (68) for the squared l2 norm, (73) for the l1 norm."""
@@ -214,7 +237,7 @@ class FedMCADMM(CompletionStrategy):
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedMCInstruction]:
-        """Send V - Y_i/beta, or V where the client has Y_i; W_i to those that start with it."""
+        """Send V - Y_i/beta, or V where the client has or gets Y_i; W_i to those that need it."""
         send = self._instruction if self.rows == "all" else self._instruction_of_rated
         return {client: send(server_round, client) for client in client_ids}
 
@@ -224,7 +247,8 @@ class FedMCADMM(CompletionStrategy):
             self,
             server_round,
             anchor={name: np.ascontiguousarray(consensus.anchor(client).T)},
-            start={name: np.ascontiguousarray(consensus[client].w.T)},
+            start={name: np.ascontiguousarray(consensus.start(client).T)},
+            dual=None,
             **self.first_users(client),
             item_curvature=consensus.curvature(client),
         )
@@ -238,17 +262,20 @@ class FedMCADMM(CompletionStrategy):
 
     def _instruction(self, server_round: int, client: int) -> FedMCInstruction:
         consensus, members = self.state.consensus, self.membership
-        start = consensus.start(
-            client,
-            holds_it=not members.is_new(client),
-            last_accepted=members.last_accepted.get(client),
-        )
+        last = members.last_accepted.get(client)
+        start = consensus.start(client, holds_it=not members.is_new(client), last_accepted=last)
+        # In half precision a client's Y_i and the strategy's would drift apart.
+        holds_dual = members.has_current_state(client) and self.wire_dtype is None
+        dual = consensus.dual_for(client, holds_it=holds_dual, last_accepted=last)
         from_zero = consensus.mean.began_in > 0 or client in members.joining
+        if dual is not None and not from_zero and (self.duals, self.y0) == ("client", "handshake"):
+            start, dual = consensus.mean.first, None  # the client makes its Y_i^0 at V^0 again
         return FedMCInstruction.of(
             self,
             server_round,
             anchor=self._block.arrays(consensus.anchor(client)),
             start=None if start is None else self._block.arrays(start),
+            dual=None if dual is None else self._block.arrays(dual) if dual.size else {},
             **self.first_users(client),
             y0="zero" if from_zero else self.y0,
         )
@@ -258,7 +285,7 @@ class FedMCADMM(CompletionStrategy):
         return super().upload_reference(sent) if self.duals == "strategy" else {}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Take in W_i, update Y_i by the old V (13); then V over all clients (16)."""
+        """Take in W_i, update Y_i by the old V (13); then V, (16) where it is the paper's."""
         for client, reply in replies.items():
             if self.rows == "all":
                 self.state.consensus.update(client, self._block.vector(reply.arrays))

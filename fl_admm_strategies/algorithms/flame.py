@@ -3,7 +3,8 @@
     minimise  sum_i alpha_i (f_i(theta_i) + lambda/2 ||theta_i - w_i||^2)   subject to   w_i = w
 
 A client trains its personal model theta_i near its local copy w_i of the global model w; w_i, its
-dual variable pi_i and w then move in closed form.
+dual variable pi_i and w then move in closed form. By default theta_i and w_i are minimised over
+jointly, in FedDyn's form (Acar et al., ICLR 2021); ``published=True`` is the paper's iteration.
 
 Zhu, Zeng, Wang, Sun, Li, Yao, Peng, "On ADMM in Heterogeneous Federated Learning: Personalization,
 Robustness, and Fairness", arXiv:2407.16397: Algorithm 1, equations (11) to (14), (17), (18); see
@@ -28,7 +29,7 @@ from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import ConsensusStrategy, OwnBuffers
+from .shared.base import ConsensusForm, ConsensusStrategy, OwnBuffers
 
 
 @dataclass
@@ -38,7 +39,8 @@ class FLAMEState:
     Attributes
     ----------
     consensus : Consensus
-        w and the sum of the messages u_i = w_i + pi_i/rho.
+        w and the sum of the messages: pi_i/rho, or u_i = w_i + pi_i/rho where w is the mean of
+        these over all clients.
     averaged_arrays : Arrays
     clients : ClientTable
         Rows ``alpha``, ``tolerance`` (epsilon_i) and, with the duals in the strategy, ``theta``
@@ -52,10 +54,16 @@ class FLAMEState:
 
 @dataclass(frozen=True)
 class FLAMEInstruction(Instruction):
-    """What a client gets; `start` is theta_i, sent where the client may not hold it."""
+    """What a client gets.
+
+    `anchor` is w, or w_i where theta_i is pulled to that and the client does not keep it. Sent
+    where the client may not hold them: `start`, theta_i, if it is needed; and for the joint step
+    `dual`, pi_i (empty: 0).
+    """
 
     anchor: Arrays
     start: Arrays | None
+    dual: Arrays | None
     lam: float
     rho: float
     alpha: float
@@ -66,10 +74,12 @@ class FLAMEInstruction(Instruction):
     tolerance: float
     max_steps: int
     duals: str
+    start_at: str
+    averaging: str
     optimised: list[str]
 
     def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return theta_i, which is u_i at rho = a_i; or the change of u_i where that is sent."""
+        """Return theta_i, which is u_i at rho = a_i; or the change of a message that is sent."""
         return {name: upload[name] for name in self.optimised}
 
 
@@ -83,7 +93,7 @@ class FLAMEEvaluation(Instruction):
     optimised: list[str]
 
 
-class FLAME(ConsensusStrategy):
+class FLAME(ConsensusForm, ConsensusStrategy):
     """Federated learning by ADMM with Moreau envelopes (FLAME).
 
     Parameters
@@ -93,19 +103,23 @@ class FLAME(ConsensusStrategy):
     rho : float, optional
         rho, the ADMM penalty parameter. Beside it stands a_i = lambda alpha_i: at rho = a_i, where
         all of the paper's experiments are, a client's message is theta_i itself
-        (docs/methods/flame.md, P1). By default lambda/m. The Lagrangian is sure to
-        decrease for convex f_i and exact steps from rho = 2.5616 a_i on (P2).
+        (docs/methods/flame.md, P1). By default lambda/(10 m), with ``published=True`` lambda/m. The
+        paper's Lagrangian is sure to decrease for convex f_i and exact steps from
+        rho = 2.5616 a_i on (P2).
     lr : float or callable (default: 0.1)
         eta, the step size of the theta-step, for the plain loss: alpha_i does not scale it. With
         ``theta_step="accuracy"`` 1/(L + lambda) is safe.
     local_epochs : int (default: 3)
         H, passes over the data in a round; unused unless ``theta_step="fixed"``.
-    anchor_on : {"w_i", "w"} (default: "w_i")
-        What the theta-step is pulled to: the local copy w_i^t (the paper), or the global w^t (the
-        authors' released code). Another algorithm with the same fixed points (P3).
+    anchor_on : {"joint", "w_i", "w"}, optional
+        What the theta-step is pulled to: w^t - pi_i/rho, with weight lambda rho/(a_i + rho), which
+        minimises over theta_i and w_i jointly ("joint", the default, P18); the local copy w_i^t
+        (the paper, the default with ``published=True``); or the global w^t (the authors' released
+        code). Three algorithms with the same fixed points (P3). With "w_i" clients start at their
+        own theta_i, so it needs ``start_at="own"``.
     theta_step : {"fixed", "accuracy", "exact"} (default: "fixed")
-        H epochs; full-gradient steps until ||alpha_i (grad f_i + lambda (theta_i - w_i))||^2 <=
-        epsilon_i (17); or the minimiser, by the client's own ``FLAMEClient(prox=...)``.
+        H epochs; full-gradient steps until the squared norm of alpha_i times the gradient is at
+        most epsilon_i (17); or the minimiser, by the client's own ``FLAMEClient(prox=...)``.
     tolerance : float (default: 1.0)
         epsilon_i^0 of "accuracy". The paper gives no value.
     tolerance_decay : float (default: 0.9)
@@ -114,7 +128,8 @@ class FLAME(ConsensusStrategy):
     max_steps : int (default: 1000)
         Steps after which "accuracy" gives up; the clients' metric ``residual`` tells.
     **base
-        The parameters of `ConsensusStrategy`. What lives where is theta_i, w_i and pi_i.
+        The parameters of `ConsensusForm` and `ConsensusStrategy`; u_i is theta_i where clients
+        start, and w_i in the mean that makes w. What lives where is theta_i, w_i and pi_i.
 
     Notes
     -----
@@ -143,16 +158,53 @@ class FLAME(ConsensusStrategy):
     rho: Positive | None = None
     lr: StepSize = 0.1
     local_epochs: Count = 3
-    anchor_on: Literal["w_i", "w"] = "w_i"
+    anchor_on: Literal["joint", "w_i", "w"] | None = None
     theta_step: Literal["fixed", "accuracy", "exact"] = "fixed"
     tolerance: Positive = 1.0
     tolerance_decay: Fraction = 0.9
     max_steps: Count = 1000
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.anchor_on == "joint" and self.published:
+            raise ValueError(
+                "anchor_on is 'joint', expected 'w_i' (the paper) or 'w' (its authors' code) with "
+                "published=True. Leave out one of the two."
+            )
+        if self.anchor_on == "w_i" and self.start_at == "global":
+            raise ValueError(
+                "anchor_on is 'w_i', expected 'joint' or 'w' where clients start at the global w. "
+                "Give start_at='own', or published=True."
+            )
+        self.anchor_on = self.anchor_on or ("w_i" if self.published else "joint")
+
+    @property
+    def form(self) -> str:
+        """Which form runs, and what it changes against the paper."""
+        start = {"own": "their own theta_i", "global": "the global w"}[str(self.start_at)]
+        pull = {"joint": "w - pi_i/rho (theta_i and w_i jointly)"}.get(
+            str(self.anchor_on), str(self.anchor_on)
+        )
+        mean = {
+            "all": "the mean of w_i + pi_i/rho over all clients",
+            "participants": "the participants' mean of w_i plus the mean of all pi_i/rho",
+        }[str(self.averaging)]
+        here = f"local steps start at {start} and are pulled to {pull}; w is {mean}"
+        if (self.start_at, self.anchor_on, self.averaging) == ("own", "w_i", "all"):
+            return f"the paper's form (Algorithm 1): {here}."
+        return f"not the paper's form (Algorithm 1; published=True is): {here}."
+
     @property
     def penalty(self) -> float:
         """rho, as it was given or by the number of clients at the start."""
-        return self.lam / self.membership.num_initial if self.rho is None else self.rho
+        if self.rho is not None:
+            return self.rho
+        # With lambda = 1 the joint step's pull is that of FedADMM's default rho = 0.1.
+        return (1 if self.published else 0.1) * self.lam / self.membership.num_initial
+
+    @property
+    def _of_participants(self) -> bool:
+        return self.averaging == "participants"
 
     def init_state(self, arrays: Arrays) -> FLAMEState:
         """Start with theta_i^0 = w_i^0 = w^0, the initial model, so pi_i^0 = 0 as (33) wants."""
@@ -161,16 +213,16 @@ class FLAME(ConsensusStrategy):
         self._buffers = OwnBuffers(arrays, self.trained)
         columns = {"theta": first, "local_w": first} if self.duals == "strategy" else {}
         columns |= self._buffers.column(arrays) if self.duals == "strategy" else {}
+        consensus = Consensus.start(first, of_participants=self._of_participants)
+        consensus.join(self.membership.num_initial)
         return FLAMEState(
-            consensus=Consensus(
-                first, first.astype(np.float64) * self.membership.num_initial, first
-            ),
+            consensus=consensus,
             averaged_arrays=self._block.rest(arrays),
             clients=ClientTable(alpha=0.0, tolerance=float(self.tolerance), **columns),
         )
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
-        """Start with theta_i = w_i = w: the message u_i = w leaves the mean as it is."""
+        """Start with theta_i = w_i = w and pi_i = 0, which leaves w as it is."""
         w = self.state.consensus.w
         buffers = self._buffers.column(self.state.averaged_arrays)
         start = {"theta": w, "local_w": w, **buffers} if self.duals == "strategy" else {}
@@ -185,54 +237,75 @@ class FLAME(ConsensusStrategy):
     def _instruction(self, server_round: int, client: int) -> FLAMEInstruction:
         row, w = self.state.clients[client], self.state.consensus.w
         local = self.duals == "strategy" and self.anchor_on == "w_i"
-        start = self._start(client)
+        start, dual = self._start(client)
         return FLAMEInstruction.of(
             self,
             server_round,
             anchor=self._own(row.local_w if local else w, client),
             start=None if start is None else self._block.arrays(start),
+            dual=None if dual is None else self._block.arrays(dual) if dual.any() else {},
             rho=self.penalty,
             alpha=row.alpha,
             tolerance=row.tolerance * float(self.tolerance_decay),  # (18)
             optimised=self._block.names,
         )
 
-    def _start(self, client: int) -> NDArray[Any] | None:
-        """Return theta_i where the client may not hold it."""
-        members = self.membership
+    def _start(self, client: int) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """Return theta_i and pi_i where the client needs them and may not hold them."""
+        members, joint = self.membership, self.anchor_on == "joint"
         consensus: Consensus = self.state.consensus
+        theta: NDArray[Any] | None
         if self.duals == "strategy":
-            theta: NDArray[Any] = self.state.clients[client].theta
-            return None if members.has_current_state(client) else theta
-        if client in members.joining:
-            return consensus.w
-        return consensus.starting_point(members.last_accepted[client])
+            # In half precision the client's pi_i and the strategy's would drift apart.
+            if members.has_current_state(client) and not (joint and self.wire_dtype):
+                return None, None
+            row, needed = self.state.clients[client], self.start_at == "own" or not joint
+            theta, dual = row.theta, self.lam * float(row.alpha) * (row.theta - row.local_w)
+        else:
+            joins = client in members.joining
+            theta = (
+                consensus.w if joins else consensus.starting_point(members.last_accepted[client])
+            )
+            if theta is None:
+                return None, None
+            needed = not (self.start_at == "global" and self._of_participants)
+            dual, joint = np.zeros_like(theta), not needed  # w_i = theta_i says that pi_i = 0
+        return theta if needed else None, dual if joint else None
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
-        """Take in theta_i, or the change of u_i, of the participants; w is the mean over all."""
+        """Take in theta_i, or the change of a message, of the participants; set w."""
         consensus, clients = self.state.consensus, self.state.clients
+        move = np.zeros(consensus.w.shape) if self._of_participants else None
         for client, reply in replies.items():
             change, row = self._block.vector(reply.arrays), clients[client]
             if self.duals == "strategy":
                 theta, a = change, self.lam * float(row.alpha)
                 row.local_w, change = advance(  # (12), (13)
-                    theta, row.theta, row.local_w, consensus.w, a=a, rho=self.penalty
+                    theta,
+                    a * (row.theta - row.local_w),
+                    row.local_w,
+                    consensus.w,
+                    a=a,
+                    rho=self.penalty,
+                    of_participants=self._of_participants,
                 )
                 row.theta = theta
                 self._buffers.keep(row, reply.arrays)
             consensus.add_change(change)
+            if move is not None:
+                move += change / len(replies)
             row.tolerance *= self.tolerance_decay
         if server_round % REBUILD_EVERY == 0 and self.duals == "strategy":
             consensus.rebuild(self._messages(self.client_ids))
-        consensus.aggregate(len(self.membership))  # (14)
+        consensus.aggregate(len(self.membership), move=move)  # (14), where w is over all
         self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
-        """Take new clients into the mean, with u_i = w."""
+        """Take new clients into the mean, with w_i = w and pi_i = 0."""
         self.state.consensus.join(len(client_ids))
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Take u_i out of the mean; where nobody here knows it, everybody starts from w."""
+        """Take a message out of the sum; where nobody here knows it, everybody starts from w."""
         consensus = self.state.consensus
         if self.duals == "client":
             consensus.restart(self.last_round, len(self.membership))
@@ -240,11 +313,17 @@ class FLAME(ConsensusStrategy):
             consensus.rebuild(self._messages(self.client_ids))
 
     def _messages(self, client_ids: Sequence[int]) -> NDArray[Any]:
-        """Return u_i = w_i + pi_i/rho of some clients, shape (k, d)."""
+        """Return the messages of some clients, shape (k, d)."""
         theta, local_w, alpha = (
             self.state.clients.rows(name, client_ids) for name in ("theta", "local_w", "alpha")
         )
-        return messages(theta, local_w, a=self.lam * alpha, rho=self.penalty)
+        return messages(
+            theta,
+            local_w,
+            a=self.lam * alpha,
+            rho=self.penalty,
+            of_participants=self._of_participants,
+        )
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

@@ -179,13 +179,15 @@ class LpProjADMM(WeightedStrategy):
         consensus = self.state.consensus
         for client, reply in replies.items():
             row, image = self.state.clients[client], reply.arrays[IMAGE]
+            a = self.lam * float(row.alpha)
             row.local_w, change = advance(  # (186), (187)
                 image,
-                row.image,
+                a * (row.image - row.local_w),
                 row.local_w,
                 consensus.w,
-                a=self.lam * float(row.alpha),
+                a=a,
                 rho=self.penalty,
+                of_participants=False,
             )
             row.image = image
             consensus.add_change(change)
@@ -209,7 +211,8 @@ class LpProjADMM(WeightedStrategy):
         image, local_w, alpha = (
             self.state.clients.rows(name, client_ids) for name in ("image", "local_w", "alpha")
         )
-        return messages(image, local_w, a=self.lam * alpha, rho=self.penalty)
+        a = self.lam * alpha
+        return messages(image, local_w, a=a, rho=self.penalty, of_participants=False)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

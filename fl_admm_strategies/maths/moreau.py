@@ -4,6 +4,14 @@
 
 With a_i = lambda alpha_i every round ends with pi_i = a_i (theta_i - w_i) (FLAME, Lemma 3), so pi_i
 need not be kept, and rounding does not add up in it over the rounds.
+
+The augmented Lagrangian is quadratic in w_i. Its minimiser is (12), whatever theta_i is; put in, it
+leaves for theta_i
+
+    alpha_i f_i(theta) + (a_i rho/(a_i + rho))/2 ||theta - (w - pi_i/rho)||^2,
+
+so a pull to w - pi_i/rho moves theta_i and w_i jointly, where one to the last w_i moves one after
+the other.
 """
 
 from __future__ import annotations
@@ -14,42 +22,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def joint_weight(lam: float, alpha: float, rho: float) -> float:
+    """Return the weight of the joint theta-step's pull beside f_i: lambda rho/(a_i + rho)."""
+    return lam * rho / (lam * alpha + rho)
+
+
 def advance(
     theta: NDArray[Any],
-    before: NDArray[Any],
+    dual: NDArray[Any],
     w_i: NDArray[Any],
     w: NDArray[Any],
     *,
     a: float,
     rho: float,
+    of_participants: bool,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Move one client's w_i and message to those of its new theta_i, FLAME (12) and (13).
 
     Parameters
     ----------
-    theta, before : ndarray of shape (d,)
-        theta_i, new and old.
+    theta : ndarray of shape (d,)
+        The new theta_i.
+    dual : ndarray of shape (d,)
+        The old pi_i.
     w_i, w : ndarray of shape (d,)
-        The old w_i and the w that the server sent.
+        The old w_i, which is unused with `of_participants`, and the w that the server sent.
     a : float
         lambda alpha_i.
     rho : float
+    of_participants : bool
+        Whether a message is pi_i/rho, and w of the participants' w_i; else it is
+        u_i = w_i + pi_i/rho. See `Consensus`.
 
     Returns
     -------
     w_i, change : ndarray of shape (d,)
-        The new w_i, and the change of the message u_i = w_i + pi_i/rho.
+        The new w_i, and the change of the message.
     """
-    dual = a * (before - w_i)
     new = (a * theta + rho * w - dual) / (a + rho)
+    if of_participants:
+        return new, new - w
     change = (new + a * (theta - new) / rho) - (w_i + dual / rho)
     return new, change
 
 
 def messages(
-    theta: NDArray[Any], w_i: NDArray[Any], *, a: NDArray[np.float64], rho: float
+    theta: NDArray[Any],
+    w_i: NDArray[Any],
+    *,
+    a: NDArray[np.float64],
+    rho: float,
+    of_participants: bool,
 ) -> NDArray[Any]:
-    """Return u_i = w_i + pi_i/rho of several clients, shape (k, d).
+    """Return u_i = w_i + pi_i/rho of several clients, or pi_i/rho, shape (k, d).
 
     Parameters
     ----------
@@ -57,6 +82,8 @@ def messages(
     a : ndarray of shape (k,)
         lambda alpha_i.
     rho : float
+    of_participants : bool
+        As for `advance`.
     """
-    result: NDArray[Any] = w_i + a[:, None] / rho * (theta - w_i)
-    return result
+    dual: NDArray[Any] = a[:, None] / rho * (theta - w_i)
+    return dual if of_participants else w_i + dual

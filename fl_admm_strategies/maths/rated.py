@@ -77,26 +77,39 @@ class RatedConsensus(ByClient):
         V^0; its dtype is kept.
     prox : callable, optional
         As in `Consensus.aggregate`, of an array of that shape.
+    from_v, of_participants : bool (default: False)
+        As `from_w` and `of_participants` in `ConsensusADMM`. From V on, w = V and d = 0 for what is
+        not rated.
 
     Attributes
     ----------
     v : ndarray of shape (n, r)
         V.
     total : ndarray of shape (n, r), float64
-        sum_i Z_i.
+        sum_i Z_i, or sum_i Y_i/beta where V is of the participants' W_i.
     """
 
     self_checked: ClassVar[bool] = True
 
-    def __init__(self, first: Factors, prox: Prox | None = None) -> None:
+    def __init__(
+        self,
+        first: Factors,
+        prox: Prox | None = None,
+        *,
+        from_v: bool = False,
+        of_participants: bool = False,
+    ) -> None:
         self.prox = prox
+        self.from_v, self.of_participants = from_v, of_participants
         self.v = np.ascontiguousarray(first)
         self.total = np.zeros(first.shape)
         self._clients: dict[int, Client] = {}
         self._joining: dict[int, Client] = {}
         self._sent: dict[int, Factors] = {}  # V^k that clients refer to, by number
         self._now: int | None = None  # the number of the present V, once a client refers to it
-        self._pending: dict[int, float] = {}  # change of sum_i (a_k + b_k) since the last V
+        self._pending: dict[int, float] = {}  # change of V^k's share in the sum since the last V
+        self._active = 0  # participants since the last V
+        self._before = self.total.copy()  # the sum with the last V
         self._products: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def __getitem__(self, client: int) -> Client:
@@ -116,7 +129,9 @@ class RatedConsensus(ByClient):
         return anchor
 
     def curvature(self, client: int) -> float:
-        """Return ||W_i W_i^T||_F over all items."""
+        """Return ||W_i W_i^T||_F over all items, or that of V where clients start at it."""
+        if self.from_v:
+            return float(np.linalg.norm(self.v.T.astype(np.float64) @ self.v))
         row = self[client]
         shares = {number: a for number, (a, _) in row.past.items()}
         gram = row.w.astype(np.float64).T @ row.w
@@ -141,6 +156,12 @@ class RatedConsensus(ByClient):
             total += share * self._sent[number][items]
         return total
 
+    def start(self, client: int) -> Factors:
+        """Return where the client's steps start, of the rated items, shape (n_i, r)."""
+        row = self[client]
+        start: Factors = self.v[row.items] if self.from_v else row.w
+        return start
+
     # --- A round --------------------------------------------------------------------------------
 
     def update(self, client: int, uploaded: Factors, decay: float) -> None:
@@ -155,31 +176,43 @@ class RatedConsensus(ByClient):
         """
         row, now = self._clients[client], self._number()
         step = uploaded - self.v[row.items]
-        change = (uploaded - row.w).astype(np.float64) + step
+        change = step.astype(np.float64)
+        if not self.of_participants:
+            change += uploaded - row.w
         past, moved = dict(row.past), {}
         for number in sorted({*past, now}):  # in the same order after a resume
             a, b = past.get(number, (0.0, 0.0))
             here = float(number == now)
-            new_a = decay * a + (1 - decay) * (here - b)
+            start = here if self.from_v else a
+            new_a = decay * start + (1 - decay) * (here - b)
             new = new_a, b + new_a - here
             past[number] = new
             if max(map(abs, new)) < NEGLIGIBLE:
                 del past[number]
                 new = 0.0, 0.0
-            moved[number] = sum(new) - (a + b)
+            moved[number] = new[1] - b if self.of_participants else sum(new) - (a + b)
         self.total[row.items] += change - self._sum(moved, row.items)
         self._add(moved)
         self._clients[client] = Client(row.items, uploaded, row.dual + step, past)
+        self._active += 1
 
     def aggregate(self, *, anew: bool = False) -> None:
-        """Set V to the minimiser over all clients; with `anew` after adding up all Z_i again."""
+        """Set V anew (see `Consensus`); with `anew` after adding up the clients' again."""
+        self._add_changes()
+        move = (self.total - self._before) / max(self._active, 1)  # a dual moves by W_i - V
         if anew:
             self._rebuild()
-        self._add_changes()
-        mean = (self.total / len(self._clients)).astype(self.v.dtype)
-        self.v = mean if self.prox is None else np.ascontiguousarray(self.prox(mean))
+        mean = self.total / len(self._clients)
+        if self.of_participants:
+            mean += self.v + move
+        v = mean.astype(self.v.dtype)
+        self.v = v if self.prox is None else np.ascontiguousarray(self.prox(v))
         self._now = None
+        self._begin_round()
         self._forget()
+
+    def _begin_round(self) -> None:
+        self._active, self._before = 0, self.total.copy()
 
     def _number(self) -> int:
         """Return the number of the present V, which is kept from here on."""
@@ -199,14 +232,15 @@ class RatedConsensus(ByClient):
         self._pending = {}
 
     def _rebuild(self) -> None:
-        """Add up the Z_i of all clients anew: see `Consensus.rebuild`."""
+        """Add up the Z_i, or the Y_i/beta, of all clients anew: see `Consensus.rebuild`."""
         self.total = np.zeros_like(self.total)
         self._pending = {}
         for row in self._clients.values():
-            shares = {number: a + b for number, (a, b) in row.past.items()}
+            w = 0 if self.of_participants else 1
+            shares = {number: w * a + b for number, (a, b) in row.past.items()}
             self._add(shares)
             others = self._sum(shares, row.items)
-            self.total[row.items] += row.w.astype(np.float64) + row.dual - others
+            self.total[row.items] += w * row.w.astype(np.float64) + row.dual - others
         self._add_changes()
 
     def _forget(self) -> None:
@@ -228,7 +262,8 @@ class RatedConsensus(ByClient):
         """Let new clients count, with W_i = V and Y_i = 0."""
         both = self._clients | {client: self._start(row) for client, row in rows.items()}
         self._clients = dict(sorted(both.items()))
-        self.total += len(rows) * self.v.astype(np.float64)
+        if not self.of_participants:
+            self.total += len(rows) * self.v.astype(np.float64)
 
     def add_pending(self, rows: Mapping[int, Row]) -> None:
         """Know joining clients, with W_i = V and Y_i = 0."""
@@ -239,16 +274,19 @@ class RatedConsensus(ByClient):
         gone = set(clients)
         self._clients = {c: row for c, row in self._clients.items() if c not in gone}
         self._rebuild()
+        self._begin_round()
 
     def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
         """Return what puts everything back as it is."""
         v, total, now, pending = self.v, self.total.copy(), self._now, dict(self._pending)
         all_clients, joining, sent = dict(self._clients), dict(self._joining), dict(self._sent)
+        active, before = self._active, self._before
 
         def undo() -> None:
             self.v, self.total, self._now, self._pending = v, total.copy(), now, dict(pending)
             self._clients, self._joining = dict(all_clients), dict(joining)
             self._sent, self._products = dict(sent), {}
+            self._active, self._before = active, before
 
         return undo
 
@@ -320,6 +358,7 @@ class RatedConsensus(ByClient):
         self.v, self.total = arrays["v"].copy(), arrays["total"].copy()
         self._sent = {k: v.copy() for k, v in enumerate(arrays["sent"])}
         self._now, self._products, self._pending = None, {}, {}
+        self._begin_round()
         parts = zip(
             _cut(items, counts),
             _cut(arrays["w"].reshape(-1, r), counts),

@@ -20,12 +20,12 @@ class FedAPMReport(MethodReport):
         total = sum(sizes.values())
         legend = ["Personal model: a client's own part with its own copy of the shared one."]
         extra: dict[str, Any] = {"shared": shared, "personal": total - shared}
-        if (gap := strategy.round_metrics().get("primal-residual")) is not None:
+        if (residual := strategy.round_metrics().get("primal-residual")) is not None:
             legend.append(
-                f"Gap: {gap:.4g}, the mean distance of the participants' copies from the shared "
-                "part that they got, in the last round."
+                f"Primal residual: {residual:.4g}, the mean distance of the participants' copies "
+                "from the shared part that they got, in the last round."
             )
-            extra["gap"] = gap
+            extra["primal_residual"] = residual
         text = Text.assemble(
             (
                 f"FedAPM trained a model for each of {run.problem.num_clients} clients: "

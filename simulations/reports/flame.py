@@ -30,7 +30,7 @@ class FLAMEReport(MethodReport):
                 "Hybrid: each client takes the better of its personal and the global model. Chosen "
                 "on the test data, as in the paper's table, it is too good to be true.",
                 f"a = λ/m is {strategy.lam / run.problem.num_clients:g} and ρ is "
-                f"{strategy.rho:g}; at ρ = a the server averages the personal models.",
+                f"{strategy.penalty:g}; at ρ = a the server averages the personal models.",
             ),
             body=(table, _summary(run)),
             extra={"fairness": fairness},

@@ -166,7 +166,7 @@ CASES = [
         "FedMC-ADMM",
         partial(library.FedMCADMM, SquaredL2(0.1), inner_steps=2),
         contract_client,
-        view=views.CONSENSUS,
+        view=views.CONSENSUS_OF_PARTICIPANTS,
     ),
     Case(
         "FedGiA-gram",

@@ -82,7 +82,9 @@ def _moreau_message(theta: str) -> Callable[[Any, int, Held], NDArray[Any]]:
         clients = strategy.state.clients
         of_client = (clients.rows(name, [client]) for name in (theta, "local_w", "alpha"))
         theta_i, local_w, alpha = of_client
-        return messages(theta_i, local_w, a=strategy.lam * alpha, rho=strategy.rho)[0]
+        over = getattr(strategy, "averaging", "all") == "participants"
+        a = strategy.lam * alpha
+        return messages(theta_i, local_w, a=a, rho=strategy.rho, of_participants=over)[0]
 
     return message
 
@@ -92,7 +94,8 @@ def _held_moreau_message(strategy: Any, client: int, held: Held) -> NDArray[Any]
     parts = []
     for name in strategy._block.names:
         theta, local_w = held[f"theta/{name}"], held[f"w_i/{name}"]
-        parts.append(local_w + a / strategy.rho * (theta - local_w))
+        dual = a / strategy.rho * (theta - local_w)
+        parts.append(dual if strategy.averaging == "participants" else local_w + dual)
     return np.concatenate([part.ravel() for part in parts])
 
 

@@ -139,6 +139,7 @@ def message(anchor: NDArray[Any], start: NDArray[Any] | None = None, **changes: 
     asked = FedMCInstruction(
         anchor={"V": anchor},
         start=None if start is None else {"V": start},
+        dual=None,
         factor_seed=7,
         factor_scale=1.0,
         num_clients=P,
@@ -146,6 +147,8 @@ def message(anchor: NDArray[Any], start: NDArray[Any] | None = None, **changes: 
         inner_steps=3,
         y0="zero",
         duals="strategy",
+        start_at="own",
+        averaging="all",
     )
     return changed(asked, **changes)
 

@@ -107,7 +107,7 @@ def test_without_validation_data_there_is_no_validated_choice() -> None:
 
 
 ROUND = FLAMEInstruction(
-    *(model(-1), model(1)),  # anchor and theta_i
+    *(model(-1), model(1), None),  # anchor, theta_i and no pi_i
     lam=1.0,
     rho=0.5,
     alpha=0.5,
@@ -118,6 +118,8 @@ ROUND = FLAMEInstruction(
     tolerance=1.0,
     max_steps=10,
     duals="strategy",
+    start_at="own",
+    averaging="all",
     optimised=["u"],
 )
 

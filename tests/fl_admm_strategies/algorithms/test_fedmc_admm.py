@@ -32,6 +32,8 @@ KINDS = {"l2": (SquaredL2(USERS), SquaredL2(ITEMS)), "l1": (L1Norm(USERS), L1Nor
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_place = pytest.mark.parametrize("duals", ["strategy", "client"])
+FORMS = [("own", "all"), ("global", "all"), ("own", "participants"), ("global", "participants")]
+each_form = pytest.mark.parametrize(("start_at", "averaging"), FORMS)
 each_start = pytest.mark.parametrize("y0", ["zero", "handshake"])
 
 
@@ -51,10 +53,12 @@ def soft(x: NDArray[Any], threshold: float) -> NDArray[Any]:
 
 
 class Transcript:
-    """Algorithm 1, line by line, with dense matrices."""
+    """Algorithm 1, line by line, with dense matrices; and what the other forms change in it."""
 
-    def __init__(self, run: Federation, kind: str, y0: str) -> None:
-        self.kind = kind
+    def __init__(
+        self, run: Federation, kind: str, y0: str, start_at: str = "own", averaging: str = "all"
+    ) -> None:
+        self.kind, self.start_at, self.averaging = kind, start_at, averaging
         self.data = {i: dense(run.train[i]) for i in range(P)}
         self.V = run.first["item-factors"].copy()
         self.U = {i: run.first_users(i) for i in range(P)}
@@ -73,7 +77,7 @@ class Transcript:
     def round(self, sampled: list[int]) -> None:
         V, l1 = self.V, self.kind == "l1"
         for i in sampled:
-            U, W, Y = self.U[i], self.W[i], self.Y[i]
+            U, W, Y = self.U[i], self.W[i] if self.start_at == "own" else V, self.Y[i]
             L = np.linalg.norm(W @ W.T)
             for _ in range(STEPS):
                 gradient = self.error(i, U, W) @ W.T
@@ -85,12 +89,13 @@ class Transcript:
                 gradient = U.T @ self.error(i, U, W)
                 W = (L / P * W + BETA * V - gradient / P - Y) / (L / P + BETA)  # (67)
             self.U[i], self.W[i], self.Y[i] = U, W, Y + BETA * (W - V)  # (13), the old V
+        over = sampled if self.averaging == "participants" else range(P)
+        mean_w = sum(self.W[i] for i in over) / len(over)
+        mean = mean_w + sum(self.Y[i] for i in range(P)) / (P * BETA)
         if l1:
-            mean = sum(self.W[i] + self.Y[i] / BETA for i in range(P)) / P
             self.V = soft(mean, ITEMS / (P * BETA))  # (73)
         else:
-            total = sum(BETA * self.W[i] + self.Y[i] for i in range(P))
-            self.V = total / (P * BETA + ITEMS)  # (68)
+            self.V = P * BETA * mean / (P * BETA + ITEMS)  # (68)
 
 
 # --- The algorithm ------------------------------------------------------------------------------
@@ -99,9 +104,12 @@ class Transcript:
 @each_kind
 @each_start
 @each_place
-def test_the_trajectory_is_that_of_algorithm_1(kind: str, y0: str, duals: str) -> None:
-    run = federation(kind, y0=y0, duals=duals)
-    expected = Transcript(run, kind, y0)
+@each_form
+def test_the_trajectory_is_that_of_algorithm_1(
+    kind: str, y0: str, duals: str, start_at: str, averaging: str
+) -> None:
+    run = federation(kind, y0=y0, duals=duals, start_at=start_at, averaging=averaging)
+    expected = Transcript(run, kind, y0, start_at, averaging)
     seen: set[int] = set()
     for k in range(1, 13):
         sampled = run.round(k)
@@ -116,7 +124,7 @@ def test_the_trajectory_is_that_of_algorithm_1(kind: str, y0: str, duals: str) -
         held = run.held(i)
         np.testing.assert_allclose(held["U"], expected.U[i], rtol=0, atol=1e-10)
         np.testing.assert_allclose(held["W"], expected.W[i], rtol=0, atol=1e-10)
-        Y = held["Y"] if duals == "client" else dual(run, i)
+        Y = held["Y"] if duals == "client" or start_at == "global" else dual(run, i)
         np.testing.assert_allclose(Y, expected.Y[i], rtol=0, atol=1e-10)
 
 
@@ -149,7 +157,7 @@ def lagrangian(
 @each_start
 def test_the_identities_of_the_dual_and_the_v_step(kind: str, y0: str) -> None:
     """T5, T6 and T7, at every round of partial participation."""
-    run = federation(kind, y0=y0)
+    run = federation(kind, y0=y0, published=True)
     U = {i: run.first_users(i) for i in range(P)}
     for k in range(1, 9):
         V, Y = items(run), {i: dual(run, i).copy() for i in range(P)}
@@ -178,7 +186,8 @@ def test_the_identities_of_the_dual_and_the_v_step(kind: str, y0: str) -> None:
 @pytest.mark.slow
 def test_it_converges_to_a_stationary_point() -> None:
     """Theorem 4.7: W_i = V, Y_i = -(1/p) grad_V f_i, and both gradients of Phi vanish."""
-    run = federation("l2", beta=0.5, fraction_train=0.8, inner_steps=20)
+    settings = {"beta": 0.5, "fraction_train": 0.8, "inner_steps": 20}
+    run = federation("l2", published=True, **settings)
     for k in range(1, 301):
         run.round(k)
     V = items(run)
@@ -207,7 +216,8 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
         return FedMCADMMClient(context, Ratings(zero, zero, stars, 1, 1), SquaredL2(0.1))
 
     grid = WatchedGrid(client_app(lambda context: new_client(context).to_client()), 2)
-    strategy = FedMCADMM(SquaredL2(0.1), beta=1.0, inner_steps=1, fraction_evaluate=0.0)
+    settings = {"inner_steps": 1, "fraction_evaluate": 0.0, "published": True}
+    strategy = FedMCADMM(SquaredL2(0.1), beta=1.0, **settings)  # type: ignore[arg-type]
     seen: list[list[NDArray[Any]]] = []
 
     def on_round(*_: Any) -> None:
@@ -251,7 +261,8 @@ def test_a_projection_serves_as_regulariser() -> None:
 @each_kind
 @each_start
 def test_duals_on_the_clients_give_the_same_trajectory_and_less_memory(kind: str, y0: str) -> None:
-    here, there = (federation(kind, y0=y0, duals=duals) for duals in ("strategy", "client"))
+    places, settings = ("strategy", "client"), {"y0": y0, "published": True}
+    here, there = (federation(kind, duals=duals, **settings) for duals in places)
     for k in range(1, 13):
         assert here.round(k) == there.round(k)
         np.testing.assert_allclose(items(there), items(here), rtol=0, atol=1e-12)
@@ -263,7 +274,7 @@ def test_duals_on_the_clients_give_the_same_trajectory_and_less_memory(kind: str
 
 @each_place
 def test_the_handshake_asks_everybody_for_the_first_dual(duals: str) -> None:
-    run = federation(y0="handshake", duals=duals)
+    run = federation(y0="handshake", duals=duals, published=True)
     expected = Transcript(run, "l2", "handshake").Y
     if duals == "strategy":
         for i in range(P):
@@ -315,7 +326,7 @@ def test_the_users_factors_are_in_no_message(duals: Any, y0: Any) -> None:
 
 @each_place
 def test_bytes_are_counted(duals: Any) -> None:
-    strategy = FedMCADMM(SquaredL2(ITEMS), duals=duals, seed=1)
+    strategy = FedMCADMM(SquaredL2(ITEMS), duals=duals, seed=1, published=True)
     start(strategy, WatchedGrid(client_app(client_fn), P), 2)
     of_v = 8 * RANK * NUM_ITEMS
     # V^0 goes along once: W_i^0 is the client's copy of it.

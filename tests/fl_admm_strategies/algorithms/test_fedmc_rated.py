@@ -36,9 +36,11 @@ def items(run: Federation) -> Any:
 
 # q from near 1, where V fades slowly, to 1e-5
 @pytest.mark.parametrize(("kind", "beta"), [("l2", 0.05), ("l1", 0.8), ("l2", 50.0)])
-def test_the_trajectory_is_that_of_all_rows(kind, beta, monkeypatch):
+@pytest.mark.parametrize("start_at", ["own", "global"])
+@pytest.mark.parametrize("averaging", ["all", "participants"])
+def test_the_trajectory_is_that_of_all_rows(kind, beta, start_at, averaging, monkeypatch):
     monkeypatch.setattr("fl_admm_strategies.algorithms.fedmc_admm.REBUILD_EVERY", 10)
-    scale = {"init_scale": 0.5, "beta": beta}
+    scale = {"init_scale": 0.5, "beta": beta, "start_at": start_at, "averaging": averaging}
     dense, sparse = federation("all", kind, **scale), federation("rated", kind, **scale)
     near = {"rtol": 1e-9, "atol": 1e-10}
     for k in range(1, 26):
@@ -49,12 +51,13 @@ def test_the_trajectory_is_that_of_all_rows(kind, beta, monkeypatch):
     for i in range(NUM_CLIENTS):
         own, whole = sparse.strategy.state.consensus[i], dense.strategy.state.consensus.clients[i]
         assert own.items.tolist() == sorted(set(dense.train[i].items.tolist()))
-        w = whole.u.reshape(RANK, NUM_ITEMS)
+        w = dense.held(i)["W"]
         np.testing.assert_allclose(own.w.T, w[:, own.items], **near)
         dual = whole.pi.reshape(RANK, NUM_ITEMS) / beta
         np.testing.assert_allclose(own.dual.T, dual[:, own.items], **near)
+        start = items(dense) if start_at == "global" else w
         assert sparse.strategy.state.consensus.curvature(i) == pytest.approx(
-            np.linalg.norm(w @ w.T), rel=1e-9
+            np.linalg.norm(start @ start.T), rel=1e-9
         )
         np.testing.assert_allclose(sparse.held(i)["U"], dense.held(i)["U"], rtol=1e-7)
         assert [*sparse.held(i)] == ["U"]  # no copy of V
@@ -91,7 +94,7 @@ def test_clients_that_join_and_leave() -> None:
         for k in (1, 2):
             run.round(k)
         consensus.remove([3], 2)
-        run.strategy.membership.last_accepted[3] = 0  # it begins anew on its side as well
+        run.strategy.membership.reset([3])  # it begins anew on its side as well
         mask = np.zeros(NUM_ITEMS, np.bool_)
         mask[run.train[3].items] = True
         consensus.insert({3: {rated.RATED: mask}})

@@ -151,7 +151,8 @@ class Variables:
 
 
 def flame(**settings: Any) -> FLAME:
-    usual = {"lam": 1.0, "rho": 0.5, "theta_step": "exact", "fraction_evaluate": 0, "seed": 3}
+    usual = {"published": True, "lam": 1.0, "rho": 0.5, "theta_step": "exact"}
+    usual |= {"fraction_evaluate": 0, "seed": 3}
     return FLAME(**usual | settings)
 
 
@@ -462,3 +463,94 @@ def test_buffers_are_averaged_over_the_participants(duals: str) -> None:
     np.testing.assert_allclose(arrays["norm.running_mean"], expected, rtol=1e-5)
     assert arrays["norm.num_batches_tracked"] == 1
     assert "norm.running_mean" not in strategy._block.names
+
+
+# --- The default: theta_i and w_i jointly, in FedDyn's form (P18) ---------------------------------
+
+
+def joint(**settings: Any) -> FLAME:
+    return flame(**{"published": False} | settings)
+
+
+def test_a_joint_step_minimises_the_lagrangian_over_theta_and_w_i() -> None:
+    # The gradient of (10) in theta_i and in w_i, with w and pi_i as they were, is 0 at both.
+    federation = random_federation(5)
+    strategy = joint(lam=0.7, rho=0.05, weights="size", fraction_train=0.5)
+    for server_round, (old, new) in enumerate(pairwise(federation.run(strategy, 8)), start=1):
+        took_part = np.isin(range(6), sorted(strategy.train_metrics[server_round]))
+        slope = alpha(strategy)[:, None] * federation.b[:, None] * (new.theta - federation.c)
+        in_theta = slope + new.a * (new.theta - new.w_i)
+        in_w_i = new.a * (new.w_i - new.theta) + old.pi + 0.05 * (new.w_i - old.w)
+        close(in_theta[took_part], 0)
+        close(in_w_i[took_part], 0)
+        close((new.pi - old.pi)[took_part], 0.05 * (new.w_i - old.w)[took_part])  # (13)
+        close(new.w, new.w_i[took_part].mean(axis=0) + new.pi.mean(axis=0) / 0.05)
+
+
+@pytest.mark.parametrize(("weights", "fraction"), [("uniform", 1.0), ("size", 0.5)])
+def test_the_joint_form_has_the_papers_fixed_point(weights: str, fraction: float) -> None:
+    federation = random_federation(2, m=4, d=2)
+    strategy = joint(lam=0.8, rho=0.15, weights=weights, fraction_train=fraction)
+    last = federation.run(strategy, 60 if fraction == 1 else 150)[-1]
+    w, theta = optimum(federation.b, federation.c, alpha(strategy), 0.8)
+    close(last.w, w, 1e-9)
+    close(last.theta, theta, 1e-9)
+    close(last.pi.sum(axis=0), 0, 1e-9)  # (16)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"averaging": "all"},
+        {"start_at": "own"},
+        {"start_at": "own", "averaging": "all"},
+        {"anchor_on": "w"},
+        {"anchor_on": "w_i", "start_at": "own"},
+    ],
+    ids=str,
+)
+def test_every_form_is_the_same_with_duals_on_the_client(form: dict[str, str]) -> None:
+    federation = random_federation(4)
+    settings = {"lam": 0.7, "rho": 0.1, "weights": "size", "fraction_train": 0.5} | form
+    settings |= {"theta_step": "fixed", "lr": 0.1, "local_epochs": 2}
+    here, there = (joint(**settings, duals=place) for place in ("strategy", "client"))
+    trajectories: list[list[Matrix]] = []
+    for strategy in (here, there):
+        trajectory: list[Matrix] = []
+        with federation.grid(exact=False) as grid:
+            strategy.start(
+                grid,
+                ArrayRecord(Point(4).state_dict()),
+                6,
+                on_round=lambda r, metrics, s=strategy, t=trajectory: t.append(s.state.consensus.w),
+            )
+        trajectories.append(trajectory)
+    close(trajectories[1], trajectories[0], 1e-13)
+    assert np.abs(np.diff(trajectories[0], axis=0)).min() > 1e-6  # every round moved
+
+
+def test_the_default_starts_its_steps_at_the_global_model() -> None:
+    # One step of 0.1 from w, by hand: theta = w - 0.1 [b (w - c) + q (w - (w - pi/rho))] with
+    # q = lambda rho/(a + rho) = 1 (1/3)/(2/3) = 1/2 and pi/rho = theta_i - w_i, as rho = a_i = 1/3.
+    strategy = joint(rho=1 / 3, theta_step="fixed", lr=0.1, local_epochs=1)
+    _, one, two = Quadratics().run(strategy, 2, exact=False)
+    close(one.theta, 0.1 * B[:, None] * C)
+    step = B[:, None] * (one.w - C) + (one.theta - one.w_i) / 2
+    close(two.theta, one.w - 0.1 * step)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"published": True, "anchor_on": "joint"}, {"anchor_on": "w_i"}]
+)
+def test_contradicting_forms_are_refused(settings: dict[str, Any]) -> None:
+    with refused(ValueError, "anchor_on"):
+        FLAME(**settings)
+
+
+def test_rho_follows_lambda_in_both_forms() -> None:
+    for published, expected in ((True, 0.4 / 3), (False, 0.04 / 3)):
+        strategy = FLAME(lam=0.4, published=published, lr=0.1, fraction_evaluate=0)
+        with Quadratics().grid(exact=False) as grid:
+            strategy.start(grid, ArrayRecord(Point(2).state_dict()), 1)
+        assert strategy.penalty == pytest.approx(expected)

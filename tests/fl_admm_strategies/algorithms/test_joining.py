@@ -178,7 +178,7 @@ def test_the_number_of_clients_that_fedmc_began_with_is_a_scale_of_the_objective
     # (1/p0) sum_{i<=p} f_i + (p/p0) R is p/p0 times (2), and argmin_V (p/p0) R(V) +
     # p beta/2 |V - mean z|^2 is prox_{R/(p0 beta)}(mean z): the clients' steps, which divide by p0,
     # and this one are the same for every p. With gamma |V|_1: soft-thresholding by gamma/(p0 beta).
-    strategy = FedMCADMM(L1Norm(0.8), beta=2.0)
+    strategy = FedMCADMM(L1Norm(0.8), beta=2.0, published=True)
     strategy.run.begin({"V": np.zeros((1, 3))}, [0, 1])
     strategy.run.handshake(lambda asked, kind: [], {})
     strategy.run.update_membership(1, [0, 1, 7], lambda asked, kind: [], {})
@@ -301,8 +301,8 @@ def test_the_curvature_of_a_joining_client_that_was_not_given(tmp_path: Path) ->
     [
         (FedADMM(published=True, rho=0.1, lr=0.5), FedADMMClient, "w"),
         (FedADMM(published=True, rho=0.1, lr=0.5, duals="client"), FedADMMClient, "w"),
-        (FLAME(rho=0.2, lr=0.5), FLAMEClient, "w"),
-        (FLAME(rho=0.2, lr=0.5, duals="client"), FLAMEClient, "w"),
+        (FLAME(published=True, rho=0.2, lr=0.5), FLAMEClient, "w"),
+        (FLAME(published=True, rho=0.2, lr=0.5, duals="client"), FLAMEClient, "w"),
         (FedAPM("^head", published=True, rho=0.1, lr=0.5), FedAPMClient, "w"),
         (LpProjADMM(rho=0.2, lr=0.5, dimension=3), LpProjADMMClient, "initial"),
     ],

@@ -42,7 +42,7 @@ def test_fedapm_reports_both_kinds_of_model_beside_the_baselines(
     # 8 x 8 pixels: fc1 64 x 128 + 128, fc2 128 x 64 + 64; fc3 64 x 10 + 10.
     assert result["shared"] == 8320 + 8256
     assert result["personal"] == 650
-    assert result["gap"] > 0
+    assert result["primal_residual"] > 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "16,576 of its 17,226 parameters they share" in shown
     # What the server keeps is the shared part: w, u_i and pi_i of 4 clients, and their sum.

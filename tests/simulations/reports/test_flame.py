@@ -90,11 +90,11 @@ def test_the_paper_profile_has_the_papers_settings(name: str) -> None:
     settings = load_settings(name, profile="paper")
     algorithm: Any = settings.algorithm
     assert (algorithm.lam, algorithm.rho, algorithm.lr, algorithm.local_epochs) == (1, 0.1, 0.01, 1)
-    assert algorithm.anchor_on == "w_i"
+    assert algorithm.published
     assert (settings.training.momentum, settings.training.weight_decay) == (0, 0)
     assert settings.data.options == {"partition": "hybrid", "clients": 10}
     assert (settings.training.batch_size, settings.training.num_rounds) == (100, 100)
     assert settings.training.fraction_train == 1
     authors: Any = load_settings(name, profile="authors")
-    assert authors.algorithm.anchor_on == "w"
+    assert (authors.algorithm.published, authors.algorithm.anchor_on) == (True, "w")
     assert (authors.training.momentum, authors.training.weight_decay) == (0.5, 0.01)
