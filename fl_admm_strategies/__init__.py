@@ -8,6 +8,7 @@ from .algorithms.fedalt import FedAlt
 from .algorithms.fedapm import FedAPM
 from .algorithms.fedavg import FedAvg
 from .algorithms.fedcp import FedCP
+from .algorithms.feddyn import FedDyn
 from .algorithms.fedgia import FedGiA
 from .algorithms.fedmavg import FedMAvg
 from .algorithms.fedmc_admm import FedMCADMM
@@ -58,6 +59,7 @@ __all__ = [
     "FedAlt",
     "FedAvg",
     "FedCP",
+    "FedDyn",
     "FedGiA",
     "FedMAvg",
     "FedMCADMM",

@@ -12,6 +12,7 @@ from .algorithms.fedapm import FedAPMEvaluation as FedAPMEvaluation
 from .algorithms.fedapm import FedAPMInstruction as FedAPMInstruction
 from .algorithms.fedavg import FedAvgInstruction as FedAvgInstruction
 from .algorithms.fedcp import FedCPInstruction as FedCPInstruction
+from .algorithms.feddyn import FedDynInstruction as FedDynInstruction
 from .algorithms.fedgia import FedGiAInstruction as FedGiAInstruction
 from .algorithms.fedgia import FedGiAQuestion as FedGiAQuestion
 from .algorithms.fedmavg import FedMAvgInstruction as FedMAvgInstruction

@@ -177,6 +177,8 @@ NAMES = [
     "FedGiA",
     "Ditto",
     "FedProx",
+    "FedDyn",
+    "SCAFFOLD",
     "PFedMe",
     "PFedMeMatched",
     "LpProj",

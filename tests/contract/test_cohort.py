@@ -34,7 +34,14 @@ from tests.support.refusals import Warned, refused
 
 DESCENTS = {"FPFC": 1, "FedADMM": 1, "FedAPM": 2, "FLAME": 1, "LpProjADMM": 1, "FedProx": 1}
 DESCENTS |= {"Ditto": 2, "Local": 1, "FPFC-head": 1, "FedADMM-client-duals": 1}
-DESCENTS |= {"LocalSGD": 3, "SCAFFOLD": 1, "PFedMe": 2, "PFedMeMatched": 1, "LpProj": 2}
+DESCENTS |= {
+    "LocalSGD": 3,
+    "SCAFFOLD": 1,
+    "FedDyn": 1,
+    "PFedMe": 2,
+    "PFedMeMatched": 1,
+    "LpProj": 2,
+}
 """How often a client descends in a round, in methods whose clients do."""
 
 

@@ -48,6 +48,7 @@ WORDS = {
 }
 KINDS = {name: kind for words, kind in WORDS.items() for name in words.split()}
 STRICTER = {(name, "lam"): POSITIVE for name in ("FLAME", "PFedMe", "PFedMeMatched", "LpProjADMM")}
+STRICTER[("FedDyn", "alpha")] = POSITIVE
 
 # What constructors cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {

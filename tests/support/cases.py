@@ -374,6 +374,12 @@ CASES = [
         view=views.LOCAL_COPIES,
     ),
     keeping_variant(
+        "FedDyn",
+        partial(library.FedDyn, alpha=0.1, lr=0.5, local_epochs=1),
+        of.FedDynClient,
+        view=views.GRADIENTS_ON_CLIENTS,
+    ),
+    keeping_variant(
         "SCAFFOLD",
         partial(library.SCAFFOLD, lr=0.5, global_lr=0.9),
         of.SCAFFOLDClient,

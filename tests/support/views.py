@@ -71,6 +71,10 @@ def _held_control(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     return np.asarray(strategy._block.vector(under(CONTROL, held)))
 
 
+def _held_gradient(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+    return np.asarray(-strategy._block.vector(under("gradient/", held)) / strategy.alpha)
+
+
 def _held_factors(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     w = held["W"] if strategy.averaging == "all" else 0
     return np.asarray(w + held["Y"] / strategy.beta).ravel()
@@ -108,6 +112,9 @@ CONSENSUS = View(
 )
 CONSENSUS_OF_PARTICIPANTS = View(total=CONSENSUS.total, message=_consensus_message)
 CONSENSUS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_message)
+GRADIENTS_ON_CLIENTS = View(
+    total=lambda strategy: strategy.state.consensus.total, message=_held_gradient
+)
 CONTROLS = View(total=lambda strategy: strategy.state.total, message=_held_control)
 FACTORS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_factors)
 RATED = View(total=lambda strategy: strategy.state.consensus.total.ravel(), message=_rated_message)
