@@ -148,6 +148,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
     method: ClassVar = "FedMCADMM"
     paper: ClassVar = "Hytla, Nghia, Phan, Rice, arXiv:2503.12733"
     remedy: ClassVar = "a larger beta"
+    symbols: ClassVar = ("W_i", "V", "Y_i/beta")
 
     beta: Positive = 1.0
     inner_steps: Count = 10

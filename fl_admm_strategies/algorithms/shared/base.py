@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,9 @@ class ConsensusForm(HasSettings):
         Whose u_i w is made of, to change that alone.
     """
 
+    symbols: ClassVar = ("u_i", "w", "pi_i/rho")
+    """What the method's paper calls them."""
+
     published: bool = False
     start_at: Literal["global", "own"] | None = None
     averaging: Literal["participants", "all"] | None = None
@@ -100,12 +103,13 @@ class ConsensusForm(HasSettings):
     @property
     def form(self) -> str:
         """Which form runs, and what it changes against the paper."""
-        start = {"own": "their own u_i", "global": "the global w"}[str(self.start_at)]
+        u, w, dual = self.symbols
+        start = {"own": f"their own {u}", "global": f"the global {w}"}[str(self.start_at)]
         over = {
-            "all": "the mean of u_i + pi_i/rho over all clients",
-            "participants": "the participants' mean of u_i plus the mean of all pi_i/rho",
+            "all": f"the mean of {u} + {dual} over all clients",
+            "participants": f"the participants' mean of {u} plus the mean of all {dual}",
         }[str(self.averaging)]
-        here = f"local steps start at {start}, and w is {over}"
+        here = f"local steps start at {start}, and {w} is {over}"
         if (self.start_at, self.averaging) == ("own", "all"):
             return f"the paper's form: {here}."
         return f"not the paper's form (published=True is): {here}."

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 
 from clients import FedADMMClient, client_app
-from fl_admm_strategies import FedADMM
+from fl_admm_strategies import FedADMM, FedMCADMM, SquaredL2
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
@@ -197,3 +197,12 @@ def test_the_weights_are_those_of_the_objective(weights: Any, limit: float) -> N
     )
     follow(strategy, Grid(FedADMMClient), *[ALL] * 80)
     assert_allclose(strategy.state.consensus.w, [limit], atol=1e-9)
+
+
+def test_the_form_that_runs_is_said_in_the_methods_symbols() -> None:
+    with refused(ValueError, "averaging", "published"):
+        FedADMM(published=True, averaging="participants")
+    assert FedADMM(published=True).form.startswith("the paper's form")
+    assert "u_i" in FedADMM().form
+    assert "published=True" in FedADMM().form
+    assert "W_i" in FedMCADMM(SquaredL2(0.1)).form
