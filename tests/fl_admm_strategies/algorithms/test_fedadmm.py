@@ -147,6 +147,25 @@ def test_duals_with_the_clients_give_the_same_model_for_the_same_bytes(weights: 
             assert sum(array.nbytes for array in arrays) == expected
 
 
+@pytest.mark.parametrize("start_at", ["global", "own"])
+@pytest.mark.parametrize("averaging", ["participants", "all"])
+def test_where_the_duals_live_does_not_matter_in_any_form(start_at: Any, averaging: Any) -> None:
+    grid = scalar_grid((1.0, 2.0, -1.0, 0.5), (1.0, 6.0, 2.0, 2.0))
+    here, there = (
+        start(
+            FedADMM(
+                start_at=start_at, averaging=averaging, duals=duals, fraction_train=0.5, seed=2
+            ),
+            6,
+            grid,
+        )
+        for duals in ("strategy", "client")
+    )
+    assert np.abs(here.state.consensus.clients.column("pi")).max() > 0.01
+    assert_allclose(there.state.consensus.w, here.state.consensus.w, rtol=1e-12)
+    assert_allclose(there.state.consensus.mean.total, here.state.consensus.mean.total, rtol=1e-12)
+
+
 def test_the_server_needs_no_memory_for_every_client_where_they_keep_their_duals() -> None:
     (here, _), (there, _) = small("strategy", "uniform"), small("client", "uniform")
     sizes = [sum(a.size for a in arrays_of(s.state).values()) for s in (here, there)]
