@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, optimised, spec_of
 from ..maths.checks import Count, Fraction, NotNegative, Positive
+from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.schema import Instruction
 from .fedadmm import FedADMM, FedADMMInstruction, FedADMMState
@@ -69,6 +70,9 @@ class FedAPM(FedADMM):
         mu_i: xi_i <- mu_i xi_i in every round of client i, the first included (10).
     max_steps : int (default: 1000)
         Steps after which the accuracy test is given up; the clients' metric ``residual`` tells.
+    lr : float or callable (default: 0.05)
+        The step size of both steps on the plain loss. Half of the other methods': at 0.1 a network
+        with a personal head can diverge (docs/methods/fedapm.md, P9).
     **base
         The parameters of `FedADMM`.
 
@@ -94,6 +98,7 @@ class FedAPM(FedADMM):
     tolerance: Positive | None = None
     tolerance_decay: Fraction = 0.9
     max_steps: Count = 1000
+    lr: StepSize = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -156,7 +156,7 @@ def test_what_is_needed_is_asked_for() -> None:
         (
             FedAPM("^head"),
             ["personal", "sigma", "personal_epochs", "tolerance", "tolerance_decay"],
-            ["rho", "lr", "local_epochs", *FORM, "duals", "averaged", "weights", *SAMPLED],
+            ["rho", "local_epochs", *FORM, "duals", "averaged", "weights", *SAMPLED],
         ),
     ],
     ids=["FedProx", "FedGiA", "FedAPM"],
