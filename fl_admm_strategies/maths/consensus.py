@@ -252,7 +252,7 @@ class ConsensusADMM(ByClient):
         """
         nothing = np.empty(0, self.w.dtype)
         if self.on_clients:
-            begins = last_accepted is None or last_accepted <= self.mean.began_in
+            begins = self.mean.starting_point(last_accepted or 0) is not None  # 0 when it joins
             return nothing if self.from_w and self.of_participants and begins else None
         if holds_it or not self.from_w:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from logging import WARNING
@@ -120,10 +120,11 @@ class Health:
                 kept[client] = replace(reply, metrics=metrics)
         if self._warned:
             return kept
+        starts = self._references(kept)
         known = {
-            client: replace(reply, metrics={"first": self._reference(client), "now": metrics[LOSS]})
+            client: replace(reply, metrics={"first": starts[client], "now": metrics[LOSS]})
             for client, reply in kept.items()
-            if client in self._starts and LOSS in (metrics := reply.metrics)
+            if client in starts and LOSS in (metrics := reply.metrics)
         }
         if known:
             means = weighted_means(known)
@@ -135,11 +136,16 @@ class Health:
                 self._warn(server_round, what)
         return kept
 
-    def _reference(self, client: int) -> float:
-        """Return the loss that a client's are compared with."""
-        start, late = self._starts[client], self._started_late
-        initial = [loss for other, loss in self._starts.items() if other not in late]
-        return max(start, sum(initial) / len(initial)) if client in late and initial else start
+    def _references(self, clients: Iterable[int]) -> dict[int, float]:
+        """Return the losses that those of clients are compared with, where they are known."""
+        late = self._started_late
+        initial = [loss for client, loss in self._starts.items() if client not in late]
+        least = sum(initial) / len(initial) if initial else -math.inf
+        return {
+            client: max(self._starts[client], least) if client in late else self._starts[client]
+            for client in clients
+            if client in self._starts
+        }
 
     def note_infinite(self, server_round: int, share: float) -> None:
         """Warn, once, where that share of the clients, half or more, sent NaN or infinity."""
