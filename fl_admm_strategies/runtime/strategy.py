@@ -315,7 +315,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             settings may differ, which is logged. `num_rounds` counts from the first start.
         collect : bool (default: False)
             After the last round, ask for personal models that stay with their clients: `models`. In
-            a deployment a client gives its own if its app says so: ``client_app(may_collect=True)``.
+            a deployment a client gives its own if its app is ``client_app(..., may_collect=True)``.
 
         Returns
         -------
