@@ -314,7 +314,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             start anew. Algorithm, model, clients and seed must be those of the checkpoint; other
             settings may differ, which is logged. `num_rounds` counts from the first start.
         collect : bool (default: False)
-            After the last round, ask for personal models that stay with their clients: `models`.
+            After the last round, ask for personal models that stay with their clients: `models`. In
+            a deployment a client gives its own if its app is ``client_app(..., may_collect=True)``.
 
         Returns
         -------
