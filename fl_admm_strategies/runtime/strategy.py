@@ -314,7 +314,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             start anew. Algorithm, model, clients and seed must be those of the checkpoint; other
             settings may differ, which is logged. `num_rounds` counts from the first start.
         collect : bool (default: False)
-            After the last round, ask for personal models that stay with their clients: `models`.
+            After the last round, ask for personal models that stay with their clients: `models`. In
+            a deployment a client gives its own if its app is ``client_app(..., may_collect=True)``.
 
         Returns
         -------
@@ -353,6 +354,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         )
         exchange = partial(self._link.exchange, grid, timeout)
         self._begin(grid, arrays, exchange, train_config)
+        run.num_rounds = num_rounds
         run.handshake(exchange, train_config)
 
         def evaluate(server_round: int) -> Metrics:
