@@ -15,6 +15,7 @@ import argparse
 import csv
 import logging
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -111,11 +112,11 @@ PROBLEMS = {
     "har": Problem("uci-har", {}, MLP, "^fc3", 75, looks=(8, 24, 48), lr=0.05, local_epochs=1),
     "resnet": Problem(
         "cifar10",
-        {**SKEWS["alike"], "clients": 5, "samples": 500},
+        {**SKEWS["alike"], "clients": 5, "samples": 2000},
         resnet,
         "^fc",
         30,
-        looks=(3, 5),
+        looks=(4, 7, 10),
         lr=0.05,
         local_epochs=1,
         batch_size=32,
@@ -241,21 +242,25 @@ class Runs:
 
         Columns for each participation: accuracies at the looks; rounds and megabytes to the target.
         """
+        groups = defaultdict(list)
+        for line in self.lines:
+            groups[line.method, line.kind, line.participation].append(line)
         shares = sorted({line.participation for line in self.lines}, reverse=True)
         looks = ", ".join(map(str, problem.looks))
         heads = [f"{share:g}: rounds {looks} | to {problem.target:g} %" for share in shares]
-        table = [f"| method | {' | '.join(heads)} |", "|---" * (1 + 2 * len(shares)) + "|"]
-        rows = dict.fromkeys((line.method, line.kind) for line in self.lines)
+        table = [
+            f"| method | seeds | {' | '.join(heads)} |",
+            "|---" * (2 + 2 * len(shares)) + "|",
+        ]
+        rows = dict.fromkeys((method, kind) for method, kind, _ in groups)
         for method, kind in sorted(rows, key=lambda row: [*METHODS].index(row[0])):
-            cells = [f"{method}" if kind == "global" else f"{method}: {kind}"]
-            for share in shares:
-                chosen = [
-                    e
-                    for e in self.lines
-                    if (e.participation, e.method, e.kind) == (share, method, kind)
-                ]
-                cells += row_cells(problem, chosen)
-            table.append(f"| {' | '.join(cells)} |")
+            found = [groups[method, kind, share] for share in shares]
+            seeds = dict.fromkeys(
+                str(len({line.seed for line in lines})) for lines in found if lines
+            )
+            title = method if kind == "global" else f"{method}: {kind}"
+            cells = [cell for lines in found for cell in row_cells(problem, lines)]
+            table.append(f"| {' | '.join([title, ', '.join(seeds), *cells])} |")
         return table
 
 
@@ -266,14 +271,16 @@ def spread(values: Sequence[float]) -> str:
 
 def row_cells(problem: Problem, lines: Sequence[Line]) -> list[str]:
     """Return accuracies at the looks, and rounds and megabytes to the target."""
-    seeds = sorted({line.seed for line in lines})
-    if not seeds:
+    if not lines:
         return ["", ""]
+    seeds = {line.seed for line in lines}
     looks = ", ".join(
         spread([line.accuracy for line in lines if line.round == look]) for look in problem.looks
     )
     hits = [
-        next((e for e in lines if e.seed == seed and e.accuracy >= problem.target), None)
+        next(
+            (line for line in lines if line.seed == seed and line.accuracy >= problem.target), None
+        )
         for seed in seeds
     ]
     there = [hit for hit in hits if hit is not None]
