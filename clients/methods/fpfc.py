@@ -32,7 +32,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
     """Client of `FPFC`: T_i epochs of (5) from its own last iterate.
 
     The clustered block omega_i is pulled towards the server's zeta_i; arrays that are not clustered
-    start from the server's and are trained without a proximal term (section 6.1).
+    start from the server's and are trained without a proximal term (section 6.1). Without a pull
+    it starts at the anchor: a group's model, say.
 
     Parameters
     ----------
@@ -66,7 +67,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         names = self._clustered(asked.clustered)
         anchor = {name: asked.anchor[name] for name in names}
         term = ProximalTerm(asked.rho, to_tensors(anchor, self.device))
-        self.load_block(to_tensors(asked.start or self.memory.require(config), self.device))
+        start = asked.start or (self.memory.require(config) if asked.rho else anchor)
+        self.load_block(to_tensors(start, self.device))
         moving = names if asked.others_fixed else None
         kept, held_out = self._split_in_search(asked)
         objective = LocalObjective([term], moving=moving)

@@ -65,6 +65,8 @@ class Run:
         How the initial arrays travel.
     last_round : int
         The last round whose replies were taken in; 0 before the first.
+    num_rounds : int or None
+        The round that the run is to end with; None where the caller brings a loop of its own.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Run:
         self.guard, self.layout, self.underway = Guard(), Layout(), Underway()
         self.outgoing = Outgoing(algorithm, membership, sampling, self.resume, intake)
         self.last_round = 0
+        self.num_rounds: int | None = None
         self._has_rows = False  # whether the initial clients are in the state
 
     @property
@@ -161,7 +164,7 @@ class Run:
         self.guard.begin()
         self.health.begin()
         self.underway.begin()
-        self.last_round, self._has_rows = 0, False
+        self.last_round, self.num_rounds, self._has_rows = 0, None, False
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
             layout.ask(complete, exchange, self.intake, self.membership.ids)

@@ -356,6 +356,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         )
         exchange = partial(self._link.exchange, grid, timeout)
         self._begin(grid, arrays, exchange, train_config)
+        run.num_rounds = num_rounds
         run.handshake(exchange, train_config)
 
         def evaluate(server_round: int) -> Metrics:
