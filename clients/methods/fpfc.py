@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch import Tensor
 from fl_admm_strategies import FPFC
 from fl_admm_strategies.algorithms.fpfc.path import VALIDATION
 from fl_admm_strategies.algorithms.fpfc.stages import (
+    GAIN,
     GRADIENT_NORM,
+    HELD_OUT_GAIN,
     HELD_OUT_LOSS,
     NO_VOTE,
     OPTIMISM,
@@ -30,6 +33,9 @@ from ..toolkit.data.holdout import TooFewSamplesError, folds, hold_out
 from ..toolkit.round.torch_client import TorchClient, to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars, Steps
+
+PARTS = 10
+"""Parts of the samples whose mean losses say how sure a comparison of models is."""
 
 
 class FPFCClient(TorchClient[FPFCInstruction]):
@@ -120,6 +126,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         kept, held_out = self._split_in_search(asked)
         upload: Arrays = {}
         metrics: Scalars = {}
+        compared: list[list[list[float]]] = []
         for k in range(asked.candidates or 0):
             self.load(asked.anchor)  # buffers too, which the last one changed
             if k:
@@ -130,6 +137,9 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 found = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
                 metrics = metrics or found
                 upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
+            elif asked.second_baseline is not None:
+                loaders = (self.train_problem.loader, held_out)
+                compared.append([self._part_losses(asked, loader) for loader in loaders])
             elif asked.choosing:
                 metrics[f"{TRAINING_LOSS}-{k}"] = self._loss(kept)
             else:
@@ -137,6 +147,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 metrics[f"{name}-{k}"] = self._loss(held_out)
                 norm = torch.linalg.vector_norm(self._gradient_here(names))
                 metrics[f"{GRADIENT_NORM}-{k}"] = float(norm)
+        if asked.second_baseline is not None:
+            metrics = _gains(compared, asked.second_baseline)
         if asked.folds is not None and held_out is None:
             metrics = {**metrics, **(yield from self._optimism(asked, names))}
         return upload, metrics
@@ -163,6 +175,16 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             share = replace(problem, loader=fold).num_examples() / total
             optimism += share * self._loss(fold)
         return {OPTIMISM: optimism}
+
+    def _part_losses(self, asked: FPFCInstruction, loader: Loader | None) -> list[float]:
+        """Return the model's losses on `PARTS` parts of the samples, or none at all."""
+        try:
+            parts = folds(
+                loader or [], self.train_problem.split_batch, PARTS, asked.held_out_seed or 0
+            )
+        except ValueError:
+            return []
+        return [self._loss(part) for _, part in parts]
 
     def _loss(self, loader: Loader | None = None) -> float:
         """Return the model's mean loss, by default on all training data."""
@@ -233,6 +255,19 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         gradient = _flat(self.model_arrays.gradients(names))
         self.model.zero_grad()
         return gradient
+
+
+def _gains(losses: list[list[list[float]]], second_baseline: int) -> Scalars:
+    """Return by how much models lower the loss that their baseline has, and the standard errors."""
+    found: Scalars = {}
+    for names, of_models in zip((GAIN, HELD_OUT_GAIN), zip(*losses, strict=True), strict=True):
+        table = np.array(of_models)  # of every model, on every part
+        count = table.shape[1]
+        for k in range(len(table) if count > 1 else 0):
+            gains = table[second_baseline if k >= second_baseline else 0] - table[k]
+            said = gains.mean(), gains.std(ddof=1) / count**0.5
+            found |= {f"{name}-{k}": float(value) for name, value in zip(names, said, strict=True)}
+    return found
 
 
 def _flat(tensors: dict[str, Tensor]) -> Tensor:

@@ -28,6 +28,7 @@ from ...maths.grouping import (
     smallest_distance,
 )
 from ...maths.pairs import PairwiseStore
+from ...maths.recheck import Recheck
 from ...runtime.messages.records import Reply
 from .source import (
     NO_FUSION,
@@ -59,6 +60,12 @@ OPTIMISM, NO_VOTE = "optimism", "held-out-none"
 is; or, having one sample, that it cannot say, and so has no say in the choice."""
 
 
+GAIN = "gain", "gain-error"
+HELD_OUT_GAIN = "held-out-gain", "held-out-gain-error"
+"""What clients report in a re-check of every model: by how much it lowers their loss, and the
+standard error of that, on all samples and on those held out."""
+
+
 @dataclass
 class Search:
     """The variables of the search.
@@ -77,7 +84,13 @@ class Search:
     center : ndarray of shape (d,)
         The mean that all clients set out from; empty in the consensus.
     probes : dict of int to ndarray of shape (d,)
-        Where they came to; kept until the groups are found.
+        Where they came to; kept until the last re-check of the groups.
+    local : dict of int to ndarray of shape (d,)
+        Where they came to from their group's model, in a re-check.
+    rechecks, rechecked : int
+        How often groups were looked at again; the round of the last time.
+    comparison : Recheck or None
+        What the re-check compares, made of the rest.
     optimism : dict of int to ndarray of shape (1,)
         What clients without held-out data said of their training losses.
     candidates : Candidates
@@ -108,6 +121,10 @@ class Search:
     probes: dict[int, NDArray[Any]] = field(default_factory=dict)
     optimism: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     candidates: Candidates = field(default_factory=Candidates)
+    local: dict[int, NDArray[Any]] = field(default_factory=dict)
+    rechecks: int = 0
+    rechecked: int = 0
+    comparison: Recheck | None = None
     unplaced: set[int] = field(default_factory=set)
     groups: dict[int, int] = field(default_factory=dict)
     fused_from: int = 0
@@ -394,7 +411,7 @@ class Score(Everybody):
         needed = holding_lambda(numbered(groups), scores[:, 1, found.chosen])
         search.table = np.stack([num_groups, found.means, found.differences, found.errors])
         search.chosen, search.smallest_distance, search.lam_needed = found.chosen, b, needed
-        search.lam, search.last_round, search.probes = lambda_between(b, needed), server_round, {}
+        search.lam, search.last_round = lambda_between(b, needed), server_round
         search.groups = {c: int(of[found.chosen]) for c, of in search.candidates.labels.items()}
         log(
             INFO,

@@ -26,6 +26,8 @@ class FPFCInstruction(Instruction):
     holds out, chosen by a seed of its own; the `folds` of one that holds none out; and whether it
     is `choosing` among groups, and so measures on the samples that it trains on. On a path of
     lambdas: what it is to `monitor` on those held out.
+    In a re-check it compares the models with the first of them, from the `second_baseline` on with
+    that one.
     With `others_fixed` only the clustered block is trained.
     """
 
@@ -41,6 +43,7 @@ class FPFCInstruction(Instruction):
     held_out_seed: int | None = None
     folds: int | None = None
     choosing: bool | None = None
+    second_baseline: int | None = None
     monitor: str | None = None
     others_fixed: bool | None = None
 
