@@ -71,12 +71,11 @@ class Recheck:
         self.is_alone = sizes[labels] == 1
         self.is_lone_half = np.bincount(self.cells)[self.cells] == 1
 
-        distances = np.linalg.norm(models[:, None] - models, axis=2)
+        square = (models**2).sum(axis=1)
+        distances = square[:, None] + square - 2 * models @ models.T
         np.fill_diagonal(distances, np.inf)
-        self.nearest = np.argsort(distances, axis=1, kind="stable")[:, : len(sizes) - 1][
-            :, :NEAREST
-        ]
-        mates = distances.argmin(axis=1)
+        order = np.argsort(distances, axis=1, kind="stable")
+        self.nearest, mates = order[:, : min(NEAREST, len(sizes) - 1)], order[:, 0]
         groups = np.arange(len(sizes))
         is_mutual = (mates[mates] == groups) & (mates != groups)
         self.united = np.where(is_mutual, np.minimum(mates, groups), groups)
@@ -116,7 +115,7 @@ class Recheck:
         Parameters
         ----------
         answers : ndarray of shape (2, m, 2 + L)
-            By how much a choice lowers the client's loss, and the standard error; NaN where unknown.
+            By how much a choice lowers the client's loss, and the standard error; NaN: unknown.
 
         Returns
         -------
@@ -189,9 +188,12 @@ def _mean_of_others(
     """Return for every client the mean of its group without it, or with it, shape (m, d)."""
     left_out = ~with_own
     counts = np.bincount(labels)[labels] - left_out
-    return (_sums(vectors, labels)[labels] - left_out[:, None] * vectors) / counts[:, None]
+    others = _sums(vectors, labels)[labels] - left_out[:, None] * vectors
+    means: NDArray[np.float64] = others / counts[:, None]
+    return means
 
 
 def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    lengths = np.linalg.norm(vectors, axis=1)
-    return vectors / np.maximum(lengths, np.finfo(float).tiny)[:, None]
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units: NDArray[np.float64] = vectors / np.maximum(lengths, np.finfo(float).tiny)
+    return units

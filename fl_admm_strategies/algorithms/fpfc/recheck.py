@@ -48,6 +48,7 @@ class Reprobe(Everybody):
     """Every client goes from its group's model on its own, as far as in the first probe."""
 
     epochs_factor = PROBE_FACTOR
+    is_search = False
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Take the present groups; nothing is done where they are about to be fused, or none is."""
@@ -71,6 +72,7 @@ class Judge(Everybody):
     """Every client compares models of which it made none, and the groups are set anew."""
 
     epochs_factor = 0
+    is_search = False
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Go on with the groups as they are where nobody has anything to compare."""

@@ -23,6 +23,7 @@ from .source import NO_FUSION, FPFCState, HoldOut, PenaltySource, Replies, Round
 from .stages import (
     REFIT_ROUNDS,
     Consensus,
+    Everybody,
     Fusion,
     Join,
     Probe,
@@ -81,6 +82,8 @@ class GroupSearch(PenaltySource):
     hold_out : HoldOut
     block : Block
         omega_i.
+    in_rounds : bool
+        Whether FPFC's own rounds take in several replies, so that a group can move by their mean.
 
     Attributes
     ----------
@@ -93,9 +96,15 @@ class GroupSearch(PenaltySource):
     """
 
     def __init__(
-        self, nu: float | None, consensus_rounds: int, hold_out: HoldOut, block: Block
+        self,
+        nu: float | None,
+        consensus_rounds: int,
+        hold_out: HoldOut,
+        block: Block,
+        in_rounds: bool,
     ) -> None:
         super().__init__("auto", nu)
+        self._in_rounds = in_rounds
         consensus = Consensus(consensus_rounds)
         self.stages: list[Stage] = [
             consensus,
@@ -138,6 +147,11 @@ class GroupSearch(PenaltySource):
     def is_searching(self) -> bool:
         """Whether the groups are not found yet."""
         return self.stage.is_search
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether the present stage asks everybody."""
+        return self.is_searching or isinstance(self.stage, Everybody)
 
     def too_short(self, last_round: int) -> str:
         """See `PenaltySource`."""
@@ -202,7 +216,8 @@ class GroupSearch(PenaltySource):
         """Let the present stage take in the replies; go on to the next one if it is over."""
         if following := self.stage.take(self.found, server_round, state, replies):
             self._enter(following)
-        if isinstance(self.stage, Together) and is_due(self.found, server_round):
+        may_be = self._in_rounds or not self.found.rechecks
+        if isinstance(self.stage, Together) and may_be and is_due(self.found, server_round):
             self._enter(Reprobe)
 
     # ------------------------------------------------------------------------------------------

@@ -43,10 +43,10 @@ from tests.support.slopes import SLOPES, Samples, app_of, arrays, client_of, mod
 NUM_CLIENTS = 6
 GROUPS = [0, 1, 0, 1, 1, 0]
 
-# With one round of consensus: probe 2, trial 3, join 4, refit 5 to 9, scores 10, and from 11 on
-# FPFC's own.
-CONSENSUS, PROBE, TRIAL, JOIN, REFIT, SCORE, FUSION = 1, 2, 3, 4, 5, 10, 11
-ROUNDS = 13
+# With one round of consensus: probe 2, trial 3, join 4, refit 5 to 9, scores 10, the re-check
+# 11 and 12, and from 13 on FPFC's own.
+CONSENSUS, PROBE, TRIAL, JOIN, REFIT, SCORE, REPROBE, JUDGE, FUSION = 1, 2, 3, 4, 5, 10, 11, 12, 13
+ROUNDS = 15
 
 
 def data(client: int, count: int = 30) -> Samples:
@@ -125,27 +125,30 @@ def test_who_is_asked_what_in_every_stage() -> None:
     everybody = list(range(NUM_CLIENTS))
     numbers = {r: config(grid.phase(MessageType.TRAIN, r)[0]) for r in range(1, ROUNDS + 1)}
     assert len(asked(grid, CONSENSUS)) == 3
-    assert [numbers[r]["local-epochs"] for r in (1, PROBE, TRIAL, JOIN, SCORE, FUSION)] == [
-        4,
-        20,
-        4,
-        0,
-        0,
-        4,
-    ]
+    epochs = {
+        CONSENSUS: 4,
+        PROBE: 20,
+        TRIAL: 4,
+        JOIN: 0,
+        SCORE: 0,
+        REPROBE: 20,
+        JUDGE: 0,
+        FUSION: 4,
+    }
+    assert {r: numbers[r]["local-epochs"] for r in (*epochs, FUSION)} == epochs | {FUSION: 4}
     # In the join a model for every group of the two groupings between "one" and "alone", which are
     # the same after it.
-    assert [numbers[r].get("candidates") for r in range(1, 12)] == [
+    assert [numbers[r].get("candidates") for r in range(1, 14)] == [
         *(None, 1, 4, 2 + 3),
         *(3,) * 6,
-        None,
+        *(1, 4, None),
     ]
-    for server_round in (PROBE, TRIAL, JOIN, REFIT, REFIT + 4, SCORE):
+    for server_round in (PROBE, TRIAL, JOIN, REFIT, REFIT + 4, SCORE, REPROBE, JUDGE):
         assert asked(grid, server_round) == everybody
     assert len(asked(grid, FUSION)) == 3
     for server_round in range(1, ROUNDS + 1):
         for message in grid.phase(MessageType.TRAIN, server_round):
-            assert config(message).get("held-out") == (0.2 if server_round <= SCORE else None)
+            assert config(message).get("held-out") == (0.2 if server_round <= JUDGE else None)
     # omega_i is sent along until a client has trained in FPFC's own rounds.
     seen: set[int] = set()
     for server_round in range(FUSION, ROUNDS + 1):
@@ -265,10 +268,10 @@ def test_lambda_is_renewed_by_the_present_clusters() -> None:
         models = [np.append(*from_array_record(a).values()) for a in strategy.cluster_arrays()]
         found[server_round] = strategy.penalty_in_use.lam, smallest_distance(np.stack(models))
 
-    run(strategy, SCORE + RENEWAL, on_round=look)
+    run(strategy, JUDGE + RENEWAL, on_round=look)
     lam, _ = found[SCORE]
-    assert all(found[r][0] == lam for r in range(SCORE, SCORE + RENEWAL))
-    renewed, distance = found[SCORE + RENEWAL]
+    assert all(found[r][0] == lam for r in range(SCORE, JUDGE + RENEWAL))
+    renewed, distance = found[JUDGE + RENEWAL]
     assert renewed != lam
     assert renewed == pytest.approx(distance / 3.7)
 
