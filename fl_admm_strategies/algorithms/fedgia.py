@@ -104,7 +104,7 @@ class FedGiAInstruction(Instruction):
     keep_dual: bool
     report_gradient: bool
 
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
         """Return z_i, of which x is the mean; pi_i comes back to this client alone."""
         return {name: upload[name] for name in self.model}
 

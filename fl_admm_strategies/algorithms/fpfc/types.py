@@ -44,7 +44,7 @@ class FPFCInstruction(Instruction):
     monitor: str | None = None
     others_fixed: bool | None = None
 
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
         """Return omega_i: the clustered block, as the paper attacks it (section 6.4.1)."""
         names = upload if self.candidates is not None else self.clustered
         return {name: upload[name] for name in names}
