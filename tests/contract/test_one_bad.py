@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Context
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid
-from tests.support.cases import CHEAP
-from tests.support.federation import Adding, Mean
+from fl_admm_strategies.runtime.saving.state import arrays_of
+from tests.support.cases import CASES, CHEAP, Case
+from tests.support.federation import (
+    Adding,
+    Mean,
+    assert_same_bits,
+    make_client,
+    raising_client_fn,
+)
+from tests.support.refusals import Warned
 
 M, BAD = 6, 0  # how many clients there are, and which is bad
 
@@ -90,3 +99,57 @@ def test_a_resumed_run_decides_as_the_one_before(tmp_path: Path) -> None:
 def test_the_history_of_a_round_has_a_bound(lie: str, tmp_path: Path) -> None:
     Mean().start(reporting(LIES[lie]), CHEAP.initial_arrays(), 1, checkpoint_dir=tmp_path)
     assert (tmp_path / "history.jsonl").stat().st_size < 100_000
+
+
+# --- The handshake --------------------------------------------------------------------------------
+
+SHAKING = [case for case in CASES if case.shakes_hands]
+
+
+def never(case: Case) -> Any:
+    """Return the app of clients of which the last raises whatever it is asked before round 1."""
+    return client_app(raising_client_fn(case.client_class, {M - 1: [0]}))
+
+
+def cases(*but: str) -> Any:
+    return pytest.mark.parametrize(
+        "case",
+        [
+            pytest.param(case, marks=[pytest.mark.slow] * case.variant, id=case.name)
+            for case in SHAKING
+            if case.name not in but
+        ],
+    )
+
+
+# Who joins FedMC-ADMM has Y_i = 0 and is not asked, so that it does in round 1.
+@cases("FedMC-ADMM-client-duals")
+def test_a_run_begins_as_if_who_shakes_no_hands_were_not_there(case: Case, warned: Warned) -> None:
+    strategy, expected = case.strategy(seed=1), case.strategy(seed=1)
+    strategy.start(InProcessGrid(never(case), M), case.initial_arrays(), 2)
+    configs = [{"partition-id": client, "num-partitions": M - 1} for client in range(M - 1)]
+    others = InProcessGrid(never(case), M - 1, node_configs=configs)
+    expected.start(others, case.initial_arrays(), 2)
+    assert strategy.client_ids == expected.client_ids == list(range(M - 1))
+    assert len(warned("begins without", f"[{M - 1}]")) == 1
+    assert_same_bits(arrays_of(strategy.state), arrays_of(expected.state))
+    assert strategy.train_metrics == expected.train_metrics
+    assert strategy.evaluate_metrics == expected.evaluate_metrics
+
+
+@cases()
+def test_who_shakes_hands_late_joins(case: Case) -> None:
+    tries: list[int] = []
+
+    def client_fn(context: Context) -> Any:
+        client = make_client(case.client_class, context)
+        if context.node_config["partition-id"] == M - 1:
+            tries.append(1)
+            if len(tries) < 4:
+                raise OSError("not yet")
+        return client.to_client()
+
+    strategy = case.strategy(seed=1, fraction_evaluate=0.0)
+    strategy.start(InProcessGrid(client_app(client_fn), M), case.initial_arrays(), 4)
+    assert strategy.client_ids == list(range(M))
+    assert strategy.membership.num_initial == M - 1
