@@ -26,7 +26,7 @@ from ..maths.clienttable import Row
 from .algorithm import Algorithm
 from .common.collector import collector_paused
 from .common.settings import as_text, settings_of
-from .members.membership import Membership
+from .members.membership import MOST_ASKED, Membership
 from .members.sampling import Sampling
 from .messages.records import ClientInstruction, ClientReply, Metrics, Reply, to_array_record
 from .outgoing import Outgoing
@@ -92,8 +92,6 @@ class Run:
         self.last_round = 0
         self.num_rounds: int | None = None
         self._has_rows = False  # whether the initial clients are in the state
-        self._failures: dict[int, tuple[int, int]] = {}
-        """By client: how many handshakes with it failed, and from which round on another is due."""
 
     @property
     def has_begun(self) -> bool:
@@ -167,7 +165,6 @@ class Run:
         self.health.begin()
         self.underway.begin()
         self.last_round, self.num_rounds, self._has_rows = 0, None, False
-        self._failures = {}
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
             chance, ids = np.random.default_rng([algorithm.seed, *b"layout"]), self.membership.ids
@@ -230,15 +227,9 @@ class Run:
             "the run begins without clients %s, whose handshake failed; they may join later",
             listing(sorted(clients)),
         )
-        self._note_failures(0, clients)
         members.begin(left, members.announced)
+        members.asked_in_vain(clients, 0)
         self._init_state()
-
-    def _note_failures(self, server_round: int, clients: Iterable[int]) -> None:
-        """Ask clients whose handshake failed again after 1, 2, 4, ... rounds."""
-        for client in clients:
-            failures = self._failures.get(client, (0, 0))[0] + 1
-            self._failures[client] = failures, server_round + 2 ** (failures - 1)
 
     def _enter_initial_clients(self, replies: Mapping[int, Reply]) -> None:
         self._has_rows = True
@@ -320,17 +311,24 @@ class Run:
                 members.max_missed_rounds,
             )
             self._drop_inactive(gone)
-        due = self._failures
-        new = [c for c in members.unknown(here) if due.get(c, (0, 0))[1] <= server_round]
-        if new:
+        if silent := members.never_heard():
+            log(
+                WARNING,
+                "round %s: clients %s were asked %s times and never answered usably; they have "
+                "left the run, and may join it",
+                server_round,
+                listing(silent),
+                MOST_ASKED,
+            )
+            self._drop_inactive(silent)
+        if new := members.unknown(here, server_round):
             replies, failed = self._ask(server_round, new, exchange, config)
             for client in new:
                 if client in failed or not self._may_join(server_round, client, replies):
-                    self._note_failures(server_round, [client])
+                    members.asked_in_vain([client], server_round)
                 else:
                     members.joining[client] = replies.get(client)
-                    self._failures.pop(client, None)
-        return gone
+        return gone + silent
 
     def _may_join(self, server_round: int, client: int, replies: Mapping[int, Reply]) -> bool:
         """Return whether the algorithm can start with a client as it answered the handshake."""
@@ -396,6 +394,7 @@ class Run:
             return {}
         accepted = self.health.count_usable_round(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
+        self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
         self.membership.mark_uncertain(
             held.clipped
         )  # these hold what they sent, not what was taken of it
