@@ -121,11 +121,23 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             else:
                 name = TRAINING_LOSS if held_out is None else HELD_OUT_LOSS
                 metrics[f"{name}-{k}"] = self._loss(held_out)
-                norm = torch.linalg.vector_norm(self._gradient_here(names))
-                metrics[f"{GRADIENT_NORM}-{k}"] = float(norm)
+                metrics[f"{GRADIENT_NORM}-{k}"] = yield from self._gradient_norm(asked, names)
         if asked.folds is not None and held_out is None:
             metrics = {**metrics, **(yield from self._optimism(asked, names))}
         return upload, metrics
+
+    def _gradient_norm(self, asked: FPFCInstruction, names: list[str]) -> Steps[float]:
+        """Return ||grad f_i|| over the clustered block, where the model is.
+
+        Where only a loop of one's own knows f: how far an epoch of it moves the block, over lr and
+        the number of its steps, which for SGD is the norm of its mean gradient.
+        """
+        if self.knows_loss:
+            return float(torch.linalg.vector_norm(self._gradient_here(names)))
+        before, objective = self.block(names), LocalObjective(moving=names)
+        yield Minimisation(objective, asked.lr, 1)
+        moved = _flat({name: t - before[name] for name, t in self.block(names).items()})
+        return float(torch.linalg.vector_norm(moved)) / (asked.lr * max(objective.steps, 1))
 
     def _optimism(self, asked: FPFCInstruction, names: list[str]) -> Steps[Scalars]:
         """Return how much too low the training loss is where the client has just trained to.
@@ -171,10 +183,11 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         problem = self.train_problem
         if share is None:
             return problem.loader, []
-        if not self.knows_loss:
+        if not self.knows_loss and type(self).measure is TorchClient.measure:
             raise ValueError(
-                f"{type(self).__name__} has a minimise() of its own and no loss_fn, so it cannot "
-                "say which groups suit it. Give it the loss_fn, or the strategy a penalty."
+                f"{type(self).__name__} has a minimise() of its own and neither a loss_fn nor a "
+                "measure(), so it cannot say which groups suit it. Give it one of them, or the "
+                "strategy a penalty."
             )
         if self.validation_loader is not None:
             return problem.loader, self.validation_loader
