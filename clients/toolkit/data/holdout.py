@@ -95,6 +95,19 @@ def folds(
     return parted
 
 
+def in_parts(loader: Loader, split_batch: SplitBatch, count: int) -> list[Any]:
+    """Cut data into batches of like size, so many or a few more; of fewer samples each is one."""
+    batches = list(loader)
+    sizes = _sizes_of(batches, split_batch)
+    most, parts = -(-sum(sizes) // count), []
+    for batch, size in zip(batches, sizes, strict=True):
+        for start in range(0, size, most):
+            rows = torch.zeros(size, dtype=torch.bool)
+            rows[start : start + most] = True
+            parts.append(_taken(batch, rows))
+    return parts
+
+
 def _sizes(loader: Any, split_batch: SplitBatch) -> list[int]:
     """Return the number of samples, of a sequence in each batch."""
     if isinstance(loader, Minibatches | DataLoader) and not isinstance(
@@ -102,12 +115,16 @@ def _sizes(loader: Any, split_batch: SplitBatch) -> list[int]:
     ):
         return [len(loader.dataset)]  # type: ignore[arg-type]
     if isinstance(loader, Sequence):
-        parts = (split_batch(batch) for batch in loader)
-        return [size_of(inputs if targets is None else targets) for inputs, targets in parts]
+        return _sizes_of(loader, split_batch)
     raise ValueError(
         f"train_loader is {type(loader).__name__}, of which no samples can be held out. Give the "
         "client a validation_loader, or the strategy a penalty instead of 'auto'."
     )
+
+
+def _sizes_of(batches: Sequence[Any], split_batch: SplitBatch) -> list[int]:
+    parts = map(split_batch, batches)
+    return [size_of(inputs if targets is None else targets) for inputs, targets in parts]
 
 
 def _parted(loader: Any, sizes: list[int], kept: _Rows, chosen: _Rows) -> tuple[Loader, Loader]:

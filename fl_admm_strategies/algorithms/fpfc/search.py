@@ -7,7 +7,7 @@ does is in `stages`; docs/methods/fpfc.md, "Without a lambda", has the reasons a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,21 @@ from numpy.typing import NDArray
 from ...maths.blocks import Block, Spec
 from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
-from ...maths.pairs import PairwiseStore
 from ...maths.penalties import Penalty
 from .source import NO_FUSION, FPFCState, HoldOut, PenaltySource, Replies, RoundStart, Task, scad
-from .stages import REFIT_ROUNDS, Consensus, Fusion, Join, Probe, Refit, Score, Search, Stage, Trial
+from .stages import (
+    REFIT_ROUNDS,
+    Consensus,
+    Fusion,
+    Join,
+    Probe,
+    Refit,
+    Score,
+    Search,
+    Stage,
+    Together,
+    Trial,
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +48,8 @@ class FoundGroups:
         Of every grouping that was tried.
     losses : ndarray of shape (K,)
         Mean loss on the held-out data, or the corrected training loss.
-    differences, errors : ndarray of shape (K,)
-        Mean difference to the best, and its standard error over the clients.
+    against : ndarray of shape (K,)
+        By how many standard errors clients prefer a grouping with more groups, at most.
     chosen : int
     smallest_distance : float
         b, between the models of two groups as they came out of the search; NaN for one group.
@@ -50,8 +61,7 @@ class FoundGroups:
     labels: dict[int, int]
     num_groups: NDArray[np.int64]
     losses: NDArray[np.float64]
-    differences: NDArray[np.float64]
-    errors: NDArray[np.float64]
+    against: NDArray[np.float64]
     chosen: int
     smallest_distance: float
     lam_needed: float
@@ -92,6 +102,7 @@ class GroupSearch(PenaltySource):
             Join(),
             Refit(),
             Score(),
+            Together(),
             Fusion(),
         ]
         self.stage: Stage = consensus
@@ -122,7 +133,7 @@ class GroupSearch(PenaltySource):
     @property
     def is_searching(self) -> bool:
         """Whether the groups are not found yet."""
-        return not isinstance(self.stage, Fusion)
+        return self.stage.is_search
 
     def too_short(self, last_round: int) -> str:
         """See `PenaltySource`."""
@@ -133,24 +144,24 @@ class GroupSearch(PenaltySource):
             "of your own"
         )
 
-    def labels(self, pairs: PairwiseStore, nu: float | None = None) -> NDArray[np.int64]:
+    def labels(self, state: FPFCState, nu: float | None = None) -> NDArray[np.int64]:
         """Return the clusters; one for all until the groups are found."""
         if self.is_searching:
-            return np.zeros(len(pairs.omega), dtype=np.int64)
-        return super().labels(pairs, nu)
+            return np.zeros(len(state.clients), dtype=np.int64)
+        return super().labels(state, nu)
 
     def report(self, clients: ClientTable) -> dict[str, Any]:
         """Return the `FoundGroups`, once there are any."""
         if self.is_searching:
             return {}
         found, labels = self.found, self.found.candidates.labels
-        counts, losses, differences, errors = found.table
+        counts, losses, against = found.table
         groups = numbered([of_client[found.chosen] for of_client in labels.values()])
         return {
             "search": FoundGroups(
                 found.last_round,
                 dict(zip(labels, groups, strict=True)),
-                *(counts.astype(np.int64), losses, differences, errors),
+                *(counts.astype(np.int64), losses, against),
                 found.chosen,
                 found.smallest_distance,
                 found.lam_needed,
@@ -165,15 +176,24 @@ class GroupSearch(PenaltySource):
         """Return what the present stage asks; a stage may be over before its round begins."""
         while following := self.stage.begin_round(self.found, start):
             self._enter(following)
+        if self.replacement is not None and isinstance(self.stage, Together):
+            self.found.fused_from = start.round - 1
+            self._enter(Fusion)  # what the user has set is for pairs
         return self.stage.tasks(self.found, start)
 
     def holds_omega(self, last_accepted: int) -> bool:
         """Return whether a client uploaded its omega_i: in the consensus, or since the search."""
-        return self.is_searching or last_accepted > self.found.last_round
+        return self.is_searching or last_accepted > self.found.fused_from > 0
 
     def upload_spec(self) -> Spec | None:
         """Return what an upload of the present stage holds."""
         return self.stage.upload_spec(self.found)
+
+    def take_models(
+        self, state: FPFCState, rows: Sequence[int], omega: NDArray[Any], replies: Replies
+    ) -> None:
+        """Let the present stage take in the new omega_i of a round."""
+        self.stage.take_models(self.found, state, rows, omega, replies)
 
     def after_round(self, server_round: int, state: FPFCState, replies: Replies) -> None:
         """Let the present stage take in the replies; go on to the next one if it is over."""
@@ -192,6 +212,7 @@ class GroupSearch(PenaltySource):
                 rows.pop(client, None)
             found.candidates.remove(client)
             found.unplaced.discard(client)
+            found.groups.pop(client, None)
 
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
@@ -209,7 +230,7 @@ class GroupSearch(PenaltySource):
             "optimism": (found.optimism, (1,), np.float64),
             "label": (tried.labels, (count,), np.int64),
             "upload": (tried.uploads, (count, d), dtype),
-            "score": (found.scores, (2, count), np.float64),
+            "score": (found.scores, (2 + count, count), np.float64),
         }
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
@@ -217,10 +238,14 @@ class GroupSearch(PenaltySource):
         found = self.found
         arrays = {
             **super().state_arrays(),
-            "stage": np.array([self.stages.index(self.stage), found.rounds, found.last_round]),
+            "stage": np.array(
+                [self.stages.index(self.stage), found.rounds, found.last_round, found.fused_from]
+            ),
             "lam": np.array([found.lam]),
             "center": found.center,
             "unplaced": np.array(sorted(found.unplaced), np.uint64),
+            "settled_ids": np.array(list(found.groups), np.uint64),
+            "settled": np.array(list(found.groups.values()), np.int64),
             "table": found.table,
             "result": np.array([found.chosen, found.smallest_distance, found.lam_needed]),
             **{f"models.{k}": models for k, models in enumerate(found.candidates.models)},
@@ -251,7 +276,7 @@ class GroupSearch(PenaltySource):
         if (
             any(part.ndim != 2 or part.shape[1] != found.block.size for part in models)
             or found.center.shape not in ((0,), (found.block.size,))
-            or arrays["stage"].shape != (3,)
+            or arrays["stage"].shape != (4,)
             or any(
                 arrays[f"{name}_rows"].shape != (len(arrays[f"{name}_ids"]), *shape)
                 for name, (_, shape, _) in self._by_client.items()
@@ -265,7 +290,9 @@ class GroupSearch(PenaltySource):
         for name, (rows, _, _) in self._by_client.items():
             ids = map(int, arrays[f"{name}_ids"])
             rows |= dict(zip(ids, np.array(arrays[f"{name}_rows"]), strict=True))
-        place, found.rounds, found.last_round = map(int, arrays["stage"])
+        place, found.rounds, found.last_round, found.fused_from = map(int, arrays["stage"])
+        settled = zip(arrays["settled_ids"].tolist(), arrays["settled"].tolist(), strict=True)
+        found.groups = dict(settled)
         self.stage = self.stages[place]
         found.lam = float(arrays["lam"][0])
         found.unplaced = {int(client) for client in arrays["unplaced"]}
