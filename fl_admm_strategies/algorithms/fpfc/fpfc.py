@@ -178,7 +178,7 @@ class FPFC(PenaltySetting):
         """Return where a client is to start from; None: at what it surely holds, or the anchor."""
         members = self.membership
         holds_it = members.has_current_state(client) and self.state.source.holds_omega(
-            members.last_accepted[client]
+            client, members.last_accepted[client]
         )
         return None if task.start is None or holds_it else self._block.arrays(task.start)
 
@@ -207,7 +207,7 @@ class FPFC(PenaltySetting):
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Give new clients pairs with all others, with v_ij = 0; omega_i comes with the update."""
-        mean = self.state.pairs.omega.mean(axis=0)
+        mean = self.state.mean
         self.state.pairs.add(places, np.tile(mean, (len(places), 1)))
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
@@ -244,7 +244,7 @@ class FPFC(PenaltySetting):
         """
         omega, row = self.state.pairs.omega, self.membership.row(client_id)
         if kind == "global":
-            return self._model(omega.mean(axis=0))
+            return self._model(self.state.mean)
         if kind == "personal":
             return self._personal(omega[row], client_id)
         labels = self.state.source.labels(self.state)

@@ -80,6 +80,8 @@ class GroupSearch(PenaltySource):
     hold_out : HoldOut
     block : Block
         omega_i.
+    in_rounds : bool
+        Whether FPFC's own rounds take in several replies, so that a group can move by their mean.
 
     Attributes
     ----------
@@ -92,7 +94,12 @@ class GroupSearch(PenaltySource):
     """
 
     def __init__(
-        self, nu: float | None, consensus_rounds: int, hold_out: HoldOut, block: Block
+        self,
+        nu: float | None,
+        consensus_rounds: int,
+        hold_out: HoldOut,
+        block: Block,
+        in_rounds: bool,
     ) -> None:
         super().__init__("auto", nu)
         consensus = Consensus(consensus_rounds)
@@ -104,7 +111,7 @@ class GroupSearch(PenaltySource):
             Refit(),
             Score(),
             Together(),
-            Fusion(),
+            Fusion(in_rounds),
         ]
         self.stage: Stage = consensus
         self.found = Search(block, hold_out, center=np.zeros(0, block.dtype))
@@ -145,11 +152,20 @@ class GroupSearch(PenaltySource):
             "of your own"
         )
 
+    @property
+    def outside(self) -> set[int]:  # type: ignore[override]
+        """Clients that took no part in the search and have not trained since."""
+        return self.found.unplaced
+
     def labels(self, state: FPFCState, nu: float | None = None) -> NDArray[np.int64]:
-        """Return the clusters; one for all until the groups are found."""
+        """Return the groups, one for all until they are found; by a nu of the user's, clusters."""
+        ids = state.clients.ids
         if self.is_searching:
-            return np.zeros(len(state.clients), dtype=np.int64)
-        return super().labels(state, nu)
+            return np.zeros(len(ids), dtype=np.int64)
+        if nu is None and self._nu is None and self.replacement is None:
+            return np.array(numbered([self.found.groups.get(c, -1 - c) for c in ids]))
+        alone = [row for row, client in enumerate(ids) if client in self.outside]
+        return state.pairs.clusters(self.nu if nu is None else nu, alone)
 
     def report(self, clients: ClientTable) -> dict[str, Any]:
         """Return the `FoundGroups`, once there are any."""
@@ -178,13 +194,13 @@ class GroupSearch(PenaltySource):
         while following := self.stage.begin_round(self.found, start):
             self._enter(following)
         if self.replacement is not None and isinstance(self.stage, Together):
-            self.found.fused_from = start.round - 1
-            self._enter(Fusion)  # what the user has set is for pairs
+            self._enter(self.stage.end(self.found, start))  # what the user has set is for pairs
         return self.stage.tasks(self.found, start)
 
-    def holds_omega(self, last_accepted: int) -> bool:
-        """Return whether a client uploaded its omega_i: in the consensus, or since the search."""
-        return self.is_searching or last_accepted > self.found.fused_from > 0
+    def holds_omega(self, client: int, last_accepted: int) -> bool:
+        """Return whether it uploaded its omega_i: in the consensus, or in FPFC's own rounds."""
+        has_begun = last_accepted > self.found.fused_from > 0
+        return self.is_searching or (has_begun and client not in self.found.moved)
 
     def upload_spec(self) -> Spec | None:
         """Return what an upload of the present stage holds."""
@@ -214,6 +230,7 @@ class GroupSearch(PenaltySource):
             found.candidates.remove(client)
             found.unplaced.discard(client)
             found.groups.pop(client, None)
+            found.moved.discard(client)
 
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
@@ -242,9 +259,10 @@ class GroupSearch(PenaltySource):
             "stage": np.array(
                 [self.stages.index(self.stage), found.rounds, found.last_round, found.fused_from]
             ),
-            "lam": np.array([found.lam]),
+            "lam": np.array([found.lam, found.lam_inside]),
             "center": found.center,
             "unplaced": np.array(sorted(found.unplaced), np.uint64),
+            "moved": np.array(sorted(found.moved), np.uint64),
             "settled_ids": np.array(list(found.groups), np.uint64),
             "settled": np.array(list(found.groups.values()), np.int64),
             "table": found.table,
@@ -295,8 +313,10 @@ class GroupSearch(PenaltySource):
         settled = zip(arrays["settled_ids"].tolist(), arrays["settled"].tolist(), strict=True)
         found.groups = dict(settled)
         self.stage = self.stages[place]
-        found.lam = float(arrays["lam"][0])
-        found.unplaced = {int(client) for client in arrays["unplaced"]}
+        found.lam, found.lam_inside = map(float, arrays["lam"])
+        found.unplaced, found.moved = (
+            {int(client) for client in arrays[name]} for name in ("unplaced", "moved")
+        )
         found.table, (chosen, b, needed) = np.array(arrays["table"]), arrays["result"]
         found.chosen, found.smallest_distance = int(chosen), float(b)
         found.lam_needed = float(needed)

@@ -114,6 +114,14 @@ class FPFCState:
     averaged_arrays: Arrays
     clients: ClientTable
 
+    @property
+    def mean(self) -> NDArray[Any]:
+        """The mean of the omega_i of all clients that count, shape (d,)."""
+        omega, ids = self.pairs.omega, self.clients.ids
+        rows = [row for row, client in enumerate(ids) if client not in self.source.outside]
+        mean: NDArray[Any] = (omega[rows] if 0 < len(rows) < len(ids) else omega).mean(axis=0)
+        return mean
+
 
 class PenaltySource(ByClient):
     """Where the penalty of a run comes from; here the defaults, which are FPFC's own rounds.
@@ -136,6 +144,8 @@ class PenaltySource(ByClient):
     """
 
     self_checked: ClassVar[bool] = True
+    outside: Collection[int] = ()
+    """Clients of the run that count nowhere yet: not in pairs, clusters and means."""
 
     def __init__(self, given: Any, nu: float | None) -> None:
         self.given = given
@@ -209,7 +219,7 @@ class PenaltySource(ByClient):
         """Return what clients are asked for in a round: by default the sampled ones for (5)."""
         return fusion_tasks(start)
 
-    def holds_omega(self, last_accepted: int) -> bool:
+    def holds_omega(self, client: int, last_accepted: int) -> bool:
         """Return whether what a client uploaded in its last accepted round is still its omega_i."""
         return True
 

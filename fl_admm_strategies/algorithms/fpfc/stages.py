@@ -6,6 +6,7 @@ it names the next.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
@@ -16,7 +17,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Block, Spec, prefixed, under
-from ...maths.candidates import Candidates
+from ...maths.candidates import OPTIONS, Candidates
 from ...maths.checks import listing
 from ...maths.clustering import cluster_models
 from ...maths.grouping import (
@@ -27,7 +28,7 @@ from ...maths.grouping import (
     numbered,
     smallest_distance,
 )
-from ...maths.pairs import PairwiseStore
+from ...maths.pairs import Groups, PairwiseStore
 from ...runtime.messages.records import Reply
 from .source import (
     NO_FUSION,
@@ -89,6 +90,10 @@ class Search:
         since. Members of a group that is trained together have equal omega_i.
     fused_from : int
         The round before the first of FPFC's own.
+    lam_inside : float
+        lambda of the pairs inside a group, from then on: large enough to hold it.
+    moved : set of int
+        Clients whose omega_i has moved with their group since they uploaded it.
     scores : dict of int to ndarray of shape (2, K)
         Losses and gradient norms of the clients at their groups' models.
     table : ndarray of shape (4, K)
@@ -111,6 +116,8 @@ class Search:
     unplaced: set[int] = field(default_factory=set)
     groups: dict[int, int] = field(default_factory=dict)
     fused_from: int = 0
+    lam_inside: float = 0.0
+    moved: set[int] = field(default_factory=set)
     scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 0)))
     chosen: int = 0
@@ -119,7 +126,24 @@ class Search:
 
     def groups_of(self, client_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return the groups of clients; -1 for one that has none yet."""
-        return np.array([self.groups.get(client, -1) for client in client_ids])
+        return np.array([self.groups.get(client, -1) for client in client_ids], np.int64)
+
+    def renew_lambda(self, state: FPFCState) -> None:
+        """Set lambda by the models of the present groups, and what it takes to hold them.
+
+        By the gradients that the clients reported with their scores, which fall as models get
+        better.
+        """
+        groups = self.groups_of(state.clients.ids)
+        has_one = groups >= 0
+        labels = numbered(groups[has_one])
+        weights = state.clients.column("num_examples")[has_one]
+        b = smallest_distance(cluster_models(state.pairs.omega[has_one], weights, labels))
+        known = [self.scores.get(c) for c in state.clients.ids if c in self.groups]
+        norms = [np.nan if of is None else of[1, self.chosen] for of in known]
+        needed = holding_lambda(labels, np.array(norms))
+        self.lam = lambda_between(b, needed)
+        self.lam_inside = max(2 * needed, self.lam)
 
 
 Next: TypeAlias = "type[Stage] | None"
@@ -455,16 +479,19 @@ class Together(Stage):
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Go on with FPFC's own rounds where few are left."""
-        if start.rounds_left > FUSION_ROUNDS:
-            return None
+        return None if start.rounds_left > FUSION_ROUNDS else self.end(search, start)
+
+    def end(self, search: Search, start: RoundStart) -> type[Stage]:
+        """Let pairs begin with this round."""
         search.fused_from = start.round - 1
         return Fusion
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
         """Ask the sampled clients to train their group's model."""
-        tasks = fusion_tasks(start, newcomers=search.unplaced)
-        for client in tasks.keys() & search.groups.keys():
-            tasks[client] = Task(start.pairs.omega[start.members.row(client)], None, 0.0)
+        tasks = newcomer_tasks(search, start)
+        for client in start.sampled:
+            if client in search.groups:
+                tasks[client] = Task(start.pairs.omega[start.members.row(client)], None, 0.0)
         return tasks
 
     def take_models(
@@ -486,46 +513,100 @@ class Together(Stage):
         state.pairs = PairwiseStore(models, state.source.penalty, state.pairs.rho)
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
-        """Let clients that trained for the first time be groups of their own."""
-        settle(search, replies)
+        """Place clients that trained for the first time."""
+        place_newcomers(search, state, replies)
         return None
 
 
 class Fusion(Stage):
-    """FPFC's own rounds, from the groups' models; lambda follows the present clusters."""
+    """FPFC's own rounds, from the groups' models: the groups are held, and move together.
+
+    Parameters
+    ----------
+    move : bool
+        Whether members that sat out move with the others of their group.
+    """
 
     is_search = False
 
+    def __init__(self, move: bool) -> None:
+        self.move = move
+
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
-        """Ask the sampled clients for (5); who took no part in the search joins as new."""
-        return fusion_tasks(start, newcomers=search.unplaced)
+        """Ask the sampled clients for (5)."""
+        old = [client for client in start.sampled if client in search.groups]
+        return newcomer_tasks(search, start) | fusion_tasks(start._replace(sampled=old))
+
+    def take_models(
+        self,
+        search: Search,
+        state: FPFCState,
+        rows: Sequence[int],
+        omega: NDArray[Any],
+        replies: Replies,
+    ) -> None:
+        """Update the pairs of all clients that have a group; see `Groups`."""
+        ids, replaced = state.clients.ids, state.source.replacement
+        if search.groups and not search.lam_inside:
+            search.renew_lambda(state)
+        state.pairs.groups = Groups(
+            search.groups_of(ids),
+            scad(search.lam_inside) if replaced is None else replaced,
+            self.move and replaced is None,
+        )
+        state.pairs.penalty = state.source.penalty
+        moved = state.pairs.update(rows, omega)
+        search.moved = (search.moved | {ids[row] for row in moved}) - replies.keys()
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
-        """Renew lambda every `RENEWAL` rounds, unless the user has set a penalty."""
-        settle(search, replies)
-        is_due = (server_round - search.fused_from) % RENEWAL == 0
-        if is_due and state.source.replacement is None:
-            labels = state.source.labels(state)
-            weights = state.clients.column("num_examples")
-            self.renew(search, cluster_models(state.pairs.omega, weights, labels))
+        """Place clients that trained for the first time; renew lambda every `RENEWAL` rounds."""
+        place_newcomers(search, state, replies)
+        if (server_round - search.fused_from) % RENEWAL == 0:
+            search.renew_lambda(state)
         return None
 
-    def renew(self, search: Search, models: NDArray[Any]) -> None:
-        """Set lambda by the models of the present clusters; with one cluster it stays.
 
-        Where a group has split, its parts are near each other; a smaller lambda would split more.
-        """
-        b = smallest_distance(models)
-        has_split = len(models) > search.table[0, search.chosen]
-        if np.isfinite(b) and b > 0 and (b / NO_FUSION.a > search.lam or not has_split):
-            search.lam = b / NO_FUSION.a
+def newcomer_tasks(search: Search, start: RoundStart) -> dict[int, Task]:
+    """Let sampled clients without a group probe on their own, and say which group suits them.
+
+    Each measures what it comes to, and the models of the `OPTIONS` largest groups, on samples that
+    it holds out.
+    """
+    new = [client for client in start.sampled if client not in search.groups]
+    if not new:
+        return {}
+    groups, omega = search.groups_of(start.members.ids), start.pairs.omega
+    more: Arrays = {}
+    for label, count in Counter(search.groups.values()).most_common(OPTIONS):
+        if count > 1:
+            more |= prefixed(f"{label}/", search.block.arrays(omega[groups == label].mean(axis=0)))
+    known = groups >= 0
+    mean = omega[known if known.any() else slice(None)].mean(axis=0)
+    held_out = search.hold_out.settings(new)
+    return {
+        client: Task(mean, mean, 0.0, PROBE_FACTOR, {**held_out[client], "more": more or None})
+        for client in new
+    }
 
 
-def settle(search: Search, replies: Replies) -> None:
-    """Let clients that trained for the first time since the search be groups of their own."""
+def place_newcomers(search: Search, state: FPFCState, replies: Replies) -> None:
+    """Place clients that trained for the first time in the group that suits them, or alone."""
     search.unplaced -= replies.keys()
-    for client in replies.keys() - search.groups.keys():
-        search.groups[client] = max(search.groups.values(), default=-1) + 1
+    for client in sorted(replies.keys() - search.groups.keys()):
+        losses = replies[client].metrics
+        here = {
+            label: losses.get(f"{HELD_OUT_LOSS}-{label}", np.inf)
+            for label in search.groups.values()
+        }
+        best = min(here, key=lambda label: (here[label], label), default=-1)
+        ids = state.clients.ids
+        if best >= 0 and here[best] < losses.get(HELD_OUT_LOSS, -np.inf):
+            model = state.pairs.omega[search.groups_of(ids) == best].mean(axis=0)
+            state.pairs.place(ids.index(client), model)
+            search.moved.add(client)
+        else:
+            best = max(here, default=-1) + 1
+        search.groups[client] = best
 
 
 def lambda_between(b: float, needed: float) -> float:

@@ -146,14 +146,15 @@ def test_who_is_asked_what_in_every_stage() -> None:
     for server_round in range(1, ROUNDS + 1):
         for message in grid.phase(MessageType.TRAIN, server_round):
             assert config(message).get("held-out") == (0.2 if server_round <= SCORE else None)
-    # omega_i is sent along until a client has trained in FPFC's own rounds.
-    seen: set[int] = set()
+    # omega_i is sent along unless a client has uploaded it in the round before: who sits out moves
+    # with its group.
+    before: set[int] = set()
     for server_round in range(FUSION, ROUNDS + 1):
         for message in grid.phase(MessageType.TRAIN, server_round):
             groups = parse_groups(config(message))
             assert groups is not None
-            assert ("start" in groups) == (message.metadata.dst_node_id not in seen)
-            seen.add(message.metadata.dst_node_id)
+            assert ("start" in groups) == (message.metadata.dst_node_id - FIRST not in before)
+        before = set(asked(grid, server_round))
 
 
 def uploads(grid: WatchedGrid, server_round: int) -> dict[int, dict[str, Any]]:
