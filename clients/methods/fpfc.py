@@ -18,7 +18,11 @@ from fl_admm_strategies.algorithms.fpfc.stages import (
     OPTIMISM,
     TRAINING_LOSS,
 )
-from fl_admm_strategies.algorithms.fpfc.types import FPFCEvaluation, FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc.types import (
+    FPFCEvaluation,
+    FPFCInstruction,
+    FPFCQuestion,
+)
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.data.batches import Loader
@@ -88,11 +92,19 @@ class FPFCClient(TorchClient[FPFCInstruction]):
     def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """See to it that there are samples to validate on, and that the metric is known.
 
+        A client that is new after the run returns its loss under the model of every group.
+
         Raises
         ------
         ValueError
             If not.
         """
+        if "num-groups" in config:
+            asked, losses = FPFCQuestion.decode(parameters, config), Scalars()
+            for k in range(asked.num_groups):
+                self.load(under(f"{k}/", asked.models))
+                losses[f"{TRAINING_LOSS}-{k}"] = self._loss()
+            return [], self.train_size(), losses
         _, held_out = self._split(float(config["held_out"]), int(config["held_out_seed"]))
         if replace(self.train_problem, loader=held_out).num_examples() == 0:
             raise ValueError(

@@ -295,7 +295,7 @@ class FPFC(PenaltySetting):
         """Return the strategy for new clients after this run, which change none of its models.
 
         ``start`` it on a grid of new clients, from `global_arrays`; one is enough, with
-        ``min_available_nodes=1``. `base` has the parameters of `SampledStrategy`.
+        ``min_available_nodes=1``. `base` has the parameters of `SampledStrategy`, and `published`.
         """
         return FPFCNewcomers(
             self.models(),

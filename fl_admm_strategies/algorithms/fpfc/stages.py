@@ -378,7 +378,7 @@ class Join(Everybody):
         candidates = search.candidates
         moved = candidates.join(
             {
-                client: _reported(reply, TRAINING_LOSS, len(candidates.options(client)))
+                client: reported(reply, TRAINING_LOSS, len(candidates.options(client)))
                 for client, reply in replies.items()
                 if client in candidates.labels
             },
@@ -449,7 +449,7 @@ class Score(Everybody):
             if (reply := replies.get(client)) is None:
                 continue
             held_out, training, norms = (
-                _reported(reply, name, len(columns))
+                reported(reply, name, len(columns))
                 for name in (HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM)
             )
             if client in search.optimism:
@@ -618,7 +618,7 @@ def lambda_between(b: float, needed: float) -> float:
     return b / NO_FUSION.a if np.isfinite(b) else 2 * needed
 
 
-def _reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
+def reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
     """Return what a client says of every model; NaN where it says nothing, or nothing finite."""
     values = np.array([reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)])
     return np.where(np.isfinite(values), values, np.nan)
