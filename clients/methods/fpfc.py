@@ -213,7 +213,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         asked = FPFCEvaluation.decode(parameters, config)
         models = {"personal": asked.personal, "cluster": asked.cluster, "global": asked.global_}
         with self.seeded(config):
-            loss, num_examples, metrics = self.evaluate_models(models)
+            _, num_examples, metrics = self.evaluate_models(models)
+            loss = float(metrics[f"{asked.headline}-loss"])
             if asked.mean_dual is not None and self.knows_loss:
                 names = self._clustered(asked.clustered or [])
                 dual = _flat(to_tensors(asked.mean_dual, self.device))

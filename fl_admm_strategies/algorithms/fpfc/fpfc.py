@@ -39,7 +39,7 @@ from .diagnostics import FPFCDiagnostics, diagnose
 from .given import PenaltySetting
 from .newcomers import FPFCNewcomers
 from .source import FPFCState, RoundStart, Task
-from .types import KINDS, FPFCEvaluation, FPFCInstruction
+from .types import CLUSTER_FIRST, KINDS, FPFCEvaluation, FPFCInstruction
 
 
 class FPFC(PenaltySetting):
@@ -105,7 +105,6 @@ class FPFC(PenaltySetting):
 
     method: ClassVar = "FPFC"
     paper: ClassVar = "Yu, Liu, Wang, Sun, arXiv:2211.04218"
-    kinds: ClassVar = KINDS
     # The penalty bounds v_ij; all else are means and differences of models. A copy would take as
     # much memory as the pairs.
     stays_finite: ClassVar = True
@@ -159,13 +158,16 @@ class FPFC(PenaltySetting):
         connected = [c for c in members.ids if members.last_seen[c] >= server_round]
         ends = np.inf if self.run.num_rounds is None else self.run.num_rounds
         left = ends - server_round + 1 if self.in_rounds else 0
-        start = RoundStart(client_ids, connected, members, self.state.pairs, server_round, left)
         count = server_round - source.offset
+        lr, state = rate_in(count, self.lr), self.state
+        start = RoundStart(
+            client_ids, connected, members, state.pairs, state.clients, lr, server_round, left
+        )
         return {
             client: FPFCInstruction(
                 anchor=self._personal(task.anchor, client),
                 start=self._start(task, client),
-                lr=rate_in(count, self.lr),
+                lr=lr,
                 local_epochs=task.epochs_factor * epochs_in(count, client, self.local_epochs),
                 rho=task.rho,
                 clustered=self._block.names,
@@ -195,13 +197,14 @@ class FPFC(PenaltySetting):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the new omega_i, then theta and v of every pair with an active client."""
         state = self.state
+        for client, reply in replies.items():
+            state.clients[client].num_examples = reply.num_examples
         if state.source.upload_spec() is None:  # the uploads are models
             rows = [self.membership.row(client) for client in replies]
             omega = np.stack([self._block.vector(reply.arrays) for reply in replies.values()])
-            state.source.take_models(state, rows, omega, replies)
+            state.source.take_models(state, rows, omega)
             state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
             for client, reply in replies.items():
-                state.clients[client].num_examples = reply.num_examples
                 self._buffers.keep(state.clients[client], reply.arrays)
         state.source.after_round(server_round, state, replies)
 
@@ -218,6 +221,11 @@ class FPFC(PenaltySetting):
     # Models and clusters
     # ------------------------------------------------------------------------------------------
 
+    @property
+    def kinds(self) -> Mapping[str, str]:  # type: ignore[override]
+        """The kinds of models; with "auto" the clusters' are the headline (Remark 2)."""
+        return CLUSTER_FIRST if self._penalty == "auto" else KINDS
+
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FPFCEvaluation]:
@@ -231,6 +239,7 @@ class FPFC(PenaltySetting):
                 personal=self._personal(pairs.omega[row], client),
                 cluster=alpha[labels[row]],
                 global_=everybody,
+                headline=next(iter(self.kinds)),
                 mean_dual=None if dual is None else self._block.arrays(dual),
                 clustered=None if dual is None else self._block.names,
             )

@@ -7,7 +7,7 @@ does is in `stages`; docs/methods/fpfc.md, "Without a lambda", has the reasons a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,18 @@ from ...maths.blocks import Block, Spec
 from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.penalties import Penalty
-from .source import NO_FUSION, FPFCState, HoldOut, PenaltySource, Replies, RoundStart, Task, scad
+from .source import (
+    NO_FUSION,
+    FPFCState,
+    HoldOut,
+    Matrix,
+    PenaltySource,
+    Replies,
+    RoundStart,
+    Rows,
+    Task,
+    scad,
+)
 from .stages import (
     REFIT_ROUNDS,
     Consensus,
@@ -55,6 +66,10 @@ class FoundGroups:
         b, between the models of two groups as they came out of the search; NaN for one group.
     lam_needed : float
         The least lambda that can hold these groups together (docs/methods/fpfc.md, P4).
+    fused_from : int
+        The round before the first of FPFC's own; 0 as long as every group trains one model.
+    lam_inside : float
+        lambda of the pairs inside a group, which holds it; 0 before FPFC's own rounds.
     """
 
     last_round: int
@@ -66,6 +81,8 @@ class FoundGroups:
     chosen: int
     smallest_distance: float
     lam_needed: float
+    fused_from: int
+    lam_inside: float
 
 
 class GroupSearch(PenaltySource):
@@ -182,6 +199,8 @@ class GroupSearch(PenaltySource):
                 found.chosen,
                 found.smallest_distance,
                 found.lam_needed,
+                found.fused_from,
+                found.lam_inside,
             )
         }
 
@@ -206,11 +225,9 @@ class GroupSearch(PenaltySource):
         """Return what an upload of the present stage holds."""
         return self.stage.upload_spec(self.found)
 
-    def take_models(
-        self, state: FPFCState, rows: Sequence[int], omega: NDArray[Any], replies: Replies
-    ) -> None:
+    def take_models(self, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Let the present stage take in the new omega_i of a round."""
-        self.stage.take_models(self.found, state, rows, omega, replies)
+        self.stage.take_models(self.found, state, rows, omega)
 
     def after_round(self, server_round: int, state: FPFCState, replies: Replies) -> None:
         """Let the present stage take in the replies; go on to the next one if it is over."""

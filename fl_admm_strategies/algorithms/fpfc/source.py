@@ -23,6 +23,7 @@ from ...runtime.members.membership import Membership
 from ...runtime.messages.records import ClientInstruction, Reply
 
 Replies = Mapping[int, Reply]
+Rows, Matrix = list[int], NDArray[Any]
 
 DEFAULT_NU = 0.1
 """nu with a penalty of the user's: between xi and 0.5, which the paper calls satisfactory."""
@@ -77,6 +78,9 @@ class RoundStart(NamedTuple):
         The clients that were drawn; the clients of the run that are there.
     members : Membership
     pairs : PairwiseStore
+    clients : ClientTable
+    lr : float
+        alpha of the round.
     round : int
         The round that begins.
     rounds_left : float
@@ -88,6 +92,8 @@ class RoundStart(NamedTuple):
     connected: Sequence[int]
     members: Membership
     pairs: PairwiseStore
+    clients: ClientTable
+    lr: float
     round: int
     rounds_left: float
 
@@ -227,9 +233,7 @@ class PenaltySource(ByClient):
         """Return what an upload of this round holds; None: the client's model, which is omega_i."""
         return None
 
-    def take_models(
-        self, state: FPFCState, rows: Sequence[int], omega: NDArray[Any], replies: Replies
-    ) -> None:
+    def take_models(self, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Take in the new omega_i of a round, by default (6) and (A.3) of their pairs."""
         state.pairs.penalty = self.penalty
         state.pairs.update(rows, omega)

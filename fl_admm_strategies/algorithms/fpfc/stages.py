@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...maths.blocks import Arrays, Block, Spec, prefixed, under
 from ...maths.candidates import OPTIONS, Candidates
 from ...maths.checks import listing
+from ...maths.clienttable import ClientTable
 from ...maths.clustering import cluster_models
 from ...maths.grouping import (
     candidate_groups,
@@ -34,9 +35,11 @@ from .source import (
     NO_FUSION,
     FPFCState,
     HoldOut,
+    Matrix,
     PenaltySource,
     Replies,
     RoundStart,
+    Rows,
     Task,
     fusion_tasks,
     scad,
@@ -51,6 +54,7 @@ CUTS = 3
 STANDARD_ERRORS = 1.5
 FUSION_ROUNDS = 30  # at the end of a run
 RENEWAL = 20  # rounds from one lambda to the next
+MARGIN = 0.6  # of the distance of two groups: as with rho = 0.8 and more
 
 HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
 """What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
@@ -128,21 +132,29 @@ class Search:
         """Return the groups of clients; -1 for one that has none yet."""
         return np.array([self.groups.get(client, -1) for client in client_ids], np.int64)
 
+    def weights(self, clients: ClientTable) -> NDArray[np.float64]:
+        """Return how much every client counts in its group: n_i over the group's mean."""
+        examples, groups = clients.column("num_examples"), self.groups_of(clients.ids)
+        weights = np.ones(len(groups))
+        for group in np.unique(groups[(groups >= 0) & (examples > 0)]):
+            rows = (groups == group) & (examples > 0)
+            weights[rows] = examples[rows] / examples[rows].mean()
+        return weights
+
     def renew_lambda(self, state: FPFCState) -> None:
         """Set lambda by the models of the present groups, and what it takes to hold them.
 
         By the gradients that the clients reported with their scores, which fall as models get
         better.
         """
-        groups = self.groups_of(state.clients.ids)
-        has_one = groups >= 0
+        ids, groups = state.clients.ids, self.groups_of(state.clients.ids)
+        has_one, weights = groups >= 0, self.weights(state.clients)
         labels = numbered(groups[has_one])
-        weights = state.clients.column("num_examples")[has_one]
-        b = smallest_distance(cluster_models(state.pairs.omega[has_one], weights, labels))
-        known = [self.scores.get(c) for c in state.clients.ids if c in self.groups]
-        norms = [np.nan if of is None else of[1, self.chosen] for of in known]
-        needed = holding_lambda(labels, np.array(norms))
-        self.lam = lambda_between(b, needed)
+        models = cluster_models(state.pairs.omega[has_one], weights[has_one], labels)
+        scores = [self.scores.get(client) for client in ids]
+        norms = np.array([np.nan if of is None else of[1, self.chosen] for of in scores])
+        needed = holding_lambda(labels, (weights * norms)[has_one])
+        self.lam = lambda_between(smallest_distance(models), needed, state.pairs.rho)
         self.lam_inside = max(2 * needed, self.lam)
 
 
@@ -168,16 +180,9 @@ class Stage:
         """Return what an upload holds; None: the client's model."""
         return None
 
-    def take_models(
-        self,
-        search: Search,
-        state: FPFCState,
-        rows: Sequence[int],
-        omega: NDArray[Any],
-        replies: Replies,
-    ) -> None:
+    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Take in the new omega_i of a round; see `PenaltySource`."""
-        PenaltySource.take_models(state.source, state, rows, omega, replies)
+        PenaltySource.take_models(state.source, state, rows, omega)
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Take in the replies of a round; return the next stage if this one is over."""
@@ -418,23 +423,16 @@ class Score(Everybody):
         needed = holding_lambda(numbered(groups), scores[:, 1, found.chosen])
         search.table = np.stack([num_groups, found.means, found.differences, found.errors])
         search.chosen, search.smallest_distance, search.lam_needed = found.chosen, b, needed
-        search.lam, search.last_round, search.probes = lambda_between(b, needed), server_round, {}
+        search.lam = lambda_between(b, needed, state.pairs.rho)
+        search.last_round, search.probes = server_round, {}
         search.groups = {c: int(of[found.chosen]) for c, of in search.candidates.labels.items()}
         log(
             INFO,
-            "round %s: %s group%s found; lambda is %.4g",
+            "round %s: %s group%s found",
             server_round,
             num_groups[found.chosen],
             "" if num_groups[found.chosen] == 1 else "s",
-            search.lam,
         )
-        if search.lam < needed:
-            log(
-                INFO,
-                "At these models, which are not at their best yet, it would take a lambda of %.4g "
-                "to hold every group at one model; models of a group may stay apart",
-                needed,
-            )
         # theta_ij = omega_i - omega_j, v_ij = 0: every pair is plain.
         start = self._start_of(search, state.clients.ids)
         state.pairs = PairwiseStore(start, scad(search.lam), state.pairs.rho)
@@ -484,6 +482,7 @@ class Together(Stage):
     def end(self, search: Search, start: RoundStart) -> type[Stage]:
         """Let pairs begin with this round."""
         search.fused_from = start.round - 1
+        log(INFO, "round %s: the groups' models are trained; FPFC's own rounds begin", start.round)
         return Fusion
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
@@ -494,19 +493,12 @@ class Together(Stage):
                 tasks[client] = Task(start.pairs.omega[start.members.row(client)], None, 0.0)
         return tasks
 
-    def take_models(
-        self,
-        search: Search,
-        state: FPFCState,
-        rows: Sequence[int],
-        omega: NDArray[Any],
-        replies: Replies,
-    ) -> None:
+    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Set every group's model to the mean of its members', weighted by their examples."""
-        models, weights = state.pairs.omega.copy(), [r.num_examples for r in replies.values()]
-        models[list(rows)] = omega
-        groups, of_replies = search.groups_of(state.clients.ids), search.groups_of(list(replies))
-        trained, labels = np.unique(of_replies, return_inverse=True)
+        models, weights = state.pairs.omega.copy(), search.weights(state.clients)[rows]
+        models[rows] = omega
+        groups = search.groups_of(state.clients.ids)
+        trained, labels = np.unique(groups[rows], return_inverse=True)
         for group, alpha in zip(trained, cluster_models(omega, weights, labels), strict=True):
             if group >= 0:
                 models[groups == group] = alpha
@@ -520,6 +512,9 @@ class Together(Stage):
 
 class Fusion(Stage):
     """FPFC's own rounds, from the groups' models: the groups are held, and move together.
+
+    Clients count by their examples, as in the rounds before: the pull of client i is rho over its
+    weight w_i in its group, which is (5) of w_i f_i. Where all have as many this is (1) itself.
 
     Parameters
     ----------
@@ -535,16 +530,13 @@ class Fusion(Stage):
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
         """Ask the sampled clients for (5)."""
         old = [client for client in start.sampled if client in search.groups]
-        return newcomer_tasks(search, start) | fusion_tasks(start._replace(sampled=old))
+        tasks, weights = fusion_tasks(start._replace(sampled=old)), search.weights(start.clients)
+        most = max(start.pairs.rho, 0.5 / start.lr)  # descent by a larger pull may diverge
+        for client, task in tasks.items():
+            task.rho = min(task.rho / weights[start.members.row(client)], most)
+        return newcomer_tasks(search, start) | tasks
 
-    def take_models(
-        self,
-        search: Search,
-        state: FPFCState,
-        rows: Sequence[int],
-        omega: NDArray[Any],
-        replies: Replies,
-    ) -> None:
+    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Update the pairs of all clients that have a group; see `Groups`."""
         ids, replaced = state.clients.ids, state.source.replacement
         if search.groups and not search.lam_inside:
@@ -555,8 +547,8 @@ class Fusion(Stage):
             self.move and replaced is None,
         )
         state.pairs.penalty = state.source.penalty
-        moved = state.pairs.update(rows, omega)
-        search.moved = (search.moved | {ids[row] for row in moved}) - replies.keys()
+        moved = {ids[row] for row in state.pairs.update(rows, omega)}
+        search.moved = (search.moved | moved) - {ids[row] for row in rows}
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Place clients that trained for the first time; renew lambda every `RENEWAL` rounds."""
@@ -609,13 +601,14 @@ def place_newcomers(search: Search, state: FPFCState, replies: Replies) -> None:
         search.groups[client] = best
 
 
-def lambda_between(b: float, needed: float) -> float:
+def lambda_between(b: float, needed: float, rho: float) -> float:
     """Return lambda for groups whose models are b or more apart.
 
-    b/a: SCAD is flat beyond a lambda, so that no two groups pull on each other, and the groups are
-    held together as firmly as that allows. With one group (b is NaN) twice what holding it takes.
+    b/a: SCAD is flat beyond a lambda, so that no two groups pull on each other. With a small rho
+    less: (6) pulls at full strength up to lambda + lambda/rho, which is to be well below b. With
+    one group (b is NaN) twice what holding it takes.
     """
-    return b / NO_FUSION.a if np.isfinite(b) else 2 * needed
+    return min(b / NO_FUSION.a, MARGIN * b / (1 + 1 / rho)) if np.isfinite(b) else 2 * needed
 
 
 def reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
