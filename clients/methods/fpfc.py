@@ -214,7 +214,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         models = {"personal": asked.personal, "cluster": asked.cluster, "global": asked.global_}
         with self.seeded(config):
             _, num_examples, metrics = self.evaluate_models(models)
-            loss = float(metrics[f"{asked.headline}-loss"])
+            loss = float(metrics[f"{asked.headline or 'personal'}-loss"])
             if asked.mean_dual is not None and self.knows_loss:
                 names = self._clustered(asked.clustered or [])
                 dual = _flat(to_tensors(asked.mean_dual, self.device))

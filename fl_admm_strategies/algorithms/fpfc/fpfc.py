@@ -50,7 +50,8 @@ class FPFC(PenaltySetting):
     penalty : Penalty, LambdaPath or "auto" (default: "auto")
         g, with its lambda: `SmoothedSCAD(lam)` (the paper's), `L1(lam)` (FPFC-l1) or `MCP(lam)`.
         "auto": the paper's, and the first rounds of the run find groups of clients and from them
-        lambda: `consensus_rounds` and 7 to 11 more (docs/methods/fpfc.md, "Without a lambda").
+        lambda: `consensus_rounds` and 7 to 11 more. Then every group trains one model, and in the
+        last 30 rounds pairs hold it together (docs/methods/fpfc.md, "Without a lambda").
         `LambdaPath([...])`: lambda is chosen from a grid in the run, by validation. Set
         ``strategy.penalty`` between rounds, in `on_round`, say, and the run goes on from where it
         is with another one, which is saved with it.
@@ -69,8 +70,8 @@ class FPFC(PenaltySetting):
         weights open). By default everything is clustered.
     nu : float, optional
         Clients whose ||theta_ij|| is at most nu, directly or through others, form a cluster
-        (Remark 2). By default 0.1 with a penalty of one's own; with "auto" a lambda/2, half of what
-        was between the two nearest groups.
+        (Remark 2). By default 0.1 with a penalty of one's own; with "auto" clusters are the groups
+        that were found.
     consensus_rounds : int (default: 20)
         With "auto": rounds in which all clients train one model, before they part.
     validation_share : float (default: 0.2)
@@ -92,7 +93,7 @@ class FPFC(PenaltySetting):
     A client that connects in mid-run does as the newcomers of section 6.4.2, only that the others
     go on training: it first trains on its own, without a pull, from the global model, and from its
     first accepted upload on it has pairs with everybody, with v_ij = 0 at first (P2), and counts
-    in every mean. When a client has left, its model and its pairs are dropped; m in (5) is the
+    in every mean. With "auto" it says then which group's model suits it, and begins there. When a client has left, its model and its pairs are dropped; m in (5) is the
     number of clients at the time.
 
     Examples

@@ -149,6 +149,11 @@ class GroupSearch(PenaltySource):
         return scad(self.found.lam)
 
     @property
+    def lam_inside(self) -> float:
+        """That of the pairs inside a group, unless the user has set a penalty."""
+        return self.found.lam_inside if self.replacement is None else super().lam_inside
+
+    @property
     def nu(self) -> float:
         """The threshold of the clusters: a lambda/2, 0 until the groups are found."""
         if self._nu is not None or self.replacement is not None:

@@ -23,7 +23,8 @@ from ...runtime.members.membership import Membership
 from ...runtime.messages.records import ClientInstruction, Reply
 
 Replies = Mapping[int, Reply]
-Rows, Matrix = list[int], NDArray[Any]
+Rows = list[int]
+Matrix = NDArray[Any]
 
 DEFAULT_NU = 0.1
 """nu with a penalty of the user's: between xi and 0.5, which the paper calls satisfactory."""
@@ -173,6 +174,11 @@ class PenaltySource(ByClient):
     def penalty(self) -> Penalty:
         """The penalty of the next update."""
         return self.found_penalty if self.replacement is None else self.replacement
+
+    @property
+    def lam_inside(self) -> float:
+        """The lambda by which a cluster is held together."""
+        return self.penalty.lam
 
     @property
     def nu(self) -> float:

@@ -73,4 +73,4 @@ class FPFCEvaluation(Instruction):
     global_: Arrays
     mean_dual: Arrays | None = None
     clustered: list[str] | None = None
-    headline: str = "personal"
+    headline: str | None = None
