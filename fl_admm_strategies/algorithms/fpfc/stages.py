@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from logging import INFO, WARNING
 from typing import Any, ClassVar, TypeAlias
 
@@ -59,6 +60,9 @@ MARGIN = 0.6  # of the distance of two groups: as with rho = 0.8 and more
 HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
 """What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
 
+LOSS_ERROR = "loss-error"
+"""Likewise, followed by ``-J-K``: the standard error of the difference of two of the losses."""
+
 OPTIMISM, NO_VOTE = "optimism", "held-out-none"
 """What a client that holds nothing out reports with its probe: how much too low its training loss
 is; or, having one sample, that it cannot say, and so has no say in the choice."""
@@ -98,10 +102,11 @@ class Search:
         lambda of the pairs inside a group, from then on: large enough to hold it.
     moved : set of int
         Clients whose omega_i has moved with their group since they uploaded it.
-    scores : dict of int to ndarray of shape (2, K)
-        Losses and gradient norms of the clients at their groups' models.
-    table : ndarray of shape (4, K)
-        Of every grouping: number of groups, mean loss, difference to the best, standard error.
+    scores : dict of int to ndarray of shape (2 + K, K)
+        Losses and gradient norms of the clients at their groups' models; the standard errors of the
+        losses' differences.
+    table : ndarray of shape (3, K)
+        Of every grouping: number of groups, mean loss, the vote against it.
     chosen : int
         The grouping that was chosen.
     smallest_distance, lam_needed : float
@@ -123,7 +128,7 @@ class Search:
     lam_inside: float = 0.0
     moved: set[int] = field(default_factory=set)
     scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
-    table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 0)))
+    table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 0)))
     chosen: int = 0
     smallest_distance: float = 0.0
     lam_needed: float = 0.0
@@ -403,7 +408,7 @@ class Score(Everybody):
     """Every client measures its groups' models, and one grouping is taken.
 
     On data that it has held out so far, or on its training data, with a correction (`corrected`).
-    The grouping with the fewest groups that is not clearly worse than the best is taken; see
+    The grouping with the fewest groups is taken to which no finer one is clearly preferred; see
     `compare`.
     """
 
@@ -414,14 +419,15 @@ class Score(Everybody):
         self._record(search, replies)
         labels = np.stack(list(search.candidates.labels.values()))
         num_groups = np.array([len(np.unique(column)) for column in labels.T])
-        unknown = np.full((2, len(search.candidates)), np.nan)
+        count = len(search.candidates)
+        unknown = np.full((2 + count, count), np.nan)
         scores = np.stack([search.scores.get(c, unknown) for c in search.candidates.labels])
-        measured = ~np.isnan(scores[:, 0]).all(axis=1)
-        found = compare(scores[measured, 0], num_groups, STANDARD_ERRORS)
+        voted = ~np.isnan(scores[:, 0]).all(axis=1)
+        found = compare(scores[voted, 0], scores[voted, 2:], labels[voted], STANDARD_ERRORS)
         groups = labels[:, found.chosen]
         b = smallest_distance(search.candidates.models[found.chosen][np.unique(groups)])
         needed = holding_lambda(numbered(groups), scores[:, 1, found.chosen])
-        search.table = np.stack([num_groups, found.means, found.differences, found.errors])
+        search.table = np.stack([num_groups, found.means, found.against])
         search.chosen, search.smallest_distance, search.lam_needed = found.chosen, b, needed
         search.lam = lambda_between(b, needed, state.pairs.rho)
         search.last_round, search.probes = server_round, {}
@@ -453,7 +459,10 @@ class Score(Everybody):
             if client in search.optimism:
                 optimism = float(search.optimism[client][0])
                 held_out = corrected(training, optimism, sizes[place], reply.num_examples)
-            search.scores[client] = np.stack([held_out, norms])
+            errors = np.full((len(columns), len(columns)), np.nan)
+            for j, k in combinations(range(len(columns)), 2):
+                errors[j, k] = errors[k, j] = reply.metrics.get(f"{LOSS_ERROR}-{j}-{k}", np.nan)
+            search.scores[client] = np.vstack([held_out, norms, errors])
 
     def _start_of(self, search: Search, client_ids: Sequence[int]) -> NDArray[Any]:
         """Return the omega_i that FPFC starts from: alpha_l, or the mean of the consensus."""
@@ -584,20 +593,18 @@ def newcomer_tasks(search: Search, start: RoundStart) -> dict[int, Task]:
 def place_newcomers(search: Search, state: FPFCState, replies: Replies) -> None:
     """Place clients that trained for the first time in the group that suits them, or alone."""
     search.unplaced -= replies.keys()
+    ids = state.clients.ids
     for client in sorted(replies.keys() - search.groups.keys()):
-        losses = replies[client].metrics
-        here = {
-            label: losses.get(f"{HELD_OUT_LOSS}-{label}", np.inf)
-            for label in search.groups.values()
-        }
-        best = min(here, key=lambda label: (here[label], label), default=-1)
-        ids = state.clients.ids
-        if best >= 0 and here[best] < losses.get(HELD_OUT_LOSS, -np.inf):
+        labels = set(search.groups.values())
+        best = max(labels, default=-1) + 1  # of its own
+        losses = reported(replies[client], HELD_OUT_LOSS, best)
+        losses[[label not in labels for label in range(best)]] = np.nan
+        alone = replies[client].metrics.get(HELD_OUT_LOSS, -np.inf)
+        if (losses < alone).any():
+            best = int(np.nanargmin(losses))
             model = state.pairs.omega[search.groups_of(ids) == best].mean(axis=0)
             state.pairs.place(ids.index(client), model)
             search.moved.add(client)
-        else:
-            best = max(here, default=-1) + 1
         search.groups[client] = best
 
 
