@@ -5,29 +5,23 @@ Not in FPFC's paper: docs/methods/fpfc-notes.md, "The re-check".
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .grouping import cut, numbered, ward_tree
+from .grouping import cut, numbered, ward_tree, winsorised
 
 NEAREST = 3  # groups that a client may join
 SPLIT, SPLIT_OF_A_HALF, MERGE = 3.0, 4.0, 2.0  # in standard errors
 AGAINST = -1.0  # what a half or a group may say against it
-MADS = 5.0
 
 STAY, HALF, UNITED, JOIN = -1, 0, 1, 2
 """What a model stands for: the client's group as it is; the half of it that the client is in; it
 and the nearest group as one; and, from `JOIN` on, another group, ``JOIN + label``."""
 
-
-class Tried(NamedTuple):
-    """A model that a client compares: what it stands for, and on which samples it is judged."""
-
-    choice: int
-    on_held_out: bool
-    model: NDArray[Any]
+Vectors = Mapping[int, NDArray[Any]]
 
 
 class Recheck:
@@ -40,74 +34,86 @@ class Recheck:
     Parameters
     ----------
     labels : ndarray of int, shape (m,)
-        The present groups, 0..L-1.
+        The present groups, 0..L-1, of the clients in the order of `local`.
     models : ndarray of shape (L, d)
         Their models.
-    local : ndarray of shape (m, d)
-        Where clients came to from their group's model. Its directions make the halves (Ward's
-        tree), and its means their models.
+    local : mapping of int to ndarray of shape (d,)
+        By client, where it came to from its group's model. The directions make the halves (Ward's
+        tree), and the means their models.
     center : ndarray of shape (d,)
-    probes : ndarray of shape (m, d)
-        Where they came to from one model for all. Its means are the models of groups that are
+    probes : mapping of int to ndarray of shape (d,)
+        Where they came to from this one model for all. Its means are the models of groups that are
         united or joined: a group's own model has seen its members, which would speak for staying.
+
+    Attributes
+    ----------
+    is_lone : dict of int to bool
+        Whether a client is alone in its group or in its half.
     """
 
     def __init__(
         self,
         labels: NDArray[np.int64],
         models: NDArray[Any],
-        local: NDArray[Any],
+        local: Vectors,
         center: NDArray[Any],
-        probes: NDArray[Any],
+        probes: Vectors,
     ) -> None:
-        self.labels, self._dtype = labels, local.dtype
-        local, probes, models = (v.astype(np.float64) for v in (local, probes, models))
-        directions, sizes = _unit(local - models[labels]), np.bincount(labels)
+        self.labels, self._row = labels, {client: row for row, client in enumerate(local)}
+        self._center = center
+        self._local, self._probes = (
+            np.stack([by[client] for client in local]).astype(np.float64) for by in (local, probes)
+        )
+        directions, self._sizes = _unit(self._local - models[labels]), np.bincount(labels)
         halves = np.zeros_like(labels)
-        for group in np.flatnonzero(sizes > 1):
+        for group in np.flatnonzero(self._sizes > 1):
             members = labels == group
             halves[members] = cut(ward_tree(directions[members])[0], 2)
         self.cells = np.array(numbered(2 * labels + halves))
-        self.is_alone = sizes[labels] == 1
-        self.is_lone_half = np.bincount(self.cells)[self.cells] == 1
+        self._is_lone = np.bincount(self.cells)[self.cells] == 1
+        self.is_lone = dict(zip(local, self._is_lone.tolist(), strict=True))
 
-        square = (models**2).sum(axis=1)
-        distances = square[:, None] + square - 2 * models @ models.T
+        wide = models.astype(np.float64)
+        square = (wide**2).sum(axis=1)
+        distances = square[:, None] + square - 2 * wide @ wide.T
         np.fill_diagonal(distances, np.inf)
         order = np.argsort(distances, axis=1, kind="stable")
-        self.nearest, mates = order[:, : min(NEAREST, len(sizes) - 1)], order[:, 0]
-        groups = np.arange(len(sizes))
-        is_mutual = (mates[mates] == groups) & (mates != groups)
-        self.united = np.where(is_mutual, np.minimum(mates, groups), groups)
+        self._near = order[:, : min(NEAREST, len(order) - 1)]
+        mates, groups = order[:, 0], np.arange(len(order))
+        self.united = np.where(mates[mates] == groups, np.minimum(mates, groups), groups)
+        self._sums = _sums(self._probes, labels)
 
-        self._of_group = _mean_of_others(local, labels, self.is_lone_half)
-        self._of_half = _mean_of_others(local, self.cells, self.is_lone_half)
-        self._before = _mean_of_others(probes, labels, self.is_alone)
-        self._united = _mean_of_others(probes, self.united[labels], self.is_alone)
-        self._sums, self._sizes, self._probes = _sums(probes, labels), sizes, probes
-        # Others cost a model each, so only who went as another group does is asked about them.
-        went = _unit(probes - center)
-        of_others = _unit(self._sums / sizes[:, None] - center)
-        likeness = np.take_along_axis(went @ of_others.T, self.nearest[labels], axis=1)
-        own = (went * _unit(self._before - center)).sum(axis=1)
-        self.doubts = self.is_alone | (likeness.max(axis=1, initial=-np.inf) > own)
-
-    def ballot(self, row: int) -> list[Tried]:
+    def ballot(self, client: int) -> list[tuple[int, NDArray[Any]]]:
         """Return the models that a client compares, each with the last `STAY` before it."""
-        group, alone = self.labels[row], bool(self.is_alone[row])
-        found, others = [], []
-        if not alone:
-            models = {STAY: self._of_group[row], HALF: self._of_half[row]}
-            found = [Tried(c, bool(self.is_lone_half[row]), model) for c, model in models.items()]
-        if (self.united == self.united[group]).sum() > 1:
-            others.append((UNITED, self._united[row]))
-        for other in self.nearest[group] if self.doubts[row] else ():
-            total = self._sums[other] + alone * self._probes[row]
-            others.append((JOIN + int(other), total / (self._sizes[other] + alone)))
-        if others:
-            others.insert(0, (STAY, self._before[row]))
-        found += [Tried(choice, alone, model) for choice, model in others]
-        return [tried._replace(model=tried.model.astype(self._dtype)) for tried in found]
+        row = self._row[client]
+        group, is_lone, probe = self.labels[row], self._is_lone[row], self._probes[row]
+        size = self._sizes[group]
+
+        def without(total: NDArray[Any], count: int) -> NDArray[Any]:
+            return total / count if size == 1 else (total - probe) / (count - 1)
+
+        found: list[tuple[int, NDArray[Any]]] = []
+        if size > 1:
+            for choice, parts in ((STAY, self.labels), (HALF, self.cells)):
+                members = parts == parts[row]
+                members[row] = is_lone
+                found.append((choice, self._local[members].mean(axis=0)))
+        stay, others = without(self._sums[group], size), []
+        united = self.united == self.united[group]
+        if united.sum() > 1:
+            both = self._sums[united].sum(axis=0)
+            others.append((UNITED, without(both, self._sizes[united].sum())))
+        for other in self._near[group]:
+            total, count = self._sums[other], self._sizes[other]
+            # A model costs bytes: only a client that went as another group did is asked about it.
+            if size == 1 or self._likeness(probe, total / count) > self._likeness(probe, stay):
+                model = (total + probe) / (count + 1) if size == 1 else total / count
+                others.append((JOIN + int(other), model))
+        return found + ([(STAY, stay), *others] if others else [])
+
+    def _likeness(self, probe: NDArray[np.float64], model: NDArray[np.float64]) -> float:
+        """Return the cosine of two directions from the center."""
+        return float(_unit(probe - self._center) @ _unit(model - self._center))
 
     def decide(self, answers: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the groups from now on.
@@ -124,7 +130,7 @@ class Recheck:
         """
         count, labels, cells = len(self._sizes), self.labels, self.cells
         answers = answers.copy()
-        together = ~self.is_lone_half  # a lone half speaks of itself only
+        together = ~self._is_lone  # a lone half speaks of itself only
         answers[0, together, HALF] = winsorised(answers[0, together, HALF])
         answers[0, :, UNITED] = winsorised(answers[0, :, UNITED])
 
@@ -150,15 +156,6 @@ class Recheck:
         return new
 
 
-def winsorised(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return values no further than `MADS` median absolute deviations from their median."""
-    if np.isnan(values).all():
-        return values
-    median = np.nanmedian(values)
-    reach = MADS * np.nanmedian(np.abs(values - median))
-    return np.clip(values, median - reach, median + reach)
-
-
 def _agree(
     answers: NDArray[np.float64], parts: list[NDArray[np.bool_]], choice: int, least: float
 ) -> bool:
@@ -182,18 +179,7 @@ def _sums(vectors: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np
     return sums
 
 
-def _mean_of_others(
-    vectors: NDArray[np.float64], labels: NDArray[np.int64], with_own: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """Return for every client the mean of its group without it, or with it, shape (m, d)."""
-    left_out = ~with_own
-    counts = np.bincount(labels)[labels] - left_out
-    others = _sums(vectors, labels)[labels] - left_out[:, None] * vectors
-    means: NDArray[np.float64] = others / counts[:, None]
-    return means
-
-
 def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     units: NDArray[np.float64] = vectors / np.maximum(lengths, np.finfo(float).tiny)
     return units

@@ -18,17 +18,18 @@ from numpy.typing import NDArray
 from ...maths.candidates import Candidates
 from ...maths.grouping import numbered
 from ...maths.pairs import PairwiseStore
-from ...maths.recheck import JOIN, STAY, Recheck, Tried
+from ...maths.recheck import JOIN, STAY, Recheck
 from .source import FPFCState, Replies, RoundStart, Task
 from .stages import (
     FUSION_ROUNDS,
-    GAIN,
-    HELD_OUT_GAIN,
+    HELD_OUT_LOSS,
     PROBE_FACTOR,
+    TRAINING_LOSS,
     Everybody,
     Next,
     Search,
     Together,
+    loss_errors,
     reported,
 )
 
@@ -83,37 +84,44 @@ class Judge(Everybody):
 
     def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
         """Return the clients that have something to compare."""
-        return [c for c in connected if c in search.local and _ballot(search, c)]
+        known = [client for client in connected if client in search.local]
+        return [client for client in known if _recheck(search).ballot(client)]
 
     def models(self, search: Search, client: int) -> list[NDArray[Any]]:
         """Return what a client compares."""
-        return [tried.model for tried in _ballot(search, client)]
+        ballot = _recheck(search).ballot(client)
+        return [model.astype(search.block.dtype) for _, model in ballot]
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
-        """Say from which model on they are compared with that one, and no longer the first."""
+        """Let clients compare on all their samples, unless their own model is among those."""
         tasks = super().tasks(search, start)
         for client, task in tasks.items():
-            stays = [k for k, tried in enumerate(_ballot(search, client)) if tried.choice == STAY]
-            task.settings["second_baseline"] = stays[-1]
+            if not _recheck(search).is_lone[client]:
+                task.settings["held_out"] = 0.0
         return tasks
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Set groups by those who replied; a new one sets out from the mean of its probes."""
-        recheck, ids = _recheck(search), list(search.local)
-        count = recheck.labels.max() + 1
-        answers = np.full((2, len(ids), JOIN + count), np.nan)
-        for row, client in enumerate(ids):
-            if client in replies:
-                for k, tried in enumerate(ballot := recheck.ballot(row)):
-                    names = HELD_OUT_GAIN if tried.on_held_out else GAIN
-                    said = [reported(replies[client], name, len(ballot)) for name in names]
-                    if tried.choice != STAY:
-                        answers[:, row, tried.choice] = said[0][k], said[1][k]
+        recheck = _recheck(search)
+        answers = np.full((2, len(search.local), JOIN + recheck.labels.max() + 1), np.nan)
+        for row, client in enumerate(search.local):
+            if (reply := replies.get(client)) is None:
+                continue
+            ballot, base = recheck.ballot(client), 0
+            losses = reported(reply, HELD_OUT_LOSS, len(ballot))
+            if np.isnan(losses).all() and not recheck.is_lone[client]:
+                losses = reported(reply, TRAINING_LOSS, len(ballot))
+            errors = loss_errors(reply, len(ballot))
+            for k, (choice, _) in enumerate(ballot):
+                if choice == STAY:
+                    base = k
+                else:
+                    answers[:, row, choice] = losses[base] - losses[k], errors[base, k]
         new = recheck.decide(answers)
+        search.rechecks, search.rechecked = search.rechecks + 1, server_round
         if np.array_equal(new, recheck.labels):
             _end(search)
         else:
-            search.rechecks, search.rechecked = search.rechecks + 1, server_round
             _regroup(search, state, recheck.labels, new)
             log(
                 INFO,
@@ -132,17 +140,11 @@ def _end(search: Search) -> None:
 
 def _recheck(search: Search) -> Recheck:
     if search.comparison is None:
-        ids = list(search.local)
-        present = [search.candidates.labels[client][0] for client in ids]
+        present = [search.candidates.labels[client][0] for client in search.local]
         known, labels = np.unique(present, return_inverse=True)
-        vectors = [np.stack([by[c] for c in ids]) for by in (search.local, search.probes)]
         models = search.candidates.models[0][known]
-        search.comparison = Recheck(labels, models, vectors[0], search.center, vectors[1])
+        search.comparison = Recheck(labels, models, search.local, search.center, search.probes)
     return search.comparison
-
-
-def _ballot(search: Search, client: int) -> list[Tried]:
-    return _recheck(search).ballot(list(search.local).index(client))
 
 
 def _regroup(search: Search, state: FPFCState, before: NDArray[Any], new: NDArray[Any]) -> None:
