@@ -42,6 +42,8 @@ def watched(
         ([2.3, 24.0, 24.0], 2),  # far above
         ([2.3, math.nan], 2),
         ([math.inf], 1),
+        # It swings at a few times its start, without a trend, and nothing is learned.
+        ([6.1, 9.2, 4.0, 7.5, 8.8, 3.9, 6.9, 9.0, 5.0, 8.0], 8),
     ],
 )
 def test_a_loss_above_its_start_is_said_once(losses, server_round, caplog):
@@ -59,6 +61,8 @@ def test_a_loss_above_its_start_is_said_once(losses, server_round, caplog):
         [8.0, 9.0, 2.0, 1.0],  # a catapult
         [3.6, 3.0, 2.59, 2.6, 2.2, 1.8],  # a large first step, and from there it learns
         [2.9, 2.7, 3.0, 2.8, 2.7, 2.9, 2.6, 2.8, 2.5, 2.7],  # above the start, without a trend
+        [9.0, 8.0, 8.2, 7.1, 6.0, 6.2, 5.5, 5.1, 4.0, 3.0, 2.0],  # far above, and it falls
+        [5.0, 9.0, 6.0, 8.0, 4.0, 3.0, 2.0, 2.1, 1.5],  # high for a while
     ],
 )
 def test_a_run_that_learns_is_left_alone(losses, caplog):
@@ -99,7 +103,23 @@ def test_the_watch_starts_anew_when_clients_join_or_leave(caplog: pytest.LogCapt
     for server_round in range(12, 17):
         # Above its start at the initial model, and rising.
         watch(server_round, 3, 0, loss=1.4 + 0.1 * server_round)
-    assert "round 16: the mean training loss is 3" in caplog.text
+    assert names(caplog.text, "round 16", 3, 2.3)
+
+
+@pytest.mark.parametrize("said", [1e300, math.nan, math.inf])
+def test_one_client_of_several_does_not_spend_the_warning(
+    said: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    health = Health(3, "FedADMM", "a smaller lr")
+    for server_round in range(1, 9):
+        first = {"initial-loss": START} if server_round == 1 else {}
+        losses = {0: said, 1: 2.0, 2: 1.9}
+        health.watch(
+            server_round,
+            {client: Reply({}, 2.0**53, {"loss": x, **first}) for client, x in losses.items()},
+            0,
+        )
+    assert not caplog.records
 
 
 def test_who_starts_later_is_not_held_to_a_start_that_others_have_trained(
