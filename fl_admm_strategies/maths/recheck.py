@@ -47,8 +47,8 @@ class Recheck:
 
     Attributes
     ----------
-    is_lone : dict of int to bool
-        Whether a client is alone in its group or in its half.
+    is_alone, is_lone : ndarray of bool, shape (m,)
+        Whether a client is alone in its group; in its half.
     """
 
     def __init__(
@@ -70,23 +70,24 @@ class Recheck:
             members = labels == group
             halves[members] = cut(ward_tree(directions[members])[0], 2)
         self.cells = np.array(numbered(2 * labels + halves))
-        self._is_lone = np.bincount(self.cells)[self.cells] == 1
-        self.is_lone = dict(zip(local, self._is_lone.tolist(), strict=True))
+        self.is_alone = self._sizes[labels] == 1
+        self.is_lone = np.bincount(self.cells)[self.cells] == 1
 
-        wide = models.astype(np.float64)
-        square = (wide**2).sum(axis=1)
-        distances = square[:, None] + square - 2 * wide @ wide.T
-        np.fill_diagonal(distances, np.inf)
-        order = np.argsort(distances, axis=1, kind="stable")
+        self._sums = np.zeros(models.shape)
+        np.add.at(self._sums, labels, self._probes)
+        # Cosines: distances of models grow with the noise of those that few clients made.
+        went = _unit(self._sums / self._sizes[:, None] - center)
+        likeness = went @ went.T
+        np.fill_diagonal(likeness, -np.inf)
+        order = np.argsort(-likeness, axis=1, kind="stable")
         self._near = order[:, : min(NEAREST, len(order) - 1)]
         mates, groups = order[:, 0], np.arange(len(order))
         self.united = np.where(mates[mates] == groups, np.minimum(mates, groups), groups)
-        self._sums = _sums(self._probes, labels)
 
     def ballot(self, client: int) -> list[tuple[int, NDArray[Any]]]:
         """Return the models that a client compares, each with the last `STAY` before it."""
         row = self._row[client]
-        group, is_lone, probe = self.labels[row], self._is_lone[row], self._probes[row]
+        group, probe = self.labels[row], self._probes[row]
         size = self._sizes[group]
 
         def without(total: NDArray[Any], count: int) -> NDArray[Any]:
@@ -96,7 +97,7 @@ class Recheck:
         if size > 1:
             for choice, parts in ((STAY, self.labels), (HALF, self.cells)):
                 members = parts == parts[row]
-                members[row] = is_lone
+                members[row] = self.is_lone[row]
                 found.append((choice, self._local[members].mean(axis=0)))
         stay, others = without(self._sums[group], size), []
         united = self.united == self.united[group]
@@ -130,7 +131,7 @@ class Recheck:
         """
         count, labels, cells = len(self._sizes), self.labels, self.cells
         answers = answers.copy()
-        together = ~self._is_lone  # a lone half speaks of itself only
+        together = ~self.is_lone  # a lone half speaks of itself only
         answers[0, together, HALF] = winsorised(answers[0, together, HALF])
         answers[0, :, UNITED] = winsorised(answers[0, :, UNITED])
 
@@ -171,12 +172,6 @@ def _score(answers: NDArray[np.float64], rows: NDArray[np.bool_], choice: int) -
     known = np.isfinite(gains) & np.isfinite(errors)
     scale = float(np.linalg.norm(errors[known]))
     return float(gains[known].sum()) / scale if scale > 0 else 0.0
-
-
-def _sums(vectors: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    sums = np.zeros((labels.max() + 1, vectors.shape[1]))
-    np.add.at(sums, labels, vectors)
-    return sums
 
 
 def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from logging import INFO
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.common import log
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ...maths.candidates import Candidates
 from ...maths.grouping import numbered
 from ...maths.pairs import PairwiseStore
-from ...maths.recheck import JOIN, STAY, Recheck
-from .source import FPFCState, Replies, RoundStart, Task
+from ...maths.recheck import HALF, JOIN, STAY, Recheck
+from .source import FPFCState, Replies, RoundStart
 from .stages import (
     FUSION_ROUNDS,
     HELD_OUT_LOSS,
@@ -74,6 +74,7 @@ class Judge(Everybody):
 
     epochs_factor = 0
     is_search = False
+    settings: ClassVar = {"in_full": True}
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Go on with the groups as they are where nobody has anything to compare."""
@@ -92,14 +93,6 @@ class Judge(Everybody):
         ballot = _recheck(search).ballot(client)
         return [model.astype(search.block.dtype) for _, model in ballot]
 
-    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
-        """Let clients compare on all their samples, unless their own model is among those."""
-        tasks = super().tasks(search, start)
-        for client, task in tasks.items():
-            if not _recheck(search).is_lone[client]:
-                task.settings["held_out"] = 0.0
-        return tasks
-
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Set groups by those who replied; a new one sets out from the mean of its probes."""
         recheck = _recheck(search)
@@ -108,14 +101,15 @@ class Judge(Everybody):
             if (reply := replies.get(client)) is None:
                 continue
             ballot, base = recheck.ballot(client), 0
-            losses = reported(reply, HELD_OUT_LOSS, len(ballot))
-            if np.isnan(losses).all() and not recheck.is_lone[client]:
-                losses = reported(reply, TRAINING_LOSS, len(ballot))
-            errors = loss_errors(reply, len(ballot))
+            said = {
+                name: (reported(reply, name, len(ballot)), loss_errors(reply, name, len(ballot)))
+                for name in (HELD_OUT_LOSS, TRAINING_LOSS)
+            }
             for k, (choice, _) in enumerate(ballot):
-                if choice == STAY:
-                    base = k
-                else:
+                base = k if choice == STAY else base
+                own_is_among = recheck.is_lone[row] if choice == HALF else recheck.is_alone[row]
+                losses, errors = said[HELD_OUT_LOSS if own_is_among else TRAINING_LOSS]
+                if choice != STAY:
                     answers[:, row, choice] = losses[base] - losses[k], errors[base, k]
         new = recheck.decide(answers)
         search.rechecks, search.rechecked = search.rechecks + 1, server_round

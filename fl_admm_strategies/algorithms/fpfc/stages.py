@@ -33,6 +33,7 @@ from ...maths.grouping import (
 from ...maths.pairs import Groups, PairwiseStore
 from ...maths.recheck import Recheck
 from ...runtime.messages.records import Reply
+from ...runtime.trust.means import MOST
 from .source import (
     NO_FUSION,
     FPFCState,
@@ -61,8 +62,9 @@ MARGIN = 0.6  # of the distance of two groups: as with rho = 0.8 and more
 HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
 """What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
 
-LOSS_ERROR = "loss-error"
-"""Likewise, followed by ``-J-K``: the standard error of the difference of two of the losses."""
+ERROR = "error"
+"""With the name of a loss before it and ``-J-K`` behind: the standard error of the difference of
+two of them."""
 
 OPTIMISM, NO_VOTE = "optimism", "held-out-none"
 """What a client that holds nothing out reports with its probe: how much too low its training loss
@@ -149,12 +151,16 @@ class Search:
         return np.array([self.groups.get(client, -1) for client in client_ids], np.int64)
 
     def weights(self, clients: ClientTable) -> NDArray[np.float64]:
-        """Return how much every client counts in its group: n_i over the group's mean."""
+        """Return how much every client counts in its group: n_i over the group's mean.
+
+        Of n_i no more counts than `MOST` times the group's median.
+        """
         examples, groups = clients.column("num_examples"), self.groups_of(clients.ids)
         weights = np.ones(len(groups))
         for group in np.unique(groups[(groups >= 0) & (examples > 0)]):
             rows = (groups == group) & (examples > 0)
-            weights[rows] = examples[rows] / examples[rows].mean()
+            counted = np.minimum(examples[rows], MOST * np.median(examples[rows]))
+            weights[rows] = counted / counted.mean()
         return weights
 
     def renew_lambda(self, state: FPFCState) -> None:
@@ -467,10 +473,11 @@ class Score(Everybody):
                 reported(reply, name, len(columns))
                 for name in (HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM)
             )
+            errors = loss_errors(reply, HELD_OUT_LOSS, len(columns))
             if client in search.optimism:
+                errors = loss_errors(reply, TRAINING_LOSS, len(columns))
                 optimism = float(search.optimism[client][0])
                 held_out = corrected(training, optimism, sizes[place], reply.num_examples)
-            errors = loss_errors(reply, len(columns))
             search.scores[client] = np.vstack([held_out, norms, errors])
 
     def _start_of(self, search: Search, client_ids: Sequence[int]) -> NDArray[Any]:
@@ -633,9 +640,9 @@ def reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def loss_errors(reply: Reply, count: int) -> NDArray[np.float64]:
+def loss_errors(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
     """Return the standard errors of a client's differences of loss; NaN where it says nothing."""
     errors = np.full((count, count), np.nan)
     for j, k in combinations(range(count), 2):
-        errors[j, k] = errors[k, j] = reply.metrics.get(f"{LOSS_ERROR}-{j}-{k}", np.nan)
+        errors[j, k] = errors[k, j] = reply.metrics.get(f"{name}-{ERROR}-{j}-{k}", np.nan)
     return errors
