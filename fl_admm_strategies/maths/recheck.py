@@ -131,9 +131,12 @@ class Recheck:
         """
         count, labels, cells = len(self._sizes), self.labels, self.cells
         answers = answers.copy()
-        together = ~self.is_lone  # a lone half speaks of itself only
-        answers[0, together, HALF] = winsorised(answers[0, together, HALF])
-        answers[0, :, UNITED] = winsorised(answers[0, :, UNITED])
+        # One client is not to decide for others; a lone half speaks of itself only.
+        for choice, speak in ((HALF, ~self.is_lone), (UNITED, np.ones_like(self.is_lone))):
+            gains, errors = answers[:, speak, choice]
+            if np.isfinite(gains).any():
+                least = np.nanmedian(errors) / 2
+                answers[:, speak, choice] = winsorised(gains), np.maximum(errors, least)
 
         changes = np.zeros(count, dtype=np.bool_)
         for pair in np.unique(self.united):

@@ -56,7 +56,7 @@ class FoundGroups:
     last_round : int
         The last round of the search.
     labels : dict of int to int
-        The settled group of every client that has one.
+        The settled group of every client that took part in the search.
     num_groups : ndarray of shape (K,)
         Of every grouping that was tried.
     losses : ndarray of shape (K,)
@@ -202,7 +202,8 @@ class GroupSearch(PenaltySource):
         """Return the `FoundGroups`, once there are any."""
         if self.is_searching:
             return {}
-        found, groups = self.found, self.found.groups
+        found = self.found
+        groups = {c: found.groups[c] for c in found.candidates.labels}
         counts, losses, against = found.table
         return {
             "search": FoundGroups(

@@ -462,7 +462,7 @@ def test_a_lost_probe_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> No
 def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     spoil = {PROBE + k: without(3) for k in range(PROBE_ROUNDS)}
     strategy, grid = auto(fraction_train=1.0), WatchedGrid(app(), NUM_CLIENTS, spoil=spoil)
-    end = SCORE + PROBE_ROUNDS - 1
+    end = JUDGE + PROBE_ROUNDS - 1
     run(strategy, end + 40, grid)
     assert warnings_in(caplog.records, "clients [3]", "3 rounds")
     for server_round in range(PROBE + PROBE_ROUNDS, end + 1):
@@ -479,7 +479,7 @@ def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "server_round",
-    [*map(slow, (CONSENSUS, TRIAL, REFIT, REFIT + 3, SCORE, FUSION)), JOIN],
+    [*map(slow, (CONSENSUS, TRIAL, REFIT, REFIT + 3, SCORE, REPROBE, JUDGE, FUSION)), JOIN],
 )
 def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None:
     grid = WatchedGrid(app(), NUM_CLIENTS)
@@ -493,7 +493,7 @@ def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None
     assert found is not None
     assert expected is not None
     assert found.last_round == SCORE
-    if server_round not in (TRIAL, FUSION):  # the trial is for the choice only
+    if server_round not in (TRIAL, REPROBE, JUDGE, FUSION):  # the trial is for the choice only
         assert not np.array_equal(found.losses, expected.losses)
 
 
@@ -524,7 +524,9 @@ def test_a_score_that_is_not_finite_is_no_score() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", [*map(slow, (PROBE, TRIAL, REFIT, SCORE, FUSION)), JOIN])
+@pytest.mark.parametrize(
+    "when", [*map(slow, (PROBE, TRIAL, REFIT, SCORE, REPROBE, JUDGE, FUSION)), JOIN]
+)
 def test_clients_join_and_leave_in_every_stage(when: int) -> None:
     # Client 7, of the first group, comes in a stage; 4 leaves then for good.
     partitions = (*range(NUM_CLIENTS), 6)
@@ -545,7 +547,7 @@ def test_clients_join_and_leave_in_every_stage(when: int) -> None:
     [
         *map(slow, (CONSENSUS, PROBE, JOIN, REFIT + 2)),
         TRIAL,
-        *map(slow, (SCORE - 1, SCORE, FUSION)),
+        *map(slow, (SCORE - 1, SCORE, REPROBE, JUDGE, FUSION)),
     ],
 )
 def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_path: Path) -> None:
