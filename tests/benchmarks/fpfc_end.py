@@ -627,7 +627,11 @@ def main() -> None:
         grouped = FAMILIES[name].data(seed).true_clusters is not None
         if is_done or (method in ("IFCA", "oracle") and not grouped):
             continue
-        rows, is_new = run(name, seed, method, given.last), not given.csv.exists()
+        try:
+            rows, is_new = run(name, seed, method, given.last), not given.csv.exists()
+        except RuntimeError as error:  # no cell: it is run again the next time
+            print(f"{name}, seed {seed}, {method}: FAILED, {error}", flush=True)
+            continue
         with given.csv.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, FIELDS)
             if is_new:
