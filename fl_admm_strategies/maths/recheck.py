@@ -132,11 +132,13 @@ class Recheck:
         count, labels, cells = len(self._sizes), self.labels, self.cells
         answers = answers.copy()
         # One client is not to decide for others; a lone half speaks of itself only.
-        for choice, speak in ((HALF, ~self.is_lone), (UNITED, np.ones_like(self.is_lone))):
-            gains, errors = answers[:, speak, choice]
-            if np.isfinite(gains).any():
-                least = np.nanmedian(errors) / 2
-                answers[:, speak, choice] = winsorised(gains), np.maximum(errors, least)
+        for choice, among in ((HALF, labels), (UNITED, self.united[labels])):
+            for group in np.unique(among):
+                rows = (among == group) & ~(self.is_lone & (choice == HALF))
+                gains, errors = answers[:, rows, choice]
+                if np.isfinite(gains).any():
+                    least = np.nanmedian(errors) / 2
+                    answers[:, rows, choice] = winsorised(gains), np.maximum(errors, least)
 
         changes = np.zeros(count, dtype=np.bool_)
         for pair in np.unique(self.united):
