@@ -18,7 +18,11 @@ from fl_admm_strategies.algorithms.fpfc.stages import (
     OPTIMISM,
     TRAINING_LOSS,
 )
-from fl_admm_strategies.algorithms.fpfc.types import FPFCEvaluation, FPFCInstruction
+from fl_admm_strategies.algorithms.fpfc.types import (
+    FPFCEvaluation,
+    FPFCInstruction,
+    FPFCQuestion,
+)
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.data.batches import Loader
@@ -32,7 +36,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
     """Client of `FPFC`: T_i epochs of (5) from its own last iterate.
 
     The clustered block omega_i is pulled towards the server's zeta_i; arrays that are not clustered
-    start from the server's and are trained without a proximal term (section 6.1).
+    start from the server's and are trained without a proximal term (section 6.1). Without a pull
+    it starts at the anchor: a group's model, say.
 
     Parameters
     ----------
@@ -66,7 +71,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         names = self._clustered(asked.clustered)
         anchor = {name: asked.anchor[name] for name in names}
         term = ProximalTerm(asked.rho, to_tensors(anchor, self.device))
-        self.load_block(to_tensors(asked.start or self.memory.require(config), self.device))
+        start = asked.start or (self.memory.require(config) if asked.rho else anchor)
+        self.load_block(to_tensors(start, self.device))
         moving = names if asked.others_fixed else None
         kept, held_out = self._split_in_search(asked)
         objective = LocalObjective([term], moving=moving)
@@ -81,11 +87,19 @@ class FPFCClient(TorchClient[FPFCInstruction]):
     def answer_handshake(self, parameters: list[NDArray[Any]], config: Scalars) -> Reply:
         """See to it that there are samples to validate on, and that the metric is known.
 
+        A client that is new after the run returns its loss under the model of every group.
+
         Raises
         ------
         ValueError
             If not.
         """
+        if "num-groups" in config:
+            asked, losses = FPFCQuestion.decode(parameters, config), Scalars()
+            for k in range(asked.num_groups):
+                self.load(under(f"{k}/", asked.models))
+                losses[f"{TRAINING_LOSS}-{k}"] = self._loss()
+            return [], self.train_size(), losses
         _, held_out = self._split(float(config["held_out"]), int(config["held_out_seed"]))
         if replace(self.train_problem, loader=held_out).num_examples() == 0:
             raise ValueError(

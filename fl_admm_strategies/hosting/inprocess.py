@@ -34,6 +34,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from ..maths.checks import check_count
 from ..runtime.common.interrupts import Interrupted, interruptible
+from ..runtime.messages.identity import IN_PROCESS
 from ..runtime.messages.records import describe, printable
 from .workers import Worker, WorkerDiedError, pack_job
 
@@ -548,7 +549,11 @@ def _reply_of(
     client_app: ClientAppLike, message: Message, context: Context
 ) -> tuple[Message, Context]:
     message_id, run_config = message.metadata.message_id, dict(context.run_config)
-    reply = client_app(message, context)
+    before = IN_PROCESS.set(True)
+    try:
+        reply = client_app(message, context)
+    finally:
+        IN_PROCESS.reset(before)
     if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != message_id:
         raise TypeError(
             "the ClientApp must return Message(content, reply_to=message) for the message it "

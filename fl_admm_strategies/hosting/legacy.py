@@ -71,6 +71,9 @@ class LegacyStrategy(Strategy):
         round is the last, so choose a divisor of the number of rounds to evaluate the final models.
     evaluate_fn : callable, optional
         ``evaluate_fn(server_round, arrays, config)`` for the global model, as in Flower's `FedAvg`.
+    num_rounds : int, optional
+        How many there are, for methods whose last rounds differ (`FPFC` without a lambda): the
+        legacy API does not tell a strategy that either.
     checkpoint_dir, checkpoint_every, checkpoint_keep, resume
         As in `StatefulStrategy.start`. Flower counts its rounds from 1 in a resumed run as well:
         those before the checkpoint pass without asking anybody, and are missing in its `History`;
@@ -93,6 +96,7 @@ class LegacyStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_every: int = 1,
         evaluate_fn: EvaluateFn | None = None,
+        num_rounds: int | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
         checkpoint_keep: int = 3,
@@ -115,6 +119,7 @@ class LegacyStrategy(Strategy):
         check_user_settings(strategy, self.train_config, self.evaluate_config)
         self.evaluate_every = evaluate_every
         self.evaluate_fn = evaluate_fn
+        self.num_rounds = num_rounds
         self.checkpoint_dir = checkpoint_dir
         self.checkpoint_every = checkpoint_every
         self.checkpoint_keep = checkpoint_keep
@@ -152,6 +157,7 @@ class LegacyStrategy(Strategy):
             self.train_config,
         )
         self._nodes.has_begun = True
+        self.strategy.run.num_rounds = self.num_rounds
         self._first_round = self.strategy.last_round + 1
         self.strategy.run.handshake(self._exchange, self.train_config)
         unreported = self.strategy.run.resume.has_unreported

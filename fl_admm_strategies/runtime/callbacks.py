@@ -82,8 +82,9 @@ class Callbacks:
         """Ask the stop rule."""
         if self._stop is None:
             return False
+        held = self._run.for_decisions(server_round, metrics)
         with saving_if_it_raises(self._run, "stop", server_round):
-            return self._stop(server_round, metrics)
+            return self._stop(server_round, held)
 
     def report(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Say that a round is complete."""

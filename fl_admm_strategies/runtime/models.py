@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,12 +21,15 @@ from .algorithm import Algorithm, OnClient
 from .messages.records import COLLECT, ClientInstruction, ClientReply, RawReply, from_array_record
 from .messages.stamp import made_by
 from .run import Run
-from .saving.files import make_folder, read_arrays, write_arrays
+from .saving.files import DamagedFileError, make_folder, read_arrays, replacing, write_arrays
 
 FOLDER = "models"
 """Of the models in a results folder."""
 
-_FILE = re.compile(r"(?P<kind>global|client|cluster)(?:-(?P<number>-?\d+))?\.safetensors")
+MANIFEST = "models.json"
+"""What is in a folder of models: whose each file is, and its hash."""
+
+_NAME = re.compile(r"(global|client|cluster)(?:-([0-9]{1,20}))?")
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,20 +79,35 @@ class Models:
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write every model to ``NAME.safetensors`` in a folder; return the files.
 
-        Models of the same names that are there are replaced.
+        Beside them `MANIFEST` says which they are, so that no file passes for another. Models of
+        the same names that are there are replaced.
         """
         path = Path(folder)
         make_folder(path)
-        written = []
+        written, hashes = [], {}
         for name, arrays in self.named().items():
-            kind, _, number = name.partition("-")
-            metadata = {"method": self.method, "absent": self.absent}
-            if kind == "cluster":
-                members = [c for c, label in self.cluster_of.items() if label == int(number)]
-                metadata["clients"] = json.dumps(members)
-            written.append(path / f"{name}.safetensors")
-            write_arrays(written[-1], arrays, metadata)
+            written.append(_file(path, name))
+            write_arrays(written[-1], arrays, {"method": self.method})
+            hashes[name] = _hash(written[-1])
+        manifest = {
+            "method": self.method,
+            "absent": self.absent,
+            "models": hashes,
+            "cluster-of": self.cluster_of,
+        }
+        content = json.dumps(manifest, indent=1).encode()
+        with replacing(path / MANIFEST, len(content)) as part:
+            part.write_bytes(content)
         return written
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.safetensors"
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def load_models(folder: str | os.PathLike[str]) -> Models:
@@ -99,33 +118,52 @@ def load_models(folder: str | os.PathLike[str]) -> Models:
     FileNotFoundError
         If there are none.
     DamagedFileError
-        If a file is not as it was written.
+        If a file is missing, is another model's, or is not as it was written.
     """
     path = Path(folder)
     path = path / FOLDER if (path / FOLDER).is_dir() else path
-    files = {p: found for p in sorted(path.glob("*")) if (found := _FILE.fullmatch(p.name))}
-    if not files:
+    try:
+        content = (path / MANIFEST).read_bytes()
+    except FileNotFoundError:
         raise FileNotFoundError(
-            f"There are no models in {path}, expected files such as client-3.safetensors. Give the "
-            "folder of Models.save, or that of a run's results."
-        )
+            f"There are no models in {path}, expected {MANIFEST} and the files that it lists. Give "
+            "the folder of Models.save, or that of a run's results."
+        ) from None
+    try:
+        manifest = json.loads(content)
+        names = {name: _NAME.fullmatch(name) for name in manifest["models"]}
+        hashes = {name: str(manifest["models"][name]) for name in names}
+        numbers = {name: (found[1], int(found[2] or 0)) for name, found in names.items() if found}
+        cluster_of = {int(client): int(k) for client, k in manifest["cluster-of"].items()}
+        method, absent = str(manifest["method"]), str(manifest["absent"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedFileError(f"{path / MANIFEST} cannot be read: {error!r}") from error
     parts: dict[str, dict[int, Arrays]] = {"global": {}, "cluster": {}, "client": {}}
-    cluster_of: dict[int, int] = {}
-    metadata: dict[str, str] = {}
-    for file, found in files.items():
-        arrays, metadata = read_arrays(file)
-        number = int(found["number"] or 0)
-        parts[found["kind"]][number] = arrays
-        if found["kind"] == "cluster":
-            cluster_of |= dict.fromkeys(json.loads(metadata["clients"]), number)
+    for name, (kind, number) in numbers.items():
+        file = _file(path, name)
+        parts[kind][number] = _read_model(file, hashes[name])
     return Models(
-        metadata["method"],
+        method,
         parts["global"].get(0),
         dict(sorted(parts["client"].items())),
         dict(sorted(parts["cluster"].items())),
         dict(sorted(cluster_of.items())),
-        metadata["absent"],
+        absent,
     )
+
+
+def _read_model(file: Path, expected: str) -> Arrays:
+    """Return a model, if its file is the one that the manifest lists."""
+    try:
+        found = _hash(file)
+    except OSError as error:
+        raise DamagedFileError(f"{file} cannot be read: {error.strerror}") from error
+    if found != expected:
+        raise DamagedFileError(
+            f"{file} is not the model that {MANIFEST} lists under this name: it was replaced, "
+            "renamed or damaged. Save the models again, or put the file back."
+        )
+    return read_arrays(file)[0]
 
 
 def model_here(algorithm: Algorithm, kind: str, client_id: int) -> Arrays:

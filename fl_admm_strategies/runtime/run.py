@@ -37,8 +37,9 @@ from .saving.underway import UNDERWAY, Underway, read
 from .trust.bound import Bound
 from .trust.guard import Guard, is_finite
 from .trust.health import Health
-from .trust.intake import Intake, weighted_means
+from .trust.intake import Intake
 from .trust.layout import Layout
+from .trust.means import weighted_means, without_extremes
 
 Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
 """Sends instructions of a kind to their clients and returns what came back."""
@@ -64,6 +65,8 @@ class Run:
         How the initial arrays travel.
     last_round : int
         The last round whose replies were taken in; 0 before the first.
+    num_rounds : int or None
+        The round that the run is to end with; None where the caller brings a loop of its own.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Run:
         self.guard, self.layout, self.underway = Guard(), Layout(), Underway()
         self.outgoing = Outgoing(algorithm, membership, sampling, self.resume, intake)
         self.last_round = 0
+        self.num_rounds: int | None = None
         self._has_rows = False  # whether the initial clients are in the state
 
     @property
@@ -160,7 +164,7 @@ class Run:
         self.guard.begin()
         self.health.begin()
         self.underway.begin()
-        self.last_round, self._has_rows = 0, False
+        self.last_round, self.num_rounds, self._has_rows = 0, None, False
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
             layout.ask(complete, exchange, self.intake, self.membership.ids)
@@ -419,6 +423,22 @@ class Run:
         means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted))
         self.record.evaluated(server_round, means)
         return means
+
+    def for_decisions(self, server_round: int, metrics: Mapping[str, float]) -> Metrics:
+        """Return the metrics of a round as a rule that ends a run gets them.
+
+        The means are over what clients report `without_extremes`, so that one client cannot end it.
+        """
+        found = dict(metrics)
+        trained = self.record.train_metrics.get(server_round, {})
+        plain, robust = map(self.intake.means_of, (trained, without_extremes(trained)))
+        for name, mean in plain.items():
+            if found.get(f"train-{name}") == mean:  # else the server has measured it itself
+                found[f"train-{name}"] = robust[name]
+        if evaluated := self.record.evaluate_metrics.get(server_round, {}):
+            held = without_extremes(evaluated)
+            found |= self.algorithm.evaluation_metrics(held, self.intake.means_of(held))
+        return found
 
     def _on_state_lost(self, server_round: int, lost: Sequence[int]) -> None:
         if not lost:

@@ -291,9 +291,11 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         stop : callable, optional
             ``stop(server_round, metrics) -> bool``, called after every round with the round's
             aggregated metrics: those of the evaluation, and as ``train-NAME`` those of the
-            training. True ends the run. A resumed run asks it about the rounds before as well, so
-            that a rule that counts goes on counting. One that compares rounds starts anew where
-            ``strategy.membership.version`` has changed: clients have joined or left.
+            training. In their means the largest and the smallest tenth of the clients' values, at
+            least one each, are set to the next (of three clients or more), so that no single client
+            can end the run. True ends the run. A resumed run asks it about the rounds before as
+            well, so that a rule that counts goes on counting. One that compares rounds starts anew
+            where ``strategy.membership.version`` has changed: clients have joined or left.
         on_round : callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
             metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it. It comes
@@ -314,7 +316,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             start anew. Algorithm, model, clients and seed must be those of the checkpoint; other
             settings may differ, which is logged. `num_rounds` counts from the first start.
         collect : bool (default: False)
-            After the last round, ask for personal models that stay with their clients: `models`.
+            After the last round, ask for personal models that stay with their clients: `models`. In
+            a deployment a client gives its own if its app is ``client_app(..., may_collect=True)``.
 
         Returns
         -------
@@ -353,6 +356,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         )
         exchange = partial(self._link.exchange, grid, timeout)
         self._begin(grid, arrays, exchange, train_config)
+        run.num_rounds = num_rounds
         run.handshake(exchange, train_config)
 
         def evaluate(server_round: int) -> Metrics:

@@ -12,7 +12,7 @@ from errno import EACCES
 from pathlib import Path
 from typing import Any, TextIO
 
-from fl_admm_strategies.runtime.saving.files import lock_folder
+from fl_admm_strategies.runtime.saving.files import lock_folder, make_folder, private
 
 from ..experiments.loading import changed_settings, load_settings
 from ..reports import write_metrics_line
@@ -80,7 +80,7 @@ def _folder(wanted: Path, settings: Settings, resume: bool) -> Path:
             "--set and --seed that it was started with, or give another --out, or leave "
             "--resume out to start a new run."
         )
-    wanted.mkdir(parents=True, exist_ok=True)
+    make_folder(wanted)
     if not os.access(wanted, os.W_OK):
         raise PermissionError(EACCES, os.strerror(EACCES))
     if resume:
@@ -93,8 +93,9 @@ def _new_folder(name: str) -> Path:
     stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     for suffix in ("", *(f"-{count}" for count in range(2, 1000))):
         folder = Path("runs") / f"{stamp}{suffix}"
+        make_folder(folder.parent)
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir(0o700)
         except FileExistsError:
             continue
         return folder
@@ -126,7 +127,7 @@ class Rounds:
         self._kept: float | None = None  # seconds of the lines that stay, once a round is reported
 
     def __enter__(self) -> Rounds:
-        self._file: TextIO = self._path.open("a", encoding="utf-8")
+        self._file: TextIO = open(self._path, "a", encoding="utf-8", opener=private)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -53,7 +53,11 @@ def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScore
         return {}, Report()
     console.print(f"{problem.num_clients} new clients, each by itself ...", highlight=False)
     rounds = settings.newcomers.num_rounds
-    strategy = run.strategy.newcomers(min_available_nodes=problem.num_clients, seed=settings.seed)
+    strategy = run.strategy.newcomers(
+        published=settings.newcomers.published,
+        min_available_nodes=problem.num_clients,
+        seed=settings.seed,
+    )
     federation, arrays = replace(run.federation, problem=problem), run.strategy.global_arrays
     joined = run_here(federation, strategy, arrays, num_rounds=rounds, evaluate_every=rounds).last
     federation = _local(problem)

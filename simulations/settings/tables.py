@@ -104,6 +104,8 @@ class NewcomerSettings(Section):
     """Share of the clients, of every true cluster where these are known."""
     num_rounds: int = Field(default=50, ge=1)
     """Rounds in which each trains and is sent its anchor."""
+    published: bool = False
+    """The paper's procedure; by default they begin at the model of the group that suits them."""
 
 
 class PublishedRow(Section):
@@ -174,6 +176,9 @@ def setting_of(settings: Settings) -> str:
         parts += [f"attack.{part}" for part in _given(settings.attack)]
     if settings.newcomers is not None:
         parts.append(f"newcomers.share={settings.newcomers.share:g}")
+        parts += [
+            f"newcomers.{part}" for part in _given(settings.newcomers, ("share", "num_rounds"))
+        ]
     return ", ".join([*parts, f"seed={settings.seed}"])
 
 

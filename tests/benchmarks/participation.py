@@ -1,21 +1,27 @@
 """Accuracy, rounds and megabytes to a target, where all clients, three tenths or a tenth take part.
 
-Run with `python -m tests.benchmarks.participation` in the repository (long), or name problems and
+Run with `python -m tests.benchmarks.participation` in the repository (hours), or name problems and
 methods: `python -m tests.benchmarks.participation digits-alike FedAvg FedADMM --seeds 3`. For one
-seed all methods have the same data, initial model, clients and batches. Prints a markdown table for
-each problem: mean and standard deviation over the seeds. Files of data are read from $FL_ADMM_DATA.
+seed all methods have the same data, initial model, clients and batches. Every round of every run
+becomes a line of `--out`/PROBLEM.csv; a run that stands there already is not repeated, so that an
+interrupted command goes on. Delete the file after a change that moves the numbers. Then a markdown
+table is printed for each problem: mean and standard deviation over the seeds. Files of data are
+read from $FL_ADMM_DATA.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import logging
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from statistics import mean, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import ArrayRecord, Context
@@ -103,14 +109,14 @@ PROBLEMS = {
     "mnist-dirichlet": Problem(
         "mnist", {**SKEWS["dirichlet"], "beta": 0.3, "samples": 2000}, MLP, "^fc3", 80
     ),
-    "har": Problem("uci-har", {}, partial(build, "mlp"), "^fc3", 80, lr=0.05, local_epochs=1),
+    "har": Problem("uci-har", {}, MLP, "^fc3", 75, looks=(8, 24, 48), lr=0.05, local_epochs=1),
     "resnet": Problem(
         "cifar10",
-        {**SKEWS["alike"], "clients": 5, "samples": 500},
+        {**SKEWS["alike"], "clients": 5, "samples": 2000},
         resnet,
         "^fc",
         30,
-        looks=(3, 5),
+        looks=(4, 7, 10),
         lr=0.05,
         local_epochs=1,
         batch_size=32,
@@ -118,20 +124,37 @@ PROBLEMS = {
 }
 
 
+class Line(NamedTuple):
+    """One kind of model after one round of one run."""
+
+    participation: float
+    method: str
+    seed: int
+    round: int
+    kind: str
+    accuracy: float
+    """In percent, over the test samples of all clients."""
+    megabytes: float
+    """Sent so far, up and down."""
+
+    @classmethod
+    def read(cls, fields: Sequence[str]) -> Line:
+        """Return a line of a CSV file."""
+        types = (float, str, int, int, str, float, float)
+        return cls(*(kind(field) for kind, field in zip(types, fields, strict=True)))
+
+
 @dataclass(frozen=True)
 class Method:
-    """A strategy with its settings, its client, and the kind of model that is looked at."""
+    """A strategy with its settings and its client."""
 
     strategy: str
     settings: dict[str, Any] = field(default_factory=dict)
-    kind: str = "global"
     client: str = ""
     all_train: bool = False
 
-    def run(
-        self, problem: Problem, participation: float, seed: int
-    ) -> tuple[list[float], list[float]]:
-        """Return accuracy in percent, and megabytes sent so far, after each round."""
+    def run(self, name: str, problem: Problem, participation: float, seed: int) -> list[Line]:
+        """Return what every round of a run gave, under the method's `name`."""
         data = load(problem.data, seed, None, **problem.options)
         client_class = getattr(clients, self.client or f"{self.strategy}Client")
 
@@ -146,70 +169,135 @@ class Method:
                 metrics={"accuracy": accuracy},
             )
 
-        kind = getattr(library, self.strategy)
         settings = {"lr": problem.lr, "local_epochs": problem.local_epochs, **self.settings}
-        first = [problem.personal] if self.strategy in ("FedAPM", "FedAlt") else []
+        first = [problem.personal] if self.strategy in ("FedAPM", "FedAlt", "FedSim") else []
         share = 1.0 if self.all_train else participation
-        strategy = kind(*first, fraction_train=share, seed=seed, **settings)
+        strategy = getattr(library, self.strategy)(
+            *first, fraction_train=share, seed=seed, **settings
+        )
         start = ArrayRecord(initialise(problem.model(data), seed).state_dict())
         m, rounds = len(data.clients), problem.looks[-1]
         with InProcessGrid(client_app(client_fn, num_clients=m), 1) as grid:
             result = strategy.start(grid, start, num_rounds=rounds, evaluate_every=1)
-        looks = result.evaluate_metrics_clientapp
-        scores = [100 * float(looks[r][f"{self.kind}-accuracy"]) for r in range(1, rounds + 1)]
-        sent, total = [], 0.0
-        for server_round in range(1, rounds + 1):
-            traffic = strategy.traffic.get(server_round)
-            total += 0.0 if traffic is None else (traffic.down + traffic.up) / 1e6
-            sent.append(total)
-        return scores, sent
+        lines, sent = [], 0.0
+        for number in range(1, rounds + 1):
+            traffic = strategy.traffic.get(number)
+            sent += 0.0 if traffic is None else (traffic.down + traffic.up) / 1e6
+            found = result.evaluate_metrics_clientapp[number]
+            lines += [
+                Line(participation, name, seed, number, kind, 100 * float(found[score]), sent)
+                for kind in strategy.kinds
+                if (score := f"{kind}-accuracy") in found
+            ]
+        return lines
 
 
 METHODS = {
-    "Local, all train": Method("Local", kind="personal", all_train=True),
-    "Local": Method("Local", kind="personal"),
+    "Local, all train": Method("Local", all_train=True),
+    "Local": Method("Local"),
     "FedAvg": Method("FedAvg", client="SGDClient"),
     "FedProx": Method("FedProx"),
     "SCAFFOLD": Method("SCAFFOLD"),
+    "SCAFFOLD, lr 0.05": Method("SCAFFOLD", {"lr": 0.05}),
+    "SCAFFOLD, lr 0.02": Method("SCAFFOLD", {"lr": 0.02}),
+    "FedDyn": Method("FedDyn"),
     "FedADMM": Method("FedADMM"),
+    "FedADMM, by size": Method("FedADMM", {"weights": "size"}),
     "FedADMM, published": Method("FedADMM", {"published": True}),
-    "FedAPM": Method("FedAPM", kind="personal"),
-    "FedAPM, published": Method("FedAPM", {"published": True}, kind="personal"),
-    "FLAME": Method("FLAME", kind="personal"),
-    "FLAME, published": Method("FLAME", {"published": True}, kind="personal"),
-    "Ditto": Method("Ditto", kind="personal"),
-    "FedAlt": Method("FedAlt", kind="personal"),
-    "pFedMe": Method("PFedMeMatched", kind="personal"),
-    "LpProjADMM": Method("LpProjADMM", kind="personal"),
+    "FedAPM": Method("FedAPM"),
+    "FedAPM, published": Method("FedAPM", {"published": True}),
+    "FLAME": Method("FLAME"),
+    "FLAME, published": Method("FLAME", {"published": True}),
+    "Ditto": Method("Ditto"),
+    "FedAlt": Method("FedAlt"),
+    "FedSim": Method("FedSim"),
+    "pFedMe": Method("PFedMeMatched"),
+    "LpProjADMM": Method("LpProjADMM"),
 }
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
+class Runs:
+    """The runs of a problem, kept in a CSV file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lines: list[Line] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                self.lines = [Line.read(fields) for fields in list(csv.reader(file))[1:]]
+        self._finished = {(line.participation, line.method, line.seed) for line in self.lines}
+
+    def add(self, name: str, problem: Problem, participation: float, seed: int) -> None:
+        """Run a method, unless the file has this run, and write what it gave, all at once."""
+        if (participation, name, seed) in self._finished:
+            return
+        lines = METHODS[name].run(name, problem, participation, seed)
+        is_new = not self._path.exists()
+        with self._path.open("a", newline="") as file:
+            csv.writer(file).writerows([Line._fields, *lines] if is_new else lines)
+        self.lines += lines
+
+    def table(self, problem: Problem) -> list[str]:
+        """Return the lines of a markdown table: a row for each method and kind of model.
+
+        Columns for each participation: accuracies at the looks; rounds and megabytes to the target.
+        """
+        groups = defaultdict(list)
+        for line in self.lines:
+            groups[line.method, line.kind, line.participation].append(line)
+        shares = sorted({line.participation for line in self.lines}, reverse=True)
+        looks = ", ".join(map(str, problem.looks))
+        heads = [f"{share:g}: rounds {looks} | to {problem.target:g} %" for share in shares]
+        table = [
+            f"| method | seeds | {' | '.join(heads)} |",
+            "|---" * (2 + 2 * len(shares)) + "|",
+        ]
+        rows = dict.fromkeys((method, kind) for method, kind, _ in groups)
+        for method, kind in sorted(rows, key=lambda row: [*METHODS].index(row[0])):
+            found = [groups[method, kind, share] for share in shares]
+            seeds = dict.fromkeys(
+                str(len({line.seed for line in lines})) for lines in found if lines
+            )
+            title = method if kind == "global" else f"{method}: {kind}"
+            cells = [cell for lines in found for cell in row_cells(problem, lines)]
+            table.append(f"| {' | '.join([title, ', '.join(seeds), *cells])} |")
+        return table
+
+
+def spread(values: Sequence[float]) -> str:
     """Return mean and standard deviation."""
-    return f"{mean(values):.{digits}f} ± {pstdev(values):.{digits}f}"
+    return f"{mean(values):.1f} ± {pstdev(values):.1f}"
 
 
-def row(problem: Problem, method: Method, participation: float, seeds: range) -> list[str]:
-    """Return the cells of a method: accuracies, rounds and megabytes to the target."""
-    runs = [method.run(problem, participation, seed) for seed in seeds]
-    cells = [spread([scores[look - 1] for scores, _ in runs]) for look in problem.looks]
-    there = []
-    for scores, sent in runs:
-        hit = next((i for i, score in enumerate(scores) if score >= problem.target), None)
-        if hit is not None:
-            there.append((hit + 1, sent[hit]))
-    if len(there) < len(runs):
-        return [*cells, f"{len(there)} of {len(runs)} seeds", ""]
-    return [*cells, *(spread(values) for values in zip(*there, strict=True))]
+def row_cells(problem: Problem, lines: Sequence[Line]) -> list[str]:
+    """Return accuracies at the looks, and rounds and megabytes to the target."""
+    if not lines:
+        return ["", ""]
+    seeds = {line.seed for line in lines}
+    looks = ", ".join(
+        spread([line.accuracy for line in lines if line.round == look]) for look in problem.looks
+    )
+    hits = [
+        next(
+            (line for line in lines if line.seed == seed and line.accuracy >= problem.target), None
+        )
+        for seed in seeds
+    ]
+    there = [hit for hit in hits if hit is not None]
+    if len(there) < len(seeds):
+        return [looks, f"{len(there)} of {len(seeds)} seeds"]
+    megabytes = mean(hit.megabytes for hit in there)
+    return [looks, f"{spread([hit.round for hit in there])}; {megabytes:.3g} MB"]
 
 
 def main() -> None:
-    """Print the tables."""
+    """Run what is not there yet, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="problems and methods; without, all")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--participation", type=float, nargs="+", default=PARTICIPATIONS)
+    parser.add_argument("--out", type=Path, default=Path("runs/participation"))
     given = parser.parse_args()
     unknown = set(given.names) - PROBLEMS.keys() - METHODS.keys()
     if unknown:
@@ -217,18 +305,16 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    given.out.mkdir(parents=True, exist_ok=True)
     methods = [name for name in METHODS if name in given.names] or list(METHODS)
     for name in [name for name in PROBLEMS if name in given.names] or PROBLEMS:
-        problem = PROBLEMS[name]
-        looks = " | ".join(f"round {look}" for look in problem.looks)
-        to_target = f"rounds to {problem.target:.0f} % | MB to it"
-        print(f"\n{name}\n\n| participation | method | {looks} | {to_target} |")
-        print("|---" * (4 + len(problem.looks)) + "|")
-        for participation in given.participation:
-            for method in methods:
-                cells = row(problem, METHODS[method], participation, seeds)
-                print(f"| {participation} | {method} | {' | '.join(cells)} |", flush=True)
+        runs = Runs(given.out / f"{name}.csv")
+        for seed in range(given.first_seed, given.first_seed + given.seeds):
+            for participation in given.participation:
+                for method in methods:
+                    runs.add(method, PROBLEMS[name], participation, seed)
+        print(f"\n{name}\n")
+        print("\n".join(runs.table(PROBLEMS[name])), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file
 
 from clients import FPFCClient, LocalClient, client_app
@@ -106,5 +105,27 @@ def test_what_is_no_folder_of_models_is_refused(tmp_path: Path) -> None:
         load_models(tmp_path)
     (file,) = Models("M", {"w": np.ones(2)}, absent="none").save(tmp_path)
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DamagedFileError):
+    with refused(DamagedFileError, file):
         load_models(tmp_path)
+    file.unlink()
+    with refused(DamagedFileError, file):
+        load_models(tmp_path)
+    (tmp_path / "models.json").write_text('{"models": []')
+    with refused(DamagedFileError, tmp_path / "models.json"):
+        load_models(tmp_path)
+
+
+def test_a_model_is_not_taken_for_another_clients(tmp_path: Path) -> None:
+    models = Models("M", personal={1: {"w": np.ones(2)}, 2: {"w": np.zeros(2)}})
+    first, second = models.save(tmp_path)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    with refused(DamagedFileError, first):
+        load_models(tmp_path)
+
+
+def test_models_of_a_run_before_are_not_among_those_of_this_one(tmp_path: Path) -> None:
+    Models("M", personal={client: {"w": np.ones(2)} for client in range(3)}).save(tmp_path)
+    Models("M", personal={0: {"w": np.ones(2)}}).save(tmp_path)
+    assert list(load_models(tmp_path).personal) == [0]

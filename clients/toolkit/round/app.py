@@ -16,6 +16,7 @@ from fl_admm_strategies.maths.checks import check_choice, listing
 from fl_admm_strategies.runtime.common.collector import collector_paused
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 from fl_admm_strategies.runtime.messages import records as wire
+from fl_admm_strategies.runtime.messages.identity import is_simulated
 from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_instructions
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, describe
 
@@ -40,6 +41,7 @@ def client_app(
     *,
     num_clients: int | Callable[[Context], int] | None = None,
     cohort: Cohort | Callable[[Context], Cohort] = "auto",
+    may_collect: bool | Callable[[Context], bool] = False,
 ) -> ClientApp:
     """Make a `ClientApp` of the current API out of a `client_fn` of the legacy one.
 
@@ -59,6 +61,11 @@ def client_app(
         losses allow it (docs/scaling.md): equal to rounding, several times faster for small models.
         "auto" does so with 16 clients or more and models that gain by it. It takes `num_clients`.
         A callable gets the node's context.
+    may_collect : bool or callable (default: False)
+        Whether the server may fetch what its method leaves with a client, the personal model, as
+        ``start(collect=True)`` does. A callable gets the node's context, for the site to decide:
+        ``lambda context: bool(context.node_config.get("may-collect"))``. In a simulation the server
+        always may: there are no sites.
 
     Returns
     -------
@@ -100,8 +107,10 @@ def client_app(
 
     def handle(message: Message, context: Context, run: Run) -> Message:
         assert client_fn is not None
+        allowed = may_collect(context) if callable(may_collect) else may_collect
         if num_clients is None:
             instruction = _only_instruction(message)
+            _check_consent([instruction], allowed)
             with plain_errors():
                 return _reply(run(_numpy_client(client_fn(context)), instruction), message)
         clients, total = hosted(context)
@@ -114,6 +123,7 @@ def client_app(
                 f"{listing(clients)} of {total} clients. Server and nodes must be told the same "
                 "number of clients and nodes."
             )
+        _check_consent(asked.values(), allowed)
         labels = {clients[0] if label is None else label: label for label in asked}
         choice: Cohort = False
         if run is _fit:
@@ -151,7 +161,7 @@ def client_app(
     return app
 
 
-def answer(client: Any, message: Message) -> Message:
+def answer(client: Any, message: Message, *, may_collect: bool = False) -> Message:
     """Answer a train or evaluate message with a client, in a handler of one's own.
 
     Parameters
@@ -160,6 +170,8 @@ def answer(client: Any, message: Message) -> Message:
         Made with the handler's context.
     message : Message
         The handler's message, for one client.
+    may_collect : bool (default: False)
+        As in `client_app`.
 
     Returns
     -------
@@ -169,7 +181,7 @@ def answer(client: Any, message: Message) -> Message:
     Raises
     ------
     ValueError
-        If the message is packed for several clients.
+        If the message is packed for several clients, or asks for what the client may not give.
 
     Examples
     --------
@@ -184,8 +196,10 @@ def answer(client: Any, message: Message) -> Message:
         raise ValueError(f"The message is of type {kind!r}, expected 'train' or 'evaluate'.")
     run = _fit if kind == MessageType.TRAIN else _evaluate
     client = _numpy_client(client, "answer() was given")
+    instruction = _only_instruction(message)
+    _check_consent([instruction], may_collect)
     with plain_errors():
-        return _reply(run(client, _only_instruction(message)), message)
+        return _reply(run(client, instruction), message)
 
 
 def run_hosted(
@@ -276,6 +290,15 @@ def _together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
         else:
             replies |= _one_by_one(partial(_uploaded, result), {client_id: job})
     return replies
+
+
+def _check_consent(asked: Iterable[ClientInstruction], may_collect: bool) -> None:
+    """Raise ValueError if the server wants personal models that it may not have."""
+    if any(one.config.get(wire.COLLECT) for one in asked) and not (may_collect or is_simulated()):
+        raise ValueError(
+            "The server asks for the personal model, which its method leaves with the client, and "
+            "this site does not give it. If it is to: client_app(client_fn, may_collect=True)."
+        )
 
 
 def _only_instruction(message: Message) -> ClientInstruction:

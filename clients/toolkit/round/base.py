@@ -238,10 +238,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         self, upload: Mapping[str, NDArray[Any]], parameters: list[NDArray[Any]], config: Scalars
     ) -> list[NDArray[Any]]:
         """Return the arrays of an upload in the order in which the server wants them."""
-        if (wanted := config.get(UPLOAD)) is not None:
-            names = read_names(UPLOAD, wanted)
-        else:
-            names = list(next(iter(split_groups(parameters, config).values())))
+        names = self.wanted_names(parameters, config)
         if missing := [name for name in names if name not in upload]:
             upload = {**upload, **self.untrained(missing)}
         if missing := [name for name in names if name not in upload]:
@@ -251,6 +248,12 @@ class MethodClient(NumPyClient, Generic[Asked]):
             )
         travelling = {name: upload[name] for name in names}
         return list(reduced_upload(travelling, config, self.buffer_names()).values())
+
+    def wanted_names(self, parameters: list[NDArray[Any]], config: Scalars) -> list[str]:
+        """Return which arrays the server wants."""
+        if (wanted := config.get(UPLOAD)) is not None:
+            return read_names(UPLOAD, wanted)
+        return list(next(iter(split_groups(parameters, config).values())))
 
     def whole_change(
         self, change: Arrays, config: Scalars, *, first: bool

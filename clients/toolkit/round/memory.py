@@ -85,7 +85,8 @@ class FolderStore:
         """Return the rounds that it holds arrays of, sorted."""
         if not self._folder.is_dir():
             return []
-        names = [re.fullmatch(r"round-(\d+)\.safetensors", p.name) for p in self._folder.iterdir()]
+        files = [path for path in self._folder.iterdir() if path.is_file()]
+        names = [re.fullmatch(r"round-(\d+)\.safetensors", path.name) for path in files]
         return sorted(int(name[1]) for name in names if name)
 
     def read(self, server_round: int, run: str | None) -> Arrays | None:

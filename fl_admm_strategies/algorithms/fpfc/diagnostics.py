@@ -69,7 +69,7 @@ def diagnose(
 ) -> FPFCDiagnostics:
     """Return the diagnostics of a state; `metrics` are those of the last evaluation by client."""
     source, norms = state.source, state.pairs.theta_norms()
-    lam, labels = source.penalty.lam, source.labels(state.pairs)
+    lam, labels = source.penalty.lam, source.labels(state)
     stationarity = [m["stationarity"] for m in metrics.values() if "stationarity" in m]
     gradient_norms = [metrics.get(c, {}).get("cluster-gradient-norm") for c in state.clients.ids]
     return FPFCDiagnostics(

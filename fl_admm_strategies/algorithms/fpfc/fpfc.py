@@ -157,7 +157,9 @@ class FPFC(PenaltySetting):
         """
         source, members = self.state.source, self.membership
         connected = [c for c in members.ids if members.last_seen[c] >= server_round]
-        start = RoundStart(client_ids, connected, members, self.state.pairs)
+        ends = np.inf if self.run.num_rounds is None else self.run.num_rounds
+        left = ends - server_round + 1 if self.in_rounds else 0
+        start = RoundStart(client_ids, connected, members, self.state.pairs, server_round, left)
         count = server_round - source.offset
         return {
             client: FPFCInstruction(
@@ -194,10 +196,9 @@ class FPFC(PenaltySetting):
         """Take in the new omega_i, then theta and v of every pair with an active client."""
         state = self.state
         if state.source.upload_spec() is None:  # the uploads are models
-            state.pairs.penalty = state.source.penalty
-            active = [self.membership.row(client) for client in replies]
+            rows = [self.membership.row(client) for client in replies]
             omega = np.stack([self._block.vector(reply.arrays) for reply in replies.values()])
-            state.pairs.update(active, omega)  # (6), (A.3)
+            state.source.take_models(state, rows, omega, replies)
             state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
             for client, reply in replies.items():
                 state.clients[client].num_examples = reply.num_examples
@@ -221,7 +222,7 @@ class FPFC(PenaltySetting):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FPFCEvaluation]:
         """Send each client its own, its cluster's and the global model."""
-        pairs, labels = self.state.pairs, self.state.source.labels(self.state.pairs)
+        pairs, labels = self.state.pairs, self.state.source.labels(self.state)
         rows = [self.membership.row(client) for client in client_ids]
         alpha, everybody = self._cluster_models(labels), self.global_model()
         duals = pairs.mean_dual(rows) if self.report_diagnostics else [None] * len(rows)
@@ -246,7 +247,7 @@ class FPFC(PenaltySetting):
             return self._model(omega.mean(axis=0))
         if kind == "personal":
             return self._personal(omega[row], client_id)
-        labels = self.state.source.labels(self.state.pairs)
+        labels = self.state.source.labels(self.state)
         return self._cluster_models(labels)[int(labels[row])]
 
     def _personal(self, vector: NDArray[Any], client: int) -> Arrays:
@@ -275,7 +276,7 @@ class FPFC(PenaltySetting):
         if source.is_searching and not self._warned:
             self._warned = True
             log(WARNING, "%s", source.too_short(self.last_round))
-        return source.labels(self.state.pairs, nu)
+        return source.labels(self.state, nu)
 
     def cluster_arrays(self, nu: float | None = None) -> list[ArrayRecord]:
         """Return the model of every cluster: alpha_l = sum n_i omega_i / sum n_i over its clients.
@@ -294,7 +295,7 @@ class FPFC(PenaltySetting):
         """Return the strategy for new clients after this run, which change none of its models.
 
         ``start`` it on a grid of new clients, from `global_arrays`; one is enough, with
-        ``min_available_nodes=1``. `base` has the parameters of `SampledStrategy`.
+        ``min_available_nodes=1``. `base` has the parameters of `SampledStrategy`, and `published`.
         """
         return FPFCNewcomers(
             self.models(),

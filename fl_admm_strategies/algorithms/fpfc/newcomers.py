@@ -1,4 +1,4 @@
-"""New clients after a run of `FPFC`: each finds its group, and nobody's model changes for it.
+"""New clients after a run of `FPFC`: each says which group suits it, and trains from its model.
 
 Yu, Liu, Wang, Sun, "Clustered Federated Learning based on Nonconvex Pairwise Fusion",
 arXiv:2211.04218v3, section 6.4.2. See docs/methods/fpfc.md, "New clients after the run".
@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays, Block, Pattern, Spec, compile_pattern, spec_of
+from ...maths.blocks import Arrays, Block, Pattern, Spec, compile_pattern, prefixed, spec_of
 from ...maths.checks import Positive
-from ...maths.clienttable import ClientRow, ClientTable
+from ...maths.clienttable import ClientRow, ClientTable, Row
 from ...maths.pairs import algebra
 from ...maths.penalties import Penalty
 from ...maths.schedules import EpochSchedule, StepSize, epochs_in, rate_in
@@ -23,7 +23,8 @@ from ...runtime.messages.records import Reply
 from ...runtime.models import Models
 from ...runtime.sampled import SampledStrategy
 from ..shared.base import OwnBuffers
-from .types import KINDS, FPFCInstruction
+from .stages import TRAINING_LOSS, reported
+from .types import KINDS, FPFCInstruction, FPFCQuestion
 
 
 @dataclass
@@ -36,7 +37,8 @@ class FPFCNewcomersState:
         The models of the clients that the run had.
     clients : ClientTable
         Of every new client ``omega``, shape (d,); ``delta``, shape (m, d), and ``scale``, shape
-        (m,), of its pairs with these; ``buffers``, where the model has some.
+        (m,), of its pairs with these; ``group``, which it said suits it, or -1; ``buffers``, where
+        the model has some.
     """
 
     omega: NDArray[Any]
@@ -46,10 +48,13 @@ class FPFCNewcomersState:
 class FPFCNewcomers(SampledStrategy):
     """The new clients of section 6.4.2: they are the clients of this run, each independent.
 
-    A new client first trains on its own, without a pull. From its first upload on it has a pair
-    with every client that the earlier run had, theta_ij and v_ij as in (6) and (A.3), and is sent
-    zeta_i, the mean over these and itself. Their models stay as they are, and so do the arrays that
-    are not clustered; new clients know nothing of each other.
+    A new client measures the models of all groups on its training data. It begins at that of the
+    least loss, omega_i = alpha_l, with a pair with every client that the earlier run had,
+    theta_ij = omega_i - omega_j and v_ij = 0 as FPFC's own rounds begin. Then it trains: it is sent
+    zeta_i, the mean over these and itself, and its pairs follow (6) and (A.3). The models of the
+    earlier run stay as they are, and so do the arrays that are not clustered; new clients know
+    nothing of each other. The "cluster" model of a new client is its group's, as it was; the
+    "personal" one is what it made of it.
 
     Parameters
     ----------
@@ -60,7 +65,12 @@ class FPFCNewcomers(SampledStrategy):
     rho, lr, local_epochs, clustered
         As in `FPFC`, and those of the run; rounds count from 1 again.
     nu : float (default: 0.1)
-        A new client belongs to the group of the nearest earlier client if ||theta_ij|| <= nu.
+        With `published`: a new client belongs to the group of the nearest earlier client if
+        ||theta_ij|| <= nu.
+    published : bool (default: False)
+        The paper's procedure: nobody is asked, a new client trains first from the initial model,
+        without a pull, and has its pairs from its first upload on. On images such a client goes
+        further than a lambda from its group, and nobody pulls it back (docs/methods/fpfc.md).
     **base
         The parameters of `SampledStrategy`.
 
@@ -84,6 +94,7 @@ class FPFCNewcomers(SampledStrategy):
     local_epochs: EpochSchedule = 10
     clustered: Pattern | None = None
     nu: Positive = 0.1
+    published: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,6 +105,16 @@ class FPFCNewcomers(SampledStrategy):
             )
         self.penalty.check(self.rho)
         self._pattern = compile_pattern("clustered", self.clustered)
+
+    @property
+    def form(self) -> str:
+        """How new clients begin, and what that changes against the paper."""
+        if self.published:
+            return "the paper's form (section 6.4.2): new clients first train without a pull."
+        return (
+            "not the paper's form (section 6.4.2; published=True is): new clients say which "
+            "group's model suits them, and begin there."
+        )
 
     def init_state(self, arrays: Arrays) -> FPFCNewcomersState:
         """Start every new client at the initial model, with the shared arrays of the run."""
@@ -114,28 +135,56 @@ class FPFCNewcomers(SampledStrategy):
         self._buffers = OwnBuffers(arrays, self.trained)
         self._shared = {name: before[0][name] for name in self._block.rest(arrays)}
         omega = np.stack([self._block.vector(model) for model in before])
-        columns = {
+        self._travelling = list(arrays)
+        columns: dict[str, Any] = {
             "omega": self._block.vector(arrays),
             "delta": np.zeros_like(omega),
             "scale": np.ones(len(omega)),
+            "group": -1,
         }
         return FPFCNewcomersState(omega, ClientTable(**columns, **self._buffers.column(arrays)))
+
+    def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FPFCQuestion]:
+        """Ask new clients for their loss under the model of every group."""
+        if self.published:
+            return {}
+        models: Arrays = {}
+        for k, model in enumerate(self.existing.clusters.values()):
+            models |= prefixed(f"{k}/", {name: model[name] for name in self._travelling})
+        question = FPFCQuestion(models, len(self.existing.clusters))
+        return dict.fromkeys(client_ids, question)
+
+    def new_client(self, client_id: int, reply: Reply | None) -> Row:
+        """Start at the model of the group of least loss, with theta_ij = omega_i - omega_j.
+
+        A client without a finite loss begins as the paper's do.
+        """
+        losses = np.full(1, np.nan)
+        if reply is not None:
+            losses = reported(reply, TRAINING_LOSS, len(self.existing.clusters))
+        if np.isnan(losses).all():
+            return {}
+        group, model = list(self.existing.clusters.items())[int(np.nanargmin(losses))]
+        omega = self._block.vector(model)
+        start = {"omega": omega, "delta": omega - self.state.omega, **self._buffers.column(model)}
+        return {"group": group, **start}
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FPFCInstruction]:
-        """Send zeta_i; at first the model to start from, without a pull."""
+        """Send zeta_i; with `published` at first the model to start from, without a pull."""
         instructions = {}
         for client in client_ids:
-            row, is_new = self.state.clients[client], self.membership.is_new(client)
-            anchor = row.omega if is_new else self._zeta(row)
+            row = self.state.clients[client]
+            free = row.group < 0 and self.membership.is_new(client)
+            anchor = row.omega if free else self._zeta(row)
             holds_it = self.membership.has_current_state(client)
             instructions[client] = FPFCInstruction(
                 anchor=self._personal(anchor, client),
                 start=None if holds_it else self._block.arrays(row.omega),
                 lr=rate_in(server_round, self.lr),
                 local_epochs=epochs_in(server_round, client, self.local_epochs),
-                rho=0.0 if is_new else self.rho,
+                rho=0.0 if free else self.rho,
                 clustered=self._block.names,
                 others_fixed=True,
             )
@@ -173,16 +222,18 @@ class FPFCNewcomers(SampledStrategy):
     def groups(self) -> dict[int, int | None]:
         """Return the group of every new client, a number of ``existing.clusters``; None: its own.
 
-        That of the nearest client from before, if ||theta_ij|| <= nu; no new client that has not
-        trained has one.
+        That of the least loss; with `published` that of the nearest client from before, if
+        ||theta_ij|| <= nu, and no client that has not trained has one.
         """
         self._need_state()
         return {client: self._group(client) for client in self.client_ids}
 
     def _group(self, client: int) -> int | None:
+        row = self.state.clients[client]
+        if row.group >= 0:
+            return int(row.group)
         if self.membership.is_new(client):
             return None
-        row = self.state.clients[client]
         norms = row.scale * np.linalg.norm(row.delta.astype(np.float64), axis=1)
         nearest = int(norms.argmin())
         members = list(self.existing.personal)

@@ -265,7 +265,7 @@ class PathProgress(PenaltySource):
         over = self._rounds >= path.max_rounds or (path.warm and self._is_calm)
         if self.chosen < 0 and over:
             self._values[self.stage], self._ends[self.stage] = value, server_round
-            table.column(LABELS)[:, self.stage] = self.labels(state.pairs)
+            table.column(LABELS)[:, self.stage] = self.labels(state)
             self._end_stage(server_round, state)
 
     def _end_stage(self, server_round: int, state: FPFCState) -> None:

@@ -7,7 +7,7 @@ does is in `stages`; docs/methods/fpfc.md, "Without a lambda", has the reasons a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,21 @@ from numpy.typing import NDArray
 from ...maths.blocks import Block, Spec
 from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
-from ...maths.pairs import PairwiseStore
 from ...maths.penalties import Penalty
 from .source import NO_FUSION, FPFCState, HoldOut, PenaltySource, Replies, RoundStart, Task, scad
-from .stages import REFIT_ROUNDS, Consensus, Fusion, Join, Probe, Refit, Score, Search, Stage, Trial
+from .stages import (
+    REFIT_ROUNDS,
+    Consensus,
+    Fusion,
+    Join,
+    Probe,
+    Refit,
+    Score,
+    Search,
+    Stage,
+    Together,
+    Trial,
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,7 @@ class GroupSearch(PenaltySource):
             Join(),
             Refit(),
             Score(),
+            Together(),
             Fusion(),
         ]
         self.stage: Stage = consensus
@@ -122,7 +134,7 @@ class GroupSearch(PenaltySource):
     @property
     def is_searching(self) -> bool:
         """Whether the groups are not found yet."""
-        return not isinstance(self.stage, Fusion)
+        return self.stage.is_search
 
     def too_short(self, last_round: int) -> str:
         """See `PenaltySource`."""
@@ -133,11 +145,11 @@ class GroupSearch(PenaltySource):
             "of your own"
         )
 
-    def labels(self, pairs: PairwiseStore, nu: float | None = None) -> NDArray[np.int64]:
+    def labels(self, state: FPFCState, nu: float | None = None) -> NDArray[np.int64]:
         """Return the clusters; one for all until the groups are found."""
         if self.is_searching:
-            return np.zeros(len(pairs.omega), dtype=np.int64)
-        return super().labels(pairs, nu)
+            return np.zeros(len(state.clients), dtype=np.int64)
+        return super().labels(state, nu)
 
     def report(self, clients: ClientTable) -> dict[str, Any]:
         """Return the `FoundGroups`, once there are any."""
@@ -165,15 +177,24 @@ class GroupSearch(PenaltySource):
         """Return what the present stage asks; a stage may be over before its round begins."""
         while following := self.stage.begin_round(self.found, start):
             self._enter(following)
+        if self.replacement is not None and isinstance(self.stage, Together):
+            self.found.fused_from = start.round - 1
+            self._enter(Fusion)  # what the user has set is for pairs
         return self.stage.tasks(self.found, start)
 
     def holds_omega(self, last_accepted: int) -> bool:
         """Return whether a client uploaded its omega_i: in the consensus, or since the search."""
-        return self.is_searching or last_accepted > self.found.last_round
+        return self.is_searching or last_accepted > self.found.fused_from > 0
 
     def upload_spec(self) -> Spec | None:
         """Return what an upload of the present stage holds."""
         return self.stage.upload_spec(self.found)
+
+    def take_models(
+        self, state: FPFCState, rows: Sequence[int], omega: NDArray[Any], replies: Replies
+    ) -> None:
+        """Let the present stage take in the new omega_i of a round."""
+        self.stage.take_models(self.found, state, rows, omega, replies)
 
     def after_round(self, server_round: int, state: FPFCState, replies: Replies) -> None:
         """Let the present stage take in the replies; go on to the next one if it is over."""
@@ -192,6 +213,7 @@ class GroupSearch(PenaltySource):
                 rows.pop(client, None)
             found.candidates.remove(client)
             found.unplaced.discard(client)
+            found.groups.pop(client, None)
 
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
@@ -217,10 +239,14 @@ class GroupSearch(PenaltySource):
         found = self.found
         arrays = {
             **super().state_arrays(),
-            "stage": np.array([self.stages.index(self.stage), found.rounds, found.last_round]),
+            "stage": np.array(
+                [self.stages.index(self.stage), found.rounds, found.last_round, found.fused_from]
+            ),
             "lam": np.array([found.lam]),
             "center": found.center,
             "unplaced": np.array(sorted(found.unplaced), np.uint64),
+            "settled_ids": np.array(list(found.groups), np.uint64),
+            "settled": np.array(list(found.groups.values()), np.int64),
             "table": found.table,
             "result": np.array([found.chosen, found.smallest_distance, found.lam_needed]),
             **{f"models.{k}": models for k, models in enumerate(found.candidates.models)},
@@ -251,7 +277,7 @@ class GroupSearch(PenaltySource):
         if (
             any(part.ndim != 2 or part.shape[1] != found.block.size for part in models)
             or found.center.shape not in ((0,), (found.block.size,))
-            or arrays["stage"].shape != (3,)
+            or arrays["stage"].shape != (4,)
             or any(
                 arrays[f"{name}_rows"].shape != (len(arrays[f"{name}_ids"]), *shape)
                 for name, (_, shape, _) in self._by_client.items()
@@ -265,7 +291,9 @@ class GroupSearch(PenaltySource):
         for name, (rows, _, _) in self._by_client.items():
             ids = map(int, arrays[f"{name}_ids"])
             rows |= dict(zip(ids, np.array(arrays[f"{name}_rows"]), strict=True))
-        place, found.rounds, found.last_round = map(int, arrays["stage"])
+        place, found.rounds, found.last_round, found.fused_from = map(int, arrays["stage"])
+        settled = zip(arrays["settled_ids"].tolist(), arrays["settled"].tolist(), strict=True)
+        found.groups = dict(settled)
         self.stage = self.stages[place]
         found.lam = float(arrays["lam"][0])
         found.unplaced = {int(client) for client in arrays["unplaced"]}

@@ -77,12 +77,19 @@ class RoundStart(NamedTuple):
         The clients that were drawn; the clients of the run that are there.
     members : Membership
     pairs : PairwiseStore
+    round : int
+        The round that begins.
+    rounds_left : float
+        How many there are with this one; infinity where nobody knows, 0 where replies are taken in
+        as they come.
     """
 
     sampled: Sequence[int]
     connected: Sequence[int]
     members: Membership
     pairs: PairwiseStore
+    round: int
+    rounds_left: float
 
 
 @dataclass
@@ -182,9 +189,9 @@ class PenaltySource(ByClient):
             )
         self.replacement = penalty
 
-    def labels(self, pairs: PairwiseStore, nu: float | None = None) -> NDArray[np.int64]:
+    def labels(self, state: FPFCState, nu: float | None = None) -> NDArray[np.int64]:
         """Return the cluster of every client, by default at this source's nu."""
-        return pairs.clusters(self.nu if nu is None else nu)
+        return state.pairs.clusters(self.nu if nu is None else nu)
 
     def report(self, clients: ClientTable) -> dict[str, Any]:
         """Return what the source found, as fields of `FPFCDiagnostics`."""
@@ -209,6 +216,13 @@ class PenaltySource(ByClient):
     def upload_spec(self) -> Spec | None:
         """Return what an upload of this round holds; None: the client's model, which is omega_i."""
         return None
+
+    def take_models(
+        self, state: FPFCState, rows: Sequence[int], omega: NDArray[Any], replies: Replies
+    ) -> None:
+        """Take in the new omega_i of a round, by default (6) and (A.3) of their pairs."""
+        state.pairs.penalty = self.penalty
+        state.pairs.update(rows, omega)
 
     def after_round(self, server_round: int, state: FPFCState, replies: Replies) -> None:
         """Take in the replies of a round; models among them are in `state` already."""

@@ -29,7 +29,17 @@ from ...maths.grouping import (
 )
 from ...maths.pairs import PairwiseStore
 from ...runtime.messages.records import Reply
-from .source import NO_FUSION, FPFCState, HoldOut, Replies, RoundStart, Task, fusion_tasks, scad
+from .source import (
+    NO_FUSION,
+    FPFCState,
+    HoldOut,
+    PenaltySource,
+    Replies,
+    RoundStart,
+    Task,
+    fusion_tasks,
+    scad,
+)
 
 # docs/methods/fpfc.md, "Without a lambda", has the evidence for these.
 PROBE_FACTOR = 5
@@ -38,6 +48,7 @@ REFIT_ROUNDS = 5
 FOLDS = 4
 CUTS = 3
 STANDARD_ERRORS = 1.5
+FUSION_ROUNDS = 30  # at the end of a run
 RENEWAL = 20  # rounds from one lambda to the next
 
 HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
@@ -73,6 +84,11 @@ class Search:
         The groupings that are tried, with their groups' models.
     unplaced : set of int
         Clients that took no part in the search and have not trained since.
+    groups : dict of int to int
+        The settled group of every client that has one: what the search chose, and what became of it
+        since. Members of a group that is trained together have equal omega_i.
+    fused_from : int
+        The round before the first of FPFC's own.
     scores : dict of int to ndarray of shape (2, K)
         Losses and gradient norms of the clients at their groups' models.
     table : ndarray of shape (4, K)
@@ -93,11 +109,17 @@ class Search:
     optimism: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     candidates: Candidates = field(default_factory=Candidates)
     unplaced: set[int] = field(default_factory=set)
+    groups: dict[int, int] = field(default_factory=dict)
+    fused_from: int = 0
     scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 0)))
     chosen: int = 0
     smallest_distance: float = 0.0
     lam_needed: float = 0.0
+
+    def groups_of(self, client_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Return the groups of clients; -1 for one that has none yet."""
+        return np.array([self.groups.get(client, -1) for client in client_ids])
 
 
 Next: TypeAlias = "type[Stage] | None"
@@ -105,7 +127,10 @@ Next: TypeAlias = "type[Stage] | None"
 
 
 class Stage:
-    """A stage of the search, and the interface of all."""
+    """A stage of a run without a lambda, and the interface of all."""
+
+    is_search: ClassVar[bool] = True
+    """Whether the groups are not settled yet."""
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Return the stage that a round begins with, if it is another one."""
@@ -118,6 +143,17 @@ class Stage:
     def upload_spec(self, search: Search) -> Spec | None:
         """Return what an upload holds; None: the client's model."""
         return None
+
+    def take_models(
+        self,
+        search: Search,
+        state: FPFCState,
+        rows: Sequence[int],
+        omega: NDArray[Any],
+        replies: Replies,
+    ) -> None:
+        """Take in the new omega_i of a round; see `PenaltySource`."""
+        PenaltySource.take_models(state.source, state, rows, omega, replies)
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Take in the replies of a round; return the next stage if this one is over."""
@@ -318,7 +354,7 @@ class Join(Everybody):
         candidates = search.candidates
         moved = candidates.join(
             {
-                client: _reported(reply, TRAINING_LOSS, len(candidates.options(client)))
+                client: reported(reply, TRAINING_LOSS, len(candidates.options(client)))
                 for client, reply in replies.items()
                 if client in candidates.labels
             },
@@ -359,6 +395,7 @@ class Score(Everybody):
         search.table = np.stack([num_groups, found.means, found.differences, found.errors])
         search.chosen, search.smallest_distance, search.lam_needed = found.chosen, b, needed
         search.lam, search.last_round, search.probes = lambda_between(b, needed), server_round, {}
+        search.groups = {c: int(of[found.chosen]) for c, of in search.candidates.labels.items()}
         log(
             INFO,
             "round %s: %s group%s found; lambda is %.4g",
@@ -377,7 +414,7 @@ class Score(Everybody):
         # theta_ij = omega_i - omega_j, v_ij = 0: every pair is plain.
         start = self._start_of(search, state.clients.ids)
         state.pairs = PairwiseStore(start, scad(search.lam), state.pairs.rho)
-        return Fusion
+        return Together
 
     def _record(self, search: Search, replies: Mapping[int, Reply]) -> None:
         """Keep the losses and gradient norms that clients report."""
@@ -388,7 +425,7 @@ class Score(Everybody):
             if (reply := replies.get(client)) is None:
                 continue
             held_out, training, norms = (
-                _reported(reply, name, len(columns))
+                reported(reply, name, len(columns))
                 for name in (HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM)
             )
             if client in search.optimism:
@@ -408,8 +445,56 @@ class Score(Everybody):
         )
 
 
+class Together(Stage):
+    """Every settled group trains one model, by FedAvg: until FPFC's own rounds, the last ones.
+
+    All pairs are plain meanwhile, theta_ij = omega_i - omega_j and v_ij = 0.
+    """
+
+    is_search = False
+
+    def begin_round(self, search: Search, start: RoundStart) -> Next:
+        """Go on with FPFC's own rounds where few are left."""
+        if start.rounds_left > FUSION_ROUNDS:
+            return None
+        search.fused_from = start.round - 1
+        return Fusion
+
+    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+        """Ask the sampled clients to train their group's model."""
+        tasks = fusion_tasks(start, newcomers=search.unplaced)
+        for client in tasks.keys() & search.groups.keys():
+            tasks[client] = Task(start.pairs.omega[start.members.row(client)], None, 0.0)
+        return tasks
+
+    def take_models(
+        self,
+        search: Search,
+        state: FPFCState,
+        rows: Sequence[int],
+        omega: NDArray[Any],
+        replies: Replies,
+    ) -> None:
+        """Set every group's model to the mean of its members', weighted by their examples."""
+        models, weights = state.pairs.omega.copy(), [r.num_examples for r in replies.values()]
+        models[list(rows)] = omega
+        groups, of_replies = search.groups_of(state.clients.ids), search.groups_of(list(replies))
+        trained, labels = np.unique(of_replies, return_inverse=True)
+        for group, alpha in zip(trained, cluster_models(omega, weights, labels), strict=True):
+            if group >= 0:
+                models[groups == group] = alpha
+        state.pairs = PairwiseStore(models, state.source.penalty, state.pairs.rho)
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Let clients that trained for the first time be groups of their own."""
+        settle(search, replies)
+        return None
+
+
 class Fusion(Stage):
     """FPFC's own rounds, from the groups' models; lambda follows the present clusters."""
+
+    is_search = False
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
         """Ask the sampled clients for (5); who took no part in the search joins as new."""
@@ -417,10 +502,10 @@ class Fusion(Stage):
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Renew lambda every `RENEWAL` rounds, unless the user has set a penalty."""
-        search.unplaced -= replies.keys()
-        is_due = (server_round - search.last_round) % RENEWAL == 0
+        settle(search, replies)
+        is_due = (server_round - search.fused_from) % RENEWAL == 0
         if is_due and state.source.replacement is None:
-            labels = state.source.labels(state.pairs)
+            labels = state.source.labels(state)
             weights = state.clients.column("num_examples")
             self.renew(search, cluster_models(state.pairs.omega, weights, labels))
         return None
@@ -436,6 +521,13 @@ class Fusion(Stage):
             search.lam = b / NO_FUSION.a
 
 
+def settle(search: Search, replies: Replies) -> None:
+    """Let clients that trained for the first time since the search be groups of their own."""
+    search.unplaced -= replies.keys()
+    for client in replies.keys() - search.groups.keys():
+        search.groups[client] = max(search.groups.values(), default=-1) + 1
+
+
 def lambda_between(b: float, needed: float) -> float:
     """Return lambda for groups whose models are b or more apart.
 
@@ -445,7 +537,7 @@ def lambda_between(b: float, needed: float) -> float:
     return b / NO_FUSION.a if np.isfinite(b) else 2 * needed
 
 
-def _reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
+def reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
     """Return what a client says of every model; NaN where it says nothing, or nothing finite."""
     values = np.array([reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)])
     return np.where(np.isfinite(values), values, np.nan)

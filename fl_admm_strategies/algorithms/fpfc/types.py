@@ -51,6 +51,14 @@ class FPFCInstruction(Instruction):
 
 
 @dataclass(frozen=True)
+class FPFCQuestion(Instruction):
+    """Which group's model suits a client that is new after the run: they are ``K/NAME``."""
+
+    models: Arrays
+    num_groups: int
+
+
+@dataclass(frozen=True)
 class FPFCEvaluation(Instruction):
     """The models to evaluate; (1/m) sum_j v_ij, where the client is to report its gradients."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,8 +27,11 @@ from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Metrics
 from ...runtime.messages.schema import Instruction
 from ...runtime.sampled import SampledStrategy
+from ...runtime.trust.means import REPORTED
 
 CURVATURE = "user-curvature"
+_SUMS = ("test-ratings", "squared-error", "scaled-squared-error", "user-entries", "user-nonzeros")
+_PARTS = {*_SUMS, *(f"{name}{REPORTED}" for name in _SUMS)}
 """The metric of a reply with a bound on the curvature of f_i in V: a norm of U_i^T U_i."""
 
 
@@ -155,28 +158,22 @@ class CompletionStrategy(SampledStrategy):
         test ratings has part in Phi all the same.
         """
         if not {"loss", "test-ratings", "squared-error"} <= means.keys():
-            return means  # of a client that is not ours, or that says less than it must
-        pooled, reports, items = dict(means), clients.values(), self.item_factors
-        terms = _total(report["loss"] for report in reports) / len(reports)
-        pooled["loss"] = terms + self.regularizer.value(items)
-        count = _total(report["test-ratings"] for report in reports)
+            return means  # of clients that are not ours
+        pooled, items = dict(means), self.item_factors
+        (terms,), count = _totals(clients, "loss")
+        pooled["loss"] = terms / count + self.regularizer.value(items) if count else math.nan
         for error, name in (("squared-error", "rmse"), ("scaled-squared-error", "scaled-rmse")):
             if error in means:
-                total = _total(report[error] for report in reports)
-                pooled.pop(error)
-                pooled.pop(name, None)
-                if count > 0 and not total < 0:
-                    pooled[name] = math.sqrt(total / count)
-        del pooled["test-ratings"]
+                (total, ratings), _ = _totals(clients, error, "test-ratings")
+                for of_clients in (name, f"{name}{REPORTED}"):
+                    pooled.pop(of_clients, None)
+                if ratings > 0:
+                    pooled[name] = math.sqrt(total / ratings)
         if {"user-entries", "user-nonzeros"} <= means.keys():
-            entries, nonzeros = (
-                _total(report[name] for report in reports)
-                for name in ("user-entries", "user-nonzeros")
-            )
-            del pooled["user-entries"], pooled["user-nonzeros"]
+            (entries, nonzeros), _ = _totals(clients, "user-entries", "user-nonzeros")
             pooled["nnz-users"] = nonzeros / entries if entries > 0 else math.nan
             pooled["nnz-items"] = np.count_nonzero(items) / items.size
-        return pooled
+        return {name: value for name, value in pooled.items() if name not in _PARTS}
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return V; the users' factors are private to their client."""
@@ -188,10 +185,16 @@ class CompletionStrategy(SampledStrategy):
         return {self._name: np.array(self.item_factors, order="C")}
 
 
-def _total(values: Iterable[float]) -> float:
-    """Return the exact sum, NaN where a value is not finite: these are numbers of clients."""
-    numbers = list(values)
+def _totals(clients: Mapping[int, Metrics], *names: str) -> tuple[list[float], int]:
+    """Return the sums of metrics over the clients that report all of these; how many do.
+
+    All are sums of squares or counts: who reports a number below 0, or none, is left out. A sum
+    that is no number is NaN.
+    """
+    reports = [[report.get(name, math.nan) for name in names] for report in clients.values()]
+    whole = [values for values in reports if all(0 <= value < math.inf for value in values)]
     try:
-        return math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
-    except OverflowError:  # each of them is a number, their sum is none
-        return math.nan
+        sums = [math.fsum(column) for column in zip(*whole, strict=True)]
+    except OverflowError:
+        sums = [math.nan] * len(names)
+    return sums or [0.0] * len(names), len(whole)

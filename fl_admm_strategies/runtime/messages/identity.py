@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from typing import NamedTuple, TypeGuard
 
 from flwr.app import Message, MessageType, RecordDict
@@ -36,6 +37,16 @@ def runs_on_ray() -> bool:
     """Return whether Flower's simulation engine runs in this process."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
+
+
+IN_PROCESS: ContextVar[bool] = ContextVar("IN_PROCESS", default=False)
+"""Whether an `InProcessGrid` runs the code."""
+
+
+def is_simulated() -> bool:
+    """Return whether a simulation runs this client, whose server is then its own user's."""
+    in_actor = runs_on_ray() and sys.modules["ray"].get_runtime_context().get_actor_id()
+    return IN_PROCESS.get() or bool(in_actor)
 
 
 def check_actor(reason: str) -> None:

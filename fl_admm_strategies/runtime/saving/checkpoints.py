@@ -36,6 +36,7 @@ from .history import FILE, Extent, History, is_entry
 
 _FORMAT = 5
 _RECORD = "record"
+_CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 _SHOWN = 5  # differences in an error
 
 
@@ -103,7 +104,7 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """Return the rounds that there are checkpoints of, sorted."""
-        names = (re.fullmatch(r"round-(\d+)\.safetensors", p.name) for p in self._files())
+        names = (_CHECKPOINT.fullmatch(path.name) for path in self._files())
         return sorted(int(name[1]) for name in names if name)
 
     def _files(self) -> list[Path]:
@@ -224,7 +225,19 @@ class Checkpoints:
             raise NotWrittenError(f"{error}. {left}") from error
 
     def lock(self) -> None:
-        """Keep other processes out of the folder until `unlock`; see `lock_folder`."""
+        """Keep other processes out of the folder until `unlock`; see `lock_folder`.
+
+        Raises
+        ------
+        ValueError
+            If a folder has the name of a checkpoint.
+        """
+        for path in self._files():
+            if _CHECKPOINT.fullmatch(path.name) and path.is_dir():
+                raise ValueError(
+                    f"{path} is a folder, expected a checkpoint or nothing. Move it away, or give "
+                    "another checkpoint_dir."
+                )
         self._lock = lock_folder(self.folder).lock
         self._locked = lock_of(self.folder)
 

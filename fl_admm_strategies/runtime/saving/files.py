@@ -2,7 +2,8 @@
 
 Everything is safetensors: reading a file runs no code. A file is written under another name,
 flushed to the disk and renamed, so that under its own name it is whole; a checksum over all of its
-content finds what a disk or a copy damaged since.
+content finds what a disk or a copy damaged since. Files and folders are their owner's alone: they
+hold models and what clients measured.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ class NotWrittenError(OSError):
     """A file could not be written: which, how large, and why; most often the disk is full."""
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file, which is its owner's alone if it is new: an `opener` for `open`."""
+    return os.open(path, flags, 0o600)
+
+
 @contextmanager
 def writing(path: Path, size: int) -> Iterator[None]:
     """Let a `with` block that writes so many bytes to a file raise `NotWrittenError`."""
@@ -66,6 +72,8 @@ def writing(path: Path, size: int) -> Iterator[None]:
 def replacing(path: Path, size: int) -> Iterator[Path]:
     """Yield another path to write so many bytes to; then that file is flushed and takes this name.
 
+    It is private whatever mode the writer gives it.
+
     After a kill the file is there as a whole or as it was before, after an error as it was.
 
     Raises
@@ -76,8 +84,12 @@ def replacing(path: Path, size: int) -> Iterator[Path]:
     part = path.with_name(path.name + PART)
     try:
         with writing(path, size):
+            part.unlink(missing_ok=True)  # of a run that was killed
+            os.close(private(os.fspath(part), os.O_WRONLY | os.O_CREAT))
             yield part
             with part.open("r+b") as file:
+                if os.name == "posix":
+                    os.fchmod(file.fileno(), 0o600 & os.fstat(file.fileno()).st_mode)
                 os.fsync(file.fileno())
             part.replace(path)
             _sync_folder(path.parent)
@@ -97,7 +109,8 @@ def link_file(path: Path, name: Path) -> None:
     NotWrittenError
         If it could not be written.
     """
-    name.unlink(missing_ok=True)
+    with writing(name, path.stat().st_size):
+        name.unlink(missing_ok=True)
     try:
         name.hardlink_to(path)
     except OSError:  # of a file system without links, such as some network folders
@@ -176,10 +189,13 @@ def _mapped(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, so that they outlive a power cut as files in it do."""
+    """Make a folder, and those above it, so that they outlive a power cut as files in it do.
+
+    Those that are new are their owner's alone.
+    """
     if not folder.is_dir():
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
         _sync_folder(folder.parent)
 
 
@@ -196,7 +212,9 @@ def lock_folder(folder: Path) -> AcquireReturnProxy[BaseFileLock]:
         If another process holds it.
     """
     make_folder(folder)
-    lock: BaseFileLock = FileLock(folder.resolve() / _LOCK, thread_local=False, is_singleton=True)
+    lock: BaseFileLock = FileLock(
+        folder.resolve() / _LOCK, mode=0o600, thread_local=False, is_singleton=True
+    )
     try:
         return lock.acquire(timeout=_WAIT)
     except Timeout:

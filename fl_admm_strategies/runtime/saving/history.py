@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .files import DamagedFileError, writing
+from .files import DamagedFileError, private, writing
 
 FILE = "history.jsonl"
 
@@ -60,7 +60,7 @@ class History:
             self._is_damaged = False
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         begin, checksum = self.extent
-        with writing(self.path, begin + len(line)), self.path.open("ab") as file:
+        with writing(self.path, begin + len(line)), open(self.path, "ab", opener=private) as file:
             file.truncate(begin)
             file.write(line)
         self._lines[entry["round"]] = begin, len(line)

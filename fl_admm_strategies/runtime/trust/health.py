@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from logging import WARNING
+from statistics import median_low
 from typing import Any
 
 from flwr.common import log
 
 from ..messages.records import Reply
 from .guard import is_finite
-from .intake import weighted_means
 
 INITIAL_LOSS, LOSS = "initial-loss", "loss"
 """What a client reports: its training loss before its first step, once, and that of a round."""
@@ -36,6 +36,11 @@ def _rising(values: Sequence[float]) -> bool:
     n = len(values)
     score = sum((b > a) - (b < a) for a, b in combinations(values, 2))
     return score > 2.33 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+
+
+def _rise(first: float, now: float) -> float:
+    """Return a loss's rise above its start, relative to it; infinite where it is not finite."""
+    return (now - first) / max(abs(first), 1e-12) if math.isfinite(now) else math.inf
 
 
 class Health:
@@ -76,11 +81,12 @@ class Health:
     ) -> dict[int, Reply]:
         """Warn, once, where the clients' training loss keeps rising above that of their start.
 
-        A round's rise is that of the mean loss of its clients, relative to the mean of the losses
-        that the same clients started from: who takes part changes by round. It warns where a rise
-        is above a tenth and the last rounds have a rising trend, or at once where the loss is ten
-        times the start or not finite. A level alone is no sign: after large first steps, and where
-        few clients take part, a loss may be above its start for rounds while the models learn.
+        A round's rise is the median, over its clients, of the loss's rise above the one that the
+        client started from, relative to it: who takes part changes by round, and a single client
+        decides nothing. It warns where a rise is above a tenth and the last rounds have a rising
+        trend, or at once where the loss is ten times the start or not finite. A level alone is no
+        sign: after large first steps, and where few clients take part, a loss may be above its
+        start for rounds while the models learn.
 
         A client's start is its loss before its first step, not the result of its first round: with
         few labels a client is soon near 0 on its own, and its loss rises again when it has to agree
@@ -121,19 +127,17 @@ class Health:
         if self._warned:
             return kept
         starts = self._references(kept)
-        known = {
-            client: replace(reply, metrics={"first": starts[client], "now": metrics[LOSS]})
+        known = [
+            (_rise(starts[client], metrics[LOSS]), metrics[LOSS], starts[client])
             for client, reply in kept.items()
             if client in starts and LOSS in (metrics := reply.metrics)
-        }
+        ]
         if known:
-            means = weighted_means(known)
-            first, now = means["first"], means["now"]
-            rise = (now - first) / max(abs(first), 1e-12)
+            rise, now, first = median_low(known)
             self._rises.append(rise)
             if not rise < _FAR or (rise > _MARGIN and _rising(self._rises)):
-                what = f"the mean training loss is {now:.3g}, the clients started from {first:.3g}"
-                self._warn(server_round, what)
+                what = f"the training loss is {now:.3g} at the median client, which started from "
+                self._warn(server_round, f"{what}{first:.3g}")
         return kept
 
     def _references(self, clients: Iterable[int]) -> dict[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from logging import WARNING
 from typing import Any, NamedTuple
 
@@ -13,13 +14,23 @@ from numpy.typing import NDArray
 from ...maths.blocks import Spec
 from ...maths.checks import largest_allowed, largest_of_rows, listing
 from ..members.membership import Membership
-from ..messages.records import ClientInstruction, ClientReply, RawReply, Reply, brief, who_lost
+from ..messages.records import (
+    ClientInstruction,
+    ClientReply,
+    Metrics,
+    RawReply,
+    Reply,
+    brief,
+    to_json,
+    who_lost,
+)
 from ..messages.stamp import WrongMakerError, check_reply_maker, client_of, is_stamp
 from ..messages.wire import WIRE_DTYPE
+from .means import weighted_means
 
 _MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
-_MOST_METRICS = 1000  # of one reply, and the letters of a name: every one is kept for every round
-_LONGEST_NAME = 200
+_MOST_METRICS = 300  # of one reply, and the letters of a name: every one is kept for every round
+_LONGEST_NAME = 100
 _NUMBER = (int, float)
 
 
@@ -169,6 +180,15 @@ class Intake:
             return False
         return True
 
+    def means_of(self, clients: Mapping[int, Metrics]) -> Metrics:
+        """Return the means of what clients reported, as in the phase that they reported it in."""
+        sizes = {
+            client: min(metrics[self.weighted_by_key], self._most_examples)
+            for client, metrics in clients.items()
+        }
+        replies = {client: Reply({}, sizes[client], clients[client]) for client in clients}
+        return weighted_means(replies) if replies else {}
+
     def _has_lost(self, client: int, reason: str) -> bool:
         return who_lost(reason) is not None and not self._membership.is_new(client)
 
@@ -212,9 +232,9 @@ def check_reply(
     for key, value in raw.metrics.items():
         if not isinstance(value, _NUMBER) or isinstance(value, bool) or is_stamp(key):
             continue
-        if len(key) > _LONGEST_NAME:
+        if (length := _length(key)) > _LONGEST_NAME:
             raise ValueError(
-                f"the name of the metric {brief(repr(key))} has {len(key):,} letters, expected at "
+                f"the name of the metric {brief(repr(key))} takes {length:,} letters, expected at "
                 f"most {_LONGEST_NAME}"
             )
         # 64 bits is what Flower's own messages hold
@@ -262,32 +282,13 @@ def check_reply(
     return Reply(checked, counted, metrics, largest, nbytes)
 
 
+@lru_cache(maxsize=1024)
+def _length(name: str) -> int:
+    """Return the letters that a name takes in the history, where \u00e9 is six."""
+    return len(to_json(name)) - 2
+
+
 def _has_shape(array: NDArray[Any], shape: tuple[int, ...]) -> bool:
     """Return whether an array has a shape, in which a length of -1 may be any."""
     lengths = zip(array.shape, shape, strict=False)
     return array.ndim == len(shape) and all(wanted in (found, -1) for found, wanted in lengths)
-
-
-def weighted_means(replies: Mapping[int, Reply]) -> dict[str, float]:
-    """Return the example-weighted mean of every metric that all replies have.
-
-    Beside an infinite metric (a client that diverged) it is NaN or infinite too.
-    """
-    common = set.intersection(*(set(reply.metrics) for reply in replies.values()))
-    weights = [reply.num_examples for reply in replies.values()]
-    names = [name for name in next(iter(replies.values())).metrics if name in common]
-    return {
-        name: _sum(
-            weight * reply.metrics[name]
-            for weight, reply in zip(weights, replies.values(), strict=True)
-        )
-        / math.fsum(weights)
-        for name in names
-    }
-
-
-def _sum(terms: Iterable[float]) -> float:
-    try:
-        return math.fsum(terms)
-    except (OverflowError, ValueError):  # too large, or infinity minus infinity
-        return math.nan

@@ -80,6 +80,7 @@ def test_beside_them_stands_what_each_reaches_alone(
     changes = (
         QUARTER,
         "newcomers.num-rounds=3",
+        "newcomers.published=true",
         'algorithm.penalty={type = "scad", lam = 0.0}',
         "algorithm.nu=1e-6",
         f"algorithm.local-epochs={epochs}",

@@ -5,6 +5,7 @@ See docs/methods/fpfc.md, "New clients after the run".
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,18 +87,21 @@ def test_one_is_as_among_many() -> None:
     assert alone.groups()[0] == together.groups()[0]
 
 
-def test_its_pairs_are_those_of_the_method() -> None:
+@pytest.mark.parametrize("published", [True, False])
+def test_its_pairs_are_those_of_the_method(published: bool) -> None:
     # The store of FPFC, with the newcomer as one more client and nobody else active: (6), (A.3).
-    _, grid = joined(count=1, rounds=5)
+    _, grid = joined(count=1, rounds=5, published=published)
     omega = trained().state.pairs.omega
     uploads = []
     for server_round in range(1, 6):
         (reply,) = grid.replies(MessageType.TRAIN, server_round)
         upload = from_array_record(reply.content["arrays"])
         uploads.append(np.concatenate([upload[name].ravel() for name in ("weight", "bias")]))
-    store = PairwiseStore(np.vstack([omega, omega[:1]]), PENALTY, 1.0)
+    group = trained().models().clusters[trained().models().cluster_of[0]]
+    alpha = np.concatenate([group[name].ravel() for name in ("weight", "bias")])
+    store = PairwiseStore(np.vstack([omega, alpha[None]]), PENALTY, 1.0)
     for server_round, upload in enumerate(uploads, start=1):
-        if server_round > 1:
+        if server_round > 1 or not published:
             (message,) = grid.phase(MessageType.TRAIN, server_round)
             sent = from_array_record(message.content["arrays"])
             zeta = np.concatenate([sent["weight"].ravel(), sent["bias"].ravel()])
@@ -105,11 +109,41 @@ def test_its_pairs_are_those_of_the_method() -> None:
             assert message.content["config"]["rho"] == 1.0
         store.update([OLD], upload[None])
     (first,) = grid.phase(MessageType.TRAIN, 1)
-    assert first.content["config"]["rho"] == 0.0
+    assert first.content["config"]["rho"] == (0.0 if published else 1.0)
+
+
+def test_who_trains_too_far_from_its_group_still_joins_it() -> None:
+    # Few samples with much noise, and a pull that reaches a lambda = 0.37: trained from the initial
+    # model, as in the paper, a client ends out of reach of both groups.
+    few = app_of(lambda client: samples(20 + client, SLOPES[client % 2], 6, 2.0), net=model())
+    number = trained().models().cluster_of
+    found = {}
+    for published in (True, False):
+        strategy = FPFCNewcomers(
+            *(trained().models(), SmoothedSCAD(0.1)),
+            lr=0.1,
+            local_epochs=20,
+            nu=0.185,
+            published=published,
+            min_available_nodes=2,
+        )
+        strategy.start(WatchedGrid(few, 2), trained().global_arrays, 5)
+        found[published] = strategy.groups()
+        group = from_array_record(strategy.model_arrays("cluster", 0))
+        joins = np.array_equal(group["weight"], trained().models().clusters[number[0]]["weight"])
+        assert joins == (not published)
+    assert found == {True: {0: None, 1: None}, False: {0: number[0], 1: number[1]}}
+
+
+def test_one_without_a_finite_loss_does_not_keep_others_from_joining() -> None:
+    app = app_of(lambda client: samples(10, SLOPES[0] * (client or math.nan), 20, 0.1))
+    strategy = trained().newcomers(min_available_nodes=2)
+    strategy.start(WatchedGrid(app, 2), trained().global_arrays, 2)
+    assert strategy.groups() == {0: None, 1: trained().models().cluster_of[0]}
 
 
 def test_one_of_no_group_is_alone() -> None:
-    strategy = trained().newcomers(min_available_nodes=1)
+    strategy = trained().newcomers(min_available_nodes=1, published=True)
     other = torch.tensor([[9.0, -9.0, 9.0], [9.0, -9.0, 9.0]])
     strategy.start(WatchedGrid(app(10, other), 1), trained().global_arrays, 8)
     assert strategy.groups() == {0: None}

@@ -99,7 +99,23 @@ def test_the_watch_starts_anew_when_clients_join_or_leave(caplog: pytest.LogCapt
     for server_round in range(12, 17):
         # Above its start at the initial model, and rising.
         watch(server_round, 3, 0, loss=1.4 + 0.1 * server_round)
-    assert "round 16: the mean training loss is 3" in caplog.text
+    assert names(caplog.text, "round 16", 3, 2.3)
+
+
+@pytest.mark.parametrize("said", [1e300, math.nan, math.inf])
+def test_one_client_of_several_does_not_spend_the_warning(
+    said: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    health = Health(3, "FedADMM", "a smaller lr")
+    for server_round in range(1, 9):
+        first = {"initial-loss": START} if server_round == 1 else {}
+        losses = {0: said, 1: 2.0, 2: 1.9}
+        health.watch(
+            server_round,
+            {client: Reply({}, 2.0**53, {"loss": x, **first}) for client, x in losses.items()},
+            0,
+        )
+    assert not caplog.records
 
 
 def test_who_starts_later_is_not_held_to_a_start_that_others_have_trained(

@@ -18,7 +18,7 @@ from fl_admm_strategies.runtime.messages.records import (
     Reply,
 )
 from fl_admm_strategies.runtime.messages.stamp import made_by
-from fl_admm_strategies.runtime.trust.intake import Accepted, Intake, check_reply, weighted_means
+from fl_admm_strategies.runtime.trust.intake import Accepted, Intake, check_reply
 from tests.support.refusals import Warned, names, refused
 
 SPEC = {"w": ((2,), np.dtype(np.float32)), "n": ((), np.dtype(np.int64))}
@@ -73,10 +73,11 @@ def test_a_length_may_be_any_where_only_the_client_knows_it() -> None:
         (raw("5"), "num-examples"),
         (raw(True), "num-examples"),
         (
-            RawReply(arrays(), {"num-examples": 5, **dict.fromkeys(map(str, range(1000)), 1)}),
-            "1,001",
+            RawReply(arrays(), {"num-examples": 5, **dict.fromkeys(map(str, range(300)), 1)}),
+            301,
         ),
-        (RawReply(arrays(), {"num-examples": 5, "x" * 201: 1.0}), "201"),
+        (RawReply(arrays(), {"num-examples": 5, "x" * 101: 1.0}), 101),
+        (RawReply(arrays(), {"num-examples": 5, "\N{SNOWMAN}" * 17: 1.0}), 102),
         (raw(0), "0"),
         (raw(-5), "-5"),
         (raw(math.nan), "nan"),
@@ -185,23 +186,3 @@ def test_whose_replies_are_wanted_is_said_until_one_was_usable() -> None:
     assert names(said[0], "client 1", "OSError: disk full", "FPFCClient")
     assert names(said[2], "client 1", "OSError: disk full")
     assert "FPFCClient" not in said[2]
-
-
-# --- Means --------------------------------------------------------------------------------------
-
-
-def reply(num_examples: float, **metrics: float) -> Reply:
-    return Reply({}, num_examples, metrics)
-
-
-def test_means_are_weighted_by_the_examples() -> None:
-    # (1 * 0 + 3 * 2) / 4 = 1.5; only what all have counts.
-    means = weighted_means({1: reply(1.0, loss=0.0, own=1.0), 2: reply(3.0, loss=2.0)})
-    assert means == {"loss": 1.5}
-
-
-@pytest.mark.parametrize("pair", [(math.inf, -math.inf), (1.7e308, 1.7e308), (math.nan, 1.0)])
-def test_a_mean_that_there_is_not_is_no_number(pair: tuple[float, float]) -> None:
-    a, b = pair
-    means = weighted_means({1: reply(2.0**53, loss=a), 2: reply(2.0**53, loss=b)})
-    assert not math.isfinite(means["loss"])

@@ -1,0 +1,77 @@
+"""Means of what clients report, in which one client's word counts for no more than its share."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from statistics import median_low
+
+from ..messages.records import Metrics, Reply
+
+MOST = 10.0
+"""Times the median number of examples: so many a client has in a mean of metrics, at most."""
+
+REPORTED = "-clients"
+"""After a metric's name: how many clients reported it, where not all did."""
+
+
+def weighted_means(replies: Mapping[int, Reply]) -> Metrics:
+    """Return the mean of every metric over the clients that report it as a finite number.
+
+    It is weighted by examples, of which nobody has more than `MOST` times the median. A metric that
+    not all report has beside it how many do, ``NAME-clients``. One that nobody reports as a finite
+    number is NaN. What a single client of several, or less than a tenth, has ever heard of is its
+    own and no mean.
+    """
+    most = MOST * median_low([reply.num_examples for reply in replies.values()])
+    weights = {client: min(reply.num_examples, most) for client, reply in replies.items()}
+    means: Metrics = {}
+    known = Counter(name for reply in replies.values() for name in reply.metrics)
+    for name, count in known.items():
+        if count < min(len(replies), max(2, len(replies) / 10)):
+            continue
+        found = {
+            c: v for c, r in replies.items() if math.isfinite(v := r.metrics.get(name, math.nan))
+        }
+        means[name] = _mean([(weights[client], value) for client, value in found.items()])
+        if len(found) < len(replies):
+            means[f"{name}{REPORTED}"] = len(found)
+    return means
+
+
+def _mean(pairs: list[tuple[float, float]]) -> float:
+    total = math.fsum(weight for weight, _ in pairs)
+    if not total:
+        return math.nan
+    mean = _sum(weight * value for weight, value in pairs) / total
+    # Numbers near the largest there is; as shares of the mean they can be summed up.
+    return mean if math.isfinite(mean) else _sum(weight / total * value for weight, value in pairs)
+
+
+def _sum(terms: Iterable[float]) -> float:
+    try:
+        return math.fsum(terms)
+    except (OverflowError, ValueError):  # too large, or infinity minus infinity
+        return math.nan
+
+
+def without_extremes(clients: Mapping[int, Metrics]) -> dict[int, Metrics]:
+    """Return what clients report, held within what most of them do.
+
+    Of each metric the largest tenth of the values, at least one, is set to the next smaller one,
+    and the smallest likewise; of fewer than three nothing is. So no mean leaves the range of what
+    the others report, whatever one client says, its number of examples included.
+    """
+    held = {client: dict(metrics) for client, metrics in clients.items()}
+    for name in dict.fromkeys(name for metrics in clients.values() for name in metrics):
+        found = [m[name] for m in clients.values() if math.isfinite(m.get(name, math.nan))]
+        if len(found) < 3:
+            continue
+        found.sort()
+        cut = max(1, len(found) // 10)
+        low, high = found[cut], found[-1 - cut]
+        for metrics in held.values():
+            if math.isfinite(metrics.get(name, math.nan)):
+                metrics[name] = min(max(metrics[name], low), high)
+    return held
