@@ -16,14 +16,23 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
+import torch
+from flwr.app import ArrayRecord, Context
+from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import clients
 import fl_admm_strategies
-from fl_admm_strategies import FPFC, SampledStrategy, StatefulStrategy, run_in_process
+from fl_admm_strategies import (
+    FPFC,
+    InProcessGrid,
+    SampledStrategy,
+    StatefulStrategy,
+    run_in_process,
+)
 from simulations.running import cli
 from tests.support.federation import dataset, make_model
+from tests.support.slopes import SLOPES, model, samples
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -81,6 +90,50 @@ def test_the_changed_project_runs(server, client, caplog):
     messages = [record.getMessage() for record in caplog.records]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert any("SmoothedSCAD(lam=0.6" in message for message in messages)
+
+
+def test_fpfc_finds_groups_by_a_training_loop_of_ones_own() -> None:
+    # 76 samples and batches of 20, with batch norm: 15 are held out, and 61 would leave one alone.
+    def train(net, loader, epochs, lr, device, objective):
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+        net.train()
+        for _ in range(epochs):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = torch.nn.functional.mse_loss(net(x), y)
+                loss.backward()
+                objective.add_gradient(net)
+                optimizer.step()
+        return loss.item()
+
+    def test(net, loader, device):
+        net.eval()
+        with torch.no_grad():
+            errors = [((net(x) - y).square().sum(), y.square().sum()) for x, y in loader]
+        error, size = (float(sum(part)) for part in zip(*errors, strict=True))
+        assert len(loader) == len(errors)
+        return error / len(loader.dataset), 1 - error / size
+
+    def net() -> torch.nn.Module:
+        return torch.nn.Sequential(model(), torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+
+    (own,) = [block for block in blocks("python") if "def measure(self, problem)" in block]
+    kind = execute(own, {"FPFCClient": clients.FPFCClient, "train": train, "test": test})
+
+    def client_fn(context: Context) -> Any:
+        partition = int(context.node_config["partition-id"])
+        data = TensorDataset(*samples(partition, SLOPES[partition % 2], 76, 0.1))
+        loader = DataLoader(data, batch_size=20, shuffle=True)
+        return kind["OwnClient"](context, net(), loader, test_loader=loader)
+
+    torch.manual_seed(0)
+    strategy = FPFC(lr=0.02, local_epochs=2, consensus_rounds=2)
+    with InProcessGrid(clients.client_app(client_fn), 6) as grid:
+        strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=14)
+    search = strategy.diagnostics().search
+    assert search is not None
+    assert list(search.labels.values()) == [0, 1, 0, 1, 0, 1]
+    assert search.lam_needed > 0
 
 
 @pytest.mark.slow

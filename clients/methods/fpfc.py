@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -14,6 +15,7 @@ from fl_admm_strategies.algorithms.fpfc.path import VALIDATION
 from fl_admm_strategies.algorithms.fpfc.stages import (
     GRADIENT_NORM,
     HELD_OUT_LOSS,
+    LOSS_ERROR,
     NO_VOTE,
     OPTIMISM,
     TRAINING_LOSS,
@@ -26,10 +28,14 @@ from fl_admm_strategies.algorithms.fpfc.types import (
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.data.batches import Loader
-from ..toolkit.data.holdout import TooFewSamplesError, folds, hold_out
+from ..toolkit.data.holdout import TooFewSamplesError, folds, hold_out, in_parts
 from ..toolkit.round.torch_client import TorchClient, to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
+from ..toolkit.solving.solvers import Drawn
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars, Steps
+
+PARTS = 20
+"""Of the data that groups are compared on: their losses say how sure the mean loss is."""
 
 
 class FPFCClient(TorchClient[FPFCInstruction]):
@@ -120,6 +126,11 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         kept, held_out = self._split_in_search(asked)
         upload: Arrays = {}
         metrics: Scalars = {}
+        parts: list[Any] = []
+        of_parts: list[NDArray[np.float64]] = []
+        if not asked.local_epochs and not asked.choosing:
+            loader = self.train_problem.loader if held_out is None else held_out
+            parts = in_parts(loader, self.train_problem.split_batch, PARTS)
         for k in range(asked.candidates or 0):
             self.load(asked.anchor)  # buffers too, which the last one changed
             if k:
@@ -134,12 +145,29 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 metrics[f"{TRAINING_LOSS}-{k}"] = self._loss(kept)
             else:
                 name = TRAINING_LOSS if held_out is None else HELD_OUT_LOSS
-                metrics[f"{name}-{k}"] = self._loss(held_out)
-                norm = torch.linalg.vector_norm(self._gradient_here(names))
-                metrics[f"{GRADIENT_NORM}-{k}"] = float(norm)
+                losses, sizes = self._losses(parts)
+                metrics[f"{name}-{k}"] = float(np.average(losses, weights=sizes))
+                for j, others in enumerate(of_parts):
+                    if len(parts) > 1:
+                        metrics[f"{LOSS_ERROR}-{j}-{k}"] = error_of_mean(losses - others, sizes)
+                of_parts.append(losses)
+                metrics[f"{GRADIENT_NORM}-{k}"] = yield from self._gradient_norm(asked, names)
         if asked.folds is not None and held_out is None:
             metrics = {**metrics, **(yield from self._optimism(asked, names))}
         return upload, metrics
+
+    def _gradient_norm(self, asked: FPFCInstruction, names: list[str]) -> Steps[float]:
+        """Return ||grad f_i|| over the clustered block, where the model is.
+
+        Where only a loop of one's own knows f: how far an epoch of it moves the block, over lr and
+        the number of its steps, which for SGD is the norm of its mean gradient.
+        """
+        if self.knows_loss:
+            return float(torch.linalg.vector_norm(self._gradient_here(names)))
+        before, objective = self.block(names), LocalObjective(moving=names)
+        yield Minimisation(objective, asked.lr, 1)
+        moved = _flat({name: t - before[name] for name, t in self.block(names).items()})
+        return float(torch.linalg.vector_norm(moved)) / (asked.lr * max(objective.steps, 1))
 
     def _optimism(self, asked: FPFCInstruction, names: list[str]) -> Steps[Scalars]:
         """Return how much too low the training loss is where the client has just trained to.
@@ -171,6 +199,27 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             self.measure(problem if loader is None else replace(problem, loader=loader))["loss"]
         )
 
+    def _losses(self, parts: list[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the model's mean loss on every part of some data, and how many samples it has."""
+        problem, found = self.train_problem, []
+        self.model.eval()
+        with torch.no_grad():
+            for part in parts:
+                size = replace(problem, loader=[part]).num_examples()
+                one = replace(problem, loader=Drawn([part], size))
+                if self.has_own_measure:
+                    found.append((self.measure(one)["loss"], size))
+                else:
+                    (batch,) = one.batches()
+                    found.append((float(problem.loss(batch)), size))
+        losses, sizes = np.array(found, np.float64).T
+        return losses, sizes
+
+    @property
+    def has_own_measure(self) -> bool:
+        """Whether its class has a test of its own in place of `measure`."""
+        return type(self).measure is not TorchClient.measure
+
     def _split_in_search(self, asked: FPFCInstruction) -> tuple[Loader, Loader | None]:
         """Return what `_split` does; a client with too few samples, or no share, trains on all."""
         try:
@@ -185,10 +234,11 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         problem = self.train_problem
         if share is None:
             return problem.loader, []
-        if not self.knows_loss:
+        if not self.knows_loss and not self.has_own_measure:
             raise ValueError(
-                f"{type(self).__name__} has a minimise() of its own and no loss_fn, so it cannot "
-                "say which groups suit it. Give it the loss_fn, or the strategy a penalty."
+                f"{type(self).__name__} has a minimise() of its own and neither a loss_fn nor a "
+                "measure(), so it cannot say which groups suit it. Give it one of them, or the "
+                "strategy a penalty."
             )
         if self.validation_loader is not None:
             return problem.loader, self.validation_loader
@@ -237,3 +287,10 @@ class FPFCClient(TorchClient[FPFCInstruction]):
 
 def _flat(tensors: dict[str, Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+def error_of_mean(values: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:
+    """Return the standard error of the mean of values, each itself a mean over so many samples."""
+    weights = sizes / sizes.sum()
+    rest = values - weights @ values
+    return float(np.sqrt((weights**2 * rest**2).sum() * len(values) / (len(values) - 1)))

@@ -19,6 +19,11 @@ Labels = tuple[int, ...]
 Linkage = Literal["single", "complete", "average", "weighted"]
 """What the distance of two groups is; see `tree`."""
 
+CELL = 4.0
+"""The most that a cell counts in a comparison, in standard errors."""
+MAD_TO_SD = 1.4826
+_NOT_FINITE = 1e100  # a loss worse than any, whose square is finite
+
 _Distances = NDArray[np.float64]
 _Rule = Callable[[_Distances, _Distances, float, float, float, _Distances], Any]
 """Returns a merged group's distances: of those of its parts, theirs, and the sizes of all."""
@@ -158,47 +163,110 @@ class Comparison:
     Attributes
     ----------
     chosen : int
-        The grouping with the fewest groups among those not clearly worse than the best.
+        The grouping with the fewest groups among those to which no finer one is preferred.
     means : ndarray of shape (K,)
-        Mean loss of each over the clients; NaN where one is not finite.
-    differences, errors : ndarray of shape (K,)
-        Mean difference to the best and its standard error, over the clients, paired.
+        Mean loss of each over the clients whose loss is finite; NaN where there is none.
+    against : ndarray of shape (K,)
+        By how many standard errors the clients prefer a finer grouping, at most; 0 where none is.
     """
 
     chosen: int
     means: NDArray[np.float64]
-    differences: NDArray[np.float64]
-    errors: NDArray[np.float64]
+    against: NDArray[np.float64]
 
 
 def compare(
-    losses: NDArray[np.float64], num_groups: ArrayLike, standard_errors: float
+    losses: NDArray[np.float64],
+    errors: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    standard_errors: float,
 ) -> Comparison:
-    """Choose the fewest groups whose mean loss is within some standard errors of the best.
+    """Choose the fewest groups such that no finer grouping is clearly preferred.
 
-    The one-standard-error rule of CART, with the errors of paired differences: clients differ more
-    from each other than a client's losses under two groupings do.
+    The one-standard-error rule of CART, with the cells' votes of `preference`. A client whose loss
+    is not finite counts as one that prefers every other grouping.
 
     Parameters
     ----------
     losses : ndarray of shape (clients, K)
         Of every client at its group's model, under every grouping.
-    num_groups : array_like of int, shape (K,)
+    errors : ndarray of shape (clients, K, K)
+        The standard errors of the differences of two of them; NaN where the client does not know.
+    labels : ndarray of shape (clients, K)
+        Of every client, the group that it is in.
     standard_errors : float
     """
-    means = losses.mean(axis=0) if len(losses) else np.full(losses.shape[1], np.nan)
-    if not np.isfinite(means).any():
-        none = np.full(len(means), np.nan)
-        return Comparison(int(np.argmin(num_groups)), means, none, none)
-    best = int(np.nanargmin(means))
-    paired = losses - losses[:, [best]]
-    differences = paired.mean(axis=0)
-    spread = paired.std(axis=0, ddof=1) if len(losses) > 1 else np.zeros(len(means))
-    errors = spread / np.sqrt(len(losses))
-    near = np.flatnonzero(differences <= standard_errors * errors)  # never one that is NaN
-    groups = np.asarray(num_groups)
-    chosen = min(near, key=lambda k: (groups[k], means[k], k))
-    return Comparison(int(chosen), means, differences, errors)
+    finite = np.isfinite(losses)
+    sums, counts = losses.sum(axis=0, where=finite), finite.sum(axis=0)
+    means = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+    known = np.where(finite, losses, _NOT_FINITE)
+    num_groups = [len(np.unique(column)) for column in labels.T]
+    typical = np.median(known, axis=0) if len(known) else np.zeros(len(means))
+    order = sorted(range(len(means)), key=lambda k: (num_groups[k], typical[k]))
+    against = np.zeros(len(means))
+    for place, k in enumerate(order):
+        for finer in order[place + 1 :]:
+            difference = known[:, k] - known[:, finer]
+            vote = preference(difference, errors[:, k, finer], labels[:, k], labels[:, finer])
+            against[k] = max(against[k], vote)
+    chosen = next(k for k in order if against[k] <= standard_errors)
+    return Comparison(chosen, means, against)
+
+
+def preference(
+    differences: NDArray[np.float64],
+    errors: NDArray[np.float64],
+    coarse: NDArray[np.int64],
+    fine: NDArray[np.int64],
+) -> float:
+    """Return by how many standard errors clients prefer a finer grouping, cell by cell.
+
+    Cells are the groups of the finer one that are not groups of the other: a group that is one
+    client of a thousand votes as one cell, where in the mean over the clients nobody would hear it.
+    A client's difference is divided by its own sampling error and the scatter within the cells.
+    In a cell of n it then counts at most ``CELL / sqrt(n)``, so that a liar cannot decide, and a
+    cell is their sum over sqrt(n), at most `CELL`. With z_C ~ N(0, 1) for those who do not care,
+    the result, the sum over the cells over the root of their number, is N(0, 1) as well.
+
+    Parameters
+    ----------
+    differences, errors : ndarray of shape (m,)
+        Loss under the coarse grouping less that under the fine one, and its standard error, NaN
+        where unknown.
+    coarse, fine : ndarray of shape (m,)
+        The groups.
+    """
+    cells = [fine == label for label in np.unique(fine)]
+    changed = []
+    for cell in cells:
+        before = coarse == coarse[cell][0]
+        if not np.array_equal(before, cell):
+            changed.append(cell)
+    if not changed:
+        return 0.0
+    rest = differences.copy()
+    for cell in changed:
+        rest[cell] -= np.median(differences[cell])
+    scatter = MAD_TO_SD * float(np.median(np.abs(rest[np.any(changed, axis=0)])))
+    known = np.isfinite(errors)
+    own = np.where(known, errors, np.median(errors[known]) if known.any() else 0.0)
+    scales = np.maximum(np.hypot(own, scatter), np.finfo(float).tiny)
+    votes = []
+    for cell in changed:
+        most = CELL / np.sqrt(cell.sum())
+        in_errors = np.clip(differences[cell], -most * scales[cell], most * scales[cell])
+        votes.append((in_errors / scales[cell]).sum() / np.sqrt(cell.sum()))
+    return float(np.sum(votes) / np.sqrt(len(votes)))
+
+
+def winsorised(values: NDArray[np.float64], mads: float = 5.0) -> NDArray[np.float64]:
+    """Return values, shape (n,), none further from their median than so many MADs; NaN stays."""
+    if np.isnan(values).all():
+        return values
+    median = np.nanmedian(values)
+    reach = mads * MAD_TO_SD * np.nanmedian(np.abs(values - median))
+    clipped: NDArray[np.float64] = np.clip(values, median - reach, median + reach)
+    return clipped
 
 
 def corrected(
@@ -252,9 +320,10 @@ def holding_lambda(labels: Labels, gradient_norms: NDArray[np.float64]) -> float
     """Return the least lambda that can hold every group together: `fusion_bound`, turned round.
 
     That is max_i m ||grad f_i(alpha_l)||/(|G_l| - 1), over the clients i that are not alone; 0
-    where all are, and where no gradient norm is known (NaN).
+    where all are, and where no gradient norm is known (NaN). The norms are winsorised, since
+    clients report them, and a liar is not to set lambda.
     """
     sizes = np.bincount(labels)[list(labels)]
     known = (sizes > 1) & np.isfinite(gradient_norms)
-    needed = len(labels) * gradient_norms[known] / (sizes[known] - 1)
+    needed = len(labels) * winsorised(gradient_norms[known]) / (sizes[known] - 1)
     return float(needed.max(initial=0.0))

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
+from clients.methods.fpfc import PARTS, error_of_mean
 from fl_admm_strategies.algorithms.fpfc.stages import (
     CUTS,
     FOLDS,
@@ -165,6 +167,27 @@ def optimism(
     return found[:, 0].double().numpy()
 
 
+def errors_of_differences(
+    samples: list[Samples], outputs: int, models: Tensor
+) -> NDArray[np.float64]:
+    """Return what `FPFCClient` reports with its losses, shape (m, S, S); models as of `Clients`."""
+    m, tried = models.shape[:2]
+    losses, sizes = np.full((m, PARTS, tried), np.nan), np.zeros((m, PARTS))
+    for part in range(PARTS):
+        rows = [i for i, (_, y) in enumerate(samples) if len(y) > part]
+        some = [(samples[i][0][part::PARTS], samples[i][1][part::PARTS]) for i in rows]
+        if some:
+            losses[rows, part] = Clients(some, outputs).loss(models[rows])[0].double().numpy()
+            sizes[rows, part] = [len(y) for _, y in some]
+    errors = np.full((m, tried, tried), np.nan)
+    for i, there in enumerate(sizes > 0):
+        for j, k in combinations(range(tried), 2):
+            if there.sum() > 1:
+                between = losses[i, there, j] - losses[i, there, k]
+                errors[i, j, k] = errors[i, k, j] = error_of_mean(between, sizes[i, there])
+    return errors
+
+
 def study(
     name: str, seed: int, participation: float, rounds: int, validation: str, joins: bool
 ) -> tuple[bool, bool, bool]:
@@ -238,17 +261,21 @@ def study(
     for _ in range(REFIT_ROUNDS):
         refit()
     losses = scored.loss(of_clients())[0].double().numpy()
+    errors = errors_of_differences(held_out, outputs, of_clients())
     counts = [max(labels) + 1 for labels in tried]
     if validation in ("none", "few-corrected"):
         own = trained.loss(of_clients())[0].double().numpy()
         others = np.flatnonzero(few) if few.any() else np.arange(m)
         some = [train[i] for i in others]
+        errors[others] = errors_of_differences(some, outputs, of_clients()[others])
         o = optimism(some, outputs, center[others], (PROBE_FACTOR * epochs, lr), seed)
         for i, o_i in zip(others, o, strict=True):
             sizes = np.array([labels.count(labels[i]) for labels in tried])
             losses[i] = corrected(own[i], o_i, sizes, len(train[i][1]))
-    found = compare(losses, counts, STANDARD_ERRORS)
-    of_voters = tried[compare(losses[~few], counts, STANDARD_ERRORS).chosen]
+    groups = np.array(tried).T
+    found = compare(losses, errors, groups, STANDARD_ERRORS)
+    voters = compare(losses[~few], errors[~few], groups[~few], STANDARD_ERRORS)
+    of_voters = tried[voters.chosen]
     labels = tried[found.chosen]
     starts = np.stack([candidates.models_of(i)[found.chosen] for i in range(m)])
     gradients = trained.loss(of_clients())[1][:, found.chosen].flatten(1)

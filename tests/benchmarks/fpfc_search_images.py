@@ -126,9 +126,10 @@ def _log_softmax(models: Array, inputs: Array) -> Array:
 
 
 def losses(models: Array, part: tuple[Array, NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Return the loss of every sample under every model, shape (K, n)."""
     inputs, labels = part
     logs = _log_softmax(models, inputs).astype(float)
-    own: NDArray[np.float64] = -logs[:, labels, np.arange(len(labels))].mean(1)
+    own: NDArray[np.float64] = -logs[:, labels, np.arange(len(labels))]
     return own
 
 
@@ -154,13 +155,16 @@ def search(
     if joins and candidates.open_to_change:
         candidates.uploads = refit()
         offered = {i: stacked(candidates.models_without(i)) for i in clients}
-        candidates.join({i: losses(own, train[i]) for i, own in offered.items()}, flat)
+        candidates.join({i: losses(own, train[i]).mean(1) for i, own in offered.items()}, flat)
     for _ in range(REFIT_ROUNDS):
         refit()
-    scores = np.stack([losses(stacked(candidates.models_of(i)), held_out[i]) for i in clients])
-    groupings = [numbered(labels) for labels in np.stack(list(candidates.labels.values())).T]
-    counts = [max(labels) + 1 for labels in groupings]
-    return groupings[compare(scores, counts, STANDARD_ERRORS).chosen], groupings
+    scores = [losses(stacked(candidates.models_of(i)), held_out[i]) for i in clients]
+    between = [own[:, None] - own for own in scores]
+    errors = np.stack([d.std(axis=2, ddof=1) / d.shape[2] ** 0.5 for d in between])
+    labels = np.stack(list(candidates.labels.values()))
+    means = np.stack([own.mean(1) for own in scores])
+    groupings = [numbered(column) for column in labels.T]
+    return groupings[compare(means, errors, labels, STANDARD_ERRORS).chosen], groupings
 
 
 def study(name: str, seed: int) -> list[bool]:

@@ -41,6 +41,8 @@ def hold_out(
     Returns
     -------
     kept, held_out : iterables of batches
+        With a length where the loader has one. No batch of several is left with one sample, which
+        batch norm could not train on: that sample joins another batch, or is held out as well.
 
     Raises
     ------
@@ -50,7 +52,9 @@ def hold_out(
         If the loader cannot be split.
     """
     sizes = _sizes(loader, split_batch)
-    return _parted(loader, sizes, _chosen(sum(sizes), share, seed))
+    chosen = _chosen(sum(sizes), share, seed)
+    chosen |= _lone(loader, sizes, ~chosen)
+    return _parted(loader, sizes, ~chosen, chosen)
 
 
 def folds(
@@ -68,6 +72,7 @@ def folds(
     Returns
     -------
     list of (kept, held_out)
+        Of batches as of `hold_out`; a sample that would be left alone in one is in neither.
 
     Raises
     ------
@@ -85,8 +90,22 @@ def folds(
     for rows in np.array_split(order, min(count, num_samples)):
         chosen = np.zeros(num_samples, dtype=np.bool_)
         chosen[rows] = True
-        parted.append(_parted(loader, sizes, chosen))
+        lone = _lone(loader, sizes, ~chosen)
+        parted.append(_parted(loader, sizes, ~(chosen | lone), chosen))
     return parted
+
+
+def in_parts(loader: Loader, split_batch: SplitBatch, count: int) -> list[Any]:
+    """Cut data into batches of like size, so many or a few more; of fewer samples each is one."""
+    batches = list(loader)
+    sizes = _sizes_of(batches, split_batch)
+    most, parts = -(-sum(sizes) // count), []
+    for batch, size in zip(batches, sizes, strict=True):
+        for start in range(0, size, most):
+            rows = torch.zeros(size, dtype=torch.bool)
+            rows[start : start + most] = True
+            parts.append(_taken(batch, rows))
+    return parts
 
 
 def _sizes(loader: Any, split_batch: SplitBatch) -> list[int]:
@@ -96,24 +115,40 @@ def _sizes(loader: Any, split_batch: SplitBatch) -> list[int]:
     ):
         return [len(loader.dataset)]  # type: ignore[arg-type]
     if isinstance(loader, Sequence):
-        parts = (split_batch(batch) for batch in loader)
-        return [size_of(inputs if targets is None else targets) for inputs, targets in parts]
+        return _sizes_of(loader, split_batch)
     raise ValueError(
         f"train_loader is {type(loader).__name__}, of which no samples can be held out. Give the "
         "client a validation_loader, or the strategy a penalty instead of 'auto'."
     )
 
 
-def _parted(loader: Any, sizes: list[int], chosen: _Rows) -> tuple[Loader, Loader]:
-    """Return what is not chosen, and what is."""
+def _sizes_of(batches: Sequence[Any], split_batch: SplitBatch) -> list[int]:
+    parts = map(split_batch, batches)
+    return [size_of(inputs if targets is None else targets) for inputs, targets in parts]
+
+
+def _parted(loader: Any, sizes: list[int], kept: _Rows, chosen: _Rows) -> tuple[Loader, Loader]:
+    """Return a loader of the kept samples and one of the chosen ones."""
     if isinstance(loader, DataLoader):
-        return _without(loader, chosen), _only(loader, chosen)
+        return _without(loader, kept), _only(loader, chosen)
     if isinstance(loader, Minibatches):
         inputs, targets = loader.dataset.tensors
-        rows, others = (torch.from_numpy(which).to(inputs.device) for which in (chosen, ~chosen))
-        kept = Minibatches(inputs[others], targets[others], loader.batch_size)
-        return kept, [(inputs[rows], targets[rows])]
-    return _rows(loader, sizes, ~chosen), _rows(loader, sizes, chosen)
+        rows, others = (torch.from_numpy(which).to(inputs.device) for which in (chosen, kept))
+        left = Minibatches(inputs[others], targets[others], loader.batch_size)
+        return left, [(inputs[rows], targets[rows])]
+    return _rows(loader, sizes, kept), _rows(loader, sizes, chosen)
+
+
+def _lone(loader: Any, sizes: list[int], kept: _Rows) -> _Rows:
+    """Return the samples that would be left alone in a batch; none where nothing else is left."""
+    found = np.zeros_like(kept)
+    if isinstance(loader, Minibatches):
+        rows = np.flatnonzero(kept)
+        found[rows[-1:]] = loader.batch_size > 1 and len(rows) % loader.batch_size == 1
+    elif not isinstance(loader, DataLoader):
+        for rows in np.split(np.arange(len(kept)), np.cumsum(sizes)[:-1]):
+            found[rows] = kept[rows] & (kept[rows].sum() == 1 < len(rows))
+    return found if (kept & ~found).any() else np.zeros_like(found)
 
 
 def _chosen(num_samples: int, share: float, seed: int) -> _Rows:
@@ -130,47 +165,84 @@ def _chosen(num_samples: int, share: float, seed: int) -> _Rows:
 
 
 class _Filtered:
-    """A sampler, of single indices or of lists of them, without some indices."""
+    """A sampler without some indices; those that stay are places among the kept samples."""
 
-    def __init__(self, sampler: Any, left_out: _Rows) -> None:
-        self.sampler, self.left_out = sampler, left_out
+    def __init__(self, sampler: Any, kept: _Rows) -> None:
+        self.sampler, self.kept = sampler, kept
+        self._places = np.cumsum(kept) - 1
 
-    def __iter__(self) -> Iterator[Any]:
-        for index in self.sampler:
-            if isinstance(index, list | tuple):
-                if kept := [i for i in index if not self.left_out[i]]:
-                    yield kept
-            elif not self.left_out[index]:
-                yield index
+    def __iter__(self) -> Iterator[int]:
+        return (int(self._places[i]) for i in self.sampler if self.kept[i])
+
+    def __len__(self) -> int:
+        """Return the number of indices, on average where a sampler draws with replacement."""
+        return round(len(self.sampler) * float(self.kept.mean()))
 
 
-def _without(loader: Any, chosen: _Rows) -> Loader:
-    """Return a loader like this one without the chosen samples."""
-    batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    if type(batches) is BatchSampler:  # batches keep their size
-        inner: Any = _Filtered(batches.sampler, chosen)
-        filtered: Any = BatchSampler(inner, batches.batch_size, batches.drop_last)
-    else:
-        filtered = _Filtered(batches, chosen)
-    kept = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "generator")
-    common: dict[str, Any] = {name: getattr(loader, name) for name in kept}
+class _FilteredBatches:
+    """A batch sampler without some indices; one that is left alone joins the batch before."""
+
+    def __init__(self, batches: Any, kept: _Rows) -> None:
+        self.batches, self.kept = batches, kept
+        self._filled: BatchSampler | None = None
+        if type(batches) is BatchSampler:  # batches keep their size
+            inner: Any = _Filtered(batches.sampler, kept)
+            self._filled = BatchSampler(inner, batches.batch_size, batches.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        before: list[int] = []
+        for batch, size in self._left():
+            if before and (1 not in (len(before), len(batch)) or size == 1):
+                yield before
+                before = []
+            before = before + batch
+        if before:
+            yield before
+
+    def _left(self) -> Iterator[tuple[list[int], int]]:
+        """Yield what is left of each batch, and its size before."""
+        if self._filled is not None:
+            yield from ((batch, self._filled.batch_size) for batch in self._filled)
+            return
+        for batch in self.batches:
+            if left := list(_Filtered(batch, self.kept)):
+                yield left, len(batch)
+
+    def __len__(self) -> int:
+        filled = self._filled
+        if filled is None:
+            return len(self.batches)
+        alone = not filled.drop_last and len(filled.sampler) % filled.batch_size == 1  # type: ignore[arg-type]
+        return len(filled) - (alone and len(filled) > 1)
+
+
+def _without(loader: Any, kept: _Rows) -> Loader:
+    """Return a loader like this one of the kept samples."""
+    names = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "generator")
+    common: dict[str, Any] = {name: getattr(loader, name) for name in names}
+    left = Subset(loader.dataset, np.flatnonzero(kept).tolist())
     if loader.batch_sampler is not None:
-        return DataLoader(loader.dataset, batch_sampler=filtered, **common)
-    return DataLoader(loader.dataset, sampler=filtered, batch_size=None, **common)
+        batches: Any = _FilteredBatches(loader.batch_sampler, kept)
+        return DataLoader(left, batch_sampler=batches, **common)
+    kind = _FilteredBatches if _yields_lists(loader) else _Filtered
+    sampler: Any = kind(loader.sampler, kept)
+    return DataLoader(left, sampler=sampler, batch_size=None, **common)
 
 
 def _only(loader: Any, chosen: _Rows) -> Loader:
     """Return a loader of the chosen samples, in their order."""
-    indices = np.flatnonzero(chosen).tolist()
+    left = Subset(loader.dataset, np.flatnonzero(chosen).tolist())
     if loader.batch_sampler is not None:
-        size = loader.batch_size or len(indices)
-        subset = Subset(loader.dataset, indices)
-        return DataLoader(subset, batch_size=size, collate_fn=loader.collate_fn)
-    lists = any(isinstance(index, list | tuple) for index in _first(loader.sampler))
-    sampler: Any = [indices] if lists else indices
-    return DataLoader(
-        loader.dataset, sampler=sampler, batch_size=None, collate_fn=loader.collate_fn
-    )
+        size = loader.batch_size or len(left)
+        return DataLoader(left, batch_size=size, collate_fn=loader.collate_fn)
+    places = list(range(len(left)))
+    sampler: Any = [places] if _yields_lists(loader) else places
+    return DataLoader(left, sampler=sampler, batch_size=None, collate_fn=loader.collate_fn)
+
+
+def _yields_lists(loader: Any) -> bool:
+    """Return whether the sampler of a loader without batches yields lists of indices."""
+    return any(isinstance(index, list | tuple) for index in _first(loader.sampler))
 
 
 def _first(sampler: Any) -> Iterator[Any]:

@@ -191,7 +191,7 @@ class LocalObjective:
         self.first_loss: float | None = None
         """f before the first step, on all samples or the first batch, where the solver noted it."""
         self.steps = 0
-        """How many steps the solver has taken."""
+        """How many steps were taken: how often its gradient was added, or its value."""
 
     def add_gradient(self, model: nn.Module) -> None:
         """Add sum_k (c_k / alpha) (u - a_k) to the ``.grad`` of the model's parameters.
@@ -230,6 +230,7 @@ class LocalObjective:
             If it lacks parameters of the objective.
         """
         moving = self._parameters(model)
+        self.steps += 1
         total = torch.zeros(())  # on no device: it may be added to what is on any
         for term in self.pulls:
             total = total + term.value(moving)
@@ -242,6 +243,7 @@ class LocalObjective:
     def complete_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Turn grad f, in the parameters' ``.grad``, into that of the whole objective."""
         self.used = True
+        self.steps += 1
         with torch.no_grad():
             for term in self.pulls:
                 term.add_gradient(moving)

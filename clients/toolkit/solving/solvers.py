@@ -217,7 +217,6 @@ def gradient_descent(
                 nn.utils.clip_grad_norm_(parameters.values(), max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
-            objective.steps += 1
 
         optimizer.zero_grad()
         for epoch in range(epochs):

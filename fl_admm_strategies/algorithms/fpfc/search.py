@@ -48,8 +48,8 @@ class FoundGroups:
         Of every grouping that was tried.
     losses : ndarray of shape (K,)
         Mean loss on the held-out data, or the corrected training loss.
-    differences, errors : ndarray of shape (K,)
-        Mean difference to the best, and its standard error over the clients.
+    against : ndarray of shape (K,)
+        By how many standard errors clients prefer a grouping with more groups, at most.
     chosen : int
     smallest_distance : float
         b, between the models of two groups as they came out of the search; NaN for one group.
@@ -61,8 +61,7 @@ class FoundGroups:
     labels: dict[int, int]
     num_groups: NDArray[np.int64]
     losses: NDArray[np.float64]
-    differences: NDArray[np.float64]
-    errors: NDArray[np.float64]
+    against: NDArray[np.float64]
     chosen: int
     smallest_distance: float
     lam_needed: float
@@ -156,13 +155,13 @@ class GroupSearch(PenaltySource):
         if self.is_searching:
             return {}
         found, labels = self.found, self.found.candidates.labels
-        counts, losses, differences, errors = found.table
+        counts, losses, against = found.table
         groups = numbered([of_client[found.chosen] for of_client in labels.values()])
         return {
             "search": FoundGroups(
                 found.last_round,
                 dict(zip(labels, groups, strict=True)),
-                *(counts.astype(np.int64), losses, differences, errors),
+                *(counts.astype(np.int64), losses, against),
                 found.chosen,
                 found.smallest_distance,
                 found.lam_needed,
@@ -231,7 +230,7 @@ class GroupSearch(PenaltySource):
             "optimism": (found.optimism, (1,), np.float64),
             "label": (tried.labels, (count,), np.int64),
             "upload": (tried.uploads, (count, d), dtype),
-            "score": (found.scores, (2, count), np.float64),
+            "score": (found.scores, (2 + count, count), np.float64),
         }
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:

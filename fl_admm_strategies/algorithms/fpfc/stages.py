@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from logging import INFO, WARNING
 from typing import Any, ClassVar, TypeAlias
 
@@ -54,6 +55,9 @@ RENEWAL = 20  # rounds from one lambda to the next
 HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
 """What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
 
+LOSS_ERROR = "loss-error"
+"""Likewise, followed by ``-J-K``: the standard error of the difference of two of the losses."""
+
 OPTIMISM, NO_VOTE = "optimism", "held-out-none"
 """What a client that holds nothing out reports with its probe: how much too low its training loss
 is; or, having one sample, that it cannot say, and so has no say in the choice."""
@@ -89,10 +93,11 @@ class Search:
         since. Members of a group that is trained together have equal omega_i.
     fused_from : int
         The round before the first of FPFC's own.
-    scores : dict of int to ndarray of shape (2, K)
-        Losses and gradient norms of the clients at their groups' models.
-    table : ndarray of shape (4, K)
-        Of every grouping: number of groups, mean loss, difference to the best, standard error.
+    scores : dict of int to ndarray of shape (2 + K, K)
+        Losses and gradient norms of the clients at their groups' models; the standard errors of the
+        losses' differences.
+    table : ndarray of shape (3, K)
+        Of every grouping: number of groups, mean loss, the vote against it.
     chosen : int
         The grouping that was chosen.
     smallest_distance, lam_needed : float
@@ -112,7 +117,7 @@ class Search:
     groups: dict[int, int] = field(default_factory=dict)
     fused_from: int = 0
     scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
-    table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((4, 0)))
+    table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 0)))
     chosen: int = 0
     smallest_distance: float = 0.0
     lam_needed: float = 0.0
@@ -374,7 +379,7 @@ class Score(Everybody):
     """Every client measures its groups' models, and one grouping is taken.
 
     On data that it has held out so far, or on its training data, with a correction (`corrected`).
-    The grouping with the fewest groups that is not clearly worse than the best is taken; see
+    The grouping with the fewest groups is taken to which no finer one is clearly preferred; see
     `compare`.
     """
 
@@ -385,14 +390,15 @@ class Score(Everybody):
         self._record(search, replies)
         labels = np.stack(list(search.candidates.labels.values()))
         num_groups = np.array([len(np.unique(column)) for column in labels.T])
-        unknown = np.full((2, len(search.candidates)), np.nan)
+        count = len(search.candidates)
+        unknown = np.full((2 + count, count), np.nan)
         scores = np.stack([search.scores.get(c, unknown) for c in search.candidates.labels])
-        measured = ~np.isnan(scores[:, 0]).all(axis=1)
-        found = compare(scores[measured, 0], num_groups, STANDARD_ERRORS)
+        voted = ~np.isnan(scores[:, 0]).all(axis=1)
+        found = compare(scores[voted, 0], scores[voted, 2:], labels[voted], STANDARD_ERRORS)
         groups = labels[:, found.chosen]
         b = smallest_distance(search.candidates.models[found.chosen][np.unique(groups)])
         needed = holding_lambda(numbered(groups), scores[:, 1, found.chosen])
-        search.table = np.stack([num_groups, found.means, found.differences, found.errors])
+        search.table = np.stack([num_groups, found.means, found.against])
         search.chosen, search.smallest_distance, search.lam_needed = found.chosen, b, needed
         search.lam, search.last_round, search.probes = lambda_between(b, needed), server_round, {}
         search.groups = {c: int(of[found.chosen]) for c, of in search.candidates.labels.items()}
@@ -431,7 +437,10 @@ class Score(Everybody):
             if client in search.optimism:
                 optimism = float(search.optimism[client][0])
                 held_out = corrected(training, optimism, sizes[place], reply.num_examples)
-            search.scores[client] = np.stack([held_out, norms])
+            errors = np.full((len(columns), len(columns)), np.nan)
+            for j, k in combinations(range(len(columns)), 2):
+                errors[j, k] = errors[k, j] = reply.metrics.get(f"{LOSS_ERROR}-{j}-{k}", np.nan)
+            search.scores[client] = np.vstack([held_out, norms, errors])
 
     def _start_of(self, search: Search, client_ids: Sequence[int]) -> NDArray[Any]:
         """Return the omega_i that FPFC starts from: alpha_l, or the mean of the consensus."""

@@ -18,9 +18,11 @@ from fl_admm_strategies.maths.grouping import (
     cut,
     holding_lambda,
     numbered,
+    preference,
     smallest_distance,
     tree,
     ward_tree,
+    winsorised,
 )
 
 
@@ -88,25 +90,93 @@ def test_clients_that_did_not_move_are_no_error() -> None:
     assert found[-1] == (0, 1, 2, 3)
 
 
-def test_fewest_groups_within_the_standard_errors_of_the_best() -> None:
-    # Against the best, the last: mean differences 1 and 0.02. Their deviations over the clients:
-    # 0 and sqrt((9 + 1 + 1 + 9)/3) / 100 = 0.0258, so the standard error is half of that, 0.0129,
-    # and 0.02 is 1.55 of it.
-    base = np.array([1.0, 5.0, 2.0, 9.0])  # clients differ more than groupings do
-    losses = np.stack([base + 1, base + np.array([-1, 1, 3, 5]) / 100, base], axis=1)
-    found = compare(losses, [1, 2, 4], 1.6)
-    assert found.chosen == 1
-    assert_allclose(found.differences, [1.0, 0.02, 0.0])
-    assert_allclose(found.errors, [0.0, 0.0129099, 0.0], atol=1e-6)
-    assert compare(losses, [1, 2, 4], 1.5).chosen == 2
+# --- The vote -------------------------------------------------------------------------------------
+
+Votes = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
-def test_a_grouping_with_a_loss_that_is_not_finite_is_out() -> None:
+def votes(sizes: list[int], loss: float = 1.0, noise: float = 0.1, seed: int = 0) -> Votes:
+    """Return losses, errors and labels: one group, the true groups of these sizes, alone.
+
+    In one group the members of all but the first true group lose `loss`, alone everybody 0.5.
+    """
+    rng, m = np.random.default_rng(seed), sum(sizes)
+    truth = np.repeat(np.arange(len(sizes)), sizes)
+    labels = np.stack([np.zeros(m, int), truth, np.arange(m)], axis=1)
+    losses = np.stack([loss * (truth > 0), np.zeros(m), np.full(m, 0.5)], axis=1)
+    losses += 3 * rng.random((m, 1)) + noise * rng.normal(size=losses.shape)
+    return losses, np.full((m, 3, 3), noise * 2**0.5), labels
+
+
+def test_a_cell_counts_in_standard_errors() -> None:
+    # Six clients, one group against two cells of 4 and 2. Differences 0.3, 0.1, 0.1, 0.3 with
+    # errors of 0.1 and, in the other cell, 0.4, 0.2. Less the medians, 0.2 and 0.3, all are 0.1
+    # away: scatter 0.14826, and scales sqrt(0.01 + 0.02198) = 0.17884. In units of these 1.6775,
+    # 0.5592, twice: the first cell 4.4734/2; the second 3.3550/sqrt(2). Over sqrt(2): 3.2591.
+    differences = np.array([0.3, 0.1, 0.1, 0.3, 0.4, 0.2])
+    one, two = np.zeros(6, int), np.array([0, 0, 0, 0, 1, 1])
+    found = preference(differences, np.full(6, 0.1), one, two)
+    assert found == pytest.approx(3.2591, rel=1e-4)
+    # A cell counts 4 at most, and one of its four clients 4/2: (1.6775 + 0.5592 + 0.5592 + 2)/2.
+    differences[3] = 1e6
+    capped = preference(differences, np.full(6, 0.1), one, two)
+    assert capped == pytest.approx(found, abs=0.5)
+    assert preference(1e6 * differences, np.full(6, 0.1), one, two) <= 4 * 2**0.5
+    # Groups that both have do not vote.
+    fine = np.array([0, 0, 0, 0, 1, 2])
+    assert preference(differences, np.full(6, 0.1), two, fine) == pytest.approx(
+        preference(np.array([0.4, 0.2]), np.full(2, 0.1), np.zeros(2, int), np.array([0, 1]))
+    )
+    assert preference(differences, np.full(6, 0.1), two, two) == 0
+
+
+@pytest.mark.parametrize("sizes", [[40, 1], [30, 1], [500, 2], [5, 5, 5, 5], [10, 1, 1]])
+def test_a_small_group_is_heard(sizes: list[int]) -> None:
+    # By the mean over 41 clients, 1 of which gains, it was 1.4 standard errors, whatever it gains.
+    assert compare(*votes(sizes), 1.5).chosen == 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_nobody_gains_by_is_not_taken(seed: int) -> None:
+    losses, errors, labels = votes([10, 10], loss=0.0, seed=seed)
+    assert compare(losses, errors, labels, 1.5).chosen == (seed == 2)  # 1 of 15 by chance
+    losses[:, 1] += 0.1
+    assert compare(losses, errors, labels, 1.5).chosen == 0
+
+
+LIES = {
+    "one": [-1e6, 0, 0],
+    "not the truth": [0, 1e6, 0],
+    "alone": [1e6, 1e6, 0],
+    "no answer to the truth": [0, np.nan, 0],
+    "infinite": [0, np.inf, -np.inf],
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [20], [10, 10]])
+def test_a_liar_does_not_decide(sizes: list[int], lie: str, count: int) -> None:
+    losses, errors, labels = votes(sizes)
+    losses[-count:], errors[-count:] = LIES[lie], 0.0
+    chosen = labels[:, compare(losses, errors, labels, 1.5).chosen]
+    assert chosen.tolist() == labels[:, 1].tolist()
+
+
+def test_losses_that_are_not_finite() -> None:
     losses = np.array([[1.0, 0.5, np.nan], [1.0, 0.5, 0.1]])
-    assert compare(losses, [1, 2, 3], 1.5).chosen == 1
-    assert compare(losses * np.nan, [1, 2, 3], 1.5).chosen == 0
-    assert compare(losses[:0], [1, 2, 3], 1.5).chosen == 0
-    assert compare(losses[:1, :2], [1, 2], 1.5).chosen == 1  # one client, so no error
+    errors, labels = np.full((2, 3, 3), np.nan), np.array([[0, 0, 0], [0, 1, 1]])
+    found = compare(losses, errors, labels, 1.5)
+    assert found.chosen == 1
+    assert_allclose(found.means, [1.0, 0.5, 0.1])
+    assert compare(losses * np.nan, errors, labels, 1.5).chosen == 0
+    assert compare(losses[:0], errors[:0], labels[:0], 1.5).chosen == 0
+
+
+def test_winsorised() -> None:
+    # The median is 3, the MAD 1: 5 of 1.4826 more are 10.413.
+    assert_allclose(winsorised(np.array([1, 2, 3, 4, np.nan, 1e9])), [1, 2, 3, 4, np.nan, 10.413])
+    assert_allclose(winsorised(np.array([np.nan])), [np.nan])
 
 
 def test_the_smallest_distance() -> None:

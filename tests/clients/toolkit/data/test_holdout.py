@@ -77,7 +77,8 @@ def samples(loader: Any) -> list[int]:
 @pytest.mark.parametrize("name", LOADERS)
 def test_every_sample_is_kept_or_held_out(name: str) -> None:
     kept, held = hold_out(LOADERS[name](), _whole if name == "no batches" else split_batch, 0.2, 5)
-    assert len(samples(held)) == 4  # 0.2 * 23, rounded down
+    # 0.2 * 23, rounded down; of the list's last two, if one is held out, the other is as well.
+    assert len(samples(held)) == (5 if name.startswith("list") else 4)
     assert sorted(samples(kept) + samples(held)) == list(range(N))
     again = hold_out(LOADERS[name](), split_batch, 0.2, 5)[1]
     assert samples(again) == samples(held)
@@ -94,7 +95,10 @@ def test_every_sample_is_in_one_fold(name: str) -> None:
     assert [len(samples(held)) for _, held in parts] == [6, 6, 6, 5]
     assert sorted(i for _, held in parts for i in samples(held)) == list(range(N))
     for kept, held in parts:
-        assert sorted(samples(kept) + samples(held)) == list(range(N))
+        both = samples(kept) + samples(held)
+        assert sorted(both) == sorted(set(both))
+        # Slices of tensors cannot be joined: who would be alone in one is left out.
+        assert len(both) >= N - 1 if name in ("in memory", "list", "list of dicts") else N
 
 
 def test_of_few_samples_each_is_a_fold_and_of_one_there_are_none() -> None:
@@ -104,6 +108,45 @@ def test_of_few_samples_each_is_a_fold_and_of_one_there_are_none() -> None:
         folds([(torch.zeros(1), torch.zeros(1))], split_batch, 4, 5)
     with refused(ValueError, "train_loader", "DataLoader"):
         folds(DataLoader(Stream()), split_batch, 4, 5)
+
+
+DATA_76 = TensorDataset(torch.arange(76), torch.arange(76) % 2)
+BY_20 = {
+    "plain": lambda: DataLoader(DATA_76, batch_size=20),
+    "shuffled": lambda: DataLoader(DATA_76, batch_size=20, shuffle=True),
+    "pairs": lambda: DataLoader(DATA_76, batch_sampler=[[i, i + 1] for i in range(0, 76, 2)]),
+    "in memory": lambda: Minibatches(*DATA_76.tensors, 20),
+    "list": lambda: list(DataLoader(DATA_76, batch_size=4)),
+}
+
+
+@pytest.mark.parametrize("name", BY_20)
+def test_no_batch_is_left_with_one_sample(name: str) -> None:
+    # 76 samples, of which 15 are held out, leave 61: three batches of 20 and one sample.
+    kept, held = hold_out(BY_20[name](), split_batch, 0.2, 5)
+    of_folds = [loader for loader, _ in folds(BY_20[name](), split_batch, 5, 5)]
+    for loader in (kept, *of_folds):
+        assert 1 not in [len(batch[0]) for batch in loader]
+    assert sorted(samples(kept) + samples(held)) == list(range(76))
+
+
+def test_what_is_left_of_a_single_batch_stays_even_if_it_is_one_sample() -> None:
+    for loader in (Minibatches(torch.arange(2), torch.arange(2), 20), [(torch.arange(2),) * 2]):
+        kept, held = hold_out(loader, split_batch, 0.2, 5)
+        assert sorted(samples(kept) + samples(held)) == [0, 1]
+        assert len(samples(kept)) == 1
+
+
+@pytest.mark.parametrize("name", [*BY_20, "sliced", "no batches"])
+def test_both_parts_have_a_length(name: str) -> None:
+    whole = (LOADERS | BY_20)[name]
+    for count in (0.2, 0.3, 0.5):
+        split = _whole if name == "no batches" else split_batch
+        for part in hold_out(whole(), split, count, 5):
+            length = len(part)  # type: ignore[arg-type]
+            assert length >= len(list(part)) if name == "pairs" else length == len(list(part))
+            if hasattr(part, "dataset"):
+                assert len(part.dataset) == len(samples(part))
 
 
 def test_batches_keep_their_size_and_their_order_of_chance() -> None:
