@@ -4,7 +4,8 @@ Run with `python -m tests.benchmarks.converted_apps advanced-pytorch FedAvg FedA
 repository (long). Needs the apps in $FL_ADMM_APPS and the files of their data in $FL_ADMM_DATA.
 Settings, clients a round and local work are the app's, and what the guide says; --rho gives FedADMM
 another rho. A seed draws the initial model, which is the same for all methods, the clients and the
-batches. "FedAvg, one head" is the advanced example without the last layers of its clients' own.
+batches; --samples takes so many training images for all clients together, and less time. "FedAvg,
+one head" is the advanced example without the last layers of its clients' own.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ APPS = {
 AS_IT_IS = ("FedAvg", "FedAvg, one head")
 
 
-def run(app: App, method: str, seed: int, rho: float | None) -> Result:
+def run(app: App, method: str, seed: int, rho: float | None, samples: int) -> Result:
     """Run an app once; return what was measured."""
     results: list[Result] = []
     plain = Result.__init__
@@ -90,7 +91,7 @@ def run(app: App, method: str, seed: int, rho: float | None) -> Result:
         results.append(self)
 
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        folder = app.convert(Path(place), None if method in AS_IT_IS else method)
+        folder = app.convert(Path(place), None if method in AS_IT_IS else method, samples=samples)
         server, client = (folder / app.package / f"{n}_app.py" for n in ("server", "client"))
         if method == "FedAvg, one head":
             line = "    load_layer_weights_from_state(context.state, model)\n"
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rho", type=float)
+    parser.add_argument("--samples", type=int, default=60_000)
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -141,7 +143,7 @@ def main() -> None:
     for method in given.methods:
         runs = []
         for seed in range(given.first_seed, given.first_seed + given.seeds):
-            result = run(app, method, seed, given.rho)
+            result = run(app, method, seed, given.rho, given.samples)
             runs.append([accuracies(result, server_round) for server_round in rounds])
             for kind in runs[-1][-1]:
                 series = [round(found.get(kind, 0), 1) for found in runs[-1]]
