@@ -75,6 +75,8 @@ APPS = {
         {
             "(\n        lr=lr,": "(\n        seed={seed},\n        lr=lr,",
             "PRNGKey(0)": "PRNGKey({seed})",
+            "num_rounds=num_rounds,\n": "num_rounds=num_rounds, evaluate_fn=jax_accuracy,\n",
+            "# Create ServerApp\n": "from tests.apps.data import jax_accuracy\n",
         },
     ),
 }
