@@ -32,6 +32,7 @@ from ...maths.grouping import (
 )
 from ...maths.pairs import Groups, PairwiseStore
 from ...runtime.messages.records import Reply
+from ...runtime.trust.means import MOST
 from .source import (
     NO_FUSION,
     FPFCState,
@@ -138,12 +139,16 @@ class Search:
         return np.array([self.groups.get(client, -1) for client in client_ids], np.int64)
 
     def weights(self, clients: ClientTable) -> NDArray[np.float64]:
-        """Return how much every client counts in its group: n_i over the group's mean."""
+        """Return how much every client counts in its group: n_i over the group's mean.
+
+        Of n_i no more counts than `MOST` times the group's median.
+        """
         examples, groups = clients.column("num_examples"), self.groups_of(clients.ids)
         weights = np.ones(len(groups))
         for group in np.unique(groups[(groups >= 0) & (examples > 0)]):
             rows = (groups == group) & (examples > 0)
-            weights[rows] = examples[rows] / examples[rows].mean()
+            counted = np.minimum(examples[rows], MOST * np.median(examples[rows]))
+            weights[rows] = counted / counted.mean()
         return weights
 
     def renew_lambda(self, state: FPFCState) -> None:
