@@ -65,7 +65,7 @@ class FoundGroups:
     smallest_distance : float
         b, between the models of two groups as they came out of the search; NaN for one group.
     lam_needed : float
-        The least lambda that can hold these groups together (docs/methods/fpfc.md, P4).
+        The least lambda that can hold these groups together (docs/methods/fpfc-notes.md, P4).
     fused_from : int
         The round before the first of FPFC's own; 0 as long as every group trains one model.
     lam_inside : float
