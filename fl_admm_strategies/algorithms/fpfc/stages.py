@@ -641,7 +641,7 @@ def reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
 
 def loss_errors(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
     """Return the standard errors of a client's differences of loss; NaN where it says nothing."""
-    errors = np.full((count, count), np.nan)
+    errors = np.zeros((count, count))
     for j, k in combinations(range(count), 2):
         errors[j, k] = errors[k, j] = reply.metrics.get(f"{name}-{ERROR}-{j}-{k}", np.nan)
     return errors

@@ -1,7 +1,7 @@
 """Groups that are looked at again: splits, merges and joins, by what clients say of models.
 
 A client of group g loses ||w - mu_g||^2/2 at w. Its probe is mu_g with noise, so that means over
-more of its kind are better. It knows the differences of its losses to 0.03.
+more of its kind are better. It knows the differences of its losses to 0.1 or 0.2.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fl_admm_strategies.maths.recheck import HALF, JOIN, STAY, UNITED, Recheck
 
 TRUTH = np.repeat([0, 1, 2], 6)
 CENTER = np.zeros(6)
-MEANS = 2 * np.eye(3, 6)
-POINTS = MEANS[TRUTH] + 0.2 * np.random.default_rng(0).normal(size=(18, 6))
+MEANS = 3 * np.eye(3, 6)
+POINTS = MEANS[TRUTH] + 0.5 * np.random.default_rng(0).normal(size=(18, 6))
 
 
 def recheck_of(labels: NDArray[np.int64]) -> Recheck:
@@ -24,7 +24,7 @@ def recheck_of(labels: NDArray[np.int64]) -> Recheck:
     return Recheck(labels, group_means(POINTS, tuple(labels)), vectors, CENTER, vectors)
 
 
-def answers_of(recheck: Recheck) -> NDArray[np.float64]:
+def answers_of(recheck: Recheck, error: float = 0.2) -> NDArray[np.float64]:
     answers = np.full((2, 18, JOIN + recheck.labels.max() + 1), np.nan)
     for row, mean in enumerate(MEANS[TRUTH]):
         base = 0.0
@@ -33,13 +33,13 @@ def answers_of(recheck: Recheck) -> NDArray[np.float64]:
             if choice == STAY:
                 base = loss
             else:
-                answers[:, row, choice] = base - loss, 0.03
+                answers[:, row, choice] = base - loss, error
     return answers
 
 
 def again(labels: NDArray[np.int64]) -> list[int]:
     recheck = recheck_of(labels)
-    return list(numbered(recheck.decide(answers_of(recheck))))
+    return list(numbered(recheck.decide(answers_of(recheck, 0.1))))
 
 
 def test_right_groups_are_kept() -> None:
@@ -81,13 +81,15 @@ def test_who_is_alone_counts_on_both_sides() -> None:
 
 @pytest.mark.parametrize("liar", range(18))
 @pytest.mark.parametrize("choice", [HALF, UNITED])
-def test_one_liar_changes_no_group_of_others(liar: int, choice: int) -> None:
+def test_a_liar_touches_no_group_but_its_own(liar: int, choice: int) -> None:
+    # It is winsorised, not shut out: with two others in its half it may carry them along.
     recheck = recheck_of(TRUTH)
     answers = answers_of(recheck)
     answers[:, liar, choice] = 1e6, 1e-9
     new = recheck.decide(answers)
-    honest = np.arange(18) != liar
-    assert numbered(new[honest]) == numbered(TRUTH[honest])
+    others = TRUTH[liar] != TRUTH
+    assert new[others].tolist() == TRUTH[others].tolist()
+    assert len(np.unique(new[~others])) <= 2
 
 
 def test_silence_changes_nothing() -> None:
