@@ -13,6 +13,7 @@ from ...maths.blocks import Arrays, Block
 from ...maths.checks import Count, Positive, Share
 from ...maths.penalties import L1, MCP, Penalty
 from ...runtime.sampled import SampledStrategy
+from ...runtime.trust.bound import Bound
 from ..shared.base import OwnBuffers
 from .path import LambdaPath, PathProgress
 from .search import GroupSearch
@@ -119,6 +120,9 @@ class PenaltySetting(DeclaredPenalty):
     def _new_source(self, block: Block, buffers: OwnBuffers, arrays: Arrays) -> PenaltySource:
         """Return the source of a run from these `arrays`: what was set in an earlier one counts."""
         penalty = self._penalty = self.penalty
+        bound = Bound("auto" if penalty == "auto" else None, self.on_excess)
+        if self.max_norm is None:
+            self.run.bound = bound
         hold_out = HoldOut(
             self.validation_share, lambda ids: self.run.sampling.client_seeds(ids, 0)
         )

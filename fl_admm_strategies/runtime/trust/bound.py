@@ -75,6 +75,10 @@ class Bound:
         self._norms: deque[float] = deque(maxlen=_NORMS)
         self._measured: Metrics = {}
 
+    def begin_anew(self) -> None:
+        """Forget past distances, where clients are asked for something else from now on."""
+        self._norms.clear()
+
     def hold(
         self,
         server_round: int,
