@@ -14,7 +14,7 @@ as well.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from clients import MethodClient
 from clients.toolkit.round.app import ClientFn
 from clients.toolkit.round.memory import Memory
 from clients.toolkit.solving.steps import Scalars
-from fl_admm_strategies.maths.blocks import Arrays, prefixed
+from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.maths.checks import check_choice, check_count, check_positive
 from fl_admm_strategies.runtime.messages.packing import (
     pack_replies,
@@ -50,8 +50,8 @@ from fl_admm_strategies.runtime.messages.records import (
 LABELS: Final = "random-labels"
 Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]
 
-_FALSE = "false/"
-"""How the arrays that the server holds are called in the memory, beside the true ones."""
+_TRUE, _FALSE = "true/", "false/"
+"""Before the names of what an honest client's uploads come to, and of what the server holds."""
 SIGMAS = {"same-value": 100.0, "sign-flip": 10.0, "gaussian": 100.0}
 HUGE = 1e30
 
@@ -172,8 +172,8 @@ class AttackingClient(NumPyClient):
 
     Notes
     -----
-    With the duals on the clients a method's uploads are changes, which the server adds up. The
-    model is their sum then, so what the server holds of the client is the attack's last model.
+    With the duals on the clients a method's uploads are changes, which the server adds up. So the
+    client keeps what the server holds of it, and what that would be if it were honest.
     """
 
     def __init__(
@@ -200,14 +200,17 @@ class AttackingClient(NumPyClient):
         attack = partial(self.attack.replace, client=self.client_id, server_round=server_round)
         if isinstance(self.client, MethodClient) and "run" in config:
             asked: Any = self.client.instruction.decode(parameters, config)
-            model = asked.model_of(upload, metrics)
-            of_u = getattr(asked, "averaging", "") == "participants"  # no sum of changes, but u_i
-            if getattr(asked, "duals", "strategy") == "client" and not of_u:
-                memory = Memory(self.client.context, self.state_dir, name="attack")
-                model = _change(model, asked.start, attack, memory, config)
-            else:
-                model = attack(model)
-            forged = asked.upload_of(model, upload, metrics)
+            memory = Memory(self.client.context, self.state_dir, name="attack")
+            true = false = asked.first_held()
+            if true is None:
+                kept = memory.require(config)
+                true, false = under(_TRUE, kept), under(_FALSE, kept)
+            honest = asked.model_of(upload, metrics, true)
+            model = attack(honest)
+            forged = asked.upload_of(model, upload, metrics, false)
+            if true:
+                true, false = asked.next_held(honest, true), asked.next_held(model, false)
+                memory.keep(config, prefixed(_TRUE, true) | prefixed(_FALSE, false))
         else:  # a client of Flower's FedAvg
             forged = attack(upload)
         cast = [forged[name].astype(array.dtype, copy=False) for name, array in upload.items()]
@@ -227,21 +230,6 @@ class AttackingClient(NumPyClient):
     def get_properties(self, config: Scalars) -> Scalars:
         """Return the client's."""
         return self.client.get_properties(config)
-
-
-def _change(
-    change: Arrays,
-    start: Arrays | None,
-    attack: Callable[[Arrays], Arrays],
-    memory: Memory,
-    config: Scalars,
-) -> Arrays:
-    """Return the change from what the server holds to what an attack makes of the true sum."""
-    held = memory.require(config) if start is None else start | prefixed(_FALSE, start)
-    true = {name: held[name] + array for name, array in change.items()}
-    false = attack(true)
-    memory.keep(config, true | prefixed(_FALSE, false))
-    return {name: array - held[_FALSE + name] for name, array in false.items()}
 
 
 def _upload_names(config: Mapping[str, Any], count: int) -> list[str]:

@@ -39,8 +39,7 @@ class FedADMMClient(TorchClient[Any]):
         if asked.duals == "client":
             if asked.averaging == "all":  # z_i - z_i of before = (u - u before) + (u - w)
                 move = {name: (new[name] - u[name]) + move[name] for name in dual}
-            first = asked.start is not None or asked.dual is not None
-            whole, held_back = self.whole_change(to_numpy(move), config, first=first)
+            whole, held_back = self.whole_change(to_numpy(move), config, first=asked.begins)
             upload |= whole
             kept |= held_back
         kept |= prefixed(BUFFERS, self.buffers())

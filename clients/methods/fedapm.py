@@ -44,10 +44,11 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
     def local_step(
         self, asked: Any, anchor: dict[str, Tensor], config: Scalars
     ) -> Steps[tuple[Scalars, Arrays]]:
-        """Run the v-step at u_i, or at w, then the u-step at the new v_i (Gauss-Seidel).
+        """Run the v-step at u_i, then the u-step at the new v_i (Gauss-Seidel).
 
         v <- v - eta [grad_v f_i(v, u_i) + (sigma/alpha_i) (v - v_i)], E_v epochs. (9) prints f_i
-        without its alpha_i; (15) and all proofs have it (docs/methods/fedapm.md, P1).
+        without its alpha_i; (15) and all proofs have it (docs/methods/fedapm.md, P1). Where the
+        u-step starts at w, this one is at u_i all the same (P9).
 
         The u-step is FedADMM's, or full-gradient steps until the accuracy test (16) holds for
         xi_i^{t+1} = mu xi_i^t. Then the metrics have ``residual``, its left side, and ``steps``.
@@ -55,9 +56,13 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         personal, _ = self.trained_parts(asked.personal)
         weight = asked.loss_weight
         if personal:
+            first = self.block(asked.optimised)
+            if (u := self._kept_u(asked, config)) is not None:
+                self.load_block(to_tensors(u, self.device))
             term = ProximalTerm(asked.sigma, self.block(personal))
             objective = LocalObjective([term], loss_weight=weight, moving=personal)
             yield Minimisation(objective, asked.lr, asked.personal_epochs)
+            self.load_block(first)
         kept: Arrays = {}
         if asked.tolerance is None:
             metrics, _ = yield from super().local_step(asked, anchor, config)
@@ -95,7 +100,9 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         with self.seeded(config):
             return self.evaluate_models({"personal": self.arrays(), "global": shared})
 
-    def _kept_u(self, asked: FedAPMEvaluation, config: Scalars) -> Arrays | None:
+    def _kept_u(
+        self, asked: FedAPMEvaluation | FedAPMInstruction, config: Scalars
+    ) -> Arrays | None:
         """Return u_i, or None before the first training of a client that starts at w."""
         if asked.start is not None:
             return asked.start

@@ -30,9 +30,9 @@ class FedDynClient(TorchClient[FedDynInstruction]):
 
         Both terms are alpha/2 ||x - (theta + grad_i/alpha)||^2 but for a constant.
         """
-        self.load(asked.model)
+        self.load(asked.anchor)
         theta, alpha = self.block(asked.optimised), asked.alpha
-        kept = {} if asked.fresh else self.memory.require(config)
+        kept = {} if asked.begins else self.memory.require(config)
         held = to_tensors(under(GRADIENT, kept), self.device)
         grad = held or {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
         anchor = {name: theta[name] + grad[name] / alpha for name in theta}
@@ -41,6 +41,6 @@ class FedDynClient(TorchClient[FedDynInstruction]):
         new = self.block(asked.optimised)
         change = {name: new[name] - theta[name] for name in theta}
         grad = {name: grad[name] - alpha * change[name] for name in theta}
-        upload, held_back = self.whole_change(to_numpy(change), config, first=asked.fresh)
+        upload, held_back = self.whole_change(to_numpy(change), config, first=asked.begins)
         self.memory.keep(config, held_back | to_numpy(grad, GRADIENT))
         return self.arrays() | upload, metrics

@@ -317,7 +317,7 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         # A U_i that the server knows of is not drawn anew in silence.
         known = self.memory.recall if asked.dual is None else self.memory.require_known
         held = known(config)
-        if held is None or asked.start is not None or asked.dual is not None:
+        if held is None or asked.begins:
             held = self._first_variables(held, asked, config)
         anchor = received - held["Y"] / asked.beta if "Y" in held else received
         residual = Residual(self.train_ratings, anchor.dtype)
@@ -334,9 +334,8 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         if asked.duals == "client":
             if asked.averaging == "all":
                 change += new["W"] - held["W"]  # of Z_i: the first is (Y_new - Y_old)/beta
-            first = asked.start is not None or asked.dual is not None
             whole = dict.fromkeys(asked.anchor, change)
-            upload, held_back = self.whole_change(whole, config, first=first)
+            upload, held_back = self.whole_change(whole, config, first=asked.begins)
             new |= held_back
         self.keep(config, new)
         return upload, {"loss": loss}
@@ -390,18 +389,18 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         self, held: Arrays | None, asked: FedMCInstruction, config: Scalars
     ) -> Arrays:
         """Return U_i^0, unless it holds a U_i, the server's W_i and Y_i, to start from."""
-        if asked.start is None and asked.dual is None:
+        if not asked.begins:
             raise self.memory.lost(config)
         first = self.checked(asked.anchor if asked.start is None else asked.start)
         users = self.first_users(first, asked) if held is None else held["U"]
+        begun = {"U": users, "W": first}
         if asked.dual:
-            return {"U": users, "W": first, "Y": self.checked(asked.dual)}
-        if asked.duals == "strategy":
-            zero = {} if asked.dual is None else {"Y": np.zeros_like(first)}
-            return {"U": users, "W": first, **zero}
-        handshake = asked.y0 == "handshake"
-        dual = self._first_dual(users, first, asked) if handshake else np.zeros_like(first)
-        return {"U": users, "W": first, "Y": dual}
+            begun["Y"] = self.checked(asked.dual)
+        elif asked.duals == "client" and asked.y0 == "handshake":
+            begun["Y"] = self._first_dual(users, first, asked)
+        elif asked.duals == "client" or asked.dual is not None:
+            begun["Y"] = np.zeros_like(first)
+        return begun
 
     def _first_dual(
         self, users: NDArray[Any], first: NDArray[Any], asked: FedMCFactors | FedMCInstruction

@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import FLAME
-from fl_admm_strategies.algorithms.flame import FLAMEEvaluation, FLAMEInstruction
+from fl_admm_strategies.algorithms.flame import (
+    LOCAL_W,
+    THETA,
+    FLAMEEvaluation,
+    FLAMEInstruction,
+)
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
-from fl_admm_strategies.maths.moreau import advance, joint_weight
+from fl_admm_strategies.maths.moreau import joint_weight
 
 from ..toolkit.data.batches import Loader
 from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
@@ -22,8 +27,6 @@ from ..toolkit.solving.solvers import descend_until
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
-
-THETA, LOCAL_W = "theta/", "w_i/"  # prefixes of theta_i and w_i in the client's memory
 
 
 class FLAMEClient(TorchClient[FLAMEInstruction]):
@@ -84,20 +87,10 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         new, upload = to_numpy(self.block(names)), self.arrays()
         kept = prefixed(THETA, new) | prefixed(BUFFERS, self.buffers())
         if asked.duals == "client" or asked.anchor_on == "joint":
-            a, change = asked.lam * asked.alpha, dict[str, NDArray[Any]]()
-            for name in names:
-                kept[LOCAL_W + name], change[name] = advance(  # (12), (13)
-                    new[name],
-                    dual[name],
-                    local_w[name],
-                    received[name],
-                    a=a,
-                    rho=asked.rho,
-                    of_participants=asked.averaging == "participants",
-                )
+            local_w, change = asked.advance(new, dual, local_w)
+            kept |= prefixed(LOCAL_W, local_w)
         if asked.duals == "client":
-            first = asked.start is not None or asked.dual is not None
-            whole, held_back = self.whole_change(change, config, first=first)
+            whole, held_back = self.whole_change(change, config, first=asked.begins)
             upload |= whole
             kept |= held_back
         self.memory.keep(config, kept)
@@ -107,11 +100,10 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         self, asked: FLAMEInstruction, received: Arrays, config: Scalars
     ) -> tuple[Arrays, Arrays, Arrays, Arrays]:
         """Return theta_i, w_i, pi_i and, where the client keeps them, its model's buffers."""
-        if asked.start is None and asked.dual is None:
+        if not asked.begins:
             held = self.memory.require(config)
             theta, local_w, buffers = (under(part, held) for part in (THETA, LOCAL_W, BUFFERS))
-            a = asked.lam * asked.alpha
-            dual = {name: a * (theta[name] - local_w[name]) for name in local_w}
+            dual = asked.dual_of(theta, local_w)
             return theta, local_w, dual, buffers if asked.duals == "client" else {}
         theta = received if asked.start is None else asked.start  # w where nobody needs theta_i
         zero = {name: np.zeros_like(array) for name, array in theta.items()}

@@ -85,6 +85,11 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         metrics = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
         self.memory.keep(config, to_numpy(self.block(names)))
         upload = self.arrays()
+        if asked.more is not None and held_out is not None:  # a new client's choice of a group
+            metrics = {**metrics, HELD_OUT_LOSS: self._loss(held_out)}
+            for label in dict.fromkeys(name.partition("/")[0] for name in asked.more):
+                self.load_block(to_tensors(under(f"{label}/", asked.more), self.device))
+                metrics[f"{HELD_OUT_LOSS}-{label}"] = self._loss(held_out)
         if asked.monitor is not None and held_out is not None:
             measured = self.measure(replace(self.train_problem, loader=held_out))
             metrics = {**metrics, f"{VALIDATION}-{asked.monitor}": measured[asked.monitor]}
@@ -258,7 +263,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         asked = FPFCEvaluation.decode(parameters, config)
         models = {"personal": asked.personal, "cluster": asked.cluster, "global": asked.global_}
         with self.seeded(config):
-            loss, num_examples, metrics = self.evaluate_models(models)
+            _, num_examples, metrics = self.evaluate_models(models)
+            loss = float(metrics[f"{asked.headline or 'personal'}-loss"])
             if asked.mean_dual is not None and self.knows_loss:
                 names = self._clustered(asked.clustered or [])
                 dual = _flat(to_tensors(asked.mean_dual, self.device))

@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..maths.blocks import Arrays, Block, weighted_average
 from ..maths.checks import Count, Positive
 from ..maths.clienttable import ClientTable, Row
-from ..maths.consensus import REBUILD_EVERY, ConsensusADMM, iterate_of, message_of
+from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Metrics, Reply
-from ..runtime.messages.schema import Instruction
-from .shared.base import ConsensusForm, ConsensusStrategy
+from .shared.base import ConsensusInstruction, ConsensusStrategy
 
 
 @dataclass
@@ -32,45 +31,16 @@ class FedADMMState:
 
 
 @dataclass(frozen=True)
-class FedADMMInstruction(Instruction):
-    """What a client gets.
+class FedADMMInstruction(ConsensusInstruction):
+    """What a client gets: w or w - pi_i/rho, and how to go on from there."""
 
-    `anchor` is w - pi_i/rho, or w where the client knows pi_i. Sent where the client may not hold
-    them: `start`, which is u_i, and, to a client that starts at w, `dual`, which is pi_i (empty:
-    0).
-    """
-
-    anchor: Arrays
-    start: Arrays | None
-    dual: Arrays | None
     rho: float
     lr: float
     local_epochs: int
     loss_weight: float
-    duals: str
-    start_at: str
-    averaging: str
-    optimised: list[str]
-
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return u_i; where w is the mean of z_i, z_i, or its change where that is sent."""
-        sent = {name: upload[name] for name in self.optimised}
-        if self.averaging == "participants":
-            return sent if self.duals == "strategy" else self._plus_w(sent, 1)
-        return message_of(sent, self.anchor) if self.duals == "strategy" else sent
-
-    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return the upload of which the server makes this model."""
-        if self.averaging == "participants":
-            return upload | (model if self.duals == "strategy" else self._plus_w(model, -1))
-        in_strategy = self.duals == "strategy"
-        return upload | (iterate_of(model, self.anchor) if in_strategy else model)
-
-    def _plus_w(self, arrays: Arrays, sign: int) -> Arrays:
-        return {name: array + sign * self.anchor[name] for name, array in arrays.items()}
 
 
-class FedADMM(ConsensusForm, ConsensusStrategy):
+class FedADMM(ConsensusStrategy):
     """Federated learning by inexact ADMM (FedADMM); u_i and pi_i live where `duals` says.
 
     Parameters
@@ -83,7 +53,7 @@ class FedADMM(ConsensusForm, ConsensusStrategy):
     local_epochs : int (default: 3)
         E, local epochs: full-gradient steps with GD, passes over the data with SGD.
     **base
-        The parameters of `ConsensusForm` and `ConsensusStrategy`.
+        The parameters of `ConsensusStrategy`.
 
     Examples
     --------
@@ -124,22 +94,27 @@ class FedADMM(ConsensusForm, ConsensusStrategy):
 
     def _instruction(self, server_round: int, client: int) -> FedADMMInstruction:
         consensus, averaged = self.state.consensus, self.state.averaged_arrays
-        members = self.membership
-        last = members.last_accepted.get(client)
-        # In half precision a client's pi_i and the strategy's would drift apart.
-        holds_it = members.has_current_state(client)
-        holds_dual = holds_it and self.wire_dtype is None
-        start = consensus.start(client, holds_it=holds_it, last_accepted=last)
-        dual = consensus.dual_for(client, holds_it=holds_dual, last_accepted=last)
         return FedADMMInstruction.of(
             self,
             server_round,
             anchor=self._block.model(consensus.anchor(client), averaged, copy=False),
-            start=None if start is None else self._block.arrays(start),
-            dual=None if dual is None else self._block.arrays(dual) if dual.size else {},
+            **self._variables_for(client),
             loss_weight=self.state.clients[client].alpha * self.membership.num_initial,
             optimised=self._block.names,
         )
+
+    def _variables_for(self, client: int) -> dict[str, Arrays | None]:
+        """Return u_i and pi_i where the client needs them and may not hold them."""
+        members = self.membership
+        holds_start = members.has_current_state(client)
+        start, dual = self.state.consensus.beginning(
+            client,
+            holds_start=holds_start,
+            # In half precision a client's pi_i and the strategy's would drift apart.
+            holds_dual=holds_start and self.wire_dtype is None,
+            last_accepted=members.last_accepted.get(client),
+        )
+        return self.variables(start, dual)
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the participants' u_i, (12), (13); set w, (8) where it is the paper's."""

@@ -16,7 +16,6 @@ from typing import ClassVar
 
 from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern, optimised, spec_of
 from ..maths.checks import Count, Fraction, NotNegative, Positive
-from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.schema import Instruction
 from .fedadmm import FedADMM, FedADMMInstruction, FedADMMState
@@ -70,9 +69,6 @@ class FedAPM(FedADMM):
         mu_i: xi_i <- mu_i xi_i in every round of client i, the first included (10).
     max_steps : int (default: 1000)
         Steps after which the accuracy test is given up; the clients' metric ``residual`` tells.
-    lr : float or callable (default: 0.05)
-        The step size of both steps on the plain loss. Half of the other methods': at 0.1 a network
-        with a personal head can diverge (docs/methods/fedapm.md, P9).
     **base
         The parameters of `FedADMM`.
 
@@ -98,11 +94,14 @@ class FedAPM(FedADMM):
     tolerance: Positive | None = None
     tolerance_decay: Fraction = 0.9
     max_steps: Count = 1000
-    lr: StepSize = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._personal = compile_pattern("personal", self.personal)
+
+    @property
+    def _more(self) -> str:
+        return " (on v_i at their own u_i)" if self.start_at == "global" else ""
 
     def init_state(self, arrays: Arrays) -> FedADMMState:
         """Start FedADMM's state for the shared arrays alone."""
@@ -130,7 +129,7 @@ class FedAPM(FedADMM):
                 self,
                 server_round,
                 global_=model,
-                start=super(FedAPM, self)._instruction(server_round, client).start,
+                start=self._variables_for(client)["start"],
                 optimised=self._block.names,
             )
             for client in client_ids

@@ -9,54 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from ..maths.blocks import Arrays, Block, average
+from ..maths.blocks import Arrays, average
 from ..maths.checks import Count, Positive
-from ..maths.consensus import Consensus
 from ..maths.schedules import StepSize
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import ClientInstruction, Reply
-from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledStrategy
-from .shared.base import check_bound_of_changes
-
-
-@dataclass
-class FedDynState:
-    """theta and h, and the mean of the buffers.
-
-    `consensus` is that of FedADMM whose clients keep their duals: w is theta, and pi_i/rho of a
-    client is -grad_i/alpha, of which the sum is -m h/alpha.
-    """
-
-    consensus: Consensus
-    buffers: Arrays
+from .shared.base import ConsensusInstruction, SummedStrategy
 
 
 @dataclass(frozen=True)
-class FedDynInstruction(Instruction):
-    """What a client gets: theta, which it starts from. `fresh`: its grad_i is 0."""
+class FedDynInstruction(ConsensusInstruction):
+    """What a client gets: theta, which is `anchor`; an empty `dual` where its grad_i is 0."""
 
-    model: Arrays
     alpha: float
     lr: float
     local_epochs: int
-    fresh: bool
-    optimised: list[str]
-
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return theta_i, of which the upload is the change."""
-        return {name: self.model[name] + upload[name] for name in self.optimised}
-
-    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return the change to another theta_i."""
-        return upload | {name: array - self.model[name] for name, array in model.items()}
 
 
-class FedDyn(SampledStrategy):
+class FedDyn(SummedStrategy):
     """Federated learning with dynamic regularization (FedDyn).
 
     Parameters
@@ -91,28 +64,24 @@ class FedDyn(SampledStrategy):
     lr: StepSize = 0.1
     local_epochs: Count = 3
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bound_of_changes("client", self.max_norm, self.on_excess)
-
-    def init_state(self, arrays: Arrays) -> FedDynState:
-        """Start with theta^0, the initial model, h = 0 and all grad_i = 0."""
-        self._block = Block.optimised(arrays, self.trained)
-        consensus = Consensus.start(self._block.vector(arrays), of_participants=True)
-        return FedDynState(consensus, self._block.rest(arrays))
+    # Of the state, `consensus` is that of FedADMM whose clients keep their duals: w is theta, and
+    # pi_i/rho of a client is -grad_i/alpha, of which the sum is -m h/alpha.
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedDynInstruction]:
         """Send theta to everybody."""
-        model, last_accepted = self.global_model(), self.membership.last_accepted
-        begins = self.state.consensus.starting_point
+        model = self.global_model()
         return {
             client: FedDynInstruction.of(
                 self,
                 server_round,
-                model=model,
-                fresh=begins(last_accepted.get(client, 0)) is not None,
+                anchor=model,
+                start=None,
+                dual={} if self.is_fresh(client) else None,
+                duals="client",
+                start_at="global",
+                averaging="participants",
                 optimised=self._block.names,
             )
             for client in client_ids
@@ -133,15 +102,3 @@ class FedDyn(SampledStrategy):
         state.consensus.add_change(moves)
         state.consensus.aggregate(len(self.membership), move=moves / len(replies))
         state.buffers = average(state.buffers, replies, np.ones(len(replies)))
-
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Begin with grad_i = 0 again: nobody here knows those of the clients that have left."""
-        self.state.consensus.restart(self.last_round, len(self.membership))
-
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Begin with grad_i = 0 again: nobody knows those that were lost."""
-        self.state.consensus.restart(server_round, len(self.membership))
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return theta."""
-        return self._block.model(self.state.consensus.w, self.state.buffers)

@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO
+from statistics import median_low
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,6 +39,8 @@ GRADIENT = "gradient/"
 """Before those of grad f_i(x)/m."""
 
 _MOST_GROWTH = 10.0
+MOST_CURVATURE = 100.0
+"""Times the median: a client that reports a larger r_i is refused. sigma goes by the largest."""
 """Of the curvature, from one round to the next."""
 _SMALLEST_STEP = 1e-4
 """Of the model's norm: over shorter ones a change of the gradient in float32 is mostly rounding."""
@@ -104,7 +107,7 @@ class FedGiAInstruction(Instruction):
     keep_dual: bool
     report_gradient: bool
 
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
         """Return z_i, of which x is the mean; pi_i comes back to this client alone."""
         return {name: upload[name] for name in self.model}
 
@@ -130,6 +133,14 @@ class FedGiADiagnostics:
     objective: float
     squared_gradient: float
     communication_rounds: int
+
+
+def _too_curved(curvature: float) -> str:
+    return (
+        f"it reported the curvature {curvature:.3g}, more than {MOST_CURVATURE:g} times the median "
+        "of all, by the largest of which everybody's step goes. If that is right, give FedGiA a "
+        "curvature for it"
+    )
 
 
 class FedGiA(StatefulStrategy):
@@ -264,12 +275,26 @@ class FedGiA(StatefulStrategy):
                     f"The curvature that client {client_id} reported is {curvature:.2g}, expected "
                     f"at most {most:.2g}."
                 )
+            if len(known := self.state.clients.column("curvature")) and (
+                curvature > MOST_CURVATURE * median_low(known)
+            ):
+                raise ValueError(_too_curved(curvature))
         return {"message": self.state.x, "curvature": curvature}
 
     def _given(self, client: int) -> float:
         if isinstance(self.curvature, Mapping):
             return float(self.curvature.get(client, math.nan))
         return math.nan if self.curvature is None else float(self.curvature)
+
+    def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
+        """Return whose r_i is so large that sigma, which goes by the largest, would stop the run.
+
+        Of an even number of clients the smaller of both medians counts.
+        """
+        said = {c: reply.metrics.get("curvature", math.nan) for c, reply in replies.items()}
+        usable = [value for value in said.values() if 0 < value < math.inf]
+        most = MOST_CURVATURE * median_low(usable) if usable else math.inf
+        return {client: _too_curved(value) for client, value in said.items() if value > most}
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Say what the clients found in their data."""

@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Block, Spec, spec_of
 from ..maths.checks import Count, Positive
 from ..maths.clienttable import Row
-from ..maths.consensus import REBUILD_EVERY, ConsensusADMM, iterate_of, message_of
+from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.rated import RATED, RatedConsensus
-from ..runtime.messages.records import ClientInstruction, Reply
-from ..runtime.messages.schema import Instruction
-from .shared.base import ConsensusForm, Duals, check_bound_of_changes
+from ..runtime.messages.records import Reply
+from .shared.base import ConsensusForm, ConsensusInstruction
 from .shared.completion import CURVATURE, CompletionStrategy, FedMCFactors
 
 
@@ -41,41 +40,20 @@ class FedMCState:
 
 
 @dataclass(frozen=True)
-class FedMCInstruction(Instruction):
+class FedMCInstruction(ConsensusInstruction):
     """What a client gets: V - Y_i/beta, or V where it has or gets Y_i; W_i where it starts with it.
 
-    `dual` is Y_i, for a client that starts at V and may not hold it; an empty one is Y_i^0. Where
-    `item_curvature` is there, that of where the client starts, all are of the items that it rated.
+    An empty `dual` is Y_i^0. Where `item_curvature` is there, that of where the client starts, all
+    are of the items that it rated.
     """
 
-    anchor: Arrays
-    start: Arrays | None
-    dual: Arrays | None
     factor_seed: int
     factor_scale: float
     num_clients: int
     beta: float
     inner_steps: int
     y0: str
-    duals: str
-    start_at: str
-    averaging: str
     item_curvature: float | None = None
-
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return W_i; where V is the mean of Z_i, Z_i, or its change where that is sent."""
-        if self.averaging == "participants":
-            return upload if self.duals == "strategy" else self._plus_v(upload, 1)
-        return upload if self.duals == "client" else message_of(upload, self.anchor)
-
-    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return the upload of which the server makes this model."""
-        if self.averaging == "participants":
-            return upload | (model if self.duals == "strategy" else self._plus_v(model, -1))
-        return upload | (model if self.duals == "client" else iterate_of(model, self.anchor))
-
-    def _plus_v(self, arrays: Arrays, sign: int) -> Arrays:
-        return {name: array + sign * self.anchor[name] for name, array in arrays.items()}
 
 
 class FedMCADMM(ConsensusForm, CompletionStrategy):
@@ -148,17 +126,15 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
     method: ClassVar = "FedMCADMM"
     paper: ClassVar = "Hytla, Nghia, Phan, Rice, arXiv:2503.12733"
     remedy: ClassVar = "a larger beta"
-    symbols: ClassVar = ("W_i", "V", "Y_i/beta")
+    symbols: ClassVar = ("W_i", "W_i", "V", "Y_i/beta")
 
     beta: Positive = 1.0
     inner_steps: Count = 10
     y0: Literal["zero", "handshake"] = "zero"
-    duals: Duals = "strategy"
     rows: Literal["all", "rated"] = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bound_of_changes(self.duals, self.max_norm, self.on_excess)
         if self.rows == "rated" and (self.duals, self.y0) != ("strategy", "zero"):
             raise ValueError(
                 f"rows is 'rated' with duals={self.duals!r} and y0={self.y0!r}, expected "
@@ -252,6 +228,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
             dual=None,
             **self.first_users(client),
             item_curvature=consensus.curvature(client),
+            optimised=self._block.names,
         )
 
     def upload_spec_of(self, client_id: int) -> Spec:
@@ -263,11 +240,13 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
 
     def _instruction(self, server_round: int, client: int) -> FedMCInstruction:
         consensus, members = self.state.consensus, self.membership
-        last = members.last_accepted.get(client)
-        start = consensus.start(client, holds_it=not members.is_new(client), last_accepted=last)
-        # In half precision a client's Y_i and the strategy's would drift apart.
-        holds_dual = members.has_current_state(client) and self.wire_dtype is None
-        dual = consensus.dual_for(client, holds_it=holds_dual, last_accepted=last)
+        start, dual = consensus.beginning(
+            client,
+            holds_start=not members.is_new(client),
+            # In half precision a client's Y_i and the strategy's would drift apart.
+            holds_dual=members.has_current_state(client) and self.wire_dtype is None,
+            last_accepted=members.last_accepted.get(client),
+        )
         from_zero = consensus.mean.began_in > 0 or client in members.joining
         if dual is not None and not from_zero and (self.duals, self.y0) == ("client", "handshake"):
             start, dual = consensus.mean.first, None  # the client makes its Y_i^0 at V^0 again
@@ -275,15 +254,11 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
             self,
             server_round,
             anchor=self._block.arrays(consensus.anchor(client)),
-            start=None if start is None else self._block.arrays(start),
-            dual=None if dual is None else self._block.arrays(dual) if dual.size else {},
+            **self.variables(start, dual),
             **self.first_users(client),
             y0="zero" if from_zero else self.y0,
+            optimised=self._block.names,
         )
-
-    def upload_reference(self, sent: ClientInstruction) -> Arrays:
-        """Measure W_i from V - Y_i/beta, the change of Z_i from 0."""
-        return super().upload_reference(sent) if self.duals == "strategy" else {}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in W_i, update Y_i by the old V (13); then V, (16) where it is the paper's."""
@@ -302,11 +277,6 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
             curvature = 0.0
         pull = self.membership.num_initial * self.beta
         return float((curvature / (curvature + pull)) ** self.inner_steps)
-
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Start everybody from W_i = V where clients keep Y_i."""
-        if self.duals == "client":
-            self.state.consensus.restart(server_round, len(self.membership))
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Block, weighted_average
+from ..maths.blocks import Arrays, Block, prefixed, under, weighted_average
 from ..maths.checks import Count, Fraction, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
@@ -29,7 +29,9 @@ from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import ConsensusForm, ConsensusStrategy, OwnBuffers
+from .shared.base import ConsensusInstruction, ConsensusStrategy, OwnBuffers
+
+THETA, LOCAL_W = "theta/", "w_i/"  # prefixes of theta_i and w_i in what a client keeps
 
 
 @dataclass
@@ -53,17 +55,13 @@ class FLAMEState:
 
 
 @dataclass(frozen=True)
-class FLAMEInstruction(Instruction):
-    """What a client gets.
+class FLAMEInstruction(ConsensusInstruction):
+    """What a client gets; u_i is theta_i here.
 
-    `anchor` is w, or w_i where theta_i is pulled to that and the client does not keep it. Sent
-    where the client may not hold them: `start`, theta_i, if it is needed; and for the joint step
-    `dual`, pi_i (empty: 0).
+    `anchor` is w, or w_i where theta_i is pulled to that and the client does not keep it. With the
+    duals on the clients what is held of their uploads is theta_i and w_i, as the client keeps them.
     """
 
-    anchor: Arrays
-    start: Arrays | None
-    dual: Arrays | None
     lam: float
     rho: float
     alpha: float
@@ -73,14 +71,61 @@ class FLAMEInstruction(Instruction):
     local_epochs: int
     tolerance: float
     max_steps: int
-    duals: str
-    start_at: str
-    averaging: str
-    optimised: list[str]
 
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
-        """Return theta_i, which is u_i at rho = a_i; or the change of a message that is sent."""
-        return {name: upload[name] for name in self.optimised}
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
+        """Return theta_i, of which w_i and the message follow."""
+        sent = {name: upload[name] for name in self.optimised}
+        if self.duals == "strategy":
+            return sent
+        a, factor = self.lam * self.alpha, 2 if self.averaging == "all" else 1
+        nothing = {name: np.zeros_like(array) for name, array in sent.items()}
+        _, fixed = self.advance(nothing, *self._held(held))
+        slope = factor * a / (a + self.rho)  # of the change of the message in theta_i
+        return {name: (array - fixed[name]) / slope for name, array in sent.items()}
+
+    def upload_of(
+        self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any], held: Arrays
+    ) -> Arrays:
+        """Return theta_i, or the change of its message."""
+        if self.duals == "client":
+            _, model = self.advance(model, *self._held(held))
+        return upload | model
+
+    def first_held(self) -> Arrays | None:
+        """Return theta_i and w_i, which begin with pi_i = 0."""
+        if self.duals == "strategy":
+            return {}
+        first = {name: (self.start or self.anchor)[name] for name in self.optimised}
+        return prefixed(THETA, first) | prefixed(LOCAL_W, first) if self.begins else None
+
+    def next_held(self, model: Arrays, held: Arrays) -> Arrays:
+        """Return theta_i and w_i."""
+        local_w, _ = self.advance(model, *self._held(held))
+        return prefixed(THETA, model) | prefixed(LOCAL_W, local_w)
+
+    def _held(self, held: Arrays) -> tuple[Arrays, Arrays]:
+        theta, local_w = under(THETA, held), under(LOCAL_W, held)
+        return self.dual_of(theta, local_w), local_w
+
+    def dual_of(self, theta: Arrays, local_w: Arrays) -> Arrays:
+        """Return pi_i = a_i (theta_i - w_i)."""
+        a = self.lam * self.alpha
+        return {name: a * (theta[name] - array) for name, array in local_w.items()}
+
+    def advance(self, theta: Arrays, dual: Arrays, local_w: Arrays) -> tuple[Arrays, Arrays]:
+        """Return w_i and the change of the message for a new theta_i, (12) and (13)."""
+        new, change = Arrays(), Arrays()
+        for name, array in theta.items():
+            new[name], change[name] = advance(
+                array,
+                dual[name],
+                local_w[name],
+                self.anchor[name],
+                a=self.lam * self.alpha,
+                rho=self.rho,
+                of_participants=self.averaging == "participants",
+            )
+        return new, change
 
 
 @dataclass(frozen=True)
@@ -93,7 +138,7 @@ class FLAMEEvaluation(Instruction):
     optimised: list[str]
 
 
-class FLAME(ConsensusForm, ConsensusStrategy):
+class FLAME(ConsensusStrategy):
     """Federated learning by ADMM with Moreau envelopes (FLAME).
 
     Parameters
@@ -128,8 +173,8 @@ class FLAME(ConsensusForm, ConsensusStrategy):
     max_steps : int (default: 1000)
         Steps after which "accuracy" gives up; the clients' metric ``residual`` tells.
     **base
-        The parameters of `ConsensusForm` and `ConsensusStrategy`; u_i is theta_i where clients
-        start, and w_i in the mean that makes w. What lives where is theta_i, w_i and pi_i.
+        The parameters of `ConsensusStrategy`; u_i is theta_i where clients start, and w_i in the
+        mean that makes w. What lives where is theta_i, w_i and pi_i.
 
     Notes
     -----
@@ -146,6 +191,7 @@ class FLAME(ConsensusForm, ConsensusStrategy):
     """
 
     method: ClassVar = "FLAME"
+    symbols: ClassVar = ("theta_i", "w_i", "w", "pi_i/rho")
     paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = {
         "personal": "personal model",
@@ -179,20 +225,14 @@ class FLAME(ConsensusForm, ConsensusStrategy):
         self.anchor_on = self.anchor_on or ("w_i" if self.published else "joint")
 
     @property
-    def form(self) -> str:
-        """Which form runs, and what it changes against the paper."""
-        start = {"own": "their own theta_i", "global": "the global w"}[str(self.start_at)]
-        pull = {"joint": "w - pi_i/rho (theta_i and w_i jointly)"}.get(
-            str(self.anchor_on), str(self.anchor_on)
-        )
-        mean = {
-            "all": "the mean of w_i + pi_i/rho over all clients",
-            "participants": "the participants' mean of w_i plus the mean of all pi_i/rho",
-        }[str(self.averaging)]
-        here = f"local steps start at {start} and are pulled to {pull}; w is {mean}"
-        if (self.start_at, self.anchor_on, self.averaging) == ("own", "w_i", "all"):
-            return f"the paper's form (Algorithm 1): {here}."
-        return f"not the paper's form (Algorithm 1; published=True is): {here}."
+    def is_published(self) -> bool:
+        """Whether the paper's iteration runs, however it was asked for."""
+        return super().is_published and self.anchor_on == "w_i"
+
+    @property
+    def _more(self) -> str:
+        to = {"joint": "w - pi_i/rho (theta_i and w_i jointly)"}
+        return f", pulled to {to.get(str(self.anchor_on), self.anchor_on)}"
 
     @property
     def penalty(self) -> float:
@@ -237,40 +277,30 @@ class FLAME(ConsensusForm, ConsensusStrategy):
     def _instruction(self, server_round: int, client: int) -> FLAMEInstruction:
         row, w = self.state.clients[client], self.state.consensus.w
         local = self.duals == "strategy" and self.anchor_on == "w_i"
-        start, dual = self._start(client)
         return FLAMEInstruction.of(
             self,
             server_round,
             anchor=self._own(row.local_w if local else w, client),
-            start=None if start is None else self._block.arrays(start),
-            dual=None if dual is None else self._block.arrays(dual) if dual.any() else {},
+            **self.variables(*self._variables_for(client)),
             rho=self.penalty,
             alpha=row.alpha,
             tolerance=row.tolerance * float(self.tolerance_decay),  # (18)
             optimised=self._block.names,
         )
 
-    def _start(self, client: int) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+    def _variables_for(self, client: int) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         """Return theta_i and pi_i where the client needs them and may not hold them."""
         members, joint = self.membership, self.anchor_on == "joint"
-        consensus: Consensus = self.state.consensus
-        theta: NDArray[Any] | None
-        if self.duals == "strategy":
-            # In half precision the client's pi_i and the strategy's would drift apart.
-            if members.has_current_state(client) and not (joint and self.wire_dtype):
-                return None, None
-            row, needed = self.state.clients[client], self.start_at == "own" or not joint
-            theta, dual = row.theta, self.lam * float(row.alpha) * (row.theta - row.local_w)
-        else:
-            joins = client in members.joining
-            theta = (
-                consensus.w if joins else consensus.starting_point(members.last_accepted[client])
-            )
-            if theta is None:
-                return None, None
-            needed = not (self.start_at == "global" and self._of_participants)
-            dual, joint = np.zeros_like(theta), not needed  # w_i = theta_i says that pi_i = 0
-        return theta if needed else None, dual if joint else None
+        from_w = self.start_at == "global"
+        if self.duals == "client":
+            consensus: Consensus = self.state.consensus
+            return consensus.beginning(members.last_accepted.get(client), from_w=from_w)
+        # In half precision the client's pi_i and the strategy's would drift apart.
+        if members.has_current_state(client) and not (joint and self.wire_dtype):
+            return None, None
+        row = self.state.clients[client]
+        dual = self.lam * float(row.alpha) * (row.theta - row.local_w) if joint else None
+        return None if from_w and joint else row.theta, dual
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in theta_i, or the change of a message, of the participants; set w."""

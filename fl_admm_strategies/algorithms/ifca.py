@@ -87,11 +87,13 @@ class IFCAInstruction(IFCAEvaluation):
     local_epochs: int
     averaging: str
 
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
         """Return theta_j and its change, or the gradient there."""
         return {name: array + base for name, array, base in self._beside_taken(upload, metrics)}
 
-    def upload_of(self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+    def upload_of(
+        self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any], held: Arrays
+    ) -> Arrays:
         """Return the change from theta_j to a model, or the gradient."""
         return {name: array - base for name, array, base in self._beside_taken(model, metrics)}
 

@@ -73,9 +73,6 @@ class DataClusters(Clusters):
         given: dict[int, Basis] = {c: np.asarray(row[BASIS]) for c, row in rows.items() if row}
         if not self.of:
             super().insert(rows)  # as it is where a saved run is put back
-            features = Counter(map(len, given.values())).most_common(1)
-            for client, basis in given.items():
-                check_basis(client, basis, features[0][0])
             self.bases = dict(given)
             labels = self._group(list(given.values())) if given else ()
             self.of |= {client: 1 + label for client, label in zip(given, labels, strict=True)}
@@ -203,6 +200,18 @@ class PACFL(ClusteredStrategy):
         if known:
             check_basis(client_id, basis, len(next(iter(known.values()))))
         return {BASIS: basis}
+
+    def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
+        """Return whose directions are not in the space of most clients' inputs."""
+        bases = {client: reply.arrays[BASIS] for client, reply in replies.items()}
+        ((features, _),) = Counter(map(len, bases.values())).most_common(1)
+        reasons = {}
+        for client, basis in bases.items():
+            try:
+                check_basis(client, basis, features)
+            except ValueError as error:
+                reasons[client] = str(error)
+        return reasons
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Say how many clusters there are."""

@@ -12,38 +12,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Block, Spec, average, under
+from ..maths.blocks import Arrays, Spec, average, under
 from ..maths.checks import Count, Positive
 from ..maths.schedules import StepSize
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledStrategy
-from .shared.base import check_bound_of_changes
+from .shared.base import SummedStrategy
 
 CONTROL = "control/"
 """Before the names of the arrays of an upload's change of c_i."""
-
-
-@dataclass
-class SCAFFOLDState:
-    """x, the global model, and the control variates.
-
-    Attributes
-    ----------
-    model : Arrays
-        x, with its buffers.
-    total : ndarray of shape (d,), float64
-        The sum of all c_i, which stay with the clients: c is a share of it.
-    began_in : int
-        The round from which on all c_i are 0 until a client's next accepted upload.
-    """
-
-    model: Arrays
-    total: NDArray[np.float64]
-    began_in: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,12 +37,12 @@ class SCAFFOLDInstruction(Instruction):
     local_epochs: int
     fresh: bool
 
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
         """Return y_i."""
         return {name: upload[name] for name in self.model}
 
 
-class SCAFFOLD(SampledStrategy):
+class SCAFFOLD(SummedStrategy):
     """Federated learning with control variates against client drift (SCAFFOLD).
 
     Parameters
@@ -97,29 +75,15 @@ class SCAFFOLD(SampledStrategy):
     local_epochs: Count = 1
     global_lr: Positive = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bound_of_changes("client", self.max_norm, self.on_excess)
-
-    def init_state(self, arrays: Arrays) -> SCAFFOLDState:
-        """Start with x^0, the initial model, and all c_i^0 = 0."""
-        self._block = Block.optimised(arrays, self.trained)
-        return SCAFFOLDState(arrays, np.zeros(self._block.size))
-
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, SCAFFOLDInstruction]:
         """Send x and c to everybody."""
-        state, last_accepted = self.state, self.membership.last_accepted
-        control = (state.total / len(self.membership)).astype(self._block.dtype)
-        arrays = self._block.arrays(control)
+        model, control = self.global_model(), self.state.consensus.total / len(self.membership)
+        arrays = self._block.arrays(control.astype(self._block.dtype))
         return {
             client: SCAFFOLDInstruction.of(
-                self,
-                server_round,
-                model=state.model,
-                control=arrays,
-                fresh=last_accepted.get(client, 0) <= state.began_in,
+                self, server_round, model=model, control=arrays, fresh=self.is_fresh(client)
             )
             for client in client_ids
         }
@@ -132,25 +96,10 @@ class SCAFFOLD(SampledStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Move x by eta_g times the mean of y_i - x, and c by 1/N times the changes of c_i (5)."""
         state, eta = self.state, self.global_lr
-        means = average(state.model, replies, np.ones(len(replies)))
+        means = average(self.global_model(), replies, np.ones(len(replies)))
+        consensus, mean = state.consensus, self._block.vector(means)
         # Not x + eta_g (mean - x), which is the mean for eta_g = 1 only to rounding.
-        moved = {name: (1 - eta) * state.model[name] + eta * means[name] for name in self.trained}
-        state.model = means | moved
+        consensus.w = (1 - eta) * consensus.w + eta * mean
+        state.buffers = self._block.rest(means)
         for reply in replies.values():
-            state.total += self._block.vector(under(CONTROL, reply.arrays))
-
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Begin with c_i = 0 again: nobody here knows the c_i of those that have left."""
-        self._begin_again(self.last_round)
-
-    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
-        """Begin with c_i = 0 again: nobody knows the c_i that were lost."""
-        self._begin_again(server_round)
-
-    def _begin_again(self, server_round: int) -> None:
-        self.state.total = np.zeros(self._block.size)
-        self.state.began_in = server_round
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return x."""
-        return {name: array.copy() for name, array in self.state.model.items()}
+            consensus.add_change(self._block.vector(under(CONTROL, reply.arrays)))

@@ -154,6 +154,30 @@ class Consensus:
         """
         return self.first if last_accepted <= self.began_in else None
 
+    def beginning(
+        self, last_accepted: int | None, *, from_w: bool
+    ) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """Return u_i and pi_i as a client that keeps its variables is sent them along.
+
+        Parameters
+        ----------
+        last_accepted : int or None
+            As for `starting_point`; None for a client that is joining.
+        from_w : bool
+            Whether clients start at w.
+
+        Returns
+        -------
+        start : ndarray of shape (d,), or None
+            u_i where the client begins and it is needed; then pi_i is 0.
+        dual : ndarray of shape (0,), or None
+            Without numbers, which is 0, where the client begins and needs no u_i.
+        """
+        start = self.w if last_accepted is None else self.starting_point(last_accepted)
+        if start is not None and from_w and self.of_participants:
+            return None, np.empty(0, self.w.dtype)
+        return start, None
+
 
 class ConsensusADMM(ByClient):
     """w, and u_i and pi_i of every client, or their sum alone where the clients keep theirs.
@@ -224,40 +248,25 @@ class ConsensusADMM(ByClient):
             anchor[part] += w[part]
         return anchor
 
-    def start(
-        self, client: int, *, holds_it: bool, last_accepted: int | None
-    ) -> NDArray[Any] | None:
-        """Return the u_i that a client is to be sent along, if any.
+    def beginning(
+        self, client: int, *, holds_start: bool, holds_dual: bool, last_accepted: int | None
+    ) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """Return the u_i and the pi_i that a client is to be sent along, where it needs them.
 
         Parameters
         ----------
         client : int
-        holds_it : bool
-            Whether it has its u_i, where the strategy has it too.
+        holds_start, holds_dual : bool
+            Whether it has its u_i and pi_i, where the strategy has them too.
         last_accepted : int or None
             The round of its last accepted upload; None for a client that is joining.
         """
-        if self.from_w and (self.of_participants or not self.on_clients):
-            return None  # nobody needs it
-        if not self.on_clients:
-            return None if holds_it else self.clients[client].u
-        return self.w if last_accepted is None else self.mean.starting_point(last_accepted)
-
-    def dual_for(
-        self, client: int, *, holds_it: bool, last_accepted: int | None
-    ) -> NDArray[Any] | None:
-        """Return the pi_i that a client which starts at w is to be sent along, if any.
-
-        An empty one is 0. The parameters are those of `start`.
-        """
-        nothing = np.empty(0, self.w.dtype)
         if self.on_clients:
-            begins = self.mean.starting_point(last_accepted or 0) is not None  # 0 when it joins
-            return nothing if self.from_w and self.of_participants and begins else None
-        if holds_it or not self.from_w:
-            return None
-        pi: NDArray[Any] = self.clients[client].pi
-        return pi if pi.any() else nothing
+            return self.mean.beginning(last_accepted, from_w=self.from_w)
+        row = self.clients[client]
+        if self.from_w:
+            return None, None if holds_dual else row.pi
+        return None if holds_start else row.u, None
 
     def update(self, client: int, uploaded: NDArray[Any]) -> None:
         """Take in a client's u_i, or the change of its message; w follows with `aggregate`."""

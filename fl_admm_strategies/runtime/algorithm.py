@@ -206,6 +206,14 @@ class Algorithm(ABC):
         """
         return {}
 
+    def check_handshake(self, replies: Mapping[int, Reply]) -> Mapping[int, str]:
+        """Return which initial clients' answers do not go with the others', and why.
+
+        What is wrong with an answer alone is for `new_client` to say, by a ValueError. The run
+        begins without either.
+        """
+        return {}
+
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Change the state by the replies of the initial clients, before they have their rows."""
 

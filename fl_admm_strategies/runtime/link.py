@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from ..maths.checks import listing
 from .common.collector import collector_paused
-from .members.discovery import Discovery, GridNodes
+from .members.discovery import QUERY_TIMEOUT, Discovery, GridNodes
 from .members.owners import Owners
 from .messages.identity import check_actor
 from .messages.packing import pack_instructions, unpack_replies
@@ -50,7 +50,7 @@ class GridLink:
 
     def connect(self, grid: Grid, wanted: Collection[int], *, allow_missing: bool) -> None:
         """Wait for the clients that the run needs; see `Discovery.find`."""
-        self._nodes = GridNodes(grid, patience=self._timeout / 2)
+        self._nodes = GridNodes(grid, patience=min(QUERY_TIMEOUT, self._timeout / 4))
         self.discovery = Discovery(self._owners, self._most_per_node)
         self.discovery.find(
             self._nodes,

@@ -8,7 +8,7 @@ A round is `update_membership`, `configure_train`, `aggregate_train`, `configure
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
@@ -26,7 +26,7 @@ from ..maths.clienttable import Row
 from .algorithm import Algorithm
 from .common.collector import collector_paused
 from .common.settings import as_text, settings_of
-from .members.membership import Membership
+from .members.membership import MOST_ASKED, Membership
 from .members.sampling import Sampling
 from .messages.records import ClientInstruction, ClientReply, Metrics, Reply, to_array_record
 from .outgoing import Outgoing
@@ -167,40 +167,69 @@ class Run:
         self.last_round, self.num_rounds, self._has_rows = 0, None, False
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
-            layout.ask(complete, exchange, self.intake, self.membership.ids)
-        first = layout.to_send()
-        algorithm.trained, algorithm.model_spec = layout.trained, spec_of(first)
-        algorithm.state = algorithm.init_state({n: np.array(a) for n, a in first.items()})
-        if algorithm.state_on_disk is not None:
-            keep_in(Path(algorithm.state_on_disk), algorithm.state)
+            chance, ids = np.random.default_rng([algorithm.seed, *b"layout"]), self.membership.ids
+            order = [ids[place] for place in chance.permutation(len(ids))]
+            layout.ask(complete, exchange, self.intake, order)
+        self._init_state()
         if resume.saved is not None:
             self._enter_initial_clients({})
             self._load(resume.saved)
         self.record.load(resume.begin(self.membership.ids), resume.history)
 
+    def _init_state(self) -> None:
+        algorithm, first = self.algorithm, self.layout.to_send()
+        algorithm.trained, algorithm.model_spec = self.layout.trained, spec_of(first)
+        algorithm.state = algorithm.init_state({n: np.array(a) for n, a in first.items()})
+        if algorithm.state_on_disk is not None:
+            keep_in(Path(algorithm.state_on_disk), algorithm.state)
+
     def handshake(self, exchange: Exchange, config: Mapping[str, Any]) -> None:
         """Ask all clients what the algorithm must know before round 1, unless it knows already.
+
+        Who does not answer usably is asked once more. Then the run begins without it, as if it had
+        not been there, and it may join as any other.
 
         Raises
         ------
         RuntimeError
-            If a client does not answer, or not usably.
+            If no client answers usably.
         """
         if self._has_rows:
             return
-        replies, failed = self._ask(0, self.membership.ids, exchange, config)
+        replies, failed = self._ask(0, self.membership.ids, exchange, config, optional=True)
         if failed:
-            raise RuntimeError(
-                f"The handshake before round 1 failed for clients {listing(failed)}; "
-                f"{type(self.algorithm).__name__} needs every client's answer. "
-                f"{self.intake.last_refusal}"
-            )
+            more, failed = self._ask(0, failed, exchange, config)
+            replies = dict(sorted((replies | more).items()))
+        reasons = self.algorithm.check_handshake(replies) if replies else {}
+        for client, reason in reasons.items():
+            self.intake.refuse(0, client, reason)
+        unusable = [c for c in replies if c in reasons or not self._may_join(0, c, replies)]
+        if failed or unusable:
+            self._begin_without({*failed, *unusable})
+            replies = {c: reply for c, reply in replies.items() if c in self.membership}
         if replies:
             examples = np.array([reply.num_examples for reply in replies.values()])
             self.membership.initial_examples = float(examples.sum())
         self._enter_initial_clients(replies)
         if replies:
             self.algorithm.handshake(replies)
+
+    def _begin_without(self, clients: Collection[int]) -> None:
+        """Begin as if some clients had not been there."""
+        members = self.membership
+        if not (left := [client for client in members.ids if client not in clients]):
+            raise RuntimeError(
+                f"The handshake before round 1 failed for all clients, {listing(members.ids)}, and "
+                f"{type(self.algorithm).__name__} needs their answers. {self.intake.last_refusal}"
+            )
+        log(
+            WARNING,
+            "the run begins without clients %s, whose handshake failed; they may join later",
+            listing(sorted(clients)),
+        )
+        members.begin(left, members.announced)
+        members.asked_in_vain(clients, 0)
+        self._init_state()
 
     def _enter_initial_clients(self, replies: Mapping[int, Reply]) -> None:
         self._has_rows = True
@@ -219,13 +248,16 @@ class Run:
         clients: Sequence[int],
         exchange: Exchange,
         config: Mapping[str, Any],
+        *,
+        optional: bool = False,
     ) -> tuple[dict[int, Reply], list[int]]:
         """Shake hands with clients; return the usable replies, and the clients without one."""
         if not (instructions := self.algorithm.handshake_instructions(clients)):
             return {}, []
         spec = self.algorithm.handshake_spec()
         asked = self.outgoing.complete(0, {**config, "handshake": True}, instructions, spec)
-        accepted = self.intake.accept(0, exchange(asked, MessageType.TRAIN), spec)
+        replies = exchange(asked, MessageType.TRAIN)
+        accepted = self.intake.accept(0, replies, spec, optional=optional)
         self.record.count_down(server_round, asked)
         self.record.count_up(server_round, accepted.replies)
         return accepted.replies, sorted(asked.keys() - accepted.replies.keys())
@@ -279,12 +311,24 @@ class Run:
                 members.max_missed_rounds,
             )
             self._drop_inactive(gone)
-        if new := members.unknown(here):
+        if silent := members.never_heard():
+            log(
+                WARNING,
+                "round %s: clients %s were asked %s times and never answered usably; they have "
+                "left the run, and may join it",
+                server_round,
+                listing(silent),
+                MOST_ASKED,
+            )
+            self._drop_inactive(silent)
+        if new := members.unknown(here, server_round):
             replies, failed = self._ask(server_round, new, exchange, config)
             for client in new:
-                if client not in failed and self._may_join(server_round, client, replies):
+                if client in failed or not self._may_join(server_round, client, replies):
+                    members.asked_in_vain([client], server_round)
+                else:
                     members.joining[client] = replies.get(client)
-        return gone
+        return gone + silent
 
     def _may_join(self, server_round: int, client: int, replies: Mapping[int, Reply]) -> bool:
         """Return whether the algorithm can start with a client as it answered the handshake."""
@@ -350,6 +394,7 @@ class Run:
             return {}
         accepted = self.health.count_usable_round(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
+        self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
         self.membership.mark_uncertain(
             held.clipped
         )  # these hold what they sent, not what was taken of it

@@ -55,9 +55,12 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         Clients that must be connected before every phase of a round. Before round 1, nodes that
         know the size of their federation (simulated ones do) are waited for in full.
     node_timeout : float (default: 120.0)
-        Seconds to wait for these clients before the run ends with an error that says what to do.
+        Seconds to wait for these clients. Then the run begins without those that the size of the
+        federation announces, and ends, with an error that says what to do, where fewer than
+        `min_available_nodes` are there.
     max_clients_per_node : int, optional
-        A node that says that it hosts more clients is left out. By default it may host any number.
+        A node that says that it hosts more clients is left out. By default one that has a key
+        (SuperNodes; simulated nodes have none) may host 1, and others any number.
     max_missed_rounds : int, optional
         Rounds in a row in which a client is not connected until it has left: from then on it does
         not count in any mean, and should it come back, it is a new client. By default clients
@@ -333,8 +336,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         TimeoutError
             If too few clients connected within `node_timeout`.
         RuntimeError
-            If another process is using `checkpoint_dir`, a client did not take part in the
-            handshake of an algorithm that needs one, not a single reply of the whole run, or of its
+            If another process is using `checkpoint_dir`, no client took part in the handshake of an
+            algorithm that needs one, not a single reply of the whole run, or of its
             last rounds, was usable (`patience`), or the model is not finite.
         """
         check_count("num_rounds", num_rounds, least=1)

@@ -90,7 +90,7 @@ class FPFCReport(MethodReport):
                     labels,
                     theta_norms,
                     found.gradient_norms[honest],
-                    lam=found.lam,
+                    lam=strategy.state.source.lam_inside,
                     stationarity=found.stationarity,
                     consensus=found.primal_residual,
                     apart=_apart(strategy.penalty_in_use, labels, theta_norms),
@@ -163,25 +163,28 @@ def _render_search(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Tex
     pairs = np.array([(a, b) for a, b in zip(groups[here], found.labels[here], strict=True)])
     split = sum(len(np.unique(pairs[pairs[:, 0] == g, 1])) > 1 for g in np.unique(pairs[:, 0]))
     merged = sum(len(np.unique(pairs[pairs[:, 1] == c, 0])) > 1 for c in np.unique(pairs[:, 1]))
-    outcome = "FPFC has left them as they were."
+    outcome = "They are the groups at the end."
     if split or merged:
-        outcome = f"FPFC has split {split} of them, and merged some in {merged} clusters."
+        outcome = f"Since then {split} of them were split, and some merged in {merged} clusters."
     loss = "loss on held-out data" if strategy.validation_share else "corrected training loss"
     return [
         Text(
             f"Groups tried in rounds 1 to {search.last_round}, with the mean {loss}: {tried}. "
-            f"{outcome} {_render_lambda(found, search)} The search sent {spent:,} numbers; "
+            f"{outcome} {_render_regime(found, search)} The search sent {spent:,} numbers; "
             f"runs with 8 values of λ would send some {grid:,}."
         )
     ]
 
 
-def _render_lambda(found: FPFCDiagnostics, search: FoundGroups) -> str:
-    """Say where lambda comes from; one group has no distance to another."""
-    lam, nu = f"λ={found.lam:.3g}", f"ν={found.nu:.3g}"
-    if found.lam == 2 * search.lam_needed:
-        return f"{lam} is twice what holds the group together, and {nu} is aλ/2."
-    return f"{lam} and {nu} come from the distance of the two nearest groups."
+def _render_regime(found: FPFCDiagnostics, search: FoundGroups) -> str:
+    """Say how the groups were trained."""
+    if not search.fused_from:
+        return "Every group trained one model to the end; there were no pairs."
+    return (
+        f"Every group trained one model until round {search.fused_from}. Then came FPFC's own "
+        f"rounds, with λ={found.lam:.3g} between groups and {search.lam_inside:.3g} inside, which "
+        "holds them."
+    )
 
 
 def _draw(

@@ -57,7 +57,7 @@ from fl_admm_strategies.maths.grouping import (
     numbered,
     smallest_distance,
 )
-from fl_admm_strategies.maths.pairs import PairwiseStore
+from fl_admm_strategies.maths.pairs import Groups, PairwiseStore
 from simulations.data.digits import digits_swap
 from simulations.data.federated import FederatedData, Samples
 from simulations.data.housing_bodyfat import housing_bodyfat
@@ -281,7 +281,7 @@ def study(
     gradients = trained.loss(of_clients())[1][:, found.chosen].flatten(1)
     needed = holding_lambda(labels, gradients.norm(dim=1).double().numpy())
     truth = numbered(np.arange(m) if data.true_clusters is None else data.true_clusters)
-    lam = lambda_between(smallest_distance(np.unique(starts, axis=0)), needed)
+    lam = lambda_between(smallest_distance(np.unique(starts, axis=0)), needed, 1.0)
     print(
         f"{name} {seed}: {'found' if labels == truth else 'MISSED'}, of "
         f"{counts} groups {max(labels) + 1} were taken "
@@ -289,21 +289,23 @@ def study(
         flush=True,
     )
     if rounds:
-        fuse(trained, starts, lam, truth, active, (epochs, lr, rounds))
+        fuse(trained, starts, (lam, needed), (truth, labels), active, (epochs, lr, rounds))
     return labels == truth, truth in tried, of_voters == truth
 
 
 def fuse(
     clients: Clients,
     omega: Any,
-    lam: float,
-    truth: Labels,
+    lams: tuple[float, float],
+    of_clients: tuple[Labels, Labels],
     active: Any,
     settings: tuple[int, float, int],
 ) -> None:
-    """Go on with FPFC's own rounds; print the groups every so often."""
+    """Go on with FPFC's own rounds; print the groups that the pairs have every so often."""
     epochs, lr, rounds = settings
-    store, groups = PairwiseStore(omega, scad(lam), 1.0), len(np.unique(omega, axis=0))
+    (lam, needed), (truth, groups) = lams, of_clients
+    store = PairwiseStore(omega, scad(lam), 1.0)
+    store.groups = Groups(np.array(groups), scad(max(2 * needed, lam)), move=True)
     shape = (1, clients.outputs, omega.shape[1] // clients.outputs)
     for number in range(1, rounds + 1):
         some = active()
@@ -322,11 +324,9 @@ def fuse(
                 f"lambda {lam:.3g}",
                 flush=True,
             )
-            b = smallest_distance(cluster_models(store.omega, np.ones(len(labels)), labels))
-            has_split = labels.max() + 1 > groups
-            if b > 0 and (b / NO_FUSION.a > lam or not has_split):
-                lam = b / NO_FUSION.a
-                store.penalty = scad(lam)
+            b = smallest_distance(cluster_models(store.omega, np.ones(len(groups)), groups))
+            lam = lambda_between(b, needed, 1.0)
+            store.penalty = scad(lam)
 
 
 def main() -> None:

@@ -105,6 +105,9 @@ PROBLEMS = {
     "family": Problem(
         "digits", {**SKEWS["two"], "labels_per_client": 3, "clients": 12}, small_cnn, "^10", 85
     ),
+    "family-dirichlet": Problem(
+        "digits", {**SKEWS["dirichlet"], "beta": 0.3, "clients": 12}, small_cnn, "^10", 85
+    ),
     "mnist-two": Problem("mnist", {**SKEWS["two"], "samples": 2000}, MLP, "^fc3", 75),
     "mnist-dirichlet": Problem(
         "mnist", {**SKEWS["dirichlet"], "beta": 0.3, "samples": 2000}, MLP, "^fc3", 80

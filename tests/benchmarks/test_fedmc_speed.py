@@ -101,6 +101,7 @@ def test_fit(benchmark: Any, rank: int) -> None:
         "duals": "strategy",
         "start_at": "own",
         "averaging": "all",
+        "optimised": ["V"],
     }
     first = received(FedMCInstruction({"V": V}, {"V": V}, None, **settings))
     FedMCADMMClient(context, ratings, SquaredL2(LAM)).fit(*first)

@@ -17,14 +17,17 @@ from flwr.app import ArrayRecord, Context
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients import accuracy, client_app, initial_arrays
-from fl_admm_strategies import FPFC, InProcessGrid, StatefulStrategy
+from clients import FedADMMClient, accuracy, client_app, initial_arrays
+from fl_admm_strategies import FPFC, FedADMM, InProcessGrid, StatefulStrategy
+from fl_admm_strategies.runtime.trust.layout import BUFFER, FROZEN, TRAINED, answer
 from tests.support.cases import CASES, Case, case_of
 from tests.support.federation import (
     NUM_CLASSES,
     WatchedGrid,
     assert_same_bits,
+    client_fn_of,
     dataset,
+    make_model,
     node_of,
 )
 from tests.support.refusals import Warned, refused
@@ -309,6 +312,32 @@ def test_frozen_arrays_that_differ_are_refused_before_round_1() -> None:
     nn.init.ones_(other.body.base.bias)  # type: ignore[union-attr, arg-type]
     with refused(ValueError, "body.base.bias", "client 0"):
         start(case_of("FedADMM"), initial_arrays(other), lambda _: build("lora"))
+
+
+def test_one_client_with_other_frozen_arrays_is_refused_alone(warned: Warned) -> None:
+    def make(context: Context) -> nn.Module:
+        model = build("lora")
+        if context.node_config["partition-id"] == 1:
+            nn.init.ones_(model.body.base.bias)  # type: ignore[union-attr, arg-type]
+        return model
+
+    strategy, _ = start(case_of("FedADMM"), initial_arrays(build("lora")), make, 1)
+    assert warned("client 1 refused", "body.base.bias")
+    assert strategy.run.layout.frozen == ["body.base.weight", "body.base.bias"]
+
+
+@pytest.mark.parametrize("gradient", ["frozen", "buffer"])
+def test_a_tenth_that_lies_about_what_it_trains_decides_nothing(gradient: str) -> None:
+    class Liar(FedADMMClient):
+        def answer_about_names(self, names: list[str]) -> Any:
+            role = {"frozen": FROZEN, "buffer": BUFFER}[gradient]
+            lies = self.context.node_config["partition-id"] < 4  # the lowest ids of 40
+            return answer(names, dict.fromkeys(names, role if lies else TRAINED), {})
+
+    strategy = FedADMM(rho=0.1, lr=0.1, local_epochs=1, min_available_nodes=40, seed=1)
+    app = client_app(client_fn_of(Liar), num_clients=40)
+    strategy.start(WatchedGrid(app, 1), initial_arrays(make_model()), 1)
+    assert strategy.trained == list(make_model().state_dict())
 
 
 def test_an_adapter_alone_will_do_for_initial_arrays() -> None:

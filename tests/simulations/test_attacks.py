@@ -229,18 +229,24 @@ def test_a_node_that_does_not_say_who_it_is_is_told() -> None:
 def test_the_model_that_an_upload_means_can_be_replaced(case: Case) -> None:
     client: Any = make_client(case.client_class, Context(1, 2, {}, RecordDict(), {}))
     _, grid = plain(case)
-    sent = {m.metadata.message_id: m for m in grid.phase("train", 2)}
-    for reply in grid.replies("train", 2):
+    later: dict[int, Any] = {}  # what is held of a client's uploads
+    answers = [(r, reply) for r in (1, 2) for reply in grid.replies("train", r)]
+    for server_round, reply in answers:
+        sent = {m.metadata.message_id: m for m in grid.phase("train", server_round)}
         (asked_of,) = unpack_instructions(sent[reply.metadata.reply_to_message_id].content)
         ((_, got),) = unpack_replies(reply.content)
         asked, upload = client.instruction.read(asked_of[1]), got.arrays or {}
-        other = {name: array + 1 for name, array in asked.model_of(upload, got.metrics).items()}
-        forged = asked.upload_of(other, upload, got.metrics)
+        node, held = reply.metadata.src_node_id, asked.first_held()
+        held = later[node] if held is None else held
+        model = asked.model_of(upload, got.metrics, held)
+        later[node] = asked.next_held(model, held) if held else {}
+        other = {name: array + 1 for name, array in model.items()}
+        forged = asked.upload_of(other, upload, got.metrics, held)
         assert list(forged) == list(upload)
         body = case.name == "FPFC-head" and [name for name in upload if "body" in name]
         duals = [name for name in upload if name.startswith(("dual/", "gradient/", "control/"))]
         assert [name for name in upload if name not in other] == (body or duals)
-        found = asked.model_of(forged, got.metrics)
+        found = asked.model_of(forged, got.metrics, held)
         assert found.keys() == other.keys()
         for name, array in other.items():
             assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
@@ -284,8 +290,14 @@ def test_what_is_fedavg_in_a_limit_is_it_under_attack(kind: Any) -> None:
 @pytest.mark.parametrize("kind", ["same-value", "gaussian"])
 @pytest.mark.parametrize(
     ("make", "client_class"),
-    # FLAME's message is its model at rho = a_i, the paper's default, alone.
-    [(FedADMM, FedADMMClient), (partial(FLAME, published=True), FLAMEClient)],
+    [
+        (FedADMM, FedADMMClient),
+        (partial(FedADMM, published=True), FedADMMClient),
+        (FLAME, FLAMEClient),
+        (partial(FLAME, averaging="all"), FLAMEClient),
+        (partial(FLAME, published=True), FLAMEClient),
+        (partial(FLAME, published=True, rho=0.4), FLAMEClient),
+    ],
 )
 def test_where_the_duals_live_changes_nothing_of_an_attack(
     make: Any, client_class: Any, kind: Any

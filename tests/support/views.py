@@ -115,7 +115,7 @@ CONSENSUS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_message)
 GRADIENTS_ON_CLIENTS = View(
     total=lambda strategy: strategy.state.consensus.total, message=_held_gradient
 )
-CONTROLS = View(total=lambda strategy: strategy.state.total, message=_held_control)
+CONTROLS = View(total=lambda strategy: strategy.state.consensus.total, message=_held_control)
 FACTORS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_factors)
 RATED = View(total=lambda strategy: strategy.state.consensus.total.ravel(), message=_rated_message)
 MOREAU = View(

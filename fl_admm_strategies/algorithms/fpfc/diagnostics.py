@@ -31,7 +31,8 @@ class FPFCDiagnostics:
     gradient_norms : ndarray of shape (m,)
         ||grad f_i(alpha_l)|| of every client at its cluster's model; NaN where it did not report.
     fusion_bounds : ndarray of shape (L,)
-        lambda (|G_l| - 1) / m: a cluster can be exactly fused only where no client's gradient norm
+        lambda (|G_l| - 1) / m, with "auto" by the lambda of the pairs inside a group.
+        A cluster can be exactly fused only where no client's gradient norm
         is above it; otherwise lambda is too small for that cluster (docs/methods/fpfc.md, P4).
     theta_norms : ndarray of shape (m, m)
         ||theta_ij||.
@@ -77,7 +78,7 @@ def diagnose(
         primal_residual=state.pairs.primal_residual(),
         labels=labels,
         gradient_norms=np.array(gradient_norms, dtype=np.float64),
-        fusion_bounds=fusion_bound(labels, lam),
+        fusion_bounds=fusion_bound(labels, source.lam_inside),
         theta_norms=norms,
         norm_distribution=norm_quantiles(norms) if len(norms) > 1 else None,
         clusters_at={nu: int(clusters(norms, nu).max()) + 1 for nu in nus},

@@ -39,7 +39,7 @@ from .diagnostics import FPFCDiagnostics, diagnose
 from .given import PenaltySetting
 from .newcomers import FPFCNewcomers
 from .source import FPFCState, RoundStart, Task
-from .types import KINDS, FPFCEvaluation, FPFCInstruction
+from .types import CLUSTER_FIRST, KINDS, FPFCEvaluation, FPFCInstruction
 
 
 class FPFC(PenaltySetting):
@@ -50,7 +50,8 @@ class FPFC(PenaltySetting):
     penalty : Penalty, LambdaPath or "auto" (default: "auto")
         g, with its lambda: `SmoothedSCAD(lam)` (the paper's), `L1(lam)` (FPFC-l1) or `MCP(lam)`.
         "auto": the paper's, and the first rounds of the run find groups of clients and from them
-        lambda: `consensus_rounds` and 7 to 11 more (docs/methods/fpfc.md, "Without a lambda").
+        lambda: `consensus_rounds` and 7 to 11 more. Then every group trains one model, and in the
+        last 30 rounds pairs hold it together (docs/methods/fpfc.md, "Without a lambda").
         `LambdaPath([...])`: lambda is chosen from a grid in the run, by validation. Set
         ``strategy.penalty`` between rounds, in `on_round`, say, and the run goes on from where it
         is with another one, which is saved with it.
@@ -69,8 +70,8 @@ class FPFC(PenaltySetting):
         weights open). By default everything is clustered.
     nu : float, optional
         Clients whose ||theta_ij|| is at most nu, directly or through others, form a cluster
-        (Remark 2). By default 0.1 with a penalty of one's own; with "auto" a lambda/2, half of what
-        was between the two nearest groups.
+        (Remark 2). By default 0.1 with a penalty of one's own; with "auto" clusters are the groups
+        that were found.
     consensus_rounds : int (default: 20)
         With "auto": rounds in which all clients train one model, before they part.
     validation_share : float (default: 0.2)
@@ -92,8 +93,9 @@ class FPFC(PenaltySetting):
     A client that connects in mid-run does as the newcomers of section 6.4.2, only that the others
     go on training: it first trains on its own, without a pull, from the global model, and from its
     first accepted upload on it has pairs with everybody, with v_ij = 0 at first (P2), and counts
-    in every mean. When a client has left, its model and its pairs are dropped; m in (5) is the
-    number of clients at the time.
+    in every mean. With "auto" it says then which group's model suits it, and begins there. When a
+    client has left, its model and its pairs are dropped; m in (5) is the number of clients at the
+    time.
 
     Examples
     --------
@@ -105,7 +107,6 @@ class FPFC(PenaltySetting):
 
     method: ClassVar = "FPFC"
     paper: ClassVar = "Yu, Liu, Wang, Sun, arXiv:2211.04218"
-    kinds: ClassVar = KINDS
     # The penalty bounds v_ij; all else are means and differences of models. A copy would take as
     # much memory as the pairs.
     stays_finite: ClassVar = True
@@ -159,13 +160,16 @@ class FPFC(PenaltySetting):
         connected = [c for c in members.ids if members.last_seen[c] >= server_round]
         ends = np.inf if self.run.num_rounds is None else self.run.num_rounds
         left = ends - server_round + 1 if self.in_rounds else 0
-        start = RoundStart(client_ids, connected, members, self.state.pairs, server_round, left)
         count = server_round - source.offset
+        lr, state = rate_in(count, self.lr), self.state
+        start = RoundStart(
+            client_ids, connected, members, state.pairs, state.clients, lr, server_round, left
+        )
         return {
             client: FPFCInstruction(
                 anchor=self._personal(task.anchor, client),
                 start=self._start(task, client),
-                lr=rate_in(count, self.lr),
+                lr=lr,
                 local_epochs=task.epochs_factor * epochs_in(count, client, self.local_epochs),
                 rho=task.rho,
                 clustered=self._block.names,
@@ -178,7 +182,7 @@ class FPFC(PenaltySetting):
         """Return where a client is to start from; None: at what it surely holds, or the anchor."""
         members = self.membership
         holds_it = members.has_current_state(client) and self.state.source.holds_omega(
-            members.last_accepted[client]
+            client, members.last_accepted[client]
         )
         return None if task.start is None or holds_it else self._block.arrays(task.start)
 
@@ -195,19 +199,20 @@ class FPFC(PenaltySetting):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the new omega_i, then theta and v of every pair with an active client."""
         state = self.state
+        for client, reply in replies.items():
+            state.clients[client].num_examples = reply.num_examples
         if state.source.upload_spec() is None:  # the uploads are models
             rows = [self.membership.row(client) for client in replies]
             omega = np.stack([self._block.vector(reply.arrays) for reply in replies.values()])
-            state.source.take_models(state, rows, omega, replies)
+            state.source.take_models(state, rows, omega)
             state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
             for client, reply in replies.items():
-                state.clients[client].num_examples = reply.num_examples
                 self._buffers.keep(state.clients[client], reply.arrays)
         state.source.after_round(server_round, state, replies)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Give new clients pairs with all others, with v_ij = 0; omega_i comes with the update."""
-        mean = self.state.pairs.omega.mean(axis=0)
+        mean = self.state.mean
         self.state.pairs.add(places, np.tile(mean, (len(places), 1)))
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
@@ -217,6 +222,11 @@ class FPFC(PenaltySetting):
     # ------------------------------------------------------------------------------------------
     # Models and clusters
     # ------------------------------------------------------------------------------------------
+
+    @property
+    def kinds(self) -> Mapping[str, str]:  # type: ignore[override]
+        """The kinds of models; with "auto" the clusters' are the headline (Remark 2)."""
+        return CLUSTER_FIRST if self._penalty == "auto" else KINDS
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
@@ -231,6 +241,7 @@ class FPFC(PenaltySetting):
                 personal=self._personal(pairs.omega[row], client),
                 cluster=alpha[labels[row]],
                 global_=everybody,
+                headline=next(iter(self.kinds)),
                 mean_dual=None if dual is None else self._block.arrays(dual),
                 clustered=None if dual is None else self._block.names,
             )
@@ -244,7 +255,7 @@ class FPFC(PenaltySetting):
         """
         omega, row = self.state.pairs.omega, self.membership.row(client_id)
         if kind == "global":
-            return self._model(omega.mean(axis=0))
+            return self._model(self.state.mean)
         if kind == "personal":
             return self._personal(omega[row], client_id)
         labels = self.state.source.labels(self.state)

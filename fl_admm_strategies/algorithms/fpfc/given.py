@@ -130,7 +130,7 @@ class PenaltySetting(DeclaredPenalty):
             return PathProgress(penalty, self.nu, hold_out, block, buffers, arrays)
         if penalty != "auto":
             return FixedPenalty(penalty, self.nu)
-        search = GroupSearch(self.nu, self.consensus_rounds, hold_out, block)
+        search = GroupSearch(self.nu, self.consensus_rounds, hold_out, block, self.in_rounds)
         log(
             INFO,
             "The groups of the clients are searched for in the first %s rounds or a few more",

@@ -240,7 +240,7 @@ class PathProgress(PenaltySource):
             tasks[client].settings = {**settings, "monitor": self.path.monitor}
         return tasks
 
-    def holds_omega(self, last_accepted: int) -> bool:
+    def holds_omega(self, client: int, last_accepted: int) -> bool:
         """Return whether a client has uploaded its omega_i since all models were replaced."""
         return last_accepted > self.reset_round
 

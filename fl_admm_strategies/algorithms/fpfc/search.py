@@ -7,7 +7,7 @@ does is in `stages`; docs/methods/fpfc.md, "Without a lambda", has the reasons a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,18 @@ from ...maths.blocks import Block, Spec
 from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.penalties import Penalty
-from .source import NO_FUSION, FPFCState, HoldOut, PenaltySource, Replies, RoundStart, Task, scad
+from .source import (
+    NO_FUSION,
+    FPFCState,
+    HoldOut,
+    Matrix,
+    PenaltySource,
+    Replies,
+    RoundStart,
+    Rows,
+    Task,
+    scad,
+)
 from .stages import (
     REFIT_ROUNDS,
     Consensus,
@@ -55,6 +66,10 @@ class FoundGroups:
         b, between the models of two groups as they came out of the search; NaN for one group.
     lam_needed : float
         The least lambda that can hold these groups together (docs/methods/fpfc.md, P4).
+    fused_from : int
+        The round before the first of FPFC's own; 0 as long as every group trains one model.
+    lam_inside : float
+        lambda of the pairs inside a group, which holds it; 0 before FPFC's own rounds.
     """
 
     last_round: int
@@ -65,6 +80,8 @@ class FoundGroups:
     chosen: int
     smallest_distance: float
     lam_needed: float
+    fused_from: int
+    lam_inside: float
 
 
 class GroupSearch(PenaltySource):
@@ -79,6 +96,8 @@ class GroupSearch(PenaltySource):
     hold_out : HoldOut
     block : Block
         omega_i.
+    in_rounds : bool
+        Whether FPFC's own rounds take in several replies, so that a group can move by their mean.
 
     Attributes
     ----------
@@ -91,7 +110,12 @@ class GroupSearch(PenaltySource):
     """
 
     def __init__(
-        self, nu: float | None, consensus_rounds: int, hold_out: HoldOut, block: Block
+        self,
+        nu: float | None,
+        consensus_rounds: int,
+        hold_out: HoldOut,
+        block: Block,
+        in_rounds: bool,
     ) -> None:
         super().__init__("auto", nu)
         consensus = Consensus(consensus_rounds)
@@ -103,7 +127,7 @@ class GroupSearch(PenaltySource):
             Refit(),
             Score(),
             Together(),
-            Fusion(),
+            Fusion(in_rounds),
         ]
         self.stage: Stage = consensus
         self.found = Search(block, hold_out, center=np.zeros(0, block.dtype))
@@ -122,6 +146,11 @@ class GroupSearch(PenaltySource):
     def found_penalty(self) -> Penalty:
         """The paper's penalty; lambda is 0 until the groups are found."""
         return scad(self.found.lam)
+
+    @property
+    def lam_inside(self) -> float:
+        """That of the pairs inside a group, unless the user has set a penalty."""
+        return self.found.lam_inside if self.replacement is None else super().lam_inside
 
     @property
     def nu(self) -> float:
@@ -144,11 +173,20 @@ class GroupSearch(PenaltySource):
             "of your own"
         )
 
+    @property
+    def outside(self) -> set[int]:  # type: ignore[override]
+        """Clients that took no part in the search and have not trained since."""
+        return self.found.unplaced
+
     def labels(self, state: FPFCState, nu: float | None = None) -> NDArray[np.int64]:
-        """Return the clusters; one for all until the groups are found."""
+        """Return the groups, one for all until they are found; by a nu of the user's, clusters."""
+        ids = state.clients.ids
         if self.is_searching:
-            return np.zeros(len(state.clients), dtype=np.int64)
-        return super().labels(state, nu)
+            return np.zeros(len(ids), dtype=np.int64)
+        if nu is None and self._nu is None and self.replacement is None:
+            return np.array(numbered([self.found.groups.get(c, -1 - c) for c in ids]))
+        alone = [row for row, client in enumerate(ids) if client in self.outside]
+        return state.pairs.clusters(self.nu if nu is None else nu, alone)
 
     def report(self, clients: ClientTable) -> dict[str, Any]:
         """Return the `FoundGroups`, once there are any."""
@@ -165,6 +203,8 @@ class GroupSearch(PenaltySource):
                 found.chosen,
                 found.smallest_distance,
                 found.lam_needed,
+                found.fused_from,
+                found.lam_inside,
             )
         }
 
@@ -177,23 +217,21 @@ class GroupSearch(PenaltySource):
         while following := self.stage.begin_round(self.found, start):
             self._enter(following)
         if self.replacement is not None and isinstance(self.stage, Together):
-            self.found.fused_from = start.round - 1
-            self._enter(Fusion)  # what the user has set is for pairs
+            self._enter(self.stage.end(self.found, start))  # what the user has set is for pairs
         return self.stage.tasks(self.found, start)
 
-    def holds_omega(self, last_accepted: int) -> bool:
-        """Return whether a client uploaded its omega_i: in the consensus, or since the search."""
-        return self.is_searching or last_accepted > self.found.fused_from > 0
+    def holds_omega(self, client: int, last_accepted: int) -> bool:
+        """Return whether it uploaded its omega_i: in the consensus, or in FPFC's own rounds."""
+        has_begun = last_accepted > self.found.fused_from > 0
+        return self.is_searching or (has_begun and client not in self.found.moved)
 
     def upload_spec(self) -> Spec | None:
         """Return what an upload of the present stage holds."""
         return self.stage.upload_spec(self.found)
 
-    def take_models(
-        self, state: FPFCState, rows: Sequence[int], omega: NDArray[Any], replies: Replies
-    ) -> None:
+    def take_models(self, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Let the present stage take in the new omega_i of a round."""
-        self.stage.take_models(self.found, state, rows, omega, replies)
+        self.stage.take_models(self.found, state, rows, omega)
 
     def after_round(self, server_round: int, state: FPFCState, replies: Replies) -> None:
         """Let the present stage take in the replies; go on to the next one if it is over."""
@@ -213,6 +251,7 @@ class GroupSearch(PenaltySource):
             found.candidates.remove(client)
             found.unplaced.discard(client)
             found.groups.pop(client, None)
+            found.moved.discard(client)
 
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
@@ -241,9 +280,10 @@ class GroupSearch(PenaltySource):
             "stage": np.array(
                 [self.stages.index(self.stage), found.rounds, found.last_round, found.fused_from]
             ),
-            "lam": np.array([found.lam]),
+            "lam": np.array([found.lam, found.lam_inside]),
             "center": found.center,
             "unplaced": np.array(sorted(found.unplaced), np.uint64),
+            "moved": np.array(sorted(found.moved), np.uint64),
             "settled_ids": np.array(list(found.groups), np.uint64),
             "settled": np.array(list(found.groups.values()), np.int64),
             "table": found.table,
@@ -294,8 +334,10 @@ class GroupSearch(PenaltySource):
         settled = zip(arrays["settled_ids"].tolist(), arrays["settled"].tolist(), strict=True)
         found.groups = dict(settled)
         self.stage = self.stages[place]
-        found.lam = float(arrays["lam"][0])
-        found.unplaced = {int(client) for client in arrays["unplaced"]}
+        found.lam, found.lam_inside = map(float, arrays["lam"])
+        found.unplaced, found.moved = (
+            {int(client) for client in arrays[name]} for name in ("unplaced", "moved")
+        )
         found.table, (chosen, b, needed) = np.array(arrays["table"]), arrays["result"]
         found.chosen, found.smallest_distance = int(chosen), float(b)
         found.lam_needed = float(needed)

@@ -23,6 +23,8 @@ from ...runtime.members.membership import Membership
 from ...runtime.messages.records import ClientInstruction, Reply
 
 Replies = Mapping[int, Reply]
+Rows = list[int]
+Matrix = NDArray[Any]
 
 DEFAULT_NU = 0.1
 """nu with a penalty of the user's: between xi and 0.5, which the paper calls satisfactory."""
@@ -77,6 +79,9 @@ class RoundStart(NamedTuple):
         The clients that were drawn; the clients of the run that are there.
     members : Membership
     pairs : PairwiseStore
+    clients : ClientTable
+    lr : float
+        alpha of the round.
     round : int
         The round that begins.
     rounds_left : float
@@ -88,6 +93,8 @@ class RoundStart(NamedTuple):
     connected: Sequence[int]
     members: Membership
     pairs: PairwiseStore
+    clients: ClientTable
+    lr: float
     round: int
     rounds_left: float
 
@@ -114,6 +121,14 @@ class FPFCState:
     averaged_arrays: Arrays
     clients: ClientTable
 
+    @property
+    def mean(self) -> NDArray[Any]:
+        """The mean of the omega_i of all clients that count, shape (d,)."""
+        omega, ids = self.pairs.omega, self.clients.ids
+        rows = [row for row, client in enumerate(ids) if client not in self.source.outside]
+        mean: NDArray[Any] = (omega[rows] if 0 < len(rows) < len(ids) else omega).mean(axis=0)
+        return mean
+
 
 class PenaltySource(ByClient):
     """Where the penalty of a run comes from; here the defaults, which are FPFC's own rounds.
@@ -136,6 +151,8 @@ class PenaltySource(ByClient):
     """
 
     self_checked: ClassVar[bool] = True
+    outside: Collection[int] = ()
+    """Clients of the run that count nowhere yet: not in pairs, clusters and means."""
 
     def __init__(self, given: Any, nu: float | None) -> None:
         self.given = given
@@ -157,6 +174,11 @@ class PenaltySource(ByClient):
     def penalty(self) -> Penalty:
         """The penalty of the next update."""
         return self.found_penalty if self.replacement is None else self.replacement
+
+    @property
+    def lam_inside(self) -> float:
+        """The lambda by which a cluster is held together."""
+        return self.penalty.lam
 
     @property
     def nu(self) -> float:
@@ -209,7 +231,7 @@ class PenaltySource(ByClient):
         """Return what clients are asked for in a round: by default the sampled ones for (5)."""
         return fusion_tasks(start)
 
-    def holds_omega(self, last_accepted: int) -> bool:
+    def holds_omega(self, client: int, last_accepted: int) -> bool:
         """Return whether what a client uploaded in its last accepted round is still its omega_i."""
         return True
 
@@ -217,9 +239,7 @@ class PenaltySource(ByClient):
         """Return what an upload of this round holds; None: the client's model, which is omega_i."""
         return None
 
-    def take_models(
-        self, state: FPFCState, rows: Sequence[int], omega: NDArray[Any], replies: Replies
-    ) -> None:
+    def take_models(self, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Take in the new omega_i of a round, by default (6) and (A.3) of their pairs."""
         state.pairs.penalty = self.penalty
         state.pairs.update(rows, omega)

@@ -6,6 +6,7 @@ it names the next.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -17,8 +18,9 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Block, Spec, prefixed, under
-from ...maths.candidates import Candidates
+from ...maths.candidates import OPTIONS, Candidates
 from ...maths.checks import listing
+from ...maths.clienttable import ClientTable
 from ...maths.clustering import cluster_models
 from ...maths.grouping import (
     candidate_groups,
@@ -28,15 +30,17 @@ from ...maths.grouping import (
     numbered,
     smallest_distance,
 )
-from ...maths.pairs import PairwiseStore
+from ...maths.pairs import Groups, PairwiseStore
 from ...runtime.messages.records import Reply
 from .source import (
     NO_FUSION,
     FPFCState,
     HoldOut,
+    Matrix,
     PenaltySource,
     Replies,
     RoundStart,
+    Rows,
     Task,
     fusion_tasks,
     scad,
@@ -51,6 +55,7 @@ CUTS = 3
 STANDARD_ERRORS = 1.5
 FUSION_ROUNDS = 30  # at the end of a run
 RENEWAL = 20  # rounds from one lambda to the next
+MARGIN = 0.6  # of the distance of two groups: as with rho = 0.8 and more
 
 HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
 """What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
@@ -93,6 +98,10 @@ class Search:
         since. Members of a group that is trained together have equal omega_i.
     fused_from : int
         The round before the first of FPFC's own.
+    lam_inside : float
+        lambda of the pairs inside a group, from then on: large enough to hold it.
+    moved : set of int
+        Clients whose omega_i has moved with their group since they uploaded it.
     scores : dict of int to ndarray of shape (2 + K, K)
         Losses and gradient norms of the clients at their groups' models; the standard errors of the
         losses' differences.
@@ -116,6 +125,8 @@ class Search:
     unplaced: set[int] = field(default_factory=set)
     groups: dict[int, int] = field(default_factory=dict)
     fused_from: int = 0
+    lam_inside: float = 0.0
+    moved: set[int] = field(default_factory=set)
     scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     table: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, 0)))
     chosen: int = 0
@@ -124,7 +135,32 @@ class Search:
 
     def groups_of(self, client_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return the groups of clients; -1 for one that has none yet."""
-        return np.array([self.groups.get(client, -1) for client in client_ids])
+        return np.array([self.groups.get(client, -1) for client in client_ids], np.int64)
+
+    def weights(self, clients: ClientTable) -> NDArray[np.float64]:
+        """Return how much every client counts in its group: n_i over the group's mean."""
+        examples, groups = clients.column("num_examples"), self.groups_of(clients.ids)
+        weights = np.ones(len(groups))
+        for group in np.unique(groups[(groups >= 0) & (examples > 0)]):
+            rows = (groups == group) & (examples > 0)
+            weights[rows] = examples[rows] / examples[rows].mean()
+        return weights
+
+    def renew_lambda(self, state: FPFCState) -> None:
+        """Set lambda by the models of the present groups, and what it takes to hold them.
+
+        By the gradients that the clients reported with their scores, which fall as models get
+        better.
+        """
+        ids, groups = state.clients.ids, self.groups_of(state.clients.ids)
+        has_one, weights = groups >= 0, self.weights(state.clients)
+        labels = numbered(groups[has_one])
+        models = cluster_models(state.pairs.omega[has_one], weights[has_one], labels)
+        scores = [self.scores.get(client) for client in ids]
+        norms = np.array([np.nan if of is None else of[1, self.chosen] for of in scores])
+        needed = holding_lambda(labels, (weights * norms)[has_one])
+        self.lam = lambda_between(smallest_distance(models), needed, state.pairs.rho)
+        self.lam_inside = max(2 * needed, self.lam)
 
 
 Next: TypeAlias = "type[Stage] | None"
@@ -149,16 +185,9 @@ class Stage:
         """Return what an upload holds; None: the client's model."""
         return None
 
-    def take_models(
-        self,
-        search: Search,
-        state: FPFCState,
-        rows: Sequence[int],
-        omega: NDArray[Any],
-        replies: Replies,
-    ) -> None:
+    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Take in the new omega_i of a round; see `PenaltySource`."""
-        PenaltySource.take_models(state.source, state, rows, omega, replies)
+        PenaltySource.take_models(state.source, state, rows, omega)
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Take in the replies of a round; return the next stage if this one is over."""
@@ -400,23 +429,16 @@ class Score(Everybody):
         needed = holding_lambda(numbered(groups), scores[:, 1, found.chosen])
         search.table = np.stack([num_groups, found.means, found.against])
         search.chosen, search.smallest_distance, search.lam_needed = found.chosen, b, needed
-        search.lam, search.last_round, search.probes = lambda_between(b, needed), server_round, {}
+        search.lam = lambda_between(b, needed, state.pairs.rho)
+        search.last_round, search.probes = server_round, {}
         search.groups = {c: int(of[found.chosen]) for c, of in search.candidates.labels.items()}
         log(
             INFO,
-            "round %s: %s group%s found; lambda is %.4g",
+            "round %s: %s group%s found",
             server_round,
             num_groups[found.chosen],
             "" if num_groups[found.chosen] == 1 else "s",
-            search.lam,
         )
-        if search.lam < needed:
-            log(
-                INFO,
-                "At these models, which are not at their best yet, it would take a lambda of %.4g "
-                "to hold every group at one model; models of a group may stay apart",
-                needed,
-            )
         # theta_ij = omega_i - omega_j, v_ij = 0: every pair is plain.
         start = self._start_of(search, state.clients.ids)
         state.pairs = PairwiseStore(start, scad(search.lam), state.pairs.rho)
@@ -464,86 +486,136 @@ class Together(Stage):
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Go on with FPFC's own rounds where few are left."""
-        if start.rounds_left > FUSION_ROUNDS:
-            return None
+        return None if start.rounds_left > FUSION_ROUNDS else self.end(search, start)
+
+    def end(self, search: Search, start: RoundStart) -> type[Stage]:
+        """Let pairs begin with this round."""
         search.fused_from = start.round - 1
+        log(INFO, "round %s: the groups' models are trained; FPFC's own rounds begin", start.round)
         return Fusion
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
         """Ask the sampled clients to train their group's model."""
-        tasks = fusion_tasks(start, newcomers=search.unplaced)
-        for client in tasks.keys() & search.groups.keys():
-            tasks[client] = Task(start.pairs.omega[start.members.row(client)], None, 0.0)
+        tasks = newcomer_tasks(search, start)
+        for client in start.sampled:
+            if client in search.groups:
+                tasks[client] = Task(start.pairs.omega[start.members.row(client)], None, 0.0)
         return tasks
 
-    def take_models(
-        self,
-        search: Search,
-        state: FPFCState,
-        rows: Sequence[int],
-        omega: NDArray[Any],
-        replies: Replies,
-    ) -> None:
+    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Set every group's model to the mean of its members', weighted by their examples."""
-        models, weights = state.pairs.omega.copy(), [r.num_examples for r in replies.values()]
-        models[list(rows)] = omega
-        groups, of_replies = search.groups_of(state.clients.ids), search.groups_of(list(replies))
-        trained, labels = np.unique(of_replies, return_inverse=True)
+        models, weights = state.pairs.omega.copy(), search.weights(state.clients)[rows]
+        models[rows] = omega
+        groups = search.groups_of(state.clients.ids)
+        trained, labels = np.unique(groups[rows], return_inverse=True)
         for group, alpha in zip(trained, cluster_models(omega, weights, labels), strict=True):
             if group >= 0:
                 models[groups == group] = alpha
         state.pairs = PairwiseStore(models, state.source.penalty, state.pairs.rho)
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
-        """Let clients that trained for the first time be groups of their own."""
-        settle(search, replies)
+        """Place clients that trained for the first time."""
+        place_newcomers(search, state, replies)
         return None
 
 
 class Fusion(Stage):
-    """FPFC's own rounds, from the groups' models; lambda follows the present clusters."""
+    """FPFC's own rounds, from the groups' models: the groups are held, and move together.
+
+    Clients count by their examples, as in the rounds before: the pull of client i is rho over its
+    weight w_i in its group, which is (5) of w_i f_i. Where all have as many this is (1) itself.
+
+    Parameters
+    ----------
+    move : bool
+        Whether members that sat out move with the others of their group.
+    """
 
     is_search = False
 
+    def __init__(self, move: bool) -> None:
+        self.move = move
+
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
-        """Ask the sampled clients for (5); who took no part in the search joins as new."""
-        return fusion_tasks(start, newcomers=search.unplaced)
+        """Ask the sampled clients for (5)."""
+        old = [client for client in start.sampled if client in search.groups]
+        tasks, weights = fusion_tasks(start._replace(sampled=old)), search.weights(start.clients)
+        most = max(start.pairs.rho, 0.5 / start.lr)  # descent by a larger pull may diverge
+        for client, task in tasks.items():
+            task.rho = min(task.rho / weights[start.members.row(client)], most)
+        return newcomer_tasks(search, start) | tasks
+
+    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
+        """Update the pairs of all clients that have a group; see `Groups`."""
+        ids, replaced = state.clients.ids, state.source.replacement
+        if search.groups and not search.lam_inside:
+            search.renew_lambda(state)
+        state.pairs.groups = Groups(
+            search.groups_of(ids),
+            scad(search.lam_inside) if replaced is None else replaced,
+            self.move and replaced is None,
+        )
+        state.pairs.penalty = state.source.penalty
+        moved = {ids[row] for row in state.pairs.update(rows, omega)}
+        search.moved = (search.moved | moved) - {ids[row] for row in rows}
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
-        """Renew lambda every `RENEWAL` rounds, unless the user has set a penalty."""
-        settle(search, replies)
-        is_due = (server_round - search.fused_from) % RENEWAL == 0
-        if is_due and state.source.replacement is None:
-            labels = state.source.labels(state)
-            weights = state.clients.column("num_examples")
-            self.renew(search, cluster_models(state.pairs.omega, weights, labels))
+        """Place clients that trained for the first time; renew lambda every `RENEWAL` rounds."""
+        place_newcomers(search, state, replies)
+        if (server_round - search.fused_from) % RENEWAL == 0:
+            search.renew_lambda(state)
         return None
 
-    def renew(self, search: Search, models: NDArray[Any]) -> None:
-        """Set lambda by the models of the present clusters; with one cluster it stays.
 
-        Where a group has split, its parts are near each other; a smaller lambda would split more.
-        """
-        b = smallest_distance(models)
-        has_split = len(models) > search.table[0, search.chosen]
-        if np.isfinite(b) and b > 0 and (b / NO_FUSION.a > search.lam or not has_split):
-            search.lam = b / NO_FUSION.a
+def newcomer_tasks(search: Search, start: RoundStart) -> dict[int, Task]:
+    """Let sampled clients without a group probe on their own, and say which group suits them.
+
+    Each measures what it comes to, and the models of the `OPTIONS` largest groups, on samples that
+    it holds out.
+    """
+    new = [client for client in start.sampled if client not in search.groups]
+    if not new:
+        return {}
+    groups, omega = search.groups_of(start.members.ids), start.pairs.omega
+    more: Arrays = {}
+    for label, count in Counter(search.groups.values()).most_common(OPTIONS):
+        if count > 1:
+            more |= prefixed(f"{label}/", search.block.arrays(omega[groups == label].mean(axis=0)))
+    known = groups >= 0
+    mean = omega[known if known.any() else slice(None)].mean(axis=0)
+    held_out = search.hold_out.settings(new)
+    return {
+        client: Task(mean, mean, 0.0, PROBE_FACTOR, {**held_out[client], "more": more or None})
+        for client in new
+    }
 
 
-def settle(search: Search, replies: Replies) -> None:
-    """Let clients that trained for the first time since the search be groups of their own."""
+def place_newcomers(search: Search, state: FPFCState, replies: Replies) -> None:
+    """Place clients that trained for the first time in the group that suits them, or alone."""
     search.unplaced -= replies.keys()
-    for client in replies.keys() - search.groups.keys():
-        search.groups[client] = max(search.groups.values(), default=-1) + 1
+    ids = state.clients.ids
+    for client in sorted(replies.keys() - search.groups.keys()):
+        labels = set(search.groups.values())
+        best = max(labels, default=-1) + 1  # of its own
+        losses = reported(replies[client], HELD_OUT_LOSS, best)
+        losses[[label not in labels for label in range(best)]] = np.nan
+        alone = replies[client].metrics.get(HELD_OUT_LOSS, -np.inf)
+        if (losses < alone).any():
+            best = int(np.nanargmin(losses))
+            model = state.pairs.omega[search.groups_of(ids) == best].mean(axis=0)
+            state.pairs.place(ids.index(client), model)
+            search.moved.add(client)
+        search.groups[client] = best
 
 
-def lambda_between(b: float, needed: float) -> float:
+def lambda_between(b: float, needed: float, rho: float) -> float:
     """Return lambda for groups whose models are b or more apart.
 
-    b/a: SCAD is flat beyond a lambda, so that no two groups pull on each other, and the groups are
-    held together as firmly as that allows. With one group (b is NaN) twice what holding it takes.
+    b/a: SCAD is flat beyond a lambda, so that no two groups pull on each other. With a small rho
+    less: (6) pulls at full strength up to lambda + lambda/rho, which is to be well below b. With
+    one group (b is NaN) twice what holding it takes.
     """
-    return b / NO_FUSION.a if np.isfinite(b) else 2 * needed
+    return min(b / NO_FUSION.a, MARGIN * b / (1 + 1 / rho)) if np.isfinite(b) else 2 * needed
 
 
 def reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:

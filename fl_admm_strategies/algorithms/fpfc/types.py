@@ -16,6 +16,9 @@ KINDS = {
 }
 """The models that a run has, and newcomers after it."""
 
+CLUSTER_FIRST = {kind: KINDS[kind] for kind in ("cluster", "personal", "global")}
+"""Likewise, of a run that finds its groups itself."""
+
 
 @dataclass(frozen=True)
 class FPFCInstruction(Instruction):
@@ -44,7 +47,7 @@ class FPFCInstruction(Instruction):
     monitor: str | None = None
     others_fixed: bool | None = None
 
-    def model_of(self, upload: Arrays, metrics: Mapping[str, Any]) -> Arrays:
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
         """Return omega_i: the clustered block, as the paper attacks it (section 6.4.1)."""
         names = upload if self.candidates is not None else self.clustered
         return {name: upload[name] for name in names}
@@ -60,10 +63,14 @@ class FPFCQuestion(Instruction):
 
 @dataclass(frozen=True)
 class FPFCEvaluation(Instruction):
-    """The models to evaluate; (1/m) sum_j v_ij, where the client is to report its gradients."""
+    """The models to evaluate, and whose loss counts as the client's.
+
+    With (1/m) sum_j v_ij, where the client is to report its gradients.
+    """
 
     personal: Arrays
     cluster: Arrays
     global_: Arrays
     mean_dual: Arrays | None = None
     clustered: list[str] | None = None
+    headline: str | None = None

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ...maths.blocks import Arrays, Block, Pattern, average, compile_pattern, spec_of
 from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.clustering import cluster_models
-from ...runtime.common.settings import HasSettings
+from ...maths.consensus import Consensus, iterate_of, message_of
+from ...runtime.algorithm import OnClient
 from ...runtime.members.membership import Membership
 from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.messages.schema import Instruction
@@ -21,6 +22,17 @@ from ...runtime.trust.bound import MaxNorm, OnExcess
 
 Weights = Literal["uniform", "size"]
 Duals = Literal["strategy", "client"]
+
+
+@dataclass
+class SummedState:
+    """The global model, and the sum of the variables that the clients keep.
+
+    `consensus` has the trained arrays as w, and the sum in `total`.
+    """
+
+    consensus: Consensus
+    buffers: Arrays
 
 
 class WeightedStrategy(SampledStrategy):
@@ -62,8 +74,56 @@ def mean_weights(replies: Mapping[int, Reply], weights: Weights) -> NDArray[np.f
     return sizes if weights == "size" else np.ones_like(sizes)
 
 
-class ConsensusForm(HasSettings):
-    """Which iteration a method of consensus ADMM takes.
+@dataclass(frozen=True)
+class ConsensusInstruction(Instruction):
+    """What a client gets of any method of consensus ADMM.
+
+    `anchor` is w, or w - pi_i/rho for a client that does not know pi_i. Sent where the client may
+    not hold them: `start`, which is u_i, and, to a client that starts at w, `dual`, which is pi_i
+    (empty: 0).
+    """
+
+    anchor: Arrays
+    start: Arrays | None
+    dual: Arrays | None
+    duals: str
+    start_at: str
+    averaging: str
+    optimised: list[str]
+
+    @property
+    def begins(self) -> bool:
+        """Whether the message has the client's variables: those that it holds do not count."""
+        return self.start is not None or self.dual is not None
+
+    def model_of(self, upload: Arrays, metrics: Mapping[str, Any], held: Arrays) -> Arrays:
+        """Return u_i, or z_i where w is the mean of these."""
+        sent = {name: upload[name] for name in self.optimised}
+        if self.duals == "client":
+            before = held or self.anchor
+            return {name: array + before[name] for name, array in sent.items()}
+        return message_of(sent, self.anchor) if self.averaging == "all" else sent
+
+    def upload_of(
+        self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any], held: Arrays
+    ) -> Arrays:
+        """Return the upload of which the server makes this model."""
+        if self.duals == "client":
+            before = held or self.anchor
+            return upload | {name: array - before[name] for name, array in model.items()}
+        return upload | (iterate_of(model, self.anchor) if self.averaging == "all" else model)
+
+    def first_held(self) -> Arrays | None:
+        """Return z_i where its changes are sent: u_i, as pi_i is 0."""
+        return self.start if (self.duals, self.averaging) == ("client", "all") else {}
+
+    def next_held(self, model: Arrays, held: Arrays) -> Arrays:
+        """Return z_i where its changes are sent."""
+        return model if held else {}
+
+
+class ConsensusForm(SampledStrategy):
+    """Base of the ADMM methods whose clients agree on a model: which iteration, and what is where.
 
     Parameters
     ----------
@@ -77,17 +137,29 @@ class ConsensusForm(HasSettings):
         Where clients start, to change that alone.
     averaging : {"participants", "all"}, optional
         Whose u_i w is made of, to change that alone.
+    duals : {"strategy", "client"} (default: "strategy")
+        Where the clients' variables live. "strategy": the server keeps them and a client that was
+        lost can go on. "client", the papers' own placement: the clients keep them and send the
+        change of their message, so that the server needs O(d) memory and never sees them. The same
+        trajectory up to rounding, the same bytes. With "client" all clients start afresh from the
+        global model when one has lost its state or has left: nobody can take its part out of the
+        server's sum.
+    **base
+        The parameters of `SampledStrategy`.
     """
 
-    symbols: ClassVar = ("u_i", "w", "pi_i/rho")
-    """What the method's paper calls them."""
+    symbols: ClassVar = ("u_i", "u_i", "w", "pi_i/rho")
+    """What the paper calls where clients start, what w is the mean of, w, and the scaled dual."""
 
     published: bool = False
     start_at: Literal["global", "own"] | None = None
     averaging: Literal["participants", "all"] | None = None
+    duals: Duals = "strategy"
+    _block: Block = field(init=False)  # what is optimised; `init_state` sets it
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_bound_of_changes(self.duals, self.max_norm, self.on_excess)
         for name, paper, default in (
             ("start_at", "own", "global"),
             ("averaging", "all", "participants"),
@@ -101,48 +173,38 @@ class ConsensusForm(HasSettings):
             setattr(self, name, given or (paper if self.published else default))
 
     @property
+    def is_published(self) -> bool:
+        """Whether the paper's iteration runs, however it was asked for."""
+        return (self.start_at, self.averaging) == ("own", "all")
+
+    @property
     def form(self) -> str:
         """Which form runs, and what it changes against the paper."""
-        u, w, dual = self.symbols
-        start = {"own": f"their own {u}", "global": f"the global {w}"}[str(self.start_at)]
+        first, u, w, dual = self.symbols
+        start = {"own": f"their own {first}", "global": f"the global {w}"}[str(self.start_at)]
         over = {
             "all": f"the mean of {u} + {dual} over all clients",
             "participants": f"the participants' mean of {u} plus the mean of all {dual}",
         }[str(self.averaging)]
-        here = f"local steps start at {start}, and {w} is {over}"
-        if (self.start_at, self.averaging) == ("own", "all"):
+        here = f"local steps start at {start}{self._more}, and {w} is {over}"
+        if self.is_published:
             return f"the paper's form: {here}."
         return f"not the paper's form (published=True is): {here}."
 
+    @property
+    def _more(self) -> str:
+        """What else `form` says of the local steps."""
+        return ""
 
-class ConsensusStrategy(WeightedStrategy):
-    """Base of the ADMM methods whose clients agree on a model.
-
-    Parameters
-    ----------
-    duals : {"strategy", "client"} (default: "strategy")
-        Where the clients' variables live. "strategy": the server keeps them and a client that was
-        lost can go on. "client", the papers' own placement: the clients keep them and send the
-        change of their message, so that the server needs O(d) memory and never sees them. The same
-        trajectory up to rounding, the same bytes. With "client" all clients start afresh from the
-        global model when one has lost its state or has left: nobody can take its part out of the
-        server's sum.
-    averaged : str, optional
-        Regular expression searched in the arrays' names: arrays that are not optimised together but
-        trained on each client's loss alone and averaged over the participants, weighted by their
-        examples, as all buffers are. By default there are no others.
-    **base
-        The parameters of `WeightedStrategy`.
-    """
-
-    duals: Duals = "strategy"
-    averaged: Pattern | None = None
-    _block: Block = field(init=False)  # what is optimised; `init_state` sets it
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bound_of_changes(self.duals, self.max_norm, self.on_excess)
-        self._averaged = compile_pattern("averaged", self.averaged)
+    def variables(
+        self, start: NDArray[Any] | None, dual: NDArray[Any] | None
+    ) -> dict[str, Arrays | None]:
+        """Return the fields of a message for what a client may not hold; a dual of 0 is empty."""
+        arrays = self._block.arrays
+        return {
+            "start": None if start is None else arrays(start),
+            "dual": None if dual is None else arrays(dual) if dual.any() else {},
+        }
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
         """Measure u_i, or theta_i, from the first group sent, the change of a message from 0."""
@@ -153,6 +215,63 @@ class ConsensusStrategy(WeightedStrategy):
         """Start everybody from the global model where the clients keep their variables."""
         if self.duals == "client":
             self.state.consensus.restart(server_round, len(self.membership))
+
+
+class ConsensusStrategy(ConsensusForm, WeightedStrategy):
+    """Base of the ADMM methods for models of any kind.
+
+    Parameters
+    ----------
+    averaged : str, optional
+        Regular expression searched in the arrays' names: arrays that are not optimised together but
+        trained on each client's loss alone and averaged over the participants, weighted by their
+        examples, as all buffers are. By default there are no others.
+    **base
+        The parameters of `ConsensusForm` and `WeightedStrategy`.
+    """
+
+    averaged: Pattern | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._averaged = compile_pattern("averaged", self.averaged)
+
+
+class SummedStrategy(SampledStrategy):
+    """Base of the methods whose clients keep a variable each and send its changes.
+
+    The server knows the sum of these variables alone. So all begin at 0 again when a client has
+    left or has lost its own: nobody can take it out of the sum.
+    """
+
+    _block: Block = field(init=False)  # what is trained; `init_state` sets it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bound_of_changes("client", self.max_norm, self.on_excess)
+
+    def init_state(self, arrays: Arrays) -> SummedState:
+        """Start with the initial model and all variables at 0."""
+        self._block = Block.optimised(arrays, self.trained)
+        consensus = Consensus.start(self._block.vector(arrays), of_participants=True)
+        return SummedState(consensus, self._block.rest(arrays))
+
+    def is_fresh(self, client: int) -> bool:
+        """Return whether a client's variable is 0: it has not taken part since all of them were."""
+        last_accepted = self.membership.last_accepted.get(client, 0)
+        return self.state.consensus.starting_point(last_accepted) is not None
+
+    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Begin again: nobody here knows the variables of those that have left."""
+        self.state.consensus.restart(self.last_round, len(self.membership))
+
+    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
+        """Begin again: nobody knows the variables that were lost."""
+        self.state.consensus.restart(server_round, len(self.membership))
+
+    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
+        """Return the global model."""
+        return self._block.model(self.state.consensus.w, self.state.buffers)
 
 
 def check_bound_of_changes(duals: Duals, max_norm: MaxNorm, on_excess: OnExcess) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .store import PairwiseStore
+from .store import Groups, PairwiseStore
 
-__all__ = ["PairwiseStore"]
+__all__ = ["Groups", "PairwiseStore"]

@@ -27,6 +27,8 @@ the loops over them are in the kernels. Derivations: docs/methods/fpfc.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,6 +36,10 @@ from ..penalties import Penalty
 
 FloatArray = NDArray[np.floating]
 Float64Array = NDArray[np.float64]
+Indices = NDArray[np.int32]
+
+Prox = Callable[[Float64Array, Indices, Indices], Float64Array]
+"""Returns s by ||delta_ij||, i and j: see `prox_scale`; pairs may have penalties of their own."""
 
 
 def next_delta(difference: FloatArray, keep: FloatArray, delta: FloatArray) -> FloatArray:

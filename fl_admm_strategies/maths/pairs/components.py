@@ -28,12 +28,18 @@ class Form(Protocol):
 
 
 def components(
-    omega: FloatArray, forms: Sequence[Form], kernels: Kernels, nu: float
+    omega: FloatArray,
+    forms: Sequence[Form],
+    kernels: Kernels,
+    nu: float,
+    alone: Sequence[int] | NDArray[np.integer],
 ) -> NDArray[np.intp]:
     """Return the connected components of ||theta_ij|| <= nu; see `PairwiseStore.clusters`."""
     m = len(omega)
     everybody = np.arange(m, dtype=np.int32)
     labels = np.full(m, -1, dtype=np.intp)
+    takes_part = np.ones(m, dtype=np.bool_)
+    takes_part[list(alone)] = False
     pivots: list[Float64Array] = []
 
     def linked(client: int, others: Indices) -> Indices:
@@ -57,10 +63,10 @@ def components(
         if len(pivots) < _PIVOTS:
             pivot = np.full(m, first, dtype=np.int32)
             pivots.append(kernels.difference_norms(omega, pivot, everybody))
-        frontier = [first]
+        frontier = [first] if takes_part[first] else []
         while frontier:
             client = frontier.pop()
-            found = linked(client, np.flatnonzero(labels < 0).astype(np.int32))
+            found = linked(client, np.flatnonzero(takes_part & (labels < 0)).astype(np.int32))
             labels[found] = labels[first]
             frontier.extend(found)
     return labels

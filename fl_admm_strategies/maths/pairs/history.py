@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..penalties import Penalty
 from . import algebra
+from .algebra import Prox
 from .kernels import CHUNK, Kernels
 
 FloatArray = NDArray[np.floating]
@@ -105,9 +105,7 @@ class History:
         """Before an update: these clients have new models."""
         self._has_latest[active] = False
 
-    def update(
-        self, i: Indices, j: Indices, omega: FloatArray, penalty: Penalty, rho: float
-    ) -> None:
+    def update(self, i: Indices, j: Indices, omega: FloatArray, prox: Prox) -> None:
         """Update these pairs, which are kept here; those that turn plain are given up."""
         if not len(i):
             return
@@ -116,11 +114,11 @@ class History:
         self._add(i, j, omega, keep)
         moved = self._kernels.difference_norms(omega, i, j)
         norm = _ROUND_UP * (moved + keep * self._bound[i, j])
-        scale = algebra.prox_scale(norm, penalty, rho)
-        unsure = np.flatnonzero(scale != algebra.prox_scale(np.zeros(1), penalty, rho))
+        scale = prox(norm, i, j)
+        unsure = np.flatnonzero(scale != prox(np.zeros(len(i)), i, j))
         for part, vectors in self.vectors(i[unsure], j[unsure]):
             norm[unsure[part]] = _norms(vectors)
-        scale[unsure] = algebra.prox_scale(norm[unsure], penalty, rho)
+        scale[unsure] = prox(norm[unsure], i[unsure], j[unsure])
         self._set(i, j, norm, scale)
         self._is_norm[i, j] = self._is_norm[j, i] = False
         self._is_norm[i[unsure], j[unsure]] = self._is_norm[j[unsure], i[unsure]] = True

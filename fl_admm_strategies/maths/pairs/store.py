@@ -10,6 +10,7 @@ is exact, not an approximation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -26,9 +27,31 @@ from .vectors import Vectors, saved_names
 
 FloatArray = NDArray[np.floating]
 Float64Array = NDArray[np.float64]
+Indices = NDArray[np.int32]
 Clients = Sequence[int] | NDArray[np.integer]
 
 _MOST_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of clients that are held together, each pair inside by a penalty of its own.
+
+    Not in FPFC's paper: docs/methods/fpfc.md, "Without a lambda".
+
+    Attributes
+    ----------
+    labels : ndarray of int, shape (m,)
+        The group of every client; -1 for one that is not in any pair yet.
+    inside : Penalty
+        g of the pairs of a group.
+    move : bool
+        Whether members that sat out move by the mean move of those that took part.
+    """
+
+    labels: NDArray[np.int64]
+    inside: Penalty
+    move: bool
 
 
 class PairwiseStore:
@@ -53,6 +76,8 @@ class PairwiseStore:
     Attributes
     ----------
     rho : float
+    groups : Groups or None
+        Groups that the next update is to hold together; None: the paper's update.
     engine : str
         The kernels in use.
     self_checked : bool
@@ -87,6 +112,7 @@ class PairwiseStore:
             raise ValueError("omega holds NaN or Inf, expected finite numbers.")
         self.rho = rho
         self.penalty = penalty
+        self.groups: Groups | None = None
         self.engine, self._kernels = choose_kernels(engine)
         self.most_bytes = _MOST_BYTES if most_bytes is None else most_bytes
         self._omega = omega.copy()
@@ -133,7 +159,7 @@ class PairwiseStore:
     # Algorithm 2
     # ------------------------------------------------------------------------------------------
 
-    def update(self, active: Clients, new_omega: ArrayLike) -> None:
+    def update(self, active: Clients, new_omega: ArrayLike) -> NDArray[np.intp]:
         """Take in the models of a round, and update every pair with an active client: (6), (A.3).
 
         A pair with one active client is updated as well as one with two, and that one once, with
@@ -146,6 +172,11 @@ class PairwiseStore:
         new_omega : array_like of shape (len(active), d)
             omega_i^{k+1}; converted to the dtype of the store.
 
+        Returns
+        -------
+        ndarray of int
+            The clients that sat out and moved with their group.
+
         Raises
         ------
         ValueError
@@ -153,37 +184,74 @@ class PairwiseStore:
             not finite in the store's dtype. Nothing has changed then.
         """
         clients = self._checked_clients("active", active)
-        self._omega[clients] = self._checked_models("new_omega", new_omega, len(clients))
+        models = self._checked_models("new_omega", new_omega, len(clients))
+        moved = self._move_with_group(clients, models)
+        self._omega[clients] = models
+        self._history.begin(np.concatenate([clients, moved]))
         m = len(self._omega)
         takes_part = np.zeros(m, dtype=np.bool_)
         takes_part[clients] = True
         slots = self._vectors.slots_with(takes_part)
         touched = m * (m - 1) // 2 - (m - len(clients)) * (m - len(clients) - 1) // 2
         if len(slots) == touched:
-            self._vectors.update(slots, self._omega, self._penalty, self.rho)
-            return
+            self._vectors.update(slots, self._omega, self._prox)
+            return moved
         # Sorted, since slots are given in this order and that of `active` must not enter.
         i, j = _pairs_with(np.sort(clients), m)
+        if self.groups is not None:
+            apart = (self.groups.labels[i] < 0) | (self.groups.labels[j] < 0)
+            i, j = i[~apart], j[~apart]
         others = np.isnan(self._vectors.scale(i, j))  # before the update, which may make more
         i, j = i[others], j[others]
-        self._vectors.update(slots, self._omega, self._penalty, self.rho)
+        self._vectors.update(slots, self._omega, self._prox)
         by_models = ~np.isnan(self._history.scale(i, j))
-        self._history.begin(clients)
-        self._history.update(i[by_models], j[by_models], self._omega, self._penalty, self.rho)
+        self._history.update(i[by_models], j[by_models], self._omega, self._prox)
         self._update_plain(i[~by_models], j[~by_models])
         self._give_vectors()
+        return moved
+
+    def _prox(self, norm: Float64Array, i: Indices, j: Indices) -> Float64Array:
+        """Return s of pairs for ||delta_ij||: see `algebra.Prox`."""
+        scale = algebra.prox_scale(norm, self._penalty, self.rho)
+        if self.groups is not None:
+            inside = self.groups.labels[i] == self.groups.labels[j]
+            scale[inside] = algebra.prox_scale(norm[inside], self.groups.inside, self.rho)
+        return scale
+
+    def _move_with_group(self, clients: NDArray[np.intp], models: FloatArray) -> NDArray[np.intp]:
+        """Move members that sit out by the mean move of their group's others; return who they are.
+
+        Two of them stay where they are to each other, and so do theta_ij and v_ij of a pair inside,
+        and theta_ij = omega_i - omega_j of a plain one. A pair between two groups that is not plain
+        keeps its theta_ij until one of its clients takes part: only v_ij enters its next update.
+        """
+        if self.groups is None or not self.groups.move:
+            return np.empty(0, np.intp)
+        sits_out = np.ones(len(self._omega), dtype=np.bool_)
+        sits_out[clients] = False
+        labels, of_clients = self.groups.labels, self.groups.labels[clients]
+        for group in np.unique(of_clients[of_clients >= 0]):
+            here = of_clients == group
+            moves = models[here].astype(np.float64) - self._omega[clients[here]]
+            rows = sits_out & (labels == group)
+            self._omega[rows] += moves.mean(axis=0).astype(self._omega.dtype)
+        return np.flatnonzero(sits_out & np.isin(labels, of_clients) & (labels >= 0))
+
+    def place(self, client: int, omega: FloatArray) -> None:
+        """Set the model of a client all of whose pairs are plain."""
+        self._omega[client] = omega
 
     def _update_plain(self, i: NDArray[np.int32], j: NDArray[np.int32]) -> None:
         """Update these plain pairs; one of the forms takes in those that do not stay plain."""
         norm = self._kernels.difference_norms(self._omega, i, j)
-        scale = algebra.prox_scale(norm, self._penalty, self.rho)
+        scale = self._prox(norm, i, j)
         near = ~algebra.stays_plain(norm, scale)
         i, j = i[near], j[near]
         m = len(self._omega)
         if m * (m - 1) // 2 * self._omega[0].nbytes > self.most_bytes:
             self._history.open(i, j, norm[near], scale[near], self._omega)
         else:
-            self._vectors.open(i, j, self._omega, self._penalty, self.rho)
+            self._vectors.open(i, j, self._omega, self._prox)
 
     def _give_vectors(self) -> None:
         """Give the pairs that are kept by models vectors, once those take little memory.
@@ -282,7 +350,7 @@ class PairwiseStore:
         norms[i[plain], j[plain]] = self._kernels.difference_norms(self._omega, i[plain], j[plain])
         return norms + norms.T
 
-    def clusters(self, nu: float) -> NDArray[np.intp]:
+    def clusters(self, nu: float, alone: Clients = ()) -> NDArray[np.intp]:
         """Return the connected components of ||theta_ij|| <= nu (Remark 2).
 
         As `maths.clustering.clusters` of `theta_norms`, and without that matrix: a client is
@@ -293,6 +361,8 @@ class PairwiseStore:
         ----------
         nu : float
             nu >= 0.
+        alone : sequence of int
+            Clients that are a cluster of their own, wherever they are.
 
         Returns
         -------
@@ -301,7 +371,7 @@ class PairwiseStore:
         """
         if not nu >= 0:
             raise ValueError(f"nu is {nu!r}, expected a number >= 0.")
-        return components(self._omega, self._forms, self._kernels, nu)
+        return components(self._omega, self._forms, self._kernels, nu, alone)
 
     def primal_residual(self) -> float:
         """Return max_ij ||omega_i - omega_j - theta_ij||, the third condition of (11)."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..penalties import Penalty
 from . import algebra
+from .algebra import Prox
 from .kernels import Kernels
 from .slabs import Slabs, fitting_rows
 
@@ -114,21 +114,21 @@ class Vectors:
     # Algorithm 2
     # ------------------------------------------------------------------------------------------
 
-    def update(self, slots: Slots, omega: FloatArray, penalty: Penalty, rho: float) -> None:
+    def update(self, slots: Slots, omega: FloatArray, prox: Prox) -> None:
         """Update the pairs in these slots, ascending; those that turn plain are given up."""
         before = self._scale.take(slots)
         norm = self._renew_deltas(slots, omega, algebra.carried(before))
-        scale = algebra.prox_scale(norm, penalty, rho)  # (6), and with it (A.3)
+        scale = prox(norm, self._pair_i[slots], self._pair_j[slots])  # (6), and with it (A.3)
         self._norm[slots], self._scale[slots] = norm, scale
         if (plain := algebra.turns_plain(before, scale)).any():
             self._close(slots[plain])
 
-    def open(self, i: Indices, j: Indices, omega: FloatArray, penalty: Penalty, rho: float) -> None:
+    def open(self, i: Indices, j: Indices, omega: FloatArray, prox: Prox) -> None:
         """Take in plain pairs that an update has made something else: delta = omega_i - omega_j."""
         slots = self._append(i, j)
         # The norm is that of the vector as it is stored.
         self._norm[slots] = self._renew_deltas(slots, omega, np.zeros(len(i)))
-        self._scale[slots] = algebra.prox_scale(self._norm[slots], penalty, rho)
+        self._scale[slots] = prox(self._norm[slots], i, j)
 
     def take_over(
         self,

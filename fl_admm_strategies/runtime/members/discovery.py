@@ -20,6 +20,10 @@ QUERY_TIMEOUT = 10.0
 # Seconds after which a user who waits for clients is told again how many there are.
 _REPORT_EVERY = 10.0
 
+# Share of the time for all clients after which connected nodes that say nothing are done without,
+# counted from when anything was last heard.
+_QUIET = 0.25
+
 # Nodes that must say that their app does not answer queries until the others are not asked.
 _AGREE = 2
 
@@ -108,6 +112,7 @@ class Discovery:
         self._connected: set[int] = set()
         self._silent: set[int] = set()  # nodes that did not answer at the last look
         self._left_out: dict[int, str] = {}  # why a node is not used, so as to say it once
+        self._patience = QUERY_TIMEOUT  # for new nodes; half of it after each that said nothing
         self.node_of: dict[int, int] = {}
         """The node of every client."""
 
@@ -123,8 +128,10 @@ class Discovery:
 
     @property
     def announced(self) -> int:
-        """The size of the federation as most nodes know it; 0 where they do not know."""
-        return most_common(i.num_clients for i in self._identities.values() if i.num_clients)
+        """The size of the federation as most nodes say it; 0 where they do not, silent ones too."""
+        silent = self._connected - self._identities.keys()
+        said = [identity.num_clients for identity in self._identities.values()]
+        return most_common(said + [0] * len(silent))
 
     def is_connected(self, client: int) -> bool:
         """Return whether a client's node was connected when it was last looked."""
@@ -156,7 +163,9 @@ class Discovery:
         """Ask every node which clients it hosts, until all that are needed are known.
 
         Nodes that know the size of their federation are waited for in full, unless it is said who
-        is wanted. A size that most nodes do not know is not believed.
+        is wanted. A size that most nodes do not know is not believed. After the timeout those that
+        are there will do, if they are enough; connected nodes that say nothing, and would make up
+        for who is missing, are waited for no longer than a quarter of it.
 
         Parameters
         ----------
@@ -174,22 +183,31 @@ class Discovery:
         Raises
         ------
         TimeoutError
-            If they are too few by then, or not those; the message says what to do.
+            If they are fewer than `at_least` by then, or not those wanted; the message says what to
+            do.
         RuntimeError
             If no node has an app that could take part: it cannot be loaded, or is one of the legacy
             API.
         """
-        wait = Wait(timeout)
+        wait, known, heard_at = Wait(timeout), (0, 0), time.monotonic()
         while True:
             self._look(nodes)
             self._check_apps()
+            self._leave_out_excess()
+            if known != (known := (len(self._connected), len(self._identities))):
+                heard_at = time.monotonic()
             found = len(self.connected)
             missing = sorted(set(wanted).difference(self.connected))
             silent = sorted(self._connected - self._identities.keys())
             needed = max(at_least, len(wanted) or self.announced)
+            if found >= needed and not (missing or silent):
+                break
             is_late = wait.remaining <= 0
-            has_all = found >= needed and not missing and (is_late or not silent)
-            if has_all or (is_late and allow_missing and found >= at_least):
+            quiet = time.monotonic() - heard_at >= _QUIET * timeout
+            in_vain = quiet and silent and found + len(silent) >= needed
+            enough = found >= at_least and (allow_missing or not missing)
+            if enough and (is_late or in_vain):
+                self._warn_of_missing(found, needed, silent)
                 break
             if is_late:
                 raise TimeoutError(
@@ -211,6 +229,43 @@ class Discovery:
                     identity.num_clients,
                     self.announced,
                 )
+
+    def _warn_of_missing(self, found: int, needed: int, silent: Sequence[int]) -> None:
+        """Say without whom a run begins."""
+        if silent:
+            log(
+                WARNING,
+                "nodes %s do not say which clients they host: the run begins without them",
+                listing(silent),
+            )
+        if found < needed:
+            log(
+                WARNING,
+                "most nodes say that there are %s clients, %s are connected: the run begins "
+                "without the others, which may join",
+                needed,
+                found,
+            )
+
+    def _leave_out_excess(self) -> None:
+        """Leave out nodes of many clients with which there would be more than most nodes say."""
+        while self.announced and len(self.connected) > self.announced:
+            node = max(sorted(self._connected), key=lambda node: len(self.clients_on(node)))
+            if len(clients := self.clients_on(node)) < 2:
+                return  # each node has a client of its own, such as one that joins
+            self.forget(clients)
+            self._left_out[node] = self._excess(clients)
+            log(WARNING, "node %s is left out: it %s", node, self._left_out[node])
+
+    def _excess(self, clients: Sequence[int]) -> str:
+        """Return in words that a node's clients are too many beside those of others."""
+        others = set(self.connected).difference(clients)
+        if not self.announced or len(clients) < 2 or len(others) + len(clients) <= self.announced:
+            return ""
+        return (
+            f"hosts {len(clients)} clients, {listing(sorted(clients))}, beside {len(others)} of "
+            f"others, and most nodes say that there are {self.announced}"
+        )
 
     def refresh(self, nodes: Nodes, *, at_least: int = 0, timeout: float = 0.0) -> list[int]:
         """Find out before a phase who is connected, who has come back, and who is new.
@@ -251,7 +306,7 @@ class Discovery:
         while True:
             known = set(self.node_of)
             before = self._connected
-            taken_over = self._look(nodes, QUERY_TIMEOUT)
+            taken_over = self._look(nodes, self._patience)
             for node, clients in taken_over.items():
                 for who, what in ((set(clients) - known, "new"), (known & set(clients), "back")):
                     if who:
@@ -283,6 +338,8 @@ class Discovery:
                 break  # nobody is waited for twice
             else:
                 time.sleep(0.2)
+        if patience and not silent <= self._silent:
+            self._patience /= 2
         self._silent = silent
         return self._take_over()
 
@@ -311,9 +368,14 @@ class Discovery:
         clients, most = identity.clients, self._most_per_node
         if identity.trouble:
             return identity.trouble
+        if most is None and self._owners.has_key(node):
+            most = 1
         if most is not None and len(clients) > most:
-            return f"hosts {len(clients)} clients, expected at most {most} (max_clients_per_node)"
-        if refusal := self._owners.refusal(node, clients):
+            return (
+                f"says that it hosts {len(clients)} clients, expected at most {most}. If they are "
+                "its own, give a larger max_clients_per_node, which is 1 for nodes with keys"
+            )
+        if refusal := self._owners.refusal(node, clients) or self._excess(clients):
             return refusal
         others = self._connected - {node}
         if not (taken := [c for c in clients if self.node_of.get(c) in others]):

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from ..messages.records import Reply
 from .owners import Owners
 
+MOST_ASKED = 5
+"""How often a client is asked that was never heard, until it leaves the run."""
+
 
 class Membership:
     """The clients of a run.
@@ -45,6 +48,9 @@ class Membership:
     joining : dict of int to (Reply or None)
         Connected clients that do not belong to the run until a reply of theirs was accepted, with
         their reply to the handshake where there was one.
+    waiting : dict of int to (int, int)
+        By client that has no accepted upload: how often it was asked in vain, and from which round
+        on it is asked again before it joins.
     owners : Owners
         Whose the clients' ids are.
     """
@@ -68,6 +74,7 @@ class Membership:
         self.last_accepted = dict.fromkeys(self.ids, 0)
         self.last_seen = dict.fromkeys(self.ids, 0)
         self.joining: dict[int, Reply | None] = {}
+        self.waiting: dict[int, tuple[int, int]] = {}
         self._current: set[int] = set()
         self.owners.bind(self.ids)
 
@@ -107,9 +114,25 @@ class Membership:
         self.owners.bind(here)
         self.joining = {c: reply for c, reply in self.joining.items() if c in connected}
 
-    def unknown(self, connected: Iterable[int]) -> list[int]:
-        """Return those of the connected clients that are not known yet, sorted."""
-        return sorted(c for c in connected if c not in self and c not in self.joining)
+    def unknown(self, connected: Iterable[int], server_round: int) -> list[int]:
+        """Return those of the connected clients that are to be asked whether they join, sorted."""
+        return sorted(
+            client
+            for client in connected
+            if client not in self
+            and client not in self.joining
+            and self.waiting.get(client, (0, 0))[1] <= server_round
+        )
+
+    def asked_in_vain(self, clients: Iterable[int], server_round: int) -> None:
+        """Note who was asked and has not answered usably, if nothing of it was accepted yet.
+
+        One that is joining is asked again after 1, 2, 4, ... rounds.
+        """
+        for client in filter(self.is_new, clients):
+            times = self.waiting.get(client, (0, 0))[0] + 1
+            self.waiting[client] = times, server_round + 2 ** min(times - 1, 30)
+            self.joining.pop(client, None)
 
     def overdue(self, server_round: int) -> list[int]:
         """Return the clients that have missed too many rounds; somebody must be left."""
@@ -118,6 +141,13 @@ class Membership:
         limit = server_round - self.max_missed_rounds
         gone = [client for client, last in self.last_seen.items() if last <= limit]
         return gone if len(gone) < len(self.ids) else []
+
+    def never_heard(self) -> list[int]:
+        """Return the clients that were asked too often without an answer, where others answer."""
+        if not any(self.last_accepted.values()):
+            return []
+        counts = {client: self.waiting.get(client, (0, 0))[0] for client in self.ids}
+        return [client for client, count in counts.items() if count >= MOST_ASKED]
 
     def remove(self, clients: Collection[int]) -> list[int]:
         """Strike clients off; return the rows that they had."""
@@ -150,10 +180,11 @@ class Membership:
         self.owners.bind(clients)
         return places
 
-    def accept(self, clients: Iterable[int], server_round: int) -> None:
+    def accept(self, clients: Collection[int], server_round: int) -> None:
         """Note whose uploads became part of the state in a round."""
         self.last_accepted |= dict.fromkeys(clients, server_round)
         self._current.update(clients)
+        self.waiting = {c: asked for c, asked in self.waiting.items() if c not in clients}
 
     def mark_uncertain(self, clients: Iterable[int]) -> None:
         """Note clients that may hold something else than the server knows: they were asked."""
@@ -189,6 +220,10 @@ class Membership:
             "announced": np.array(self.announced, dtype=np.int64),
             "last_accepted": np.array(list(self.last_accepted.values()), dtype=np.int64),
             "last_seen": np.array(list(self.last_seen.values()), dtype=np.int64),
+            "waiting_ids": np.array(sorted(self.waiting), dtype=np.uint64),
+            "waiting": np.array(
+                [self.waiting[client] for client in sorted(self.waiting)], dtype=np.int64
+            ).reshape(-1, 2),
             **self.owners.state_arrays(),
         }
 
@@ -198,6 +233,8 @@ class Membership:
         self.last_accepted, self.last_seen = (
             dict(zip(self.ids, column, strict=True)) for column in rounds
         )
+        waiting = zip(arrays["waiting_ids"].tolist(), arrays["waiting"].tolist(), strict=True)
+        self.waiting = {client: (times, due) for client, (times, due) in waiting}
         self.num_initial = int(arrays["num_initial"])
         self.version = int(arrays["members_version"])
         self.initial_examples = float(arrays["initial_examples"])

@@ -92,6 +92,10 @@ class Owners:
             self._key_of |= {node.node_id: fingerprint(node.public_key) for node in nodes}
         return there & self._key_of.keys()
 
+    def has_key(self, node: int) -> bool:
+        """Return whether a node has a key."""
+        return bool(self._key_of.get(node))
+
     def refusal(self, node: int, clients: Sequence[int]) -> str:
         """Return in words why a node may not be these clients; "" if it may."""
         key = self._key_of.get(node, "")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from logging import WARNING
-from statistics import median_low
+from statistics import median, median_low
 from typing import Any
 
 from flwr.common import log
@@ -22,6 +22,7 @@ INITIAL_LOSS, LOSS = "initial-loss", "loss"
 # Relative rises above the loss at the start. Mini-batches alone move a mean loss by some percent.
 _MARGIN = 0.1
 _FAR = 9.0  # ten times the start: one such round is enough
+_HIGH = 1.0  # twice the start: where the loss stays there for a window, nothing is learned
 _WINDOW = 8  # the rounds whose losses are compared; the test below is exact to 1 % up to here
 
 
@@ -84,9 +85,11 @@ class Health:
         A round's rise is the median, over its clients, of the loss's rise above the one that the
         client started from, relative to it: who takes part changes by round, and a single client
         decides nothing. It warns where a rise is above a tenth and the last rounds have a rising
-        trend, or at once where the loss is ten times the start or not finite. A level alone is no
-        sign: after large first steps, and where few clients take part, a loss may be above its
-        start for rounds while the models learn.
+        trend, or at once where the loss is ten times the start or not finite. A level is a sign
+        only where it lasts: after large first steps, and where few clients take part, a loss may be
+        above its start for rounds while the models learn. So it warns as well where the last eight
+        rounds are all above the start, their median above twice the start, and have no falling
+        trend: a loss that swings has no rising one.
 
         A client's start is its loss before its first step, not the result of its first round: with
         few labels a client is soon near 0 on its own, and its loss rises again when it has to agree
@@ -135,10 +138,15 @@ class Health:
         if known:
             rise, now, first = median_low(known)
             self._rises.append(rise)
-            if not rise < _FAR or (rise > _MARGIN and _rising(self._rises)):
+            if not rise < _FAR or (rise > _MARGIN and _rising(self._rises)) or self._stays_high():
                 what = f"the training loss is {now:.3g} at the median client, which started from "
                 self._warn(server_round, f"{what}{first:.3g}")
         return kept
+
+    def _stays_high(self) -> bool:
+        rises = self._rises
+        high = len(rises) == _WINDOW and min(rises) > _MARGIN and median(rises) > _HIGH
+        return high and not _rising([-rise for rise in rises])
 
     def _references(self, clients: Iterable[int]) -> dict[int, float]:
         """Return the losses that those of clients are compared with, where they are known."""

@@ -1,7 +1,7 @@
 """Which of a model's arrays travel: what the clients train, and their buffers, each once.
 
 The server knows arrays by name; only the clients' model knows which of them have a gradient, which
-are buffers, which are frozen, and which are one parameter under two names. So before round 1 a few
+are buffers, which are frozen, and which are one parameter under two names. So before round 1 some
 clients are asked, and the answer has one number for each name of the initial arrays: a role, or the
 place of the name that it is another name of. Frozen arrays and second names do not travel and are
 not in the state; `Layout.complete` puts them back into the models that a user gets.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
@@ -40,7 +39,7 @@ NAMES = "initial-arrays"
 """The setting that has the names which a client is asked about, as JSON."""
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DistributedDataParallel, torch.compile
-_ASKED = 3  # one that is wrong is outvoted
+_ASKED = 25  # of a federation of which a tenth lie, most of so many do once in ten million
 _BATCH_NORM = re.compile(r"(running_mean|running_var|num_batches_tracked)$")
 
 
@@ -94,6 +93,7 @@ class Layout:
     frozen: list[str] = field(default_factory=list)
     tied: dict[str, str] = field(default_factory=dict)
     given: Spec = field(default_factory=dict)
+    _checksums: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, arrays: Arrays) -> Self:
@@ -121,7 +121,7 @@ class Layout:
     def ask(
         self, complete: Complete, exchange: Exchange, intake: Intake, clients: Sequence[int]
     ) -> None:
-        """Ask a few clients what they train, and the others if none of these answers usably.
+        """Ask some clients what they train, and the others if none of these answers usably.
 
         If there is only one array, it is trained and nobody is asked.
 
@@ -130,7 +130,7 @@ class Layout:
         complete, exchange, intake
             Make messages of instructions, send them, and check the replies.
         clients : sequence of int
-            All clients of the run.
+            All clients of the run, in an order of chance.
 
         Raises
         ------
@@ -154,7 +154,8 @@ class Layout:
                 else:
                     usable[client] = reply
             if usable:
-                self.learn(usable)
+                for client, reason in self.learn(usable).items():
+                    intake.refuse(0, client, reason)
                 return
         log(INFO, "No client says what it trains: floats are, less a batch norm's statistics")
 
@@ -170,30 +171,67 @@ class Layout:
             if role >= 0 and (roles[role] >= 0 or self.initial[names[role]].shape != initial.shape):
                 raise ValueError(f"it says that '{name}' is another name of '{names[role]}'")
 
-    def learn(self, answers: Mapping[int, Reply]) -> None:
-        """Take the answer that most of the clients gave.
+    def learn(self, answers: Mapping[int, Reply]) -> dict[int, str]:
+        """Take the answer that most of the clients gave; return whose is refused, and why.
+
+        Of two that as many gave, that is taken which proves more of its frozen arrays by their
+        checksums, and then the one that is nearer to what the arrays look like.
 
         Raises
         ------
         ValueError
-            If a frozen array of one of them is not the server's.
+            If the frozen arrays of most clients are not the server's.
         """
         given = {client: tuple(reply.arrays[ROLES].tolist()) for client, reply in answers.items()}
-        (roles, _), *_ = Counter(given.values()).most_common(1)
+        frozen = {client: self._compare_frozen(reply) for client, reply in answers.items()}
+        foreign = {client: names for client, (_, names) in frozen.items() if names}
+        if 2 * len(foreign) > len(answers):
+            client, names = next(iter(foreign.items()))
+            raise ValueError(
+                f"The frozen arrays {listing(names)} of client {client} are not those of the "
+                f"initial arrays ({len(foreign)} of {len(answers)} clients say so), and frozen "
+                "arrays do not travel. Load the same weights on both sides; or, where they are "
+                "meant to differ (a quantised copy), leave them out of the initial arrays."
+            )
+        by_roles: dict[tuple[int, ...], list[int]] = {}
+        for client in given.keys() - foreign.keys():
+            by_roles.setdefault(given[client], []).append(client)
+        looks = [TRAINED if name in self.trained else BUFFER for name in self.initial]
+
+        def support(roles: tuple[int, ...]) -> tuple[int, int, int]:
+            clients = by_roles[roles]
+            alike = sum(role == look for role, look in zip(roles, looks, strict=True))
+            return len(clients), max(frozen[client][0] for client in clients), alike
+
+        roles = max(sorted(by_roles), key=support)
         names = list(self.initial)
         self.trained = [n for n, role in zip(names, roles, strict=True) if role == TRAINED]
         self.frozen = [n for n, role in zip(names, roles, strict=True) if role == FROZEN]
         self.tied = {n: names[r] for n, r in zip(names, roles, strict=True) if r >= 0}
-        sums = {name: checksum(self.initial[name]) for name in self.frozen}
-        for client in (client for client, said in given.items() if said == roles):
-            theirs = dict(zip(names, answers[client].arrays[CHECKSUMS].tolist(), strict=True))
-            if other := [n for n, checksum in sums.items() if theirs[n] not in (0, checksum)]:
-                raise ValueError(
-                    f"The frozen arrays {listing(other)} of client {client} are not those of the "
-                    "initial arrays, and frozen arrays do not travel. Load the same weights on "
-                    "both sides; or, where they are meant to differ (a quantised copy), leave them "
-                    "out of the initial arrays."
-                )
+        return {
+            client: f"its frozen arrays {listing(names)} are not those of the initial arrays"
+            for client, names in foreign.items()
+        }
+
+    def _compare_frozen(self, answer: Reply) -> tuple[int, list[str]]:
+        """Return how many frozen arrays of a client are the server's, and which are not.
+
+        One without a checksum is neither.
+        """
+        same, other = 0, []
+        roles, sums = (answer.arrays[name].tolist() for name in (ROLES, CHECKSUMS))
+        for name, role, theirs in zip(self.initial, roles, sums, strict=True):
+            if role == FROZEN and theirs:
+                if theirs == self._checksum(name):
+                    same += 1
+                else:
+                    other.append(name)
+        return same, other
+
+    def _checksum(self, name: str) -> int:
+        if name not in self._checksums:
+            self._checksums[name] = checksum(self.initial[name])
+        return self._checksums[name]
 
     def to_send(self) -> Arrays:
         """Return the initial arrays that travel."""

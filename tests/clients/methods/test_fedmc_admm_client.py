@@ -149,6 +149,7 @@ def message(anchor: NDArray[Any], start: NDArray[Any] | None = None, **changes: 
         duals="strategy",
         start_at="own",
         averaging="all",
+        optimised=["V"],
     )
     return changed(asked, **changes)
 

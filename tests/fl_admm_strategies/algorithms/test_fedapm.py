@@ -448,19 +448,19 @@ def test_settings_mean_the_same_whatever_the_number_of_clients() -> None:
     assert np.abs(one.u).max() > 0.1
 
 
-def test_start_at_the_server_by_hand() -> None:
+def test_only_the_u_step_starts_at_the_server() -> None:
     # f = (u + v - 1)^2 / 2 of one client among two alike, so alpha = 1/2; rho = sigma = 1, lr = .2,
     # one step each. Round 1 from zeros: v = .2 * .5 = .1, u = .2 * .5 * .9 = .09, pi = .09,
-    # z = .18 = w. Round 2 starts at w = .18, not at u_i = .09: the gradient in v is
-    # .5 (.18 + .1 - 1) = -.36, so v = .172; that in u is .5 (.352 - 1) + .09 + 0 = -.234, so
-    # u = .2268. From u_i it would be v = .181, u = .1639.
+    # z = .18 = w. Round 2: the v-step is at u_i = .09, as the paper's, where its gradient is
+    # .5 (.09 + .1 - 1) = -.405, so v = .181. The u-step starts at w = .18: its gradient is
+    # .5 (.361 - 1) + .09 + 0 = -.2295, so u = .2259. From u_i it would be .1639.
     problems = [Quadratic([[1]], [[1]], [1])] * 2
     steps: dict[str, Any] = {"lr": 0.1, "local_epochs": 1, "personal_epochs": 1}
     for duals in ("strategy", "client"):
         strategy = FedAPM("^v$", rho=2.0, sigma=2.0, averaging="all", duals=duals, **steps)
         last = Federation(problems, exact=False).run(strategy, 2)[-1]
-        assert_allclose(np.ravel(last.V), [0.172] * 2, rtol=1e-13)
-        assert_allclose(last.U.ravel(), [0.2268] * 2, rtol=1e-13)
+        assert_allclose(np.ravel(last.V), [0.181] * 2, rtol=1e-13)
+        assert_allclose(last.U.ravel(), [0.2259] * 2, rtol=1e-13)
 
 
 def test_the_residuals_are_those_of_the_round() -> None:

@@ -23,7 +23,7 @@ from clients import FedGiAClient, FedGiALinearClient, LeastSquares, Logistic, cl
 from clients.toolkit.solving.curvature import DataLoss
 from fl_admm_strategies import FedGiA
 from tests.support.federation import WatchedGrid, assert_same_bits, node_of
-from tests.support.refusals import names, refused
+from tests.support.refusals import Warned, names, refused
 
 M, N = 6, 4
 Vectors = NDArray[np.float64]
@@ -327,8 +327,22 @@ def test_a_curvature_that_is_no_positive_number_ends_the_run(value: float) -> No
             return {"curvature": value}
 
     app = client_app(lambda context: Wrong(context, regression()[0]))
-    with refused(ValueError, "curvature", "client 0"):
+    with refused(RuntimeError, "curvature", "client 5", value):
         FedGiA().start(WatchedGrid(app, M), zeros(), 1)
+
+
+def test_a_run_begins_without_a_curvature_that_would_stop_it(warned: Warned) -> None:
+    class Curved(FedGiALinearClient):
+        def measure_curvature(self, model: Any, config: Any) -> Any:
+            own = super().measure_curvature(model, config)
+            client = self.context.node_config["partition-id"]
+            return {**own, **({"curvature": 1e200} if client == 2 else {})}
+
+    app = client_app(lambda context: Curved(context, regression()[0]))
+    strategy = FedGiA()
+    strategy.start(WatchedGrid(app, M), zeros(), 1)
+    assert strategy.client_ids == [client for client in range(M) if client != 2]
+    assert warned("client 2 refused", "1e+200")
 
 
 # --- The true gradient, the stop rule and the costs ---------------------------------------------

@@ -167,10 +167,11 @@ def test_a_client_that_is_like_nobody_starts_a_cluster() -> None:
     assert_allclose(strategy.model("cluster", 5)["weight"], record["weight"].numpy())
 
 
-def test_a_client_with_inputs_of_another_shape_is_named() -> None:
-    data = [*X[:4], [[1.0, 2.0]] * 3]
-    with refused(ValueError, "client 4", "(2, 1)"):
-        start(pacfl(16.0), Clients(data=data, away=()), EVERYBODY)
+def test_a_run_begins_without_a_client_of_inputs_of_another_shape(warned: Warned) -> None:
+    data, strategy = [*X[:4], [[1.0, 2.0]] * 3], pacfl(16.0)
+    start(strategy, Clients(data=data, away=()), EVERYBODY)
+    assert strategy.client_ids == [0, 1, 2, 3]
+    assert warned("client 4", "(2, 1)")
 
 
 def test_one_that_joins_so_is_left_out(warned: Warned) -> None:

@@ -204,8 +204,10 @@ def test_with_everybody_the_two_averages_are_one() -> None:
 
 def test_what_a_client_that_starts_at_w_is_sent() -> None:
     def sent(consensus: ConsensusADMM, client: int, last: int | None, *, holds: bool) -> Any:
-        assert consensus.start(client, holds_it=holds, last_accepted=last) is None
-        dual = consensus.dual_for(client, holds_it=holds, last_accepted=last)
+        start, dual = consensus.beginning(
+            client, holds_start=False, holds_dual=holds, last_accepted=last
+        )
+        assert start is None
         return dual if dual is None else dual.tolist()
 
     here = admm(vector(1, 1), 0, 3, **FEDDYN)
@@ -214,7 +216,7 @@ def test_what_a_client_that_starts_at_w_is_sent() -> None:
     assert_array_equal(here.anchor(3), here.w)
     assert sent(here, 3, 1, holds=True) is None
     assert sent(here, 3, 1, holds=False) == [6, -2]
-    assert sent(here, 0, 0, holds=False) == []  # 0 need not travel
+    assert sent(here, 0, 0, holds=False) == [0, 0]
     there = admm(vector(1, 1), 0, 3, on_clients=True, **FEDDYN)
     assert sent(there, 0, 0, holds=False) == []
     assert sent(there, 7, None, holds=False) == []  # it joins
@@ -245,16 +247,23 @@ def test_a_restart_sets_everybody_to_w_with_duals_of_0() -> None:
 
 
 def test_what_a_client_is_sent_to_start_from() -> None:
+    def sent(consensus: ConsensusADMM, client: int, last: int | None, *, holds: bool) -> Any:
+        start, dual = consensus.beginning(
+            client, holds_start=holds, holds_dual=False, last_accepted=last
+        )
+        assert dual is None
+        return start if start is None else start.tolist()
+
     consensus = after_one_round()
-    assert consensus.start(3, holds_it=True, last_accepted=1) is None
-    assert_array_equal(consensus.start(3, holds_it=False, last_accepted=1), [4, 0])  # u_3
-    assert_array_equal(consensus.start(0, holds_it=False, last_accepted=0), [1, 1])
+    assert sent(consensus, 3, 1, holds=True) is None
+    assert sent(consensus, 3, 1, holds=False) == [4, 0]  # u_3
+    assert sent(consensus, 0, 0, holds=False) == [1, 1]
     keeping = on_clients()
-    assert keeping.start(3, holds_it=False, last_accepted=1) is None  # nobody else has it
-    assert_array_equal(keeping.start(0, holds_it=False, last_accepted=0), [1, 1])  # u_0^0
-    assert_array_equal(keeping.start(7, holds_it=False, last_accepted=None), [4, 0])  # it joins
+    assert sent(keeping, 3, 1, holds=False) is None  # nobody else has it
+    assert sent(keeping, 0, 0, holds=False) == [1, 1]  # u_0^0
+    assert sent(keeping, 7, None, holds=False) == [4, 0]  # it joins
     keeping.restart(5, num_clients=2)
-    assert_array_equal(keeping.start(3, holds_it=True, last_accepted=1), [4, 0])
+    assert sent(keeping, 3, 1, holds=True) == [4, 0]
 
 
 def test_a_new_client_by_hand() -> None:

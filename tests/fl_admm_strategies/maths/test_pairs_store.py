@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from fl_admm_strategies.maths.clustering import clusters
-from fl_admm_strategies.maths.pairs import PairwiseStore, kernels, slabs
+from fl_admm_strategies.maths.pairs import Groups, PairwiseStore, kernels, slabs
 from fl_admm_strategies.maths.pairs.history import History
 from fl_admm_strategies.maths.penalties import L1, MCP, Penalty, SmoothedSCAD
 from tests.support.federation import assert_same_bits
@@ -653,3 +654,68 @@ def test_clients_that_come_and_go(
         restored = PairwiseStore.from_state_arrays(store.state_arrays(), SCAD, 1.0, engine=engine)
         assert_array_equal(restored.zeta(everybody), store.zeta(everybody))
     assert most > 3  # pairs went with their clients
+
+
+# --- Groups that are held together ----------------------------------------------------------------
+
+
+class HeldDense(Dense):
+    """Algorithm 2 with a penalty inside groups, moves of absent members, clients in no pair."""
+
+    def __init__(self, omega: np.ndarray, penalty: Penalty, rho: float, groups: Groups) -> None:
+        super().__init__(omega, penalty, rho)
+        self.groups = groups
+
+    def update(self, active: np.ndarray, new_omega: np.ndarray) -> None:
+        labels, m = self.groups.labels, len(self.omega)
+        moves = np.zeros_like(self.omega)
+        for group in set(labels[active]) - {-1}:
+            here = labels[active] == group
+            shift = (new_omega[here] - self.omega[active[here]]).mean(axis=0)
+            moves[labels == group] = shift
+        moves[active] = 0
+        self.omega += moves
+        self.theta += moves[:, None] - moves
+        self.omega[active] = new_omega
+        for i, j in combinations(range(m), 2):
+            if (i in active or j in active) and min(labels[i], labels[j]) >= 0:
+                penalty = self.groups.inside if labels[i] == labels[j] else self.penalty
+                difference = self.omega[i] - self.omega[j]
+                delta = difference + self.v[i, j] / self.rho
+                self.theta[i, j] = penalty.prox(delta, self.rho)  # type: ignore[attr-defined]
+                self.v[i, j] += self.rho * (difference - self.theta[i, j])
+                self.theta[j, i], self.v[j, i] = -self.theta[i, j], -self.v[i, j]
+
+
+@pytest.mark.parametrize("most_bytes", [None, 0])
+def test_groups_are_held_and_move_together(engine: Any, most_bytes: int | None) -> None:
+    rng = np.random.default_rng(5)
+    labels = np.array([0, 0, 1, 0, 1, -1, 2])
+    start = (3.0 * labels[:, None] + np.arange(4)).astype(np.float64)
+    groups = Groups(labels, SmoothedSCAD(4.0), move=True)
+    store = PairwiseStore(start, SCAD, 1.0, engine=engine, most_bytes=most_bytes)
+    store.groups, dense = groups, HeldDense(start, SCAD, 1.0, groups)
+    same = labels[:, None] == labels
+    for _ in range(30):
+        active = np.sort(rng.permutation(6)[:2])
+        models = dense.omega[active] + rng.normal(scale=0.4, size=(2, 4))
+        absent = np.setdiff1d(np.flatnonzero(np.isin(labels, labels[active])), active)
+        assert store.update(active, models).tolist() == absent[labels[absent] >= 0].tolist()
+        dense.update(active, models)
+        assert_allclose(store.omega, dense.omega, atol=1e-9)
+        assert_allclose(all_pairs(store, "v"), dense.v, atol=1e-9)
+        taken = np.zeros(7, dtype=bool)
+        taken[active] = True
+        sure = (taken[:, None] | taken | same) & (labels[:, None] >= 0) & (labels >= 0)
+        assert_allclose(all_pairs(store, "theta")[sure], dense.theta[sure], atol=1e-9)
+    assert np.linalg.norm(dense.v[0, 1]) > SCAD.lam  # more than the others' lambda holds
+    assert_array_equal(dense.v[5], 0)
+
+
+def test_a_client_in_no_pair_is_a_cluster_of_its_own(engine: Any) -> None:
+    # 0 and 2 are near 1 and not near each other: without it there are two clusters.
+    store = PairwiseStore(np.array([[0.0], [0.5], [1.0]]), SmoothedSCAD(0.0), 1.0, engine=engine)
+    assert store.clusters(0.6).tolist() == [0, 0, 0]
+    assert store.clusters(0.6, alone=[1]).tolist() == [0, 1, 2]
+    store.place(1, np.array([7.0]))
+    assert store.omega[:, 0].tolist() == [0.0, 7.0, 1.0]

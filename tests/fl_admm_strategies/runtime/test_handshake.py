@@ -27,7 +27,7 @@ from tests.support.federation import (
     raising_client_fn,
 )
 from tests.support.legacy import with_workflow
-from tests.support.refusals import refused
+from tests.support.refusals import Warned, refused
 
 # tests.support gives client i 10 + i examples, so n = 75.
 ALPHA = [10 / 75, 11 / 75, 12 / 75, 13 / 75, 14 / 75, 15 / 75]
@@ -88,16 +88,51 @@ def test_without_a_question_nobody_is_asked() -> None:
 
 
 @pytest.mark.parametrize("num_nodes", [6, 2])
-def test_a_client_that_fails_ends_the_run_by_name(num_nodes: int) -> None:
-    grid = grid_of(num_nodes, failing={4: [0]})
-    with refused(RuntimeError, "handshake", "[4]", "the disk is full"):
-        strategy_of().start(grid, initial_arrays(), 1)
+def test_a_run_begins_without_a_client_whose_handshake_fails(
+    num_nodes: int, warned: Warned
+) -> None:
+    grid, strategy = grid_of(num_nodes, failing={4: [0]}), strategy_of()
+    strategy.start(grid, initial_arrays(), 1)
+    assert strategy.client_ids == [0, 1, 2, 3, 5]
+    assert strategy.membership.num_initial == 5
+    assert_allclose(alpha_of(strategy), np.array([10, 11, 12, 13, 15]) / 61, rtol=1e-15)
+    # Asked twice before the run, and once before round 1.
+    assert len(warned("client 4 refused", "the disk is full")) == 2
+    assert len(warned("begins without", "[4]")) == 1
 
 
-def test_a_silent_client_ends_the_run_by_name() -> None:
-    grid = grid_of()
-    grid.spoil = {0: lambda replies: replies[:2] + replies[4:]}
-    with refused(RuntimeError, "[2, 3]", "FedADMM"):
+def test_a_lost_reply_is_asked_for_again() -> None:
+    lost = iter([lambda replies: replies[:2] + replies[4:]])
+    grid, strategy, expected = grid_of(), strategy_of(), strategy_of()
+    grid.spoil = {0: lambda replies: next(lost, list)(replies)}
+    strategy.start(grid, initial_arrays(), 2)
+    expected.start(grid_of(), initial_arrays(), 2)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+
+
+def test_one_that_failed_is_asked_ever_more_seldom_and_joins(warned: Warned) -> None:
+    tries: list[int] = []
+
+    class Shy(FedADMMClient):
+        def answer_handshake(self, *args: Any) -> Any:
+            if self.context.node_config["partition-id"] == 4:
+                tries.append(1)
+                if len(tries) < 6:
+                    raise OSError("not yet")
+            return super().answer_handshake(*args)
+
+    strategy, joined = strategy_of(), {}
+    grid = WatchedGrid(client_app(client_fn_of(Shy)), 6)
+    strategy.start(grid, initial_arrays(), 16, on_round=lambda r, _: joined.update({r: len(tries)}))
+    asked = [r for r in joined if joined[r] > joined.get(r - 1, 2)]
+    assert asked == [1, 3, 7, 15]
+    assert strategy.client_ids == [0, 1, 2, 3, 4, 5]
+    assert strategy.membership.num_initial == 5
+
+
+def test_a_run_in_which_nobody_shakes_hands_ends_by_name() -> None:
+    grid = grid_of(failing={client: [0] for client in range(6)})
+    with refused(RuntimeError, "handshake", "[0, 1, 2, 3, 4, 5]", "the disk is full"):
         strategy_of().start(grid, initial_arrays(), 1)
 
 
@@ -115,10 +150,12 @@ def test_it_works_under_the_legacy_api() -> None:
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
-def test_a_failing_client_is_named_under_the_legacy_api() -> None:
+def test_a_failing_client_is_named_under_the_legacy_api(warned: Warned) -> None:
     # The client that raises does not say which partition it has, so its id is its node's.
-    with refused(RuntimeError, f"[{node_of(4)}]", "the disk is full"):
-        legacy(strategy_of(), raising_client_fn(FedADMMClient, {4: [0]}))
+    strategy = strategy_of()
+    legacy(strategy, raising_client_fn(FedADMMClient, {4: [0]}))
+    assert strategy.client_ids == [node_of(client) for client in (0, 1, 2, 3, 5)]
+    assert warned(f"client {node_of(4)}", "the disk is full")
 
 
 @pytest.mark.slow

@@ -58,7 +58,8 @@ def identified_app(ids: Callable[[Context], Any], total: Any) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        identity = ConfigRecord({"client-ids": ids(context), "num-clients": total})
+        size = total(context) if callable(total) else total
+        identity = ConfigRecord({"client-ids": ids(context), "num-clients": size})
         return Message(RecordDict({"config": identity}), reply_to=message)
 
     return app
@@ -136,8 +137,49 @@ def test_a_node_that_never_says_who_it_is_is_named(caplog, monkeypatch):
     caplog.set_level(logging.INFO, logger="flwr")
     monkeypatch.setattr(discovery, "_REPORT_EVERY", 0.1)
     with refused(TimeoutError, "2 clients", 3, f"[{silent}]"):
-        Mean(node_timeout=0.3).start(SilentGrid(3, silent, 1000), MODEL)
+        Mean(node_timeout=0.3, min_available_nodes=3).start(SilentGrid(3, silent, 1000), MODEL)
     assert any(names(line, "2 of 3", f"[{silent}]") for line in caplog.messages)
+
+
+@pytest.mark.parametrize("silent", [2, 4])
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_run_begins_without_a_silent_node_and_does_not_wait_for_it_to_the_end(
+    silent: int, size: int, warned: Warned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "QUERY_TIMEOUT", 0.0)  # of later rounds
+    began = time.monotonic()
+    strategy = Mean(node_timeout=4.0)
+    strategy.start(SilentGrid(size, silent, 1000), MODEL, 1)
+    assert strategy.client_ids == [c for c in (0, 1, 2) if c != silent - 2]
+    assert 1 <= time.monotonic() - began < 3.5
+    assert len(warned("begins without", f"[{silent}]")) == 1
+
+
+def test_a_size_that_one_node_says_is_not_believed(warned: Warned) -> None:
+    def total(context: Context) -> int:
+        return 10**6 if context.node_config["partition-id"] == 1 else 0
+
+    strategy = Mean(node_timeout=30.0)
+    grid = InProcessGrid(identified_app(lambda c: [int(c.node_config["partition-id"])], total), 3)
+    began = time.monotonic()
+    strategy.start(grid, MODEL, 1)
+    assert time.monotonic() - began < 10
+    assert strategy.client_ids == [0, 1, 2]
+    assert warned("node 3", 10**6)
+
+
+def test_a_node_of_more_clients_than_there_are_is_left_out(warned: Warned) -> None:
+    def ids(context: Context) -> list[int]:
+        partition = int(context.node_config["partition-id"])
+        return list(range(100, 400)) if partition == 0 else [partition]
+
+    def total(context: Context) -> int:
+        return 400 if context.node_config["partition-id"] == 0 else 4
+
+    strategy = Mean(node_timeout=0.5)
+    strategy.start(InProcessGrid(identified_app(ids, total), 4), MODEL, 2)
+    assert strategy.client_ids == [1, 2, 3]
+    assert warned("node 2 is left out", "300 clients", 4)
 
 
 @pytest.mark.parametrize(("silent", "looks", "clients"), [(4, 2, 3), (2, 1000, 2)])

@@ -156,7 +156,7 @@ def test_what_is_needed_is_asked_for() -> None:
         (
             FedAPM("^head"),
             ["personal", "sigma", "personal_epochs", "tolerance", "tolerance_decay"],
-            ["rho", "local_epochs", *FORM, "duals", "averaged", "weights", *SAMPLED],
+            ["rho", "lr", "local_epochs", "averaged", *FORM, "duals", "weights", *SAMPLED],
         ),
     ],
     ids=["FedProx", "FedGiA", "FedAPM"],

@@ -77,9 +77,9 @@ def test_who_joins_has_a_place_between_the_others() -> None:
     own.accept([2, 7], 1)
     reply = Reply({}, 3.0, {})
     own.record_connected(2, [2, 5, 7, 9, 1], 0)
-    assert own.unknown([9, 5, 7, 1, 2]) == [1, 5, 9]
+    assert own.unknown([9, 5, 7, 1, 2], 1) == [1, 5, 9]
     own.joining |= {1: None, 5: reply, 9: None}
-    assert own.unknown([9, 5]) == []
+    assert own.unknown([9, 5], 1) == []
     assert own.admit([1, 5, 9], 2) == [0, 1, 2]
     assert own.ids == [1, 2, 5, 7, 9]
     assert own.joining == {}

@@ -132,11 +132,16 @@ def test_a_node_that_hosts_many_must_own_each_of_their_ids(warned: Warned) -> No
         }
         return Message(pack_replies(replies), reply_to=message)
 
-    strategy = run(Packed({0: [2, 3, 4], 2: [3, 4, 5], 3: [3, 4, 5, 6]}), 4)
+    online: Online = {0: [2, 3, 4], 2: [3, 4, 5], 3: [3, 4, 5, 6]}
+    strategy = run(Packed(online), 4, max_clients_per_node=3)
     assert trained(strategy)[1] == [0, 1, 2, 10, 11]
     assert trained(strategy)[2] == [1, 2]  # nobody is client 12, who came with another's 11
     assert trained(strategy)[4] == [1, 2, 12, 13]
     assert warned("left out", "[11]", f"client 11: {KEYS[0]}")
+    # By default a node with a key is one client.
+    strategy = run(Packed({0: [2, 3, 4]}), 1)
+    assert strategy.client_ids == [1, 2]
+    assert warned("node 2", "3 clients", "max_clients_per_node")
 
 
 def test_the_id_of_a_client_that_left_stays_its_own() -> None:

@@ -42,6 +42,8 @@ def watched(
         ([2.3, 24.0, 24.0], 2),  # far above
         ([2.3, math.nan], 2),
         ([math.inf], 1),
+        # It swings at a few times its start, without a trend, and nothing is learned.
+        ([6.1, 9.2, 4.0, 7.5, 8.8, 3.9, 6.9, 9.0, 5.0, 8.0], 8),
     ],
 )
 def test_a_loss_above_its_start_is_said_once(losses, server_round, caplog):
@@ -59,6 +61,8 @@ def test_a_loss_above_its_start_is_said_once(losses, server_round, caplog):
         [8.0, 9.0, 2.0, 1.0],  # a catapult
         [3.6, 3.0, 2.59, 2.6, 2.2, 1.8],  # a large first step, and from there it learns
         [2.9, 2.7, 3.0, 2.8, 2.7, 2.9, 2.6, 2.8, 2.5, 2.7],  # above the start, without a trend
+        [9.0, 8.0, 8.2, 7.1, 6.0, 6.2, 5.5, 5.1, 4.0, 3.0, 2.0],  # far above, and it falls
+        [5.0, 9.0, 6.0, 8.0, 4.0, 3.0, 2.0, 2.1, 1.5],  # high for a while
     ],
 )
 def test_a_run_that_learns_is_left_alone(losses, caplog):

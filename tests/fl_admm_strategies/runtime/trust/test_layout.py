@@ -102,6 +102,32 @@ def test_frozen_arrays_are_the_servers_unless_nobody_can_tell() -> None:
         layout.learn({7: says(ROLES_OF_MODEL, [1, 0, 0, 0])})
 
 
+def test_one_whose_frozen_arrays_are_others_is_refused_alone() -> None:
+    layout, right = Layout.of(model()), [checksum(model()["base"]), 0, 0, 0]
+    answers = {0: says(ROLES_OF_MODEL, [1, 0, 0, 0]), 1: says(ROLES_OF_MODEL, right)}
+    refusals = layout.learn(answers)
+    assert list(refusals) == [0]
+    assert "base" in refusals[0]
+    assert layout.frozen == ["base"]
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+@pytest.mark.parametrize("lie", [FROZEN, BUFFER, ABSENT])
+def test_of_two_the_one_that_fits_the_initial_arrays_is_believed(liar: int, lie: int) -> None:
+    layout = Layout.of(model())
+    truth = {1 - liar: says([TRAINED, TRAINED, TRAINED, BUFFER])}
+    layout.learn(dict(sorted({liar: says([lie, lie, lie, BUFFER]), **truth}.items())))
+    assert layout.trained == ["base", "head", "again"]
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_of_two_the_one_that_proves_its_frozen_arrays_is_believed(liar: int) -> None:
+    layout = Layout.of(model())
+    truth = {1 - liar: says(ROLES_OF_MODEL, [checksum(model()["base"]), 0, 0, 0])}
+    layout.learn(dict(sorted({liar: says([TRAINED] * 3 + [BUFFER]), **truth}.items())))
+    assert layout.frozen == ["base"]
+
+
 def test_an_array_that_the_clients_lack_is_none_of_theirs() -> None:
     layout = Layout.of(model())
     layout.check(np.array([ABSENT, TRAINED, TRAINED, BUFFER]))

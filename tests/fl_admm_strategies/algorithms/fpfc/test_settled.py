@@ -1,0 +1,366 @@
+"""FPFC without a lambda after its search: groups that train together, and pairs that hold them.
+
+See docs/methods/fpfc.md, "Without a lambda".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, MessageType
+from flwr.clientapp import ClientApp
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.metrics import adjusted_rand_score
+from torch import nn
+
+from clients import FPFCClient, client_app
+from fl_admm_strategies import FPFC, AsyncFPFC, InProcessGrid, LegacyStrategy, SmoothedSCAD
+from fl_admm_strategies.algorithms.fpfc import stages
+from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
+from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
+    FIRST,
+    GROUPS,
+    NUM_CLIENTS,
+    PROBE,
+    PROBE_ROUNDS,
+    SCORE,
+    app,
+    asked,
+    auto,
+    config,
+    data,
+    flat,
+    run,
+    uploads,
+    without,
+)
+from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
+from tests.support.legacy import run_workflow
+from tests.support.slopes import app_of, arrays, client_of
+
+PAIRS, LAST = SCORE + 4, SCORE + 7  # groups train together in rounds 11 to 13, pairs in 14 to 17
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "FUSION_ROUNDS", LAST - PAIRS + 1)
+
+
+def unequal(client: int) -> Any:
+    """Return samples: of client 0 ten, of the others 30."""
+    return data(client, 10 if client == 0 else 30)
+
+
+def alone(context: Context) -> Any:
+    return client_of(context, data(int(context.node_config["partition-id"]))).to_client()
+
+
+def legacy_app() -> ClientApp:
+    return ClientApp(client_fn=alone)
+
+
+def omega(strategy: FPFC) -> Any:
+    return strategy.state.pairs.omega.copy()
+
+
+# --- Settled groups are trained as one model each -------------------------------------------------
+
+
+def test_a_group_trains_one_model_the_mean_by_examples_and_sends_it_to_all() -> None:
+    strategy, grid = auto(), WatchedGrid(app_of(unequal), NUM_CLIENTS)
+    seen: dict[int, Any] = {}
+    run(strategy, LAST, grid, on_round=lambda r, metrics: seen.setdefault(r, omega(strategy)))
+    assert strategy.clusters().tolist() == GROUPS
+    for server_round in range(SCORE + 1, PAIRS):
+        for message in grid.phase(MessageType.TRAIN, server_round):
+            client = message.metadata.dst_node_id - FIRST
+            sent = flat(from_array_record(message.content["arrays"]))
+            assert_array_equal(sent, seen[server_round - 1][client])
+            assert parse_groups(config(message)) == {"anchor": ["weight", "bias"]}
+            assert config(message)["rho"] == 0.0
+        made = {c: flat(upload) for c, upload in uploads(grid, server_round).items()}
+        for client, group in enumerate(GROUPS):
+            here = [c for c in made if GROUPS[c] == group]
+            counts = [10 if c == 0 else 30 for c in here]
+            expected = (
+                np.average([made[c] for c in here], axis=0, weights=counts)
+                if here
+                else seen[server_round - 1][client]
+            )
+            assert_allclose(seen[server_round][client], expected, rtol=1e-5)
+    assert strategy.state.source.found.fused_from == PAIRS - 1
+
+
+def test_pairs_begin_in_the_last_rounds_and_never_where_nobody_knows_which_these_are() -> None:
+    strategy = auto()
+    run(strategy, LAST)
+    search = strategy.diagnostics().search
+    assert search is not None
+    assert search.fused_from == PAIRS - 1
+    assert search.lam_inside >= strategy.diagnostics().lam > 0
+    assert strategy.state.pairs.num_stored > 0
+
+    strategy = auto()
+    run_workflow(InProcessGrid(legacy_app(), NUM_CLIENTS), LegacyStrategy(strategy, arrays()), LAST)
+    search = strategy.diagnostics().search
+    assert search is not None
+    assert search.fused_from == 0
+    assert strategy.state.pairs.num_stored == 0
+    models = omega(strategy)
+    for group in (0, 1):
+        (members,) = np.nonzero(np.array(GROUPS) == group)
+        assert len(np.unique(models[members], axis=0)) == 1
+
+
+def test_a_penalty_that_the_user_sets_ends_it() -> None:
+    strategy = auto()
+
+    def exchange(server_round: int, metrics: Any) -> None:
+        if server_round == SCORE + 1:
+            strategy.penalty = SmoothedSCAD(0.7)
+
+    grid = run(strategy, LAST, on_round=exchange)
+    assert strategy.state.source.found.fused_from == SCORE + 1
+    assert {config(m)["rho"] for m in grid.phase(MessageType.TRAIN, SCORE + 2)} == {1.0}
+    assert strategy.penalty_in_use == SmoothedSCAD(0.7)
+    assert strategy.state.pairs.groups.inside == SmoothedSCAD(0.7)
+    assert not strategy.state.pairs.groups.move
+
+
+# --- FPFC's own rounds ----------------------------------------------------------------------------
+
+
+def test_who_sits_out_moves_with_its_group_and_is_sent_where_it_is() -> None:
+    strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
+    seen: dict[int, Any] = {}
+    run(strategy, LAST, grid, on_round=lambda r, metrics: seen.setdefault(r, omega(strategy)))
+    for server_round in range(PAIRS, LAST + 1):
+        before, after = seen[server_round - 1], seen[server_round]
+        active = asked(grid, server_round)
+        for client, group in enumerate(GROUPS):
+            here = [c for c in active if GROUPS[c] == group]
+            if client not in active:
+                moves = [after[c] - before[c] for c in here] or [np.zeros(4)]
+                expected = before[client] + np.mean(moves, axis=0)
+                assert_allclose(after[client], expected, rtol=1e-5, atol=1e-6)
+        for message in grid.phase(MessageType.TRAIN, server_round):
+            client = message.metadata.dst_node_id - FIRST
+            if "start" in (parse_groups(config(message)) or {}):
+                sent = flat(from_array_record(message.content["arrays.start"]))
+                assert_array_equal(sent, before[client])
+            else:  # it holds what it has uploaded, which is where it is
+                last = max(r for r in range(PAIRS, server_round) if client in asked(grid, r))
+                assert_array_equal(flat(uploads(grid, last)[client]), before[client])
+
+
+def test_it_solves_the_problem_inside_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Least squares: with equal n_i the minimiser of sum_i f_i over a group is that of all its
+    # samples; with others too, since clients count by their examples.
+    monkeypatch.setattr(stages, "FUSION_ROUNDS", 80)
+    strategy = auto(fraction_train=0.5)
+    run(strategy, 100, InProcessGrid(app_of(unequal), NUM_CLIENTS))
+    for group in (0, 1):
+        members = [c for c in range(NUM_CLIENTS) if GROUPS[c] == group]
+        x = torch.cat([unequal(c)[0] for c in members]).numpy()
+        y = torch.cat([unequal(c)[1] for c in members]).numpy()
+        x = np.hstack([x, np.ones((len(x), 1))])
+        best = np.linalg.lstsq(x, y, rcond=None)[0][:, 0]
+        for client in members:
+            assert_allclose(strategy.state.pairs.omega[client], best, atol=2e-3)
+
+
+class Softmax:
+    """4 x 5 clients of the issue's first case: a common part and 0.5 times the group's own."""
+
+    def __init__(self, seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        common = draw.normal(size=(10, 20))
+        teachers = [common + 0.5 * draw.normal(size=(10, 20)) for _ in range(4)]
+        self.groups = np.repeat(range(4), 5)
+        inputs = draw.normal(size=(20, 580, 20)).astype(np.float32)
+        self.inputs = torch.from_numpy(inputs)
+        labels = [(x @ teachers[g].T).argmax(1) for x, g in zip(inputs, self.groups, strict=True)]
+        self.labels = torch.from_numpy(np.stack(labels))
+
+    def client(self, context: Context) -> Any:
+        client = int(context.node_config["partition-id"])
+        batch = self.inputs[client, :80], self.labels[client, :80]
+        loss = nn.functional.cross_entropy
+        return FPFCClient(context, nn.Linear(20, 10), [batch], loss, full_batch=True).to_client()
+
+    def accuracy(self, strategy: FPFC, kind: str) -> float:
+        right = []
+        for client in range(20):
+            model = strategy.model(kind, client)
+            made = self.inputs[client, 80:] @ torch.from_numpy(model["weight"]).T
+            found = (made + torch.from_numpy(model["bias"])).argmax(1)
+            right.append((found == self.labels[client, 80:]).float().mean())
+        return 100 * float(torch.stack(right).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rho", [1.0, 0.4])
+def test_what_the_search_found_is_there_at_the_end(
+    rho: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As landed first: ARI 1 after the search, 0 after round 120; accuracy 69.8, then 58.3 %.
+    monkeypatch.setattr(stages, "FUSION_ROUNDS", 30)
+    problem, found = Softmax(3), {}
+    strategy = FPFC(fraction_train=0.5, fraction_evaluate=0.0, rho=rho)
+
+    def look(server_round: int, metrics: Any) -> None:
+        if not found and not strategy.state.source.is_searching:
+            found["ari"] = adjusted_rand_score(problem.groups, strategy.clusters())
+            found["accuracy"] = problem.accuracy(strategy, "cluster")
+
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        first = ArrayRecord(nn.Linear(20, 10).state_dict())
+    grid = InProcessGrid(client_app(problem.client, num_clients=20, cohort=True), 1)
+    strategy.start(grid, first, 120, on_round=look)
+    assert found["ari"] == 1.0
+    assert adjusted_rand_score(problem.groups, strategy.clusters()) == 1.0
+    # By the pairs themselves as well: members are together, groups apart.
+    norms, same = strategy.state.pairs.theta_norms(), problem.groups[:, None] == problem.groups
+    assert norms[same].max() < 1e-3 < norms[~same].min()
+    for kind in ("personal", "cluster"):
+        assert problem.accuracy(strategy, kind) > found["accuracy"]
+
+
+# --- Clients that the search did not hear of ------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [3, 40])
+def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
+    rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As landed first: it had a row at the common start, which is near everybody, and duals with
+    # all; that merged both groups at round 20.
+    monkeypatch.setattr(stages, "FUSION_ROUNDS", 100)
+    silent = {r: without(3) for r in range(PROBE, 100)}
+    strategy = auto(fraction_train=1.0)
+    end = SCORE + PROBE_ROUNDS - 1
+    run(strategy, end + rounds, WatchedGrid(app(), NUM_CLIENTS, spoil=silent))
+    assert strategy.clusters().tolist() == [0, 1, 0, 2, 1, 0]
+    nu = strategy.nu_in_use
+    assert strategy.clusters(nu).tolist() == [0, 1, 0, 2, 1, 0]
+    pairs = strategy.state.pairs
+    for other in range(NUM_CLIENTS):
+        assert_array_equal(pairs.v(3, other), np.zeros(4))
+    others = [c for c in range(NUM_CLIENTS) if c != 3]
+    assert_allclose(flat(strategy.global_model()), pairs.omega[others].mean(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("late", [SCORE + PROBE_ROUNDS + 1, LAST + 1])
+def test_a_client_that_comes_later_says_which_group_suits_it(late: int) -> None:
+    # Together until round 15, pairs from then on: it comes before and after.
+    silent = {r: without(3) for r in range(PROBE, late)}
+    strategy = auto(fraction_train=1.0)
+    grid = WatchedGrid(app(), NUM_CLIENTS, spoil=silent)
+    run(strategy, LAST + 3, grid)
+    assert strategy.clusters().tolist() == GROUPS
+    metrics = strategy.train_metrics[late][3]
+    assert metrics["held-out-loss-1"] < metrics["held-out-loss"] < metrics["held-out-loss-0"]
+    after = [
+        m for m in grid.phase(MessageType.TRAIN, late + 1) if m.metadata.dst_node_id - FIRST == 3
+    ]
+    assert config(after[0])["rho"] == (0.0 if late + 1 < PAIRS + 3 else 1.0)
+
+
+def test_a_client_of_another_kind_is_a_group_of_its_own() -> None:
+    def other(client: int) -> Any:
+        inputs, outputs = data(client)
+        return (inputs, -5 * outputs) if client == 3 else (inputs, outputs)
+
+    silent = {r: without(3) for r in range(PROBE, LAST)}
+    strategy = auto(fraction_train=1.0)
+    run(strategy, LAST + 2, WatchedGrid(app_of(other), NUM_CLIENTS, spoil=silent))
+    assert strategy.clusters().tolist() == [0, 1, 0, 2, 1, 0]
+
+
+@pytest.mark.parametrize("when", [SCORE + 2, PAIRS])
+def test_clients_come_and_go_in_every_stage(when: int) -> None:
+    nodes = [FIRST + place for place in range(7)]
+    online = {0: nodes[:6], when: [node for node in nodes if node != nodes[4]]}
+    grid = RestlessGrid(app(), (*range(NUM_CLIENTS), 6), online)
+    strategy = auto(max_missed_rounds=1, fraction_train=1.0)
+    strategy.start(grid, arrays(), LAST)
+    assert strategy.client_ids == [0, 1, 2, 3, 5, 6]
+    assert strategy.clusters().tolist() == [0, 1, 0, 1, 0, 0]
+
+
+# --- The headline ---------------------------------------------------------------------------------
+
+
+def test_the_clusters_model_is_the_headline() -> None:
+    strategy = auto(fraction_evaluate=1.0)
+    run(strategy, LAST, evaluate_every=LAST)
+    assert list(strategy.kinds) == ["cluster", "personal", "global"]
+    for metrics in strategy.evaluate_metrics[LAST].values():
+        assert metrics["loss"] == metrics["cluster-loss"]
+    assert list(FPFC(SmoothedSCAD(0.5)).kinds) == ["personal", "cluster", "global"]
+
+
+# --- Resuming, engines, one reply at a time -------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", [SCORE, SCORE + 1, PAIRS - 1, PAIRS, PAIRS + 1])
+def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_path: Path) -> None:
+    def start(strategy: FPFC, **options: Any) -> None:
+        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
+        run(strategy, LAST, grid, checkpoint_dir=tmp_path / "saved", **options)
+
+    def interrupt(server_round: int, metrics: Any) -> None:
+        if server_round == last + 1:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        start(auto(), on_round=interrupt)
+    resumed, whole = auto(), auto()
+    start(resumed, resume=True)
+    run(whole, LAST)
+    assert_same_bits(resumed.state_dict(), whole.state_dict())
+
+
+def test_pairs_that_have_begun_stay_in_a_run_that_is_continued(tmp_path: Path) -> None:
+    strategy = auto()
+    run(strategy, LAST, checkpoint_dir=tmp_path)
+    strategy = auto()
+    run(strategy, LAST + 20, checkpoint_dir=tmp_path, resume=True)
+    assert strategy.state.source.found.fused_from == PAIRS - 1
+
+
+@pytest.mark.slow
+def test_the_engines_and_the_legacy_api_give_the_same_bits() -> None:
+    expected, strategy = auto(), auto()
+    run(expected, LAST)
+    with InProcessGrid(app(), NUM_CLIENTS, workers=2) as grid:
+        strategy.start(grid, arrays(), LAST)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+    strategy = auto()
+    strategy.start(InProcessGrid(client_app(alone, num_clients=NUM_CLIENTS), 2), arrays(), LAST)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+    strategy = auto()
+    legacy = LegacyStrategy(strategy, arrays(), num_rounds=LAST)
+    run_workflow(InProcessGrid(legacy_app(), NUM_CLIENTS), legacy, LAST)
+    assert_same_bits(strategy.state_dict(), expected.state_dict())
+
+
+def test_where_replies_are_taken_in_as_they_come_groups_are_held_and_nobody_is_moved() -> None:
+    settings = {"consensus_rounds": 1, "lr": 0.1, "local_epochs": 4, "fraction_evaluate": 0.0}
+    strategy = AsyncFPFC(delay=1.0, **settings)
+    seen: dict[int, Any] = {}
+    grid = WatchedGrid(app(), NUM_CLIENTS)
+    strategy.start(
+        grid, arrays(), SCORE + 30, on_round=lambda r, _: seen.setdefault(r, omega(strategy))
+    )
+    assert strategy.clusters().tolist() == GROUPS
+    assert strategy.state.source.found.fused_from == SCORE
+    for server_round in range(SCORE + 1, SCORE + 31):
+        moved = np.flatnonzero((seen[server_round] != seen[server_round - 1]).any(axis=1))
+        assert set(moved) <= strategy.train_metrics[server_round].keys()
+    assert strategy.state.pairs.theta_norms()[0, [2, 5]].max() < 1e-3
