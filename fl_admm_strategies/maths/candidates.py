@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .grouping import Labels, group_means, near_median, numbered
+from .grouping import Labels, group_means, numbered
 
 OPTIONS = 8
 """Groups of a grouping that a client chooses among, its present one and the nearest: a bound on
@@ -76,7 +76,7 @@ class Candidates:
     def refit(self, trained: Mapping[int, NDArray[Any]]) -> None:
         """Set every group's model to the mean of what its clients made of it, all alike as in (1).
 
-        Without those that are not `near_median`. A group of which nobody replied keeps its model.
+        A group of which nobody replied keeps its model.
 
         Parameters
         ----------
@@ -88,8 +88,7 @@ class Candidates:
             for client, trained_models in trained.items():
                 members[self.labels[client][k]].append(trained_models[k])
             for label, vectors in members.items():
-                made = np.stack(vectors)
-                models[label] = made[near_median(made)].mean(axis=0)
+                models[label] = np.mean(vectors, axis=0)
 
     @property
     def open_to_change(self) -> range:

@@ -299,20 +299,6 @@ def corrected(
     return training + penalty
 
 
-def near_median(vectors: NDArray[Any], factor: float = 2.0) -> NDArray[np.bool_]:
-    """Return which vectors, shape (n, d), are near the median of every coordinate; of two both.
-
-    That is within `factor` times the median of their distances from it, which are much the same in
-    many dimensions: whoever is further away did something else than the others of its group.
-    """
-    if len(vectors) < 3:
-        return np.ones(len(vectors), dtype=np.bool_)
-    wide = vectors.astype(np.float64)
-    distances = np.linalg.norm(wide - np.median(wide, axis=0), axis=1)
-    near: NDArray[np.bool_] = distances <= factor * np.median(distances)
-    return near
-
-
 def group_means(vectors: NDArray[Any], labels: Labels) -> NDArray[Any]:
     """Return the mean of every group's vectors, shape (L, d)."""
     group_of = np.array(labels)

@@ -29,6 +29,7 @@ from ...maths.grouping import (
     holding_lambda,
     numbered,
     smallest_distance,
+    winsorised,
 )
 from ...maths.pairs import Groups, PairwiseStore
 from ...runtime.messages.records import Reply
@@ -139,7 +140,7 @@ class Search:
 
     def weights(self, clients: ClientTable) -> NDArray[np.float64]:
         """Return how much every client counts in its group: n_i over the group's mean."""
-        examples, groups = clients.column("num_examples"), self.groups_of(clients.ids)
+        examples, groups = counted_examples(clients), self.groups_of(clients.ids)
         weights = np.ones(len(groups))
         for group in np.unique(groups[(groups >= 0) & (examples > 0)]):
             rows = (groups == group) & (examples > 0)
@@ -565,6 +566,13 @@ class Fusion(Stage):
         if (server_round - search.fused_from) % RENEWAL == 0:
             search.renew_lambda(state)
         return None
+
+
+def counted_examples(clients: ClientTable) -> NDArray[np.float64]:
+    """Return n_i, the largest winsorised, since the clients report them; 0 if never heard of."""
+    examples = clients.column("num_examples").astype(np.float64)
+    known = np.where(examples > 0, examples, np.nan)
+    return np.fmin(examples, winsorised(known))
 
 
 def newcomer_tasks(search: Search, start: RoundStart) -> dict[int, Task]:
