@@ -147,6 +147,11 @@ class Line(NamedTuple):
         return cls(*(kind(field) for kind, field in zip(types, fields, strict=True)))
 
 
+def percent(share: Any) -> float:
+    """Return a share in percent, without the rounding errors of a mean over clients."""
+    return round(100 * float(share), 4)
+
+
 @dataclass(frozen=True)
 class Method:
     """A strategy with its settings and its client."""
@@ -188,7 +193,7 @@ class Method:
             sent += 0.0 if traffic is None else (traffic.down + traffic.up) / 1e6
             found = result.evaluate_metrics_clientapp[number]
             lines += [
-                Line(participation, name, seed, number, kind, 100 * float(found[score]), sent)
+                Line(participation, name, seed, number, kind, percent(found[score]), sent)
                 for kind in strategy.kinds
                 if (score := f"{kind}-accuracy") in found
             ]

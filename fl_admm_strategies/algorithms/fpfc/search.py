@@ -66,7 +66,7 @@ class FoundGroups:
     smallest_distance : float
         b, between the models of two groups as they came out of the search; NaN for one group.
     lam_needed : float
-        The least lambda that can hold these groups together (docs/methods/fpfc.md, P4).
+        The least lambda that can hold these groups together (docs/methods/fpfc-notes.md, P4).
     fused_from : int
         The round before the first of FPFC's own; 0 as long as every group trains one model.
     lam_inside : float
@@ -270,7 +270,7 @@ class GroupSearch(PenaltySource):
         return all(bool(np.isfinite(part).all()) for part in parts)
 
     @property
-    def _by_client(self) -> dict[str, tuple[dict[int, NDArray[Any]], tuple[int, ...], Any]]:
+    def _by_client(self) -> dict[str, tuple[dict[int, Any], tuple[int, ...], Any]]:
         """What is kept by client, with the shape and the dtype of an entry."""
         found, tried = self.found, self.found.candidates
         count, d, dtype = len(tried), found.block.size, found.block.dtype
@@ -278,6 +278,7 @@ class GroupSearch(PenaltySource):
             "probe": (found.probes, (d,), dtype),
             "optimism": (found.optimism, (1,), np.float64),
             "label": (tried.labels, (count,), np.int64),
+            "group": (found.groups, (), np.int64),
             "upload": (tried.uploads, (count, d), dtype),
             "score": (found.scores, (2 + count, count), np.float64),
         }
@@ -294,8 +295,6 @@ class GroupSearch(PenaltySource):
             "center": found.center,
             "unplaced": np.array(sorted(found.unplaced), np.uint64),
             "moved": np.array(sorted(found.moved), np.uint64),
-            "settled_ids": np.array(list(found.groups), np.uint64),
-            "settled": np.array(list(found.groups.values()), np.int64),
             "table": found.table,
             "result": np.array([found.chosen, found.smallest_distance, found.lam_needed]),
             **{f"models.{k}": models for k, models in enumerate(found.candidates.models)},
@@ -341,8 +340,6 @@ class GroupSearch(PenaltySource):
             ids = map(int, arrays[f"{name}_ids"])
             rows |= dict(zip(ids, np.array(arrays[f"{name}_rows"]), strict=True))
         place, found.rounds, found.last_round, found.fused_from = map(int, arrays["stage"])
-        settled = zip(arrays["settled_ids"].tolist(), arrays["settled"].tolist(), strict=True)
-        found.groups = dict(settled)
         self.stage = self.stages[place]
         found.lam, found.lam_inside = map(float, arrays["lam"])
         found.unplaced, found.moved = (
