@@ -163,7 +163,8 @@ class FPFC(PenaltySetting):
         count = server_round - source.offset
         lr, state = rate_in(count, self.lr), self.state
         start = RoundStart(
-            client_ids, connected, members, state.pairs, state.clients, lr, server_round, left
+            *(client_ids, connected, members, state.pairs, state.clients, source),
+            *(lr, server_round, left),
         )
         return {
             client: FPFCInstruction(

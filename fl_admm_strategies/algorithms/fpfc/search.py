@@ -226,8 +226,6 @@ class GroupSearch(PenaltySource):
         """Return what the present stage asks; a stage may be over before its round begins."""
         while following := self.stage.begin_round(self.found, start):
             self._enter(following)
-        if self.replacement is not None and isinstance(self.stage, Together):
-            self._enter(self.stage.end(self.found, start))  # what the user has set is for pairs
         return self.stage.tasks(self.found, start)
 
     def holds_omega(self, client: int, last_accepted: int) -> bool:
