@@ -460,7 +460,7 @@ class Score(Everybody):
             if client in search.optimism:
                 optimism = float(search.optimism[client][0])
                 held_out = corrected(training, optimism, sizes[place], reply.num_examples)
-            errors = np.full((len(columns), len(columns)), np.nan)
+            errors = np.zeros((len(columns), len(columns)))
             for j, k in combinations(range(len(columns)), 2):
                 errors[j, k] = errors[k, j] = reply.metrics.get(f"{LOSS_ERROR}-{j}-{k}", np.nan)
             search.scores[client] = np.vstack([held_out, norms, errors])
