@@ -158,7 +158,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                     losses, sizes = self._losses(parts[name])
                     metrics[f"{name}-{k}"] = float(np.average(losses, weights=sizes))
                     for j, others in enumerate(of_parts[name]):
-                        if len(losses) > 1:
+                        if len(losses) > 1 and (asked.in_full or name == HELD_OUT_LOSS):
                             error = error_of_mean(losses - others, sizes)
                             metrics[f"{name}-{ERROR}-{j}-{k}"] = error
                     of_parts[name].append(losses)
@@ -305,4 +305,4 @@ def error_of_mean(values: NDArray[np.float64], sizes: NDArray[np.float64]) -> fl
     """Return the standard error of the mean of values, each itself a mean over so many samples."""
     weights = sizes / sizes.sum()
     rest = values - weights @ values
-    return float(np.sqrt((weights**2 * rest**2).sum() * len(values) / (len(values) - 1)))
+    return float(np.linalg.norm(weights * rest) * np.sqrt(len(values) / (len(values) - 1)))
