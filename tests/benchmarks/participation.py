@@ -34,6 +34,7 @@ from fl_admm_strategies import InProcessGrid
 from simulations.data.federated import FederatedData
 from simulations.data.registry import load
 from simulations.problems.models import build, initialise
+from tests.benchmarks.defaults import QuickstartNet
 
 PARTICIPATIONS = (1.0, 0.3, 0.1)
 
@@ -113,6 +114,14 @@ PROBLEMS = {
         "mnist", {**SKEWS["dirichlet"], "beta": 0.3, "samples": 2000}, MLP, "^fc3", 80
     ),
     "har": Problem("uci-har", {}, MLP, "^fc3", 75, looks=(8, 24, 48), lr=0.05, local_epochs=1),
+    "cifar10-cnn": Problem(
+        "cifar10",
+        {**SKEWS["dirichlet"], "beta": 0.3, "samples": 2000},
+        lambda data: QuickstartNet(),
+        "^fc3",
+        25,
+        lr=0.05,
+    ),
     "resnet": Problem(
         "cifar10",
         {**SKEWS["alike"], "clients": 5, "samples": 2000},
