@@ -88,8 +88,8 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         rated, which the strategy can otherwise see by which columns of its W_i follow the
         recursion. Goes with ``duals="strategy"`` and ``y0="zero"``.
     **base
-        The parameters of `ConsensusForm` (u_i, w and pi_i are W_i, V and Y_i here) and of
-        `CompletionStrategy`, `init_scale` among them.
+        The parameters of `ConsensusForm` (u_i, w and pi_i are W_i, V and Y_i here), with
+        ``start_at="own"`` by default, and of `CompletionStrategy`, `init_scale` among them.
 
     Notes
     -----
@@ -127,6 +127,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
     paper: ClassVar = "Hytla, Nghia, Phan, Rice, arXiv:2503.12733"
     remedy: ClassVar = "a larger beta"
     symbols: ClassVar = ("W_i", "W_i", "V", "Y_i/beta")
+    default_start: ClassVar = "own"  # where few take part the better solution (P14)
 
     beta: Positive = 1.0
     inner_steps: Count = 10

@@ -118,13 +118,18 @@ class FedMGS(CompletionStrategy):
         """Start with G_i and lambda_i as they were reported."""
         if reply is None:
             return {}
+        self.check_reply(client_id, reply)
         (gradient,) = reply.arrays.values()
-        if (curvature := _curvature(reply)) is None:
+        return {"gradient": gradient, "curvature": reply.metrics[CURVATURE]}
+
+    def check_reply(self, client_id: int, reply: Reply) -> None:
+        """Raise ValueError if lambda_i is none."""
+        curvature = reply.metrics.get(CURVATURE, math.nan)
+        if not 0 <= curvature <= largest_allowed(np.dtype(np.float64)):
             raise ValueError(
-                f"Client {client_id} reported the {CURVATURE} {reply.metrics.get(CURVATURE)}, "
-                "expected a finite number >= 0. Do its ratings and init_scale fit in size?"
+                f"client {client_id} reported the {CURVATURE} {curvature}, expected a finite "
+                "number >= 0. Do its ratings and init_scale fit in size?"
             )
-        return {"gradient": gradient, "curvature": curvature}
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
@@ -146,9 +151,8 @@ class FedMGS(CompletionStrategy):
         """Take in the G_i, then V <- V - [mean G_i + gamma V]/c_V over all clients."""
         state = self.state
         for client, reply in replies.items():
-            if (curvature := _curvature(reply)) is not None:  # else it is as if it had sat out
-                row = state.clients[client]
-                (row.gradient,), row.curvature = reply.arrays.values(), curvature
+            row = state.clients[client]
+            (row.gradient,), row.curvature = reply.arrays.values(), reply.metrics[CURVATURE]
         curvature = float(state.clients.column("curvature").mean()) + self._gamma
         gradient = state.clients.column("gradient").mean(axis=0, dtype=np.float64)
         gradient += self._gamma * state.items
@@ -158,10 +162,3 @@ class FedMGS(CompletionStrategy):
     def round_metrics(self) -> Metrics:
         """Return ``item-curvature``, c_V, whose inverse is the length of the step."""
         return {"item-curvature": self.state.item_curvature}
-
-
-def _curvature(reply: Reply) -> float | None:
-    """Return lambda_i of a reply; None where there is none, of a client that is not ours."""
-    curvature = reply.metrics.get(CURVATURE, math.nan)
-    usable = 0 <= curvature <= largest_allowed(np.dtype(np.float64))
-    return float(curvature) if usable else None

@@ -180,6 +180,12 @@ class Algorithm(ABC):
         """Return those of a client's upload, where shapes differ by client."""
         return self.upload_spec()
 
+    def check_reply(self, client_id: int, reply: Reply) -> None:
+        """Raise ValueError if `update` can do nothing with a reply: its client is refused by name.
+
+        Its arrays are those of `upload_spec`, and finite; here any metrics will do.
+        """
+
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
         """Return what a client's upload is measured from where there is a `max_norm`.
 

@@ -375,7 +375,14 @@ class Run:
         """
         algorithm, asked = self.algorithm, self.intake.asked
         taken, lost = self.intake.accept(server_round, replies, algorithm.upload_spec_of)
-        uploads = {c: replace(reply, asked=asked[c]) for c, reply in taken.items()}
+        uploads = {}
+        for client, reply in taken.items():
+            try:
+                algorithm.check_reply(client, reply)
+            except ValueError as error:
+                self.intake.refuse(server_round, client, str(error))
+            else:
+                uploads[client] = replace(reply, asked=asked[client])
         training = len(asked) + len(self.underway.sent)
         self.health.note_infinite(
             server_round, self.intake.infinite * len(asked) / max(training, 1)

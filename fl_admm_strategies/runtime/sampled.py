@@ -14,7 +14,8 @@ class SampledStrategy(StatefulStrategy):
     fraction_train : float (default: 1.0)
         Fraction of the clients that train in a round, drawn uniformly without replacement.
     min_train_nodes : int (default: 1)
-        Train at least so many clients a round, whatever `fraction_train` says.
+        Train at least so many clients a round, whatever `fraction_train` says. Flower's `FedAvg`
+        has 2.
     **base
         The parameters of `StatefulStrategy`.
     """

@@ -50,7 +50,7 @@ def housing_bodyfat(seed: int, root: Path, *, validation: bool = False) -> Feder
     standardised with the mean and standard deviation of the training parts of all clients of the
     same source: scales differ between the two sources, and a client of 68 samples can hold too few
     different values of a binary feature for statistics of its own. Responses keep their units
-    (thousands of dollars; percent), as the paper's errors show (docs/methods/fpfc.md, P11).
+    (thousands of dollars; percent), as the paper's errors show (docs/methods/fpfc-notes.md, P11).
 
     Parameters
     ----------

@@ -209,7 +209,7 @@ def images_swap(
         images, for a quick run; None for all.
     test_partition : {'same', 'independent'}
         Test images in the proportions of the training images, or in proportions of their own, as
-        in the authors' code (docs/methods/fpfc.md, P12).
+        in the authors' code (docs/methods/fpfc-notes.md, P12).
     validation : bool
         Hold 20 % of each client's training images out for validation.
 

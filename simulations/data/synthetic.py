@@ -74,7 +74,7 @@ def synthetic(
         Number of devices m, in the paper's cluster proportions; None for the paper's m.
     features : {'uniform', 'normal'}
         x ~ U[0, 1)^60 or N(0, I). The paper prints the second, its tables were made with the
-        first (docs/methods/fpfc.md, P9), hence the default.
+        first (docs/methods/fpfc-notes.md, P9), hence the default.
     noise : float
         Standard deviation of tau.
     validation : bool

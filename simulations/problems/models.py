@@ -85,7 +85,7 @@ def _linear(data: FederatedData) -> nn.Module:
 
 
 def _cnn(data: FederatedData) -> nn.Module:
-    """Two convolutions and a linear head, as in the FPFC authors' code (docs/methods/fpfc.md, P12).
+    """Two convolutions and a linear head, as FPFC's authors' (docs/methods/fpfc-notes.md, P12).
 
     2572 parameters in front of the head (156 + 2416), 4010 in the head, which is the block that
     FPFC clusters.
@@ -279,8 +279,8 @@ MODELS: dict[str, Callable[[FederatedData], nn.Module]] = {
 class _HalfSquaredError(nn.MSELoss):
     """(1/2) mean (y - x'w)^2, whose gradient FPFC's appendix D uses.
 
-    The appendix prints f without the half (docs/methods/fpfc.md, P11); the choice scales lambda by
-    2.
+    The appendix prints f without the half (docs/methods/fpfc-notes.md, P11); the choice scales
+    lambda by 2.
     """
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002
@@ -368,7 +368,7 @@ def initialise(model: nn.Module, seed: int, scheme: str = "pytorch") -> nn.Modul
         Same seed, same weights.
     scheme : {'pytorch', 'normal'}
         PyTorch's default, or every weight and bias ~ N(0, 1), as the FPFC authors start the
-        softmax model (docs/methods/fpfc.md, S4).
+        softmax model (docs/methods/fpfc-notes.md, S4).
 
     Raises
     ------

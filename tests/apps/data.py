@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import MetricRecord
 from sklearn.datasets import load_iris
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -148,3 +149,144 @@ def irises(partition_id: int, num_partitions: int) -> tuple[Any, Any, Any, Any]:
     size = int(0.8 * len(order))
     train, test = order[:size], order[size:]
     return x[train], y[train], x[test], y[test]
+
+
+# --- advanced-pytorch ---------------------------------------------------------------------------
+
+
+class Clothes(Dataset[int]):
+    """FashionMNIST as the advanced example transforms it, but a batch at a time.
+
+    Parameters
+    ----------
+    part : str
+        "train" or "t10k".
+    indices : ndarray of int64
+    augmented : bool (default: False)
+        Whether images are cropped at random and half of them flipped.
+    """
+
+    def __init__(self, part: str, indices: Any, *, augmented: bool = False) -> None:
+        raw = DATA / "FashionMNIST" / "raw"
+        self.images = torch.tensor(_idx(raw / f"{part}-images-idx3-ubyte.gz", 3)[indices])
+        self.labels = torch.tensor(_idx(raw / f"{part}-labels-idx1-ubyte.gz", 1)[indices]).long()
+        self.augmented = augmented
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def batch(self, indices: list[int]) -> dict[str, torch.Tensor]:
+        """Return images, transformed, and labels."""
+        images, count = self.images[indices], len(indices)
+        if self.augmented:
+            padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
+            rows, columns = (torch.randint(9, (count, 1)) + torch.arange(28) for _ in range(2))
+            columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
+            images = padded[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None]]
+        scaled = (images.float() / 255 - 0.1307) / 0.3081
+        return {"image": scaled[:, None], "label": self.labels[indices]}
+
+    def loader(self, *, shuffle: bool) -> Any:
+        """Return a loader of batches of 32."""
+        return DataLoader(self, batch_size=32, shuffle=shuffle, collate_fn=self.batch)
+
+
+needs_fashion = pytest.mark.skipif(
+    not (DATA / "FashionMNIST" / "raw" / "train-images-idx3-ubyte.gz").is_file(),
+    reason=f"FashionMNIST is not in {DATA}; set FL_ADMM_DATA",
+)
+
+
+@cache
+def _dirichlet_parts(num_partitions: int, samples: int) -> Any:
+    """Return the advanced example's partitioner, on the labels of the first samples."""
+    import datasets
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    labels = _idx(DATA / "FashionMNIST" / "raw" / "train-labels-idx1-ubyte.gz", 1)[:samples]
+    partitioner = DirichletPartitioner(
+        num_partitions=num_partitions, partition_by="label", alpha=1.0, seed=42
+    )
+    columns = {"label": labels.tolist(), "index": list(range(len(labels)))}
+    partitioner.dataset = datasets.Dataset.from_dict(columns)
+    return partitioner
+
+
+@cache
+def fashion_loaders(
+    partition_id: int, num_partitions: int, samples: int = 60_000
+) -> tuple[Any, Any]:
+    """Stand in for the advanced example's `load_data`, with its partitions and batches."""
+    partition = _dirichlet_parts(num_partitions, samples).load_partition(partition_id)
+    both = partition.train_test_split(test_size=0.2, seed=42)
+    train, test = (np.array(both[name]["index"]) for name in ("train", "test"))
+    loader = Clothes("train", train, augmented=True).loader(shuffle=True)
+    return loader, Clothes("train", test).loader(shuffle=False)
+
+
+class Hub:
+    """Stand in for `datasets.load_dataset`: the test images of FashionMNIST, transformed."""
+
+    def __init__(self, path: str) -> None:
+        self.items = _test_clothes()
+
+    def __getitem__(self, split: str) -> Hub:
+        return self
+
+    def with_transform(self, transform: Any) -> list[dict[str, Any]]:
+        """Return the images; they are transformed already."""
+        return self.items
+
+
+@cache
+def _test_clothes() -> list[dict[str, Any]]:
+    whole = Clothes("t10k", np.arange(10_000))
+    batch = whole.batch(list(range(10_000)))
+    return [{name: values[i] for name, values in batch.items()} for i in range(10_000)]
+
+
+# --- quickstart-jax -----------------------------------------------------------------------------
+
+
+@cache
+def jax_batches(
+    partition_id: int, num_partitions: int, batch_size: int, samples: int = 60_000
+) -> tuple[list[Any], list[Any]]:
+    """Stand in for the JAX quickstart's `load_data`: alike parts of MNIST, whole batches."""
+    import jax.numpy as jnp
+
+    raw = DATA / "MNIST" / "raw"
+    images = _idx(raw / "train-images-idx3-ubyte.gz", 3)
+    labels = _idx(raw / "train-labels-idx1-ubyte.gz", 1)
+    order = np.random.default_rng(42).permutation(samples)
+    mine = np.array_split(order, num_partitions)[partition_id]
+    cut = int(0.8 * len(mine))
+
+    def batches(indices: Any) -> list[Any]:
+        starts = range(0, len(indices) - batch_size + 1, batch_size)
+        parts = [indices[start : start + batch_size] for start in starts]
+        return [
+            {"image": jnp.float32(images[i])[..., None] / 255, "label": jnp.int16(labels[i])}
+            for i in parts
+        ]
+
+    return batches(mine[:cut]), batches(mine[cut:])
+
+
+def jax_accuracy(server_round: int, arrays: Any) -> MetricRecord | None:
+    """Measure a model of the JAX quickstart on MNIST's test images, every fifth round."""
+    import jax
+    import jax.numpy as jnp
+    from jaxexample.task import CNN, create_train_state, set_params
+
+    if server_round % 5:
+        return None
+    raw = DATA / "MNIST" / "raw"
+    images = jnp.float32(_idx(raw / "t10k-images-idx3-ubyte.gz", 3))[..., None] / 255
+    labels = _idx(raw / "t10k-labels-idx1-ubyte.gz", 1)
+    state = set_params(create_train_state(0.0), arrays.to_numpy_ndarrays())
+    scores = jax.jit(CNN().apply)({"params": state.params}, images)
+    return MetricRecord({"accuracy": float((scores.argmax(1) == labels).mean())})

@@ -344,6 +344,8 @@ FAMILIES = {
         local_epochs=20,
     ),
 }
+RMSE = {"Housing, Body fat"}
+"""Those that are scored by an error; their gains are percent of it, positive where it is less."""
 QUICK = ["4x5", "1, 2, 3, 10", "40 + 1", "shared + own", "5 to 20 samples", "continuum .05"]
 QUICK += ["digits, 8 swaps", "Housing, Body fat"]
 
@@ -508,22 +510,21 @@ class Table:
 
     def values(
         self, family: str, method: str, look: str, kind: str = "", what: str = "score"
-    ) -> list[float]:
-        """Return a column's values, one for each seed that has one."""
-        kind = kind or METHODS[method][2]
-        found = [
-            float(row[what])
+    ) -> dict[str, float]:
+        """Return a column's values by seed."""
+        of = (family, method, look, kind or METHODS[method][2])
+        found = {
+            row["seed"]: float(row[what])
             for row in self.rows
-            if (row["family"], row["method"], row["look"], row["kind"])
-            == (family, method, look, kind)
-        ]
-        return [value for value in found if not math.isnan(value)]
+            if (row["family"], row["method"], row["look"], row["kind"]) == of
+        }
+        return {seed: value for seed, value in found.items() if not math.isnan(value)}
 
     def cell(self, *of: str) -> str:
         """Return mean and deviation over the seeds."""
-        if not (values := self.values(*of)):
+        if not (values := self.values(*of).values()):
             return ""
-        digits = 2 if of[0] == "Housing, Body fat" or of[-1] == "ari" else 1
+        digits = 2 if of[0] in RMSE or of[-1] == "ari" else 1
         return f"{mean(values):.{digits}f} ± {pstdev(values):.{digits}f}"
 
     def results(self) -> str:
@@ -550,37 +551,47 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def aims(self) -> str:
-        """Return which aims each family reaches with the cluster's model, by means over seeds."""
+        """Return how far each family is from its aims with the cluster's model, paired by seed."""
         head = ["family", "ARI kept", "not worse than at the search's end", "to the oracle"]
         head += ["to the better of Local and FedAvg"]
         lines, last = [head, ["---"] * len(head)], self.last
         for family in self.families:
-            higher = -1 if family == "Housing, Body fat" else 1
-
-            def at(
-                method: str, look: str = last, what: str = "score", family: str = family
-            ) -> float:
-                values = self.values(family, method, look, "", what)
-                return mean(values) if values else math.nan
-
-            end, ari = at("FPFC"), at("FPFC", what="ari") - at("FPFC", "search", "ari")
-            gains = [
-                end - at("FPFC", "search"),
-                end - at("oracle"),
-                end - higher * max(higher * at("Local"), higher * at("FedAvg")),
-            ]
-            if higher < 0:
-                gains = [100 * gain / (end - gain) for gain in gains]
-            limits = [0.5, 3.0 if higher < 0 else 1.0, 1.0]
-            if at("oracle") > at("FedAvg") + 1 or higher < 0:
-                limits[2] = 0.0  # there are groups
+            end = self.values(family, "FPFC", last)
+            searched, oracle, local, fedavg = (
+                self.values(family, *of)
+                for of in (
+                    ("FPFC", "search"),
+                    *((method, last) for method in ("oracle", "Local", "FedAvg")),
+                )
+            )
+            pick = min if family in RMSE else max
+            simple = {seed: pick(local[seed], fedavg[seed]) for seed in local if seed in fedavg}
+            before, after = (
+                self.values(family, "FPFC", look, what="ari") for look in ("search", last)
+            )
+            ari = _gain(after, before, 1.0)
+            grouped = _gain(oracle, fedavg, 1.0) > 1.0 or family in RMSE
+            unit = [1.0, 0.0] if family not in RMSE else [-100.0, 1.0]
+            limits = (0.5, 3.0 if family in RMSE else 1.0, 0.0 if grouped else 1.0)
             cells = ["" if math.isnan(ari) else f"{ari:+.2f}{' no' if ari < -0.02 else ''}"]
-            for gain, limit in zip(gains, limits, strict=True):
-                missed = " no" if higher * gain < -limit else ""
-                text = f"{gain:+.1f}{' %' if higher < 0 else ''}{missed}"
-                cells.append("" if math.isnan(gain) else text)
+            for other, limit in zip((searched, oracle, simple), limits, strict=True):
+                gain = _gain(end, other, *unit)
+                text = f"{gain:+.1f}{' %' if family in RMSE else ''}"
+                missed = " no" if gain < -limit else ""
+                cells.append("" if math.isnan(gain) else text + missed)
             lines.append([family, *cells])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _gain(
+    ours: Mapping[str, float], theirs: Mapping[str, float], unit: float, relative: float = 0.0
+) -> float:
+    """Return the mean gain over the seeds that both have, as a share of theirs if `relative`."""
+    gains = [
+        unit * (ours[seed] - theirs[seed]) / theirs[seed] ** relative
+        for seed in ours.keys() & theirs.keys()
+    ]
+    return mean(gains) if gains else math.nan
 
 
 def read(path: Path) -> list[Row]:
@@ -616,7 +627,11 @@ def main() -> None:
         grouped = FAMILIES[name].data(seed).true_clusters is not None
         if is_done or (method in ("IFCA", "oracle") and not grouped):
             continue
-        rows, is_new = run(name, seed, method, given.last), not given.csv.exists()
+        try:
+            rows, is_new = run(name, seed, method, given.last), not given.csv.exists()
+        except RuntimeError as error:  # no cell: it is run again the next time
+            print(f"{name}, seed {seed}, {method}: FAILED, {error}", flush=True)
+            continue
         with given.csv.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, FIELDS)
             if is_new:

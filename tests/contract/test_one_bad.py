@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from clients import FedADMMClient, client_app
 from fl_admm_strategies import FedADMM, InProcessGrid
 from fl_admm_strategies.runtime.saving.state import arrays_of
-from tests.support.cases import CASES, CHEAP, Case
+from tests.support.cases import AT_ANY_PACE, CASES, CHEAP, Case
 from tests.support.federation import (
     Adding,
     KeyedGrid,
@@ -158,6 +158,25 @@ def test_who_shakes_hands_late_joins(case: Case) -> None:
     strategy.start(InProcessGrid(client_app(client_fn), M), case.initial_arrays(), 4)
     assert strategy.client_ids == list(range(M))
     assert strategy.membership.num_initial == M - 1
+
+
+# --- Training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] * c.variant, id=c.name) for c in AT_ANY_PACE],
+)
+def test_who_never_trains_leaves_and_the_others_go_on(case: Case, warned: Warned) -> None:
+    num_rounds = 40 if case.name == "AsyncFPFC" else 8
+    app = client_app(raising_client_fn(case.client_class, {M - 1: range(1, num_rounds + 1)}))
+    strategy = case.strategy(seed=1)
+    strategy.start(InProcessGrid(app, M), case.initial_arrays(), num_rounds)
+    assert strategy.last_round == num_rounds
+    assert strategy.client_ids == list(range(M - 1))
+    assert len(warned("never answered", f"[{M - 1}]")) == 1
+    last = max(strategy.train_metrics)
+    assert M - 1 not in strategy.train_metrics[last]
 
 
 # --- Clients that there are not -------------------------------------------------------------------

@@ -166,7 +166,7 @@ CASES = [
         "FedMC-ADMM",
         partial(library.FedMCADMM, SquaredL2(0.1), inner_steps=2),
         contract_client,
-        view=views.CONSENSUS_OF_PARTICIPANTS,
+        view=views.CONSENSUS,
     ),
     Case(
         "FedGiA-gram",
@@ -265,7 +265,12 @@ CASES = [
     completion(
         "FedMC-ADMM-client-duals",
         partial(
-            library.FedMCADMM, library.L1Norm(0.1), inner_steps=2, y0="handshake", duals="client"
+            library.FedMCADMM,
+            library.L1Norm(0.1),
+            inner_steps=2,
+            y0="handshake",
+            duals="client",
+            start_at="global",
         ),
         contract_client,
         shakes_hands=True,

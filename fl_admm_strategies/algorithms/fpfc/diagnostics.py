@@ -33,7 +33,7 @@ class FPFCDiagnostics:
     fusion_bounds : ndarray of shape (L,)
         lambda (|G_l| - 1) / m, with "auto" by the lambda of the pairs inside a group.
         A cluster can be exactly fused only where no client's gradient norm
-        is above it; otherwise lambda is too small for that cluster (docs/methods/fpfc.md, P4).
+        is above it; otherwise lambda is too small for it (docs/methods/fpfc-notes.md, P4).
     theta_norms : ndarray of shape (m, m)
         ||theta_ij||.
     norm_distribution : NormDistribution or None

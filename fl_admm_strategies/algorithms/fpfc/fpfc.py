@@ -87,8 +87,8 @@ class FPFC(PenaltySetting):
     Notes
     -----
     A pair is updated if one of its clients took part, and once if both did (Algorithm 2; Algorithm
-    1 prints "and": docs/methods/fpfc.md, P1). The convergence theory wants rho > 2 lambda / xi,
-    which the paper's own experiments do not satisfy (P6).
+    1 prints "and": docs/methods/fpfc-notes.md, P1). The convergence theory wants
+    rho > 2 lambda / xi, which the paper's own experiments do not satisfy (P6).
 
     A client that connects in mid-run does as the newcomers of section 6.4.2, only that the others
     go on training: it first trains on its own, without a pull, from the global model, and from its
@@ -163,7 +163,8 @@ class FPFC(PenaltySetting):
         count = server_round - source.offset
         lr, state = rate_in(count, self.lr), self.state
         start = RoundStart(
-            client_ids, connected, members, state.pairs, state.clients, lr, server_round, left
+            *(client_ids, connected, members, state.pairs, state.clients, source),
+            *(lr, server_round, left),
         )
         return {
             client: FPFCInstruction(

@@ -65,7 +65,7 @@ class FoundGroups:
     smallest_distance : float
         b, between the models of two groups as they came out of the search; NaN for one group.
     lam_needed : float
-        The least lambda that can hold these groups together (docs/methods/fpfc.md, P4).
+        The least lambda that can hold these groups together (docs/methods/fpfc-notes.md, P4).
     fused_from : int
         The round before the first of FPFC's own; 0 as long as every group trains one model.
     lam_inside : float
@@ -216,8 +216,6 @@ class GroupSearch(PenaltySource):
         """Return what the present stage asks; a stage may be over before its round begins."""
         while following := self.stage.begin_round(self.found, start):
             self._enter(following)
-        if self.replacement is not None and isinstance(self.stage, Together):
-            self._enter(self.stage.end(self.found, start))  # what the user has set is for pairs
         return self.stage.tasks(self.found, start)
 
     def holds_omega(self, client: int, last_accepted: int) -> bool:

@@ -80,6 +80,7 @@ class RoundStart(NamedTuple):
     members : Membership
     pairs : PairwiseStore
     clients : ClientTable
+    source : PenaltySource
     lr : float
         alpha of the round.
     round : int
@@ -94,6 +95,7 @@ class RoundStart(NamedTuple):
     members: Membership
     pairs: PairwiseStore
     clients: ClientTable
+    source: PenaltySource
     lr: float
     round: int
     rounds_left: float

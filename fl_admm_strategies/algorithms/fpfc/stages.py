@@ -464,7 +464,7 @@ class Score(Everybody):
             if client in search.optimism:
                 optimism = float(search.optimism[client][0])
                 held_out = corrected(training, optimism, sizes[place], reply.num_examples)
-            errors = np.full((len(columns), len(columns)), np.nan)
+            errors = np.zeros((len(columns), len(columns)))
             for j, k in combinations(range(len(columns)), 2):
                 errors[j, k] = errors[k, j] = reply.metrics.get(f"{LOSS_ERROR}-{j}-{k}", np.nan)
             search.scores[client] = np.vstack([held_out, norms, errors])
@@ -490,11 +490,9 @@ class Together(Stage):
     is_search = False
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
-        """Go on with FPFC's own rounds where few are left."""
-        return None if start.rounds_left > FUSION_ROUNDS else self.end(search, start)
-
-    def end(self, search: Search, start: RoundStart) -> type[Stage]:
-        """Let pairs begin with this round."""
+        """Go on with FPFC's own rounds where few are left, or the user has set a penalty."""
+        if start.rounds_left > FUSION_ROUNDS and start.source.replacement is None:
+            return None
         search.fused_from = start.round - 1
         log(INFO, "round %s: the groups' models are trained; FPFC's own rounds begin", start.round)
         return Fusion
@@ -529,6 +527,7 @@ class Fusion(Stage):
 
     Clients count by their examples, as in the rounds before: the pull of client i is rho over its
     weight w_i in its group, which is (5) of w_i f_i. Where all have as many this is (1) itself.
+    With a penalty that the user has set the rounds are the paper's.
 
     Parameters
     ----------
@@ -546,7 +545,7 @@ class Fusion(Stage):
         old = [client for client in start.sampled if client in search.groups]
         tasks, weights = fusion_tasks(start._replace(sampled=old)), search.weights(start.clients)
         most = max(start.pairs.rho, 0.5 / start.lr)  # descent by a larger pull may diverge
-        for client, task in tasks.items():
+        for client, task in tasks.items() if start.source.replacement is None else ():
             task.rho = min(task.rho / weights[start.members.row(client)], most)
         return newcomer_tasks(search, start) | tasks
 

@@ -150,6 +150,8 @@ class ConsensusForm(SampledStrategy):
 
     symbols: ClassVar = ("u_i", "u_i", "w", "pi_i/rho")
     """What the paper calls where clients start, what w is the mean of, w, and the scaled dual."""
+    default_start: ClassVar = "global"
+    """`start_at` where it is not given."""
 
     published: bool = False
     start_at: Literal["global", "own"] | None = None
@@ -161,7 +163,7 @@ class ConsensusForm(SampledStrategy):
         super().__post_init__()
         check_bound_of_changes(self.duals, self.max_norm, self.on_excess)
         for name, paper, default in (
-            ("start_at", "own", "global"),
+            ("start_at", "own", self.default_start),
             ("averaging", "all", "participants"),
         ):
             given = getattr(self, name)

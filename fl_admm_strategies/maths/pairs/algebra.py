@@ -22,7 +22,7 @@ So after its update a pair is one vector, delta_ij, and one number, s; the rest 
 A pair with theta_ij = omega_i - omega_j and v_ij = 0 is *plain*: it needs not even the vector.
 
 The functions take one pair or arrays of pairs. Where the vectors lie is the business of `vectors`;
-the loops over them are in the kernels. Derivations: docs/methods/fpfc.md.
+the loops over them are in the kernels. Derivations: docs/methods/fpfc-notes.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ p-th model that client i has had,
 where an update of the pair multiplies its weights W by 1 - s_ij and adds 1 to the two that belong
 to omega_i and omega_j. Exact, and for many clients small: each model is kept once with a weight
 for every partner, instead of a vector for every pair. It grows with the rounds and not with the
-pairs, so the store gives pairs a vector once that takes less (docs/methods/fpfc.md, P17).
+pairs, so the store gives pairs a vector once that takes less (docs/methods/fpfc-notes.md, P17).
 
 The norm of a vector is needed only where s depends on it. With
 

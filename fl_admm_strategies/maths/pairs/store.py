@@ -163,7 +163,7 @@ class PairwiseStore:
         """Take in the models of a round, and update every pair with an active client: (6), (A.3).
 
         A pair with one active client is updated as well as one with two, and that one once, with
-        the dual of the round before (docs/methods/fpfc.md says why).
+        the dual of the round before (docs/methods/fpfc-notes.md, P1).
 
         Parameters
         ----------

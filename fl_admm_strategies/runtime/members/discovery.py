@@ -207,7 +207,7 @@ class Discovery:
             in_vain = quiet and silent and found + len(silent) >= needed
             enough = found >= at_least and (allow_missing or not missing)
             if enough and (is_late or in_vain):
-                self._warn_of_missing(found, needed, silent)
+                self._warn_of_missing(found, 0 if wanted else needed, silent)
                 break
             if is_late:
                 raise TimeoutError(
@@ -231,7 +231,7 @@ class Discovery:
                 )
 
     def _warn_of_missing(self, found: int, needed: int, silent: Sequence[int]) -> None:
-        """Say without whom a run begins."""
+        """Say without whom a run begins, of so many that most nodes say there are."""
         if silent:
             log(
                 WARNING,

@@ -94,7 +94,7 @@ class Health:
         A client's start is its loss before its first step, not the result of its first round: with
         few labels a client is soon near 0 on its own, and its loss rises again when it has to agree
         with others. Who first takes part later starts from a model that others have trained, so its
-        start counts as no less than the mean of those in round 1. A resumed run knows only the
+        start counts as no less than the median of those in round 1. A resumed run knows only the
         starts of clients that are new to it.
 
         When clients join or leave, f is another function, and the watch starts anew. A start in
@@ -152,7 +152,7 @@ class Health:
         """Return the losses that those of clients are compared with, where they are known."""
         late = self._started_late
         initial = [loss for client, loss in self._starts.items() if client not in late]
-        least = sum(initial) / len(initial) if initial else -math.inf
+        least = median_low(initial) if initial else -math.inf
         return {
             client: max(self._starts[client], least) if client in late else self._starts[client]
             for client in clients

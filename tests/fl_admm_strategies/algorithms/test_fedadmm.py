@@ -224,4 +224,4 @@ def test_the_form_that_runs_is_said_in_the_methods_symbols() -> None:
     assert FedADMM(published=True).form.startswith("the paper's form")
     assert "u_i" in FedADMM().form
     assert "published=True" in FedADMM().form
-    assert "W_i" in FedMCADMM(SquaredL2(0.1)).form
+    assert "their own W_i" in FedMCADMM(SquaredL2(0.1)).form

@@ -10,7 +10,8 @@ import pytest
 from clients import FedMGSClient
 from fl_admm_strategies import FedMGS, SquaredL2
 from fl_admm_strategies.algorithms.shared.completion import CURVATURE
-from fl_admm_strategies.runtime.messages.records import Reply
+from fl_admm_strategies.runtime.messages.records import RawReply, Reply
+from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.support.ratings import Federation, dense, worked_example
 from tests.support.refusals import refused
 
@@ -81,11 +82,18 @@ def test_the_objective_falls_when_all_take_part() -> None:
 
 
 @pytest.mark.parametrize("reported", [{}, {CURVATURE: -1.0}, {CURVATURE: np.inf}])
-def test_a_reply_without_a_usable_curvature_is_as_if_the_client_had_sat_out(reported):
+def test_a_reply_without_a_usable_curvature_is_refused_by_name(
+    reported: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
     run = federation(fraction_train=1.0)
     strategy, V = run.strategy, run.first["item-factors"]
+    run.round(1)
     before = strategy.state.clients.column("gradient").copy()
-    strategy.update(1, {2: Reply({"item-factors": V}, 3.0, reported, 1.0)})
+    strategy.run.configure_train(2, {})
+    metrics = {"num-examples": 3.0, **reported, **made_by("FedMGS")}
+    replies = [(2, RawReply({"item-factors": V}, metrics))]
+    assert strategy.run.aggregate_train(2, replies) == {}
     np.testing.assert_array_equal(strategy.state.clients.column("gradient"), before)
-    with refused(ValueError, "Client 7", CURVATURE):
+    assert f"client 2 reported the {CURVATURE}" in caplog.text
+    with refused(ValueError, "client 7", CURVATURE):
         strategy.new_client(7, Reply({"item-factors": V}, 3.0, reported, 1.0))

@@ -1,4 +1,4 @@
-"""Synthetic S1-S5: scenario table, size law and label rule (docs/methods/fpfc.md, P9)."""
+"""Synthetic S1-S5: scenario table, size law and label rule (docs/methods/fpfc-notes.md, P9)."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_clusters_are_contiguous_blocks_in_the_papers_proportions(
 
 
 def test_the_papers_sizes() -> None:
-    """The scenario table (docs/methods/fpfc.md, P9)."""
+    """The scenario table (docs/methods/fpfc-notes.md, P9)."""
     sizes = {scenario: list(cluster_sizes(scenario, None)) for scenario in SCENARIOS}
     expected = {"s1": [25] * 4, "s2": [10, 40, 10, 40], "s3": [50, 50], "s4": [50], "s5": [1] * 50}
     assert sizes == expected

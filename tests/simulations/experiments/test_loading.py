@@ -52,7 +52,7 @@ def test_a_profile_and_changes_apply_in_this_order() -> None:
 
 def test_the_rate_decays_every_five_rounds_from_the_first() -> None:
     # Section 6.1: 0.01 times 0.9 every 5 rounds. The paper's round 0 is Flower's round 1, so rounds
-    # 1 to 5 have the full rate (docs/methods/fpfc.md, P5).
+    # 1 to 5 have the full rate (docs/methods/fpfc-notes.md, P5).
     strategy = load_settings("mnist-swap").algorithm.build()
     assert strategy.lr == StepDecay(0.01, factor=0.9, every=5)
     rates = [strategy.lr(k) for k in (1, 5, 6, 10, 11)]

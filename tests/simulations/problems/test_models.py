@@ -59,7 +59,7 @@ def sizes(model: torch.nn.Module) -> dict[str, int]:
 def test_parameter_counts_are_those_of_the_papers(
     name: str, like: FederatedData, count: int
 ) -> None:
-    """docs/methods/fpfc.md, P12, and flame.md, P12."""
+    """docs/methods/fpfc-notes.md, P12, and flame.md, P12."""
     assert sum(sizes(build(name, like)).values()) == count
 
 
@@ -97,7 +97,7 @@ def test_linear_gives_one_number_a_sample() -> None:
         ("mlr", {}, ["fc"]),
         ("svm", {}, ["fc"]),
         ("mlp", {}, ["fc1", "fc2", "fc3"]),  # flame.md, P12: 784-128-64-10
-        ("cnn", {"conv1": 2, "conv2": 0}, ["head"]),  # fpfc.md, P12
+        ("cnn", {"conv1": 2, "conv2": 0}, ["head"]),  # fpfc-notes.md, P12
         ("cnn-cifar", {"conv1": 1, "conv2": 1}, ["fc1", "fc2"]),  # fedapm.md, P14
         ("cnn-medical", {"conv1": 0, "conv2": 0}, ["fc1", "fc2"]),  # flame.md, P12
         ("cnn-femnist", {"conv1": 3, "conv2": 1}, ["fc"]),

@@ -117,15 +117,17 @@ def test_pairs_begin_in_the_last_rounds_and_never_where_nobody_knows_which_these
 
 
 def test_a_penalty_that_the_user_sets_ends_it() -> None:
-    strategy = auto()
+    strategy, uneven = auto(), WatchedGrid(app_of(unequal), NUM_CLIENTS)
 
     def exchange(server_round: int, metrics: Any) -> None:
         if server_round == SCORE + 1:
             strategy.penalty = SmoothedSCAD(0.7)
 
-    grid = run(strategy, LAST, on_round=exchange)
+    grid = run(strategy, LAST, uneven, on_round=exchange)
     assert strategy.state.source.found.fused_from == SCORE + 1
-    assert {config(m)["rho"] for m in grid.phase(MessageType.TRAIN, SCORE + 2)} == {1.0}
+    assert 0 in {c for r in range(SCORE + 2, LAST + 1) for c in asked(grid, r)}
+    for server_round in range(SCORE + 2, LAST + 1):
+        assert {config(m)["rho"] for m in grid.phase(MessageType.TRAIN, server_round)} == {1.0}
     assert strategy.penalty_in_use == SmoothedSCAD(0.7)
     assert strategy.state.pairs.groups.inside == SmoothedSCAD(0.7)
     assert not strategy.state.pairs.groups.move

@@ -106,6 +106,15 @@ def test_the_watch_starts_anew_when_clients_join_or_leave(caplog: pytest.LogCapt
     assert names(caplog.text, "round 16", 3, 2.3)
 
 
+def test_one_clients_start_is_not_that_of_the_late_ones(caplog: pytest.LogCaptureFixture) -> None:
+    health = Health(3, "FedADMM", "a smaller lr")
+    starts = {0: 1e300, 1: START, 2: START}
+    replies = {c: Reply({}, 5.0, {"loss": 2.0, "initial-loss": x}) for c, x in starts.items()}
+    health.watch(1, replies, 0)
+    health.watch(2, {3: Reply({}, 5.0, {"loss": 30.0, "initial-loss": 0.1})}, 0)
+    assert caplog.records
+
+
 @pytest.mark.parametrize("said", [1e300, math.nan, math.inf])
 def test_one_client_of_several_does_not_spend_the_warning(
     said: float, caplog: pytest.LogCaptureFixture

@@ -1,0 +1,160 @@
+"""Flower's example apps as they are, with FedAvg, and converted by our guide: accuracy by round.
+
+Run with `python -m tests.benchmarks.converted_apps advanced-pytorch FedAvg FedADMM` in the
+repository (long). Needs the apps in $FL_ADMM_APPS and the files of their data in $FL_ADMM_DATA.
+Settings, clients a round and local work are the app's, and what the guide says; --rho gives FedADMM
+another rho. A seed draws the initial model, which is the same for all methods, the clients and the
+batches; --samples takes so many training images for all clients together, and less time. "FedAvg,
+one head" is the advanced example without the last layers of its clients' own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import re
+import tempfile
+import tomllib
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+import pytest
+import torch
+from flwr.serverapp.strategy import Result
+
+from tests.apps import conversions
+from tests.apps.converted import run_app, swapped
+
+
+@dataclass(frozen=True)
+class App:
+    """An app.
+
+    Attributes
+    ----------
+    convert : callable
+    package : str
+    num_clients : int
+    looks : tuple of int
+        The rounds that are shown: the app's own number, and twice that.
+    changes : dict
+        What of the server's code says the seed, and when to evaluate.
+    """
+
+    convert: Callable[..., Path]
+    package: str
+    num_clients: int
+    looks: tuple[int, int]
+    changes: dict[str, str]
+
+
+CENTRAL = '        """Evaluate model on central data."""\n'
+APPS = {
+    "advanced-pytorch": App(
+        conversions.advanced_pytorch,
+        "pytorch_example",
+        50,
+        (10, 20),
+        {
+            "(\n        lr=0.1,": "(\n        seed={seed},\n        lr=0.1,",
+            CENTRAL: CENTRAL + "        if server_round % 5:\n            return None\n",
+        },
+    ),
+    "quickstart-jax": App(
+        conversions.quickstart_jax,
+        "jaxexample",
+        10,
+        (5, 10),
+        {
+            "(\n        lr=lr,": "(\n        seed={seed},\n        lr=lr,",
+            "PRNGKey(0)": "PRNGKey({seed})",
+            "num_rounds=num_rounds,\n": "num_rounds=num_rounds, evaluate_fn=jax_accuracy,\n",
+            "# Create ServerApp\n": "from tests.apps.data import jax_accuracy\n",
+        },
+    ),
+}
+AS_IT_IS = ("FedAvg", "FedAvg, one head")
+
+
+def run(app: App, method: str, seed: int, rho: float | None, samples: int) -> Result:
+    """Run an app once; return what was measured."""
+    results: list[Result] = []
+    plain = Result.__init__
+
+    def kept(self: Result, *args: Any, **given: Any) -> None:
+        plain(self, *args, **given)
+        results.append(self)
+
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        folder = app.convert(Path(place), None if method in AS_IT_IS else method, samples=samples)
+        server, client = (folder / app.package / f"{n}_app.py" for n in ("server", "client"))
+        if method == "FedAvg, one head":
+            line = "    load_layer_weights_from_state(context.state, model)\n"
+            client.write_text(swapped(client.read_text(), {line: ""}))
+        text = server.read_text()
+        for words, new in app.changes.items():
+            text = text.replace(words, new.format(seed=seed))
+        if rho is not None:
+            text = re.sub(r"rho=[0-9.]+", f"rho={rho}", text)
+        server.write_text(text)
+        project = tomllib.loads((folder / "pyproject.toml").read_text())
+        config = project["tool"]["flwr"]["app"]["config"] | {"num-server-rounds": app.looks[-1]}
+        patch.setattr(Result, "__init__", kept)
+        random.seed(seed)
+        with redirect_stdout(StringIO()):
+            run_app(folder, app.package, app.num_clients, config, patch, seed=seed)
+    # The advanced example makes one of its own, beside the strategy's.
+    return max(results, key=lambda result: len(accuracies(result, app.looks[-1])))
+
+
+def accuracies(result: Result, server_round: int) -> dict[str, float]:
+    """Return what was measured after a round, in percent, on the server and by the clients."""
+    found = {}
+    for where, metrics in (
+        ("server", result.evaluate_metrics_serverapp),
+        ("clients", result.evaluate_metrics_clientapp),
+    ):
+        for name, value in metrics.get(server_round, {}).items():
+            if "acc" in name:
+                found[f"{where}: {name}"] = 100 * float(value)  # type: ignore[arg-type]
+    return found
+
+
+def main() -> None:
+    """Print every round of each run, and a row of a table for each method."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("app", choices=APPS)
+    parser.add_argument("methods", nargs="+")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--rho", type=float)
+    parser.add_argument("--samples", type=int, default=60_000)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    app = APPS[given.app]
+    rounds = range(1, app.looks[-1] + 1)
+    for method in given.methods:
+        runs = []
+        for seed in range(given.first_seed, given.first_seed + given.seeds):
+            result = run(app, method, seed, given.rho, given.samples)
+            runs.append([accuracies(result, server_round) for server_round in rounds])
+            for kind in runs[-1][-1]:
+                series = [round(found.get(kind, 0), 1) for found in runs[-1]]
+                print(f"{method}, seed {seed}, {kind}: {series}", flush=True)
+        for kind in runs[0][-1]:
+            cells = [[found[look - 1][kind] for found in runs] for look in app.looks]
+            shown = " | ".join(f"{mean(c):.1f} ± {pstdev(c):.1f}" for c in cells)
+            print(f"| {method} | {kind} | {shown} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
