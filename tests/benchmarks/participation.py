@@ -282,8 +282,8 @@ class Runs:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return mean and standard deviation."""
-    return f"{mean(values):.1f} ± {pstdev(values):.1f}"
+    """Return mean and standard deviation, of which one value has none."""
+    return f"{mean(values):.1f}" + (f" ± {pstdev(values):.1f}" if len(values) > 1 else "")
 
 
 def row_cells(problem: Problem, lines: Sequence[Line]) -> list[str]:
