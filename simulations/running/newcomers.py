@@ -117,13 +117,17 @@ def _render(
     sentence = f"{len(groups) - without} of {len(groups)} new clients joined a group"
     if true is not None and without < len(groups):
         sentence += f", {right} of them that of their kind"
-    own_mean, alone_mean = (
-        metric.text(scores.models[method.kinds["personal"]].mean, unit=True)
-        for method, scores in (joined, local)
+    group_mean, own_mean, alone_mean = (
+        metric.text(scores.models[method.kinds[kind]].mean, unit=True)
+        for (method, scores), kind in (
+            (joined, "cluster"),
+            (joined, "personal"),
+            (local, "personal"),
+        )
     )
     sentence += (
-        f". Mean {metric.measure} of their own models: {own_mean}, alone on their own data: "
-        f"{alone_mean}. The models of the run are as they were."
+        f". Mean {metric.measure} of their groups' models: {group_mean}, of their own: {own_mean}, "
+        f"alone on their own data: {alone_mean}. The models of the run are as they were."
     )
     found = {
         "groups": groups,

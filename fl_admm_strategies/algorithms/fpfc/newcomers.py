@@ -24,7 +24,7 @@ from ...runtime.models import Models
 from ...runtime.sampled import SampledStrategy
 from ..shared.base import OwnBuffers
 from .stages import TRAINING_LOSS, reported
-from .types import KINDS, FPFCInstruction, FPFCQuestion
+from .types import CLUSTER_FIRST, KINDS, FPFCEvaluation, FPFCInstruction, FPFCQuestion
 
 
 @dataclass
@@ -85,7 +85,6 @@ class FPFCNewcomers(SampledStrategy):
 
     method: ClassVar = "FPFC"
     paper: ClassVar = "Yu et al. 2022, arXiv:2211.04218, section 6.4.2"
-    kinds: ClassVar = KINDS
 
     existing: Models = field(kw_only=False)
     penalty: Penalty = field(kw_only=False)
@@ -105,6 +104,11 @@ class FPFCNewcomers(SampledStrategy):
             )
         self.penalty.check(self.rho)
         self._pattern = compile_pattern("clustered", self.clustered)
+
+    @property
+    def kinds(self) -> Mapping[str, str]:  # type: ignore[override]
+        """The kinds of models; where clients are asked, their groups' are the headline."""
+        return KINDS if self.published else CLUSTER_FIRST
 
     @property
     def form(self) -> str:
@@ -238,6 +242,21 @@ class FPFCNewcomers(SampledStrategy):
         nearest = int(norms.argmin())
         members = list(self.existing.personal)
         return self.existing.cluster_of[members[nearest]] if norms[nearest] <= self.nu else None
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FPFCEvaluation]:
+        """Send each client the models of all kinds."""
+        headline = next(iter(self.kinds))
+        return {
+            client: FPFCEvaluation(
+                self.model("personal", client),
+                self.model("cluster", client),
+                self.model("global", client),
+                headline=headline,
+            )
+            for client in client_ids
+        }
 
     def model(self, kind: str, client_id: int) -> Arrays:
         """Return omega_i, the model of its group (its own where it has none), or the run's mean."""

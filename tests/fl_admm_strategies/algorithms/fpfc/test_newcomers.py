@@ -66,6 +66,7 @@ def test_they_find_their_groups_and_nobody_changes() -> None:
     assert_same_bits(trained().state_dict(), before)
     last = strategy.evaluate_metrics[12]
     for client in (0, 1):
+        assert last[client]["loss"] == last[client]["cluster-loss"]
         assert last[client]["personal-loss"] < 0.05
         assert last[client]["cluster-loss"] < 0.05 < last[client]["global-loss"]
     personal = from_array_record(strategy.model_arrays("personal", 0))
