@@ -152,10 +152,10 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 name = TRAINING_LOSS if held_out is None else HELD_OUT_LOSS
                 losses, sizes = self._losses(parts)
                 metrics[f"{name}-{k}"] = float(np.average(losses, weights=sizes))
-                for j, others in enumerate(of_parts):
-                    if len(parts) > 1:
-                        metrics[f"{LOSS_ERROR}-{j}-{k}"] = error_of_mean(losses - others, sizes)
-                of_parts.append(losses)
+                for j, others in enumerate(of_parts if len(parts) > 1 else []):
+                    metrics[f"{LOSS_ERROR}-{j}-{k}"] = error_of_mean(losses - others, sizes)
+                if held_out is not None:
+                    of_parts.append(losses)
                 metrics[f"{GRADIENT_NORM}-{k}"] = yield from self._gradient_norm(asked, names)
         if asked.folds is not None and held_out is None:
             metrics = {**metrics, **(yield from self._optimism(asked, names))}
@@ -299,4 +299,4 @@ def error_of_mean(values: NDArray[np.float64], sizes: NDArray[np.float64]) -> fl
     """Return the standard error of the mean of values, each itself a mean over so many samples."""
     weights = sizes / sizes.sum()
     rest = values - weights @ values
-    return float(np.sqrt((weights**2 * rest**2).sum() * len(values) / (len(values) - 1)))
+    return float(np.linalg.norm(weights * rest) * np.sqrt(len(values) / (len(values) - 1)))

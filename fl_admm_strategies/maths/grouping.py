@@ -21,6 +21,8 @@ Linkage = Literal["single", "complete", "average", "weighted"]
 
 CELL = 4.0
 """The most that a cell counts in a comparison, in standard errors."""
+LOSS, MINORITY = 3.0, 0.1
+"""A finer grouping is out if cells of more than this share of its clients lose so clearly."""
 MAD_TO_SD = 1.4826
 _NOT_FINITE = 1e100  # a loss worse than any, whose square is finite
 
@@ -226,13 +228,15 @@ def preference(
     A client's difference is divided by its own sampling error and the scatter within the cells.
     In a cell of n it then counts at most ``CELL / sqrt(n)``, so that a liar cannot decide, and a
     cell is their sum over sqrt(n), at most `CELL`. With z_C ~ N(0, 1) for those who do not care,
-    the result, the sum over the cells over the root of their number, is N(0, 1) as well.
+    the result, the sum over the cells over the root of their number, is N(0, 1) as well. It is 0
+    where more than a tenth of the clients are in cells that clearly lose: many may gain a little by
+    setting apart a few who lose much.
 
     Parameters
     ----------
     differences, errors : ndarray of shape (m,)
-        Loss under the coarse grouping less that under the fine one, and its standard error, NaN
-        where unknown.
+        Loss under the coarse grouping less that under the fine one, and its standard error; where
+        that is unknown, NaN, it is how far apart the clients are.
     coarse, fine : ndarray of shape (m,)
         The groups.
     """
@@ -244,19 +248,22 @@ def preference(
             changed.append(cell)
     if not changed:
         return 0.0
-    rest = differences.copy()
+    rest, there = differences.copy(), np.any(changed, axis=0)
     for cell in changed:
         rest[cell] -= np.median(differences[cell])
-    scatter = MAD_TO_SD * float(np.median(np.abs(rest[np.any(changed, axis=0)])))
-    known = np.isfinite(errors)
-    own = np.where(known, errors, np.median(errors[known]) if known.any() else 0.0)
+    scatter = MAD_TO_SD * float(np.median(np.abs(rest[there])))
+    apart = np.abs(differences[there] - np.median(differences[there]))
+    own = np.where(np.isfinite(errors), errors, MAD_TO_SD * np.median(apart))
     scales = np.maximum(np.hypot(own, scatter), np.finfo(float).tiny)
     votes = []
     for cell in changed:
         most = CELL / np.sqrt(cell.sum())
         in_errors = np.clip(differences[cell], -most * scales[cell], most * scales[cell])
         votes.append((in_errors / scales[cell]).sum() / np.sqrt(cell.sum()))
-    return float(np.sum(votes) / np.sqrt(len(votes)))
+    sizes, found = np.array([cell.sum() for cell in changed]), np.array(votes)
+    if sizes[found < -LOSS].sum() > MINORITY * sizes.sum():
+        return 0.0
+    return float(found.sum() / np.sqrt(len(found)))
 
 
 def winsorised(values: NDArray[np.float64], mads: float = 5.0) -> NDArray[np.float64]:

@@ -300,7 +300,8 @@ class FPFC(PenaltySetting):
 
     def _cluster_models(self, labels: NDArray[np.int64]) -> list[Arrays]:
         clients = self.state.clients
-        alpha = cluster_models(self.state.pairs.omega, clients.column("num_examples"), labels)
+        examples = self.state.source.examples(clients)
+        alpha = cluster_models(self.state.pairs.omega, examples, labels)
         return self._buffers.into_clusters([self._model(a) for a in alpha], clients, labels)
 
     def newcomers(self, **base: Any) -> FPFCNewcomers:

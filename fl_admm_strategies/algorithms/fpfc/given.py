@@ -12,7 +12,9 @@ from flwr.common import log
 from ...maths.blocks import Arrays, Block
 from ...maths.checks import Count, Positive, Share
 from ...maths.penalties import L1, MCP, Penalty
+from ...runtime.messages.records import ClientInstruction
 from ...runtime.sampled import SampledStrategy
+from ...runtime.trust.bound import Bound
 from ..shared.base import OwnBuffers
 from .path import LambdaPath, PathProgress
 from .search import GroupSearch
@@ -119,6 +121,10 @@ class PenaltySetting(DeclaredPenalty):
     def _new_source(self, block: Block, buffers: OwnBuffers, arrays: Arrays) -> PenaltySource:
         """Return the source of a run from these `arrays`: what was set in an earlier one counts."""
         penalty = self._penalty = self.penalty
+        if self.max_norm is None and penalty == "auto":
+            self.run.bound = Bound("auto", self.on_excess, self._is_settled, self._is_of_newcomer)
+        else:
+            self.run.bound = Bound(self.max_norm, self.on_excess)
         hold_out = HoldOut(
             self.validation_share, lambda ids: self.run.sampling.client_seeds(ids, 0)
         )
@@ -126,10 +132,24 @@ class PenaltySetting(DeclaredPenalty):
             return PathProgress(penalty, self.nu, hold_out, block, buffers, arrays)
         if penalty != "auto":
             return FixedPenalty(penalty, self.nu)
-        search = GroupSearch(self.nu, self.consensus_rounds, hold_out, block, self.in_rounds)
+        search = GroupSearch(
+            self.nu,
+            self.consensus_rounds,
+            hold_out,
+            block,
+            self.in_rounds,
+            self.run.bound.begin_anew,
+        )
         log(
             INFO,
             "The groups of the clients are searched for in the first %s rounds or a few more",
             search.least_rounds,
         )
         return search
+
+    def _is_settled(self) -> bool:
+        return not self.state.source.is_searching
+
+    def _is_of_newcomer(self, sent: ClientInstruction) -> bool:
+        """Return whether an upload is where a client came to on its own, and moves nobody else."""
+        return self._is_settled() and "held-out" in sent.config

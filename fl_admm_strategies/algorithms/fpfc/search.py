@@ -7,7 +7,7 @@ does is in `stages`; docs/methods/fpfc.md, "Without a lambda", has the reasons a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ from .stages import (
     Stage,
     Together,
     Trial,
+    counted_examples,
 )
 
 
@@ -98,6 +99,8 @@ class GroupSearch(PenaltySource):
         omega_i.
     in_rounds : bool
         Whether FPFC's own rounds take in several replies, so that a group can move by their mean.
+    on_new_stage : callable
+        Called when a stage begins.
 
     Attributes
     ----------
@@ -116,8 +119,10 @@ class GroupSearch(PenaltySource):
         hold_out: HoldOut,
         block: Block,
         in_rounds: bool,
+        on_new_stage: Callable[[], None],
     ) -> None:
         super().__init__("auto", nu)
+        self._on_new_stage = on_new_stage
         consensus = Consensus(consensus_rounds)
         self.stages: list[Stage] = [
             consensus,
@@ -137,6 +142,7 @@ class GroupSearch(PenaltySource):
     def _enter(self, kind: type[Stage]) -> None:
         (self.stage,) = (stage for stage in self.stages if type(stage) is kind)
         self.found.rounds = 0
+        self._on_new_stage()
 
     # ------------------------------------------------------------------------------------------
     # The penalty and the clusters
@@ -187,6 +193,10 @@ class GroupSearch(PenaltySource):
             return np.array(numbered([self.found.groups.get(c, -1 - c) for c in ids]))
         alone = [row for row, client in enumerate(ids) if client in self.outside]
         return state.pairs.clusters(self.nu if nu is None else nu, alone)
+
+    def examples(self, clients: ClientTable) -> NDArray[np.float64]:
+        """See `PenaltySource`; what the clients say is winsorised."""
+        return counted_examples(clients)
 
     def report(self, clients: ClientTable) -> dict[str, Any]:
         """Return the `FoundGroups`, once there are any."""

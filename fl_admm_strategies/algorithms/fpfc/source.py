@@ -217,6 +217,10 @@ class PenaltySource(ByClient):
         """Return the cluster of every client, by default at this source's nu."""
         return state.pairs.clusters(self.nu if nu is None else nu)
 
+    def examples(self, clients: ClientTable) -> NDArray[np.float64]:
+        """Return how much every client counts in its cluster's model."""
+        return clients.column("num_examples")
+
     def report(self, clients: ClientTable) -> dict[str, Any]:
         """Return what the source found, as fields of `FPFCDiagnostics`."""
         return {}

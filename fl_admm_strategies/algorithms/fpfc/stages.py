@@ -29,10 +29,10 @@ from ...maths.grouping import (
     holding_lambda,
     numbered,
     smallest_distance,
+    winsorised,
 )
 from ...maths.pairs import Groups, PairwiseStore
 from ...runtime.messages.records import Reply
-from ...runtime.trust.means import MOST
 from .source import (
     NO_FUSION,
     FPFCState,
@@ -139,16 +139,12 @@ class Search:
         return np.array([self.groups.get(client, -1) for client in client_ids], np.int64)
 
     def weights(self, clients: ClientTable) -> NDArray[np.float64]:
-        """Return how much every client counts in its group: n_i over the group's mean.
-
-        Of n_i no more counts than `MOST` times the group's median.
-        """
-        examples, groups = clients.column("num_examples"), self.groups_of(clients.ids)
+        """Return how much every client counts in its group: n_i over the group's mean."""
+        examples, groups = counted_examples(clients), self.groups_of(clients.ids)
         weights = np.ones(len(groups))
         for group in np.unique(groups[(groups >= 0) & (examples > 0)]):
             rows = (groups == group) & (examples > 0)
-            counted = np.minimum(examples[rows], MOST * np.median(examples[rows]))
-            weights[rows] = counted / counted.mean()
+            weights[rows] = examples[rows] / examples[rows].mean()
         return weights
 
     def renew_lambda(self, state: FPFCState) -> None:
@@ -569,6 +565,13 @@ class Fusion(Stage):
         if (server_round - search.fused_from) % RENEWAL == 0:
             search.renew_lambda(state)
         return None
+
+
+def counted_examples(clients: ClientTable) -> NDArray[np.float64]:
+    """Return n_i, the largest winsorised, since the clients report them; 0 if never heard of."""
+    examples = clients.column("num_examples").astype(np.float64)
+    known = np.where(examples > 0, examples, np.nan)
+    return np.fmin(examples, winsorised(known))
 
 
 def newcomer_tasks(search: Search, start: RoundStart) -> dict[int, Task]:

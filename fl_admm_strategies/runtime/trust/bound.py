@@ -22,6 +22,9 @@ OnExcess = Literal["clip", "refuse"]
 
 FACTOR = 1.5
 """``"auto"``: the bound is so many times the running median (docs/robustness.md says why)."""
+LOOSE = 5.0
+"""The same of a run that has settled, where a bound that honest uploads reach would move what the
+run converges to: what is beyond this one is refused."""
 _NORMS = 50  # the last distances, of which it is the median
 
 
@@ -58,9 +61,19 @@ class Bound:
         more than the bound of its round. None: there is no bound.
     on_excess : {"clip", "refuse"}
         What becomes of an upload beyond it.
+    is_loose : callable, optional
+        Returns whether the factor is `LOOSE` now, and what is beyond it refused.
+    is_free : callable, optional
+        Returns of what a client was sent whether its upload is not bounded.
     """
 
-    def __init__(self, max_norm: MaxNorm, on_excess: OnExcess) -> None:
+    def __init__(
+        self,
+        max_norm: MaxNorm,
+        on_excess: OnExcess,
+        is_loose: Callable[[], bool] = lambda: False,
+        is_free: Callable[[ClientInstruction], bool] = lambda sent: False,
+    ) -> None:
         if max_norm is not None and max_norm != "auto":
             if isinstance(max_norm, str):
                 raise ValueError(f"max_norm is {max_norm!r}, expected 'auto' or a number > 0.")
@@ -68,12 +81,17 @@ class Bound:
         check_choice("on_excess", on_excess, ("clip", "refuse"))
         self.max_norm = max_norm
         self.on_excess = on_excess
+        self._is_loose, self._is_free = is_loose, is_free
         self.begin()
 
     def begin(self) -> None:
         """Start a run."""
         self._norms: deque[float] = deque(maxlen=_NORMS)
         self._measured: Metrics = {}
+
+    def begin_anew(self) -> None:
+        """Forget past distances, where clients are asked for something else from now on."""
+        self._norms.clear()
 
     def hold(
         self,
@@ -92,16 +110,18 @@ class Bound:
             missing there, or has another shape, is measured from 0.
         """
         # Who uploads nothing is at no distance, and would draw the median to 0.
-        moved = [client for client, reply in replies.items() if reply.arrays]
+        moved = [
+            c for c, reply in replies.items() if reply.arrays and not self._is_free(reply.asked)
+        ]
         if self.max_norm is None or not moved:
             return Held(replies, [], {})
         starts = {client: reference(replies[client].asked) for client in moved}
         norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
         limit = self._limit(norms)
         excess = {client: norm for client, norm in norms.items() if norm > limit}
-        name = "clipped" if self.on_excess == "clip" else "refused"
-        self._measured = {name: len(excess), "norm-bound": limit}
-        if self.on_excess == "refuse":
+        refuses = self.on_excess == "refuse" or self._is_loose()
+        self._measured = {"refused" if refuses else "clipped": len(excess), "norm-bound": limit}
+        if refuses:
             return Held(
                 {client: reply for client, reply in replies.items() if client not in excess},
                 [],
@@ -128,7 +148,7 @@ class Bound:
         if self.max_norm is not None and self.max_norm != "auto":
             return float(self.max_norm)
         known = [*self._norms, *norms.values()][-max(_NORMS, len(norms)) :]
-        limit = FACTOR * median_low(known)
+        limit = (LOOSE if self._is_loose() else FACTOR) * median_low(known)
         # What is beyond the bound counts as the bound, refused or not: if honest clients come to
         # move further all at once, the bound follows in some rounds. From 0 it could not.
         self._norms.extend(min(norm, limit) if limit > 0 else norm for norm in norms.values())
