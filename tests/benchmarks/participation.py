@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -145,7 +146,7 @@ class Line(NamedTuple):
     round: int
     kind: str
     accuracy: float
-    """In percent, over the test samples of all clients."""
+    """In percent, over the test samples of all clients; NaN: the run diverged."""
     megabytes: float
     """Sent so far, up and down."""
 
@@ -195,7 +196,11 @@ class Method:
         start = ArrayRecord(initialise(problem.model(data), seed).state_dict())
         m, rounds = len(data.clients), problem.looks[-1]
         with InProcessGrid(client_app(client_fn, num_clients=m), 1) as grid:
-            result = strategy.start(grid, start, num_rounds=rounds, evaluate_every=1)
+            try:
+                result = strategy.start(grid, start, num_rounds=rounds, evaluate_every=1)
+            except RuntimeError:  # no upload was finite in the last rounds
+                lost = (participation, name, seed, rounds)
+                return [Line(*lost, kind, math.nan, math.nan) for kind in strategy.kinds]
         lines, sent = [], 0.0
         for number in range(1, rounds + 1):
             traffic = strategy.traffic.get(number)
@@ -291,9 +296,14 @@ def row_cells(problem: Problem, lines: Sequence[Line]) -> list[str]:
     if not lines:
         return ["", ""]
     seeds = {line.seed for line in lines}
+    diverged = {line.seed for line in lines if math.isnan(line.accuracy)}
+    whole = [line for line in lines if line.seed not in diverged]
     looks = ", ".join(
-        spread([line.accuracy for line in lines if line.round == look]) for look in problem.looks
+        spread([line.accuracy for line in whole if line.round == look])
+        for look in (problem.looks if whole else ())
     )
+    if diverged:
+        looks += f" ({len(diverged)} of {len(seeds)} diverged)"
     hits = [
         next(
             (line for line in lines if line.seed == seed and line.accuracy >= problem.target), None
@@ -303,8 +313,8 @@ def row_cells(problem: Problem, lines: Sequence[Line]) -> list[str]:
     there = [hit for hit in hits if hit is not None]
     if len(there) < len(seeds):
         return [looks, f"{len(there)} of {len(seeds)} seeds"]
-    megabytes = mean(hit.megabytes for hit in there)
-    return [looks, f"{spread([hit.round for hit in there])}; {megabytes:.3g} MB"]
+    megabytes = float(f"{mean(hit.megabytes for hit in there):.3g}")
+    return [looks, f"{spread([hit.round for hit in there])}; {megabytes:g} MB"]
 
 
 def main() -> None:
