@@ -13,9 +13,9 @@ from torch import Tensor
 from fl_admm_strategies import FPFC
 from fl_admm_strategies.algorithms.fpfc.path import VALIDATION
 from fl_admm_strategies.algorithms.fpfc.stages import (
+    ERROR,
     GRADIENT_NORM,
     HELD_OUT_LOSS,
-    LOSS_ERROR,
     NO_VOTE,
     OPTIMISM,
     TRAINING_LOSS,
@@ -131,11 +131,16 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         kept, held_out = self._split_in_search(asked)
         upload: Arrays = {}
         metrics: Scalars = {}
-        parts: list[Any] = []
-        of_parts: list[NDArray[np.float64]] = []
+        data: dict[str, Loader] = {}
+        if held_out is None or asked.in_full:
+            data[TRAINING_LOSS] = self.train_problem.loader
+        if held_out is not None:
+            data[HELD_OUT_LOSS] = held_out
+        parts: dict[str, list[Any]] = {}
         if not asked.local_epochs and not asked.choosing:
-            loader = self.train_problem.loader if held_out is None else held_out
-            parts = in_parts(loader, self.train_problem.split_batch, PARTS)
+            split = self.train_problem.split_batch
+            parts = {name: in_parts(loader, split, PARTS) for name, loader in data.items()}
+        of_parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in data}
         for k in range(asked.candidates or 0):
             self.load(asked.anchor)  # buffers too, which the last one changed
             if k:
@@ -149,13 +154,14 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             elif asked.choosing:
                 metrics[f"{TRAINING_LOSS}-{k}"] = self._loss(kept)
             else:
-                name = TRAINING_LOSS if held_out is None else HELD_OUT_LOSS
-                losses, sizes = self._losses(parts)
-                metrics[f"{name}-{k}"] = float(np.average(losses, weights=sizes))
-                for j, others in enumerate(of_parts if len(parts) > 1 else []):
-                    metrics[f"{LOSS_ERROR}-{j}-{k}"] = error_of_mean(losses - others, sizes)
-                if held_out is not None:
-                    of_parts.append(losses)
+                for name in parts:
+                    losses, sizes = self._losses(parts[name])
+                    metrics[f"{name}-{k}"] = float(np.average(losses, weights=sizes))
+                    for j, others in enumerate(of_parts[name]):
+                        if len(losses) > 1 and (asked.in_full or name == HELD_OUT_LOSS):
+                            error = error_of_mean(losses - others, sizes)
+                            metrics[f"{name}-{ERROR}-{j}-{k}"] = error
+                    of_parts[name].append(losses)
                 metrics[f"{GRADIENT_NORM}-{k}"] = yield from self._gradient_norm(asked, names)
         if asked.folds is not None and held_out is None:
             metrics = {**metrics, **(yield from self._optimism(asked, names))}

@@ -32,8 +32,8 @@ class AsyncFPFC(FPFC):
     Parameters
     ----------
     penalty : Penalty or "auto" (default: "auto")
-        As in `FPFC`, but no `LambdaPath`. With "auto" the search for groups is in rounds, as there;
-        the replies are taken in as they come from then on.
+        As in `FPFC`, but no `LambdaPath`. With "auto" the search for groups is in rounds, as there,
+        and so is the one re-check of them; the replies are taken in as they come from then on.
     delay : float or callable, optional
         Simulated seconds from an instruction to its reply, also as a callable of (round that sends
         it, client id), such as `RandomDelay(high=20)`. Replies then come in the order of this
@@ -87,7 +87,7 @@ class AsyncFPFC(FPFC):
             self.run,
             delay if delay is None or callable(delay) else lambda server_round, client: delay,
             self.max_staleness,
-            self._is_searching,
+            self._waits_for_all,
             self.min_available_nodes,
             self.node_timeout,
             self.max_clients_per_node,
@@ -118,8 +118,8 @@ class AsyncFPFC(FPFC):
         underway = self.run.underway
         return {"staleness": underway.staleness, "clock": underway.clock}
 
-    def _is_searching(self) -> bool:
-        return self.state.source.is_searching
+    def _waits_for_all(self) -> bool:
+        return self.state.source.waits_for_all
 
     def _start(self, task: Task, client: int) -> Arrays | None:
         """Return omega_i always: nobody's is certain while it trains."""

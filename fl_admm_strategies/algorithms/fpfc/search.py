@@ -18,6 +18,7 @@ from ...maths.blocks import Block, Spec
 from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.penalties import Penalty
+from .recheck import Judge, Reprobe, is_due
 from .source import (
     NO_FUSION,
     FPFCState,
@@ -33,6 +34,7 @@ from .source import (
 from .stages import (
     REFIT_ROUNDS,
     Consensus,
+    Everybody,
     Fusion,
     Join,
     Probe,
@@ -55,7 +57,7 @@ class FoundGroups:
     last_round : int
         The last round of the search.
     labels : dict of int to int
-        The group of every client that took part in the search.
+        The settled group of every client that took part in the search.
     num_groups : ndarray of shape (K,)
         Of every grouping that was tried.
     losses : ndarray of shape (K,)
@@ -122,6 +124,7 @@ class GroupSearch(PenaltySource):
         on_new_stage: Callable[[], None],
     ) -> None:
         super().__init__("auto", nu)
+        self._in_rounds = in_rounds
         self._on_new_stage = on_new_stage
         consensus = Consensus(consensus_rounds)
         self.stages: list[Stage] = [
@@ -131,6 +134,8 @@ class GroupSearch(PenaltySource):
             Join(),
             Refit(),
             Score(),
+            Reprobe(),
+            Judge(),
             Together(),
             Fusion(in_rounds),
         ]
@@ -170,6 +175,11 @@ class GroupSearch(PenaltySource):
         """Whether the groups are not found yet."""
         return self.stage.is_search
 
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether the present stage asks everybody."""
+        return self.is_searching or isinstance(self.stage, Everybody)
+
     def too_short(self, last_round: int) -> str:
         """See `PenaltySource`."""
         return (
@@ -202,13 +212,13 @@ class GroupSearch(PenaltySource):
         """Return the `FoundGroups`, once there are any."""
         if self.is_searching:
             return {}
-        found, labels = self.found, self.found.candidates.labels
+        found = self.found
+        groups = {c: found.groups[c] for c in found.candidates.labels}
         counts, losses, against = found.table
-        groups = numbered([of_client[found.chosen] for of_client in labels.values()])
         return {
             "search": FoundGroups(
                 found.last_round,
-                dict(zip(labels, groups, strict=True)),
+                dict(zip(groups, numbered(list(groups.values())), strict=True)),
                 *(counts.astype(np.int64), losses, against),
                 found.chosen,
                 found.smallest_distance,
@@ -245,6 +255,9 @@ class GroupSearch(PenaltySource):
         """Let the present stage take in the replies; go on to the next one if it is over."""
         if following := self.stage.take(self.found, server_round, state, replies):
             self._enter(following)
+        may_be = self._in_rounds or not self.found.rechecks
+        if isinstance(self.stage, Together) and may_be and is_due(self.found, server_round):
+            self._enter(Reprobe)
 
     # ------------------------------------------------------------------------------------------
     # Clients that come and go; saving
@@ -254,9 +267,10 @@ class GroupSearch(PenaltySource):
         """Forget clients; a group that loses its last one is out of every count."""
         found = self.found
         for client in clients:
-            for rows in (found.probes, found.optimism, found.scores):
+            for rows in (found.probes, found.local, found.optimism, found.scores):
                 rows.pop(client, None)
             found.candidates.remove(client)
+            found.comparison = None
             found.unplaced.discard(client)
             found.groups.pop(client, None)
             found.moved.discard(client)
@@ -264,7 +278,8 @@ class GroupSearch(PenaltySource):
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
         found, tried = self.found, self.found.candidates
-        parts = [found.center, *found.probes.values(), *tried.models, *tried.uploads.values()]
+        by_client = (found.probes, found.local, tried.uploads)
+        parts = [found.center, *tried.models, *(v for by in by_client for v in by.values())]
         return all(bool(np.isfinite(part).all()) for part in parts)
 
     @property
@@ -272,13 +287,15 @@ class GroupSearch(PenaltySource):
         """What is kept by client, with the shape and the dtype of an entry."""
         found, tried = self.found, self.found.candidates
         count, d, dtype = len(tried), found.block.size, found.block.dtype
+        tried_then = found.table.shape[1]
         return {
             "probe": (found.probes, (d,), dtype),
+            "local": (found.local, (d,), dtype),
             "optimism": (found.optimism, (1,), np.float64),
             "label": (tried.labels, (count,), np.int64),
             "group": (found.groups, (), np.int64),
             "upload": (tried.uploads, (count, d), dtype),
-            "score": (found.scores, (2 + count, count), np.float64),
+            "score": (found.scores, (2 + tried_then, tried_then), np.float64),
         }
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
@@ -287,7 +304,11 @@ class GroupSearch(PenaltySource):
         arrays = {
             **super().state_arrays(),
             "stage": np.array(
-                [self.stages.index(self.stage), found.rounds, found.last_round, found.fused_from]
+                [
+                    self.stages.index(self.stage),
+                    *(found.rounds, found.last_round, found.fused_from),
+                    *(found.rechecks, found.rechecked),
+                ]
             ),
             "lam": np.array([found.lam, found.lam_inside]),
             "center": found.center,
@@ -320,10 +341,11 @@ class GroupSearch(PenaltySource):
         self.found = found = Search(before.block, before.hold_out)
         models = [np.array(arrays[f"models.{k}"]) for k in range(len(arrays) - len(names))]
         found.candidates.models, found.center = models, np.array(arrays["center"])
+        found.table = np.array(arrays["table"])
         if (
             any(part.ndim != 2 or part.shape[1] != found.block.size for part in models)
             or found.center.shape not in ((0,), (found.block.size,))
-            or arrays["stage"].shape != (4,)
+            or arrays["stage"].shape != (6,)
             or any(
                 arrays[f"{name}_rows"].shape != (len(arrays[f"{name}_ids"]), *shape)
                 for name, (_, shape, _) in self._by_client.items()
@@ -337,12 +359,15 @@ class GroupSearch(PenaltySource):
         for name, (rows, _, _) in self._by_client.items():
             ids = map(int, arrays[f"{name}_ids"])
             rows |= dict(zip(ids, np.array(arrays[f"{name}_rows"]), strict=True))
-        place, found.rounds, found.last_round, found.fused_from = map(int, arrays["stage"])
+        place, found.rounds, found.last_round, found.fused_from, *rechecks = map(
+            int, arrays["stage"]
+        )
+        found.rechecks, found.rechecked = rechecks
         self.stage = self.stages[place]
         found.lam, found.lam_inside = map(float, arrays["lam"])
         found.unplaced, found.moved = (
             {int(client) for client in arrays[name]} for name in ("unplaced", "moved")
         )
-        found.table, (chosen, b, needed) = np.array(arrays["table"]), arrays["result"]
+        chosen, b, needed = arrays["result"]
         found.chosen, found.smallest_distance = int(chosen), float(b)
         found.lam_needed = float(needed)

@@ -192,6 +192,11 @@ class PenaltySource(ByClient):
         """Whether the penalty that the run is to end with is not known yet."""
         return False
 
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether a round is over only when all that were asked have replied, in AsyncFPFC too."""
+        return self.is_searching
+
     def too_short(self, last_round: int) -> str:
         """Return what to tell the user of a run that ends while `is_searching`."""
         return ""

@@ -32,6 +32,7 @@ from ...maths.grouping import (
     winsorised,
 )
 from ...maths.pairs import Groups, PairwiseStore
+from ...maths.recheck import Recheck
 from ...runtime.messages.records import Reply
 from .source import (
     NO_FUSION,
@@ -61,8 +62,9 @@ MARGIN = 0.6  # of the distance of two groups: as with rho = 0.8 and more
 HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
 """What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
 
-LOSS_ERROR = "loss-error"
-"""Likewise, followed by ``-J-K``: the standard error of the difference of two of the losses."""
+ERROR = "error"
+"""With the name of a loss before it and ``-J-K`` behind: the standard error of the difference of
+two of them."""
 
 OPTIMISM, NO_VOTE = "optimism", "held-out-none"
 """What a client that holds nothing out reports with its probe: how much too low its training loss
@@ -87,7 +89,13 @@ class Search:
     center : ndarray of shape (d,)
         The mean that all clients set out from; empty in the consensus.
     probes : dict of int to ndarray of shape (d,)
-        Where they came to; kept until the groups are found.
+        Where they came to; kept until the last re-check of the groups.
+    local : dict of int to ndarray of shape (d,)
+        Where they came to from their group's model, in a re-check.
+    rechecks, rechecked : int
+        How often groups were looked at again; the round of the last time.
+    comparison : Recheck or None
+        What the re-check compares, made of the rest.
     optimism : dict of int to ndarray of shape (1,)
         What clients without held-out data said of their training losses.
     candidates : Candidates
@@ -123,6 +131,10 @@ class Search:
     probes: dict[int, NDArray[Any]] = field(default_factory=dict)
     optimism: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     candidates: Candidates = field(default_factory=Candidates)
+    local: dict[int, NDArray[Any]] = field(default_factory=dict)
+    rechecks: int = 0
+    rechecked: int = 0
+    comparison: Recheck | None = None
     unplaced: set[int] = field(default_factory=set)
     groups: dict[int, int] = field(default_factory=dict)
     fused_from: int = 0
@@ -431,7 +443,7 @@ class Score(Everybody):
         search.table = np.stack([num_groups, found.means, found.against])
         search.chosen, search.smallest_distance, search.lam_needed = found.chosen, b, needed
         search.lam = lambda_between(b, needed, state.pairs.rho)
-        search.last_round, search.probes = server_round, {}
+        search.last_round = server_round
         search.groups = {c: int(of[found.chosen]) for c, of in search.candidates.labels.items()}
         log(
             INFO,
@@ -457,12 +469,10 @@ class Score(Everybody):
                 reported(reply, name, len(columns))
                 for name in (HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM)
             )
+            errors = loss_errors(reply, HELD_OUT_LOSS, len(columns))
             if client in search.optimism:
                 optimism = float(search.optimism[client][0])
                 held_out = corrected(training, optimism, sizes[place], reply.num_examples)
-            errors = np.zeros((len(columns), len(columns)))
-            for j, k in combinations(range(len(columns)), 2):
-                errors[j, k] = errors[k, j] = reply.metrics.get(f"{LOSS_ERROR}-{j}-{k}", np.nan)
             search.scores[client] = np.vstack([held_out, norms, errors])
 
     def _start_of(self, search: Search, client_ids: Sequence[int]) -> NDArray[Any]:
@@ -629,3 +639,11 @@ def reported(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
     """Return what a client says of every model; NaN where it says nothing, or nothing finite."""
     values = np.array([reply.metrics.get(f"{name}-{k}", np.nan) for k in range(count)])
     return np.where(np.isfinite(values), values, np.nan)
+
+
+def loss_errors(reply: Reply, name: str, count: int) -> NDArray[np.float64]:
+    """Return the standard errors of a client's differences of loss; NaN where it says nothing."""
+    errors = np.zeros((count, count))
+    for j, k in combinations(range(count), 2):
+        errors[j, k] = errors[k, j] = reply.metrics.get(f"{name}-{ERROR}-{j}-{k}", np.nan)
+    return errors

@@ -29,6 +29,7 @@ class FPFCInstruction(Instruction):
     holds out, chosen by a seed of its own; the `folds` of one that holds none out; and whether it
     is `choosing` among groups, and so measures on the samples that it trains on. On a path of
     lambdas: what it is to `monitor` on those held out.
+    `in_full`: it measures on all its samples, too.
     With `others_fixed` only the clustered block is trained.
     """
 
@@ -44,6 +45,7 @@ class FPFCInstruction(Instruction):
     held_out_seed: int | None = None
     folds: int | None = None
     choosing: bool | None = None
+    in_full: bool | None = None
     monitor: str | None = None
     others_fixed: bool | None = None
 

@@ -41,10 +41,10 @@ from tests.support.slopes import SLOPES, Samples, app_of, arrays, client_of, mod
 NUM_CLIENTS = 6
 GROUPS = [0, 1, 0, 1, 1, 0]
 
-# With one round of consensus: probe 2, trial 3, join 4, refit 5 to 9, scores 10, and from 11 on
-# FPFC's own.
-CONSENSUS, PROBE, TRIAL, JOIN, REFIT, SCORE, FUSION = 1, 2, 3, 4, 5, 10, 11
-ROUNDS = 13
+# With one round of consensus: probe 2, trial 3, join 4, refit 5 to 9, scores 10, the re-check
+# 11 and 12, and from 13 on FPFC's own.
+CONSENSUS, PROBE, TRIAL, JOIN, REFIT, SCORE, REPROBE, JUDGE, FUSION = 1, 2, 3, 4, 5, 10, 11, 12, 13
+ROUNDS = 15
 
 
 def data(client: int, count: int = 30) -> Samples:
@@ -123,27 +123,30 @@ def test_who_is_asked_what_in_every_stage() -> None:
     everybody = list(range(NUM_CLIENTS))
     numbers = {r: config(grid.phase(MessageType.TRAIN, r)[0]) for r in range(1, ROUNDS + 1)}
     assert len(asked(grid, CONSENSUS)) == 3
-    assert [numbers[r]["local-epochs"] for r in (1, PROBE, TRIAL, JOIN, SCORE, FUSION)] == [
-        4,
-        20,
-        4,
-        0,
-        0,
-        4,
-    ]
+    epochs = {
+        CONSENSUS: 4,
+        PROBE: 20,
+        TRIAL: 4,
+        JOIN: 0,
+        SCORE: 0,
+        REPROBE: 20,
+        JUDGE: 0,
+        FUSION: 4,
+    }
+    assert {r: numbers[r]["local-epochs"] for r in (*epochs, FUSION)} == epochs | {FUSION: 4}
     # In the join a model for every group of the two groupings between "one" and "alone", which are
     # the same after it.
-    assert [numbers[r].get("candidates") for r in range(1, 12)] == [
+    assert [numbers[r].get("candidates") for r in range(1, 14)] == [
         *(None, 1, 4, 2 + 3),
         *(3,) * 6,
-        None,
+        *(1, 4, None),
     ]
-    for server_round in (PROBE, TRIAL, JOIN, REFIT, REFIT + 4, SCORE):
+    for server_round in (PROBE, TRIAL, JOIN, REFIT, REFIT + 4, SCORE, REPROBE, JUDGE):
         assert asked(grid, server_round) == everybody
     assert len(asked(grid, FUSION)) == 3
     for server_round in range(1, ROUNDS + 1):
         for message in grid.phase(MessageType.TRAIN, server_round):
-            assert config(message).get("held-out") == (0.2 if server_round <= SCORE else None)
+            assert config(message).get("held-out") == (0.2 if server_round <= JUDGE else None)
     # omega_i is sent along unless a client has uploaded it in the round before: who sits out moves
     # with its group.
     before: set[int] = set()
@@ -460,7 +463,7 @@ def test_a_lost_probe_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> No
 def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     spoil = {PROBE + k: without(3) for k in range(PROBE_ROUNDS)}
     strategy, grid = auto(fraction_train=1.0), WatchedGrid(app(), NUM_CLIENTS, spoil=spoil)
-    end = SCORE + PROBE_ROUNDS - 1
+    end = JUDGE + PROBE_ROUNDS - 1
     run(strategy, end + 40, grid)
     assert warnings_in(caplog.records, "clients [3]", "3 rounds")
     for server_round in range(PROBE + PROBE_ROUNDS, end + 1):
@@ -478,7 +481,7 @@ def test_who_never_replies_joins_afterwards(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "server_round",
-    [*map(slow, (CONSENSUS, TRIAL, REFIT, REFIT + 3, SCORE, FUSION)), JOIN],
+    [*map(slow, (CONSENSUS, TRIAL, REFIT, REFIT + 3, SCORE, REPROBE, JUDGE, FUSION)), JOIN],
 )
 def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None:
     grid = WatchedGrid(app(), NUM_CLIENTS)
@@ -492,7 +495,7 @@ def test_a_lost_reply_of_another_stage_counts_as_none(server_round: int) -> None
     assert found is not None
     assert expected is not None
     assert found.last_round == SCORE
-    if server_round not in (TRIAL, FUSION):  # the trial is for the choice only
+    if server_round not in (TRIAL, REPROBE, JUDGE, FUSION):  # the trial is for the choice only
         assert not np.array_equal(found.losses, expected.losses)
 
 
@@ -523,7 +526,9 @@ def test_a_score_that_is_not_finite_is_no_score() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", [*map(slow, (PROBE, TRIAL, REFIT, SCORE, FUSION)), JOIN])
+@pytest.mark.parametrize(
+    "when", [*map(slow, (PROBE, TRIAL, REFIT, SCORE, REPROBE, JUDGE, FUSION)), JOIN]
+)
 def test_clients_join_and_leave_in_every_stage(when: int) -> None:
     # Client 7, of the first group, comes in a stage; 4 leaves then for good.
     partitions = (*range(NUM_CLIENTS), 6)
@@ -544,7 +549,7 @@ def test_clients_join_and_leave_in_every_stage(when: int) -> None:
     [
         *map(slow, (CONSENSUS, PROBE, JOIN, REFIT + 2)),
         TRIAL,
-        *map(slow, (SCORE - 1, SCORE, FUSION)),
+        *map(slow, (SCORE - 1, SCORE, REPROBE, JUDGE, FUSION)),
     ],
 )
 def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from fl_admm_strategies.runtime.messages.records import from_array_record, parse
 from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
     FIRST,
     GROUPS,
+    JUDGE,
     NUM_CLIENTS,
     PROBE,
     PROBE_ROUNDS,
-    SCORE,
     app,
     asked,
     auto,
@@ -42,7 +42,7 @@ from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
 from tests.support.legacy import run_workflow
 from tests.support.slopes import app_of, arrays, client_of
 
-PAIRS, LAST = SCORE + 4, SCORE + 7  # groups train together in rounds 11 to 13, pairs in 14 to 17
+PAIRS, LAST = JUDGE + 4, JUDGE + 7  # groups train together in rounds 13 to 15, pairs in 16 to 19
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_a_group_trains_one_model_the_mean_by_examples_and_sends_it_to_all() -> 
     seen: dict[int, Any] = {}
     run(strategy, LAST, grid, on_round=lambda r, metrics: seen.setdefault(r, omega(strategy)))
     assert strategy.clusters().tolist() == GROUPS
-    for server_round in range(SCORE + 1, PAIRS):
+    for server_round in range(JUDGE + 1, PAIRS):
         for message in grid.phase(MessageType.TRAIN, server_round):
             client = message.metadata.dst_node_id - FIRST
             sent = flat(from_array_record(message.content["arrays"]))
@@ -120,13 +120,13 @@ def test_a_penalty_that_the_user_sets_ends_it() -> None:
     strategy, uneven = auto(), WatchedGrid(app_of(unequal), NUM_CLIENTS)
 
     def exchange(server_round: int, metrics: Any) -> None:
-        if server_round == SCORE + 1:
+        if server_round == JUDGE + 1:
             strategy.penalty = SmoothedSCAD(0.7)
 
     grid = run(strategy, LAST, uneven, on_round=exchange)
-    assert strategy.state.source.found.fused_from == SCORE + 1
-    assert 0 in {c for r in range(SCORE + 2, LAST + 1) for c in asked(grid, r)}
-    for server_round in range(SCORE + 2, LAST + 1):
+    assert strategy.state.source.found.fused_from == JUDGE + 1
+    assert 0 in {c for r in range(JUDGE + 2, LAST + 1) for c in asked(grid, r)}
+    for server_round in range(JUDGE + 2, LAST + 1):
         assert {config(m)["rho"] for m in grid.phase(MessageType.TRAIN, server_round)} == {1.0}
     assert strategy.penalty_in_use == SmoothedSCAD(0.7)
     assert strategy.state.pairs.groups.inside == SmoothedSCAD(0.7)
@@ -245,7 +245,7 @@ def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
     monkeypatch.setattr(stages, "FUSION_ROUNDS", 100)
     silent = {r: without(3) for r in range(PROBE, 100)}
     strategy = auto(fraction_train=1.0)
-    end = SCORE + PROBE_ROUNDS - 1
+    end = JUDGE + PROBE_ROUNDS - 1
     run(strategy, end + rounds, WatchedGrid(app(), NUM_CLIENTS, spoil=silent))
     assert strategy.clusters().tolist() == [0, 1, 0, 2, 1, 0]
     nu = strategy.nu_in_use
@@ -257,7 +257,7 @@ def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
     assert_allclose(flat(strategy.global_model()), pairs.omega[others].mean(axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("late", [SCORE + PROBE_ROUNDS + 1, LAST + 1])
+@pytest.mark.parametrize("late", [JUDGE + PROBE_ROUNDS + 1, LAST + 1])
 def test_a_client_that_comes_later_says_which_group_suits_it(late: int) -> None:
     # Together until round 15, pairs from then on: it comes before and after.
     silent = {r: without(3) for r in range(PROBE, late)}
@@ -284,7 +284,7 @@ def test_a_client_of_another_kind_is_a_group_of_its_own() -> None:
     assert strategy.clusters().tolist() == [0, 1, 0, 2, 1, 0]
 
 
-@pytest.mark.parametrize("when", [SCORE + 2, PAIRS])
+@pytest.mark.parametrize("when", [JUDGE + 2, PAIRS])
 def test_clients_come_and_go_in_every_stage(when: int) -> None:
     nodes = [FIRST + place for place in range(7)]
     online = {0: nodes[:6], when: [node for node in nodes if node != nodes[4]]}
@@ -310,7 +310,7 @@ def test_the_clusters_model_is_the_headline() -> None:
 # --- Resuming, engines, one reply at a time -------------------------------------------------------
 
 
-@pytest.mark.parametrize("last", [SCORE, SCORE + 1, PAIRS - 1, PAIRS, PAIRS + 1])
+@pytest.mark.parametrize("last", [JUDGE, JUDGE + 1, PAIRS - 1, PAIRS, PAIRS + 1])
 def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_path: Path) -> None:
     def start(strategy: FPFC, **options: Any) -> None:
         grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
@@ -358,11 +358,11 @@ def test_where_replies_are_taken_in_as_they_come_groups_are_held_and_nobody_is_m
     seen: dict[int, Any] = {}
     grid = WatchedGrid(app(), NUM_CLIENTS)
     strategy.start(
-        grid, arrays(), SCORE + 30, on_round=lambda r, _: seen.setdefault(r, omega(strategy))
+        grid, arrays(), JUDGE + 30, on_round=lambda r, _: seen.setdefault(r, omega(strategy))
     )
     assert strategy.clusters().tolist() == GROUPS
-    assert strategy.state.source.found.fused_from == SCORE
-    for server_round in range(SCORE + 1, SCORE + 31):
+    assert strategy.state.source.found.fused_from == JUDGE
+    for server_round in range(JUDGE + 1, JUDGE + 31):
         moved = np.flatnonzero((seen[server_round] != seen[server_round - 1]).any(axis=1))
         assert set(moved) <= strategy.train_metrics[server_round].keys()
     assert strategy.state.pairs.theta_norms()[0, [2, 5]].max() < 1e-3

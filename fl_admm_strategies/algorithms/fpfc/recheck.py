@@ -1,0 +1,165 @@
+"""The stages of the re-check: whether the settled groups are right, and what takes their place.
+
+Two rounds, of everybody. What is compared and how it is decided is in `maths.recheck`;
+docs/methods/fpfc-notes.md, "The re-check", has the evidence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from logging import INFO
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ...maths.candidates import Candidates
+from ...maths.grouping import numbered
+from ...maths.pairs import PairwiseStore
+from ...maths.recheck import HALF, JOIN, STAY, Recheck
+from .source import FPFCState, Replies, RoundStart
+from .stages import (
+    FUSION_ROUNDS,
+    HELD_OUT_LOSS,
+    PROBE_FACTOR,
+    TRAINING_LOSS,
+    Everybody,
+    Next,
+    Search,
+    Together,
+    loss_errors,
+    reported,
+)
+
+RECHECKS = 3  # at most
+RECHECK_AFTER = 20  # rounds of training together
+
+
+def is_due(search: Search, server_round: int) -> bool:
+    """Return whether the groups are to be looked at again."""
+    first = search.rechecks == 0
+    return search.rechecks < RECHECKS and (
+        first or server_round - search.rechecked >= RECHECK_AFTER
+    )
+
+
+class Reprobe(Everybody):
+    """Every client goes from its group's model on its own, as far as in the first probe."""
+
+    epochs_factor = PROBE_FACTOR
+    is_search = False
+
+    def begin_round(self, search: Search, start: RoundStart) -> Next:
+        """Take the present groups; nothing is done where they are about to be fused, or none is."""
+        ids = [c for c in start.members.ids if c in search.groups and c in search.probes]
+        if not ids or (search.rechecks and start.rounds_left <= FUSION_ROUNDS):
+            _end(search)
+            return Together
+        labels = numbered([search.groups[client] for client in ids])
+        omega = start.pairs.omega[[start.members.row(client) for client in ids]]
+        search.candidates = Candidates(ids, [labels], omega)
+        return None
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Keep where clients came to; the others have no say."""
+        search.local = {client: self.uploads(search, reply)[0] for client, reply in replies.items()}
+        search.comparison = None
+        return Judge
+
+
+class Judge(Everybody):
+    """Every client compares models of which it made none, and the groups are set anew."""
+
+    epochs_factor = 0
+    is_search = False
+    settings: ClassVar = {"in_full": True}
+
+    def begin_round(self, search: Search, start: RoundStart) -> Next:
+        """Go on with the groups as they are where nobody has anything to compare."""
+        if self.asked(search, start.connected):
+            return None
+        _end(search)
+        return Together
+
+    def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
+        """Return the clients that have something to compare."""
+        known = [client for client in connected if client in search.local]
+        return [client for client in known if _recheck(search).ballot(client)]
+
+    def models(self, search: Search, client: int) -> list[NDArray[Any]]:
+        """Return what a client compares."""
+        ballot = _recheck(search).ballot(client)
+        return [model.astype(search.block.dtype) for _, model in ballot]
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Set groups by those who replied; a new one sets out from the mean of its probes."""
+        recheck = _recheck(search)
+        answers = np.full((2, len(search.local), JOIN + recheck.labels.max() + 1), np.nan)
+        for row, client in enumerate(search.local):
+            if (reply := replies.get(client)) is None:
+                continue
+            ballot, base = recheck.ballot(client), 0
+            said = {
+                name: (reported(reply, name, len(ballot)), loss_errors(reply, name, len(ballot)))
+                for name in (HELD_OUT_LOSS, TRAINING_LOSS)
+            }
+            for k, (choice, _) in enumerate(ballot):
+                base = k if choice == STAY else base
+                own_is_among = recheck.is_lone[row] if choice == HALF else recheck.is_alone[row]
+                losses, errors = said[HELD_OUT_LOSS if own_is_among else TRAINING_LOSS]
+                if choice != STAY:
+                    answers[:, row, choice] = losses[base] - losses[k], errors[base, k]
+        new = recheck.decide(answers)
+        search.rechecks, search.rechecked = search.rechecks + 1, server_round
+        if np.array_equal(new, recheck.labels):
+            _end(search)
+        else:
+            _regroup(search, state, recheck.labels, new)
+            log(
+                INFO,
+                "round %s: the groups were looked at again, and are %s now",
+                server_round,
+                len(set(search.groups.values())),
+            )
+        search.local, search.comparison = {}, None
+        return Together
+
+
+def _end(search: Search) -> None:
+    """Let this be the last re-check; what it went by is not needed any more."""
+    search.rechecks, search.probes = RECHECKS, {}
+
+
+def _recheck(search: Search) -> Recheck:
+    if search.comparison is None:
+        present = [search.candidates.labels[client][0] for client in search.local]
+        known, labels = np.unique(present, return_inverse=True)
+        models = search.candidates.models[0][known]
+        search.comparison = Recheck(labels, models, search.local, search.center, search.probes)
+    return search.comparison
+
+
+def _regroup(search: Search, state: FPFCState, before: NDArray[Any], new: NDArray[Any]) -> None:
+    """Set groups and omega_i; who had no say goes where most of its group go."""
+    ids, old_omega = list(search.local), state.pairs.omega
+    rows = {client: row for row, client in enumerate(state.clients.ids)}
+    names = {label: search.groups[c] for c, label in zip(ids, before.tolist(), strict=True)}
+    models = {search.groups[client]: old_omega[rows[client]] for client in ids}
+    first = max(search.groups.values()) + 1
+    for label in set(new.tolist()) - names.keys():
+        members = [search.local[c] for c, to in zip(ids, new, strict=True) if to == label]
+        names[label] = first + label
+        models[first + label] = np.mean(members, axis=0)
+    moved = {client: names[label] for client, label in zip(ids, new.tolist(), strict=True)}
+    follow: dict[int, Counter[int]] = defaultdict(Counter)
+    for client, group in moved.items():
+        follow[search.groups[client]][group] += 1
+    omega = old_omega.copy()
+    for client, group in search.groups.items():
+        if group in follow:
+            to = moved.get(client, follow[group].most_common(1)[0][0])
+            if to != group:
+                omega[rows[client]], search.groups[client] = models[to], to
+    state.pairs = PairwiseStore(omega, state.source.penalty, state.pairs.rho)

@@ -1,0 +1,185 @@
+"""Groups that were found, looked at again: what is tried in their place, and what is kept of it.
+
+Not in FPFC's paper: docs/methods/fpfc-notes.md, "The re-check".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .grouping import cut, numbered, ward_tree, winsorised
+
+NEAREST = 3  # groups that a client may join
+SPLIT, SPLIT_OF_A_HALF, MERGE = 3.0, 4.0, 2.0  # in standard errors
+AGAINST = -1.0  # what a half or a group may say against it
+
+STAY, HALF, UNITED, JOIN = -1, 0, 1, 2
+"""What a model stands for: the client's group as it is; the half of it that the client is in; it
+and the nearest group as one; and, from `JOIN` on, another group, ``JOIN + label``."""
+
+Vectors = Mapping[int, NDArray[Any]]
+
+
+class Recheck:
+    """Splits, merges and joins of present groups, with models to judge them by.
+
+    No client judges a model that it has had a part in: its own is left out of every mean. Only
+    where nobody else is left (it is alone in its group, or in its half) it counts on both sides of
+    the comparison, and is asked for its held-out samples.
+
+    Parameters
+    ----------
+    labels : ndarray of int, shape (m,)
+        The present groups, 0..L-1, of the clients in the order of `local`.
+    models : ndarray of shape (L, d)
+        Their models.
+    local : mapping of int to ndarray of shape (d,)
+        By client, where it came to from its group's model. The directions make the halves (Ward's
+        tree), and the means their models.
+    center : ndarray of shape (d,)
+    probes : mapping of int to ndarray of shape (d,)
+        Where they came to from this one model for all. Its means are the models of groups that are
+        united or joined: a group's own model has seen its members, which would speak for staying.
+
+    Attributes
+    ----------
+    is_alone, is_lone : ndarray of bool, shape (m,)
+        Whether a client is alone in its group; in its half.
+    """
+
+    def __init__(
+        self,
+        labels: NDArray[np.int64],
+        models: NDArray[Any],
+        local: Vectors,
+        center: NDArray[Any],
+        probes: Vectors,
+    ) -> None:
+        self.labels, self._row = labels, {client: row for row, client in enumerate(local)}
+        self._center = center
+        self._local, self._probes = (
+            np.stack([by[client] for client in local]).astype(np.float64) for by in (local, probes)
+        )
+        directions, self._sizes = _unit(self._local - models[labels]), np.bincount(labels)
+        halves = np.zeros_like(labels)
+        for group in np.flatnonzero(self._sizes > 1):
+            members = labels == group
+            halves[members] = cut(ward_tree(directions[members])[0], 2)
+        self.cells = np.array(numbered(2 * labels + halves))
+        self.is_alone = self._sizes[labels] == 1
+        self.is_lone = np.bincount(self.cells)[self.cells] == 1
+
+        self._sums = np.zeros(models.shape)
+        np.add.at(self._sums, labels, self._probes)
+        # Cosines: distances of models grow with the noise of those that few clients made.
+        went = _unit(self._sums / self._sizes[:, None] - center)
+        likeness = went @ went.T
+        np.fill_diagonal(likeness, -np.inf)
+        order = np.argsort(-likeness, axis=1, kind="stable")
+        self._near = order[:, : min(NEAREST, len(order) - 1)]
+        mates, groups = order[:, 0], np.arange(len(order))
+        self.united = np.where(mates[mates] == groups, np.minimum(mates, groups), groups)
+
+    def ballot(self, client: int) -> list[tuple[int, NDArray[Any]]]:
+        """Return the models that a client compares, each with the last `STAY` before it."""
+        row = self._row[client]
+        group, probe = self.labels[row], self._probes[row]
+        size = self._sizes[group]
+
+        def without(total: NDArray[Any], count: int) -> NDArray[Any]:
+            return total / count if size == 1 else (total - probe) / (count - 1)
+
+        found: list[tuple[int, NDArray[Any]]] = []
+        if size > 1:
+            for choice, parts in ((STAY, self.labels), (HALF, self.cells)):
+                members = parts == parts[row]
+                members[row] = self.is_lone[row]
+                found.append((choice, self._local[members].mean(axis=0)))
+        stay, others = without(self._sums[group], size), []
+        united = self.united == self.united[group]
+        if united.sum() > 1:
+            both = self._sums[united].sum(axis=0)
+            others.append((UNITED, without(both, self._sizes[united].sum())))
+        for other in self._near[group]:
+            total, count = self._sums[other], self._sizes[other]
+            # A model costs bytes: only a client that went as another group did is asked about it.
+            if size == 1 or self._likeness(probe, total / count) > self._likeness(probe, stay):
+                model = (total + probe) / (count + 1) if size == 1 else total / count
+                others.append((JOIN + int(other), model))
+        return found + ([(STAY, stay), *others] if others else [])
+
+    def _likeness(self, probe: NDArray[np.float64], model: NDArray[np.float64]) -> float:
+        """Return the cosine of two directions from the center."""
+        return float(_unit(probe - self._center) @ _unit(model - self._center))
+
+    def decide(self, answers: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the groups from now on.
+
+        Parameters
+        ----------
+        answers : ndarray of shape (2, m, 2 + L)
+            By how much a choice lowers the client's loss, and the standard error; NaN: unknown.
+
+        Returns
+        -------
+        ndarray of int, shape (m,)
+            A group that is none of the present ones has a number from L on.
+        """
+        count, labels, cells = len(self._sizes), self.labels, self.cells
+        answers = answers.copy()
+        # One client is not to decide for others; a lone half speaks of itself only.
+        for choice, among in ((HALF, labels), (UNITED, self.united[labels])):
+            for group in np.unique(among):
+                rows = (among == group) & ~(self.is_lone & (choice == HALF))
+                gains, errors = answers[:, rows, choice]
+                if np.isfinite(gains).any():
+                    least = np.nanmedian(errors) / 2
+                    answers[:, rows, choice] = winsorised(gains), np.maximum(errors, least)
+
+        changes = np.zeros(count, dtype=np.bool_)
+        for pair in np.unique(self.united):
+            parts = [labels == group for group in np.flatnonzero(self.united == pair)]
+            if len(parts) == 2 and _agree(answers, parts, UNITED, MERGE):
+                changes |= self.united == pair
+        new = np.where(changes[labels], count + self.united[labels], labels)
+
+        gains = np.where(answers[0] > answers[1], answers[0], 0.0)[:, JOIN:]
+        best = gains.argmax(axis=1)
+        leaves = (gains.max(axis=1) > 0) & ~changes[labels]
+        for group in np.flatnonzero(~changes):
+            members = (labels == group) & ~leaves
+            halves = [members & (cells == cell) for cell in np.unique(cells[members])]
+            is_clear = any(_score(answers, half, HALF) > SPLIT_OF_A_HALF for half in halves)
+            if len(halves) == 2 and (is_clear or _agree(answers, halves, HALF, SPLIT)):
+                changes[group] = True
+                new[labels == group] = 2 * count + cells[labels == group]
+        joins = leaves & ~changes[best]
+        new[joins] = best[joins]
+        return new
+
+
+def _agree(
+    answers: NDArray[np.float64], parts: list[NDArray[np.bool_]], choice: int, least: float
+) -> bool:
+    """Return whether a choice is clearly better for two parts as one, and bad for neither."""
+    return _score(answers, parts[0] | parts[1], choice) > least and all(
+        _score(answers, part, choice) >= AGAINST for part in parts
+    )
+
+
+def _score(answers: NDArray[np.float64], rows: NDArray[np.bool_], choice: int) -> float:
+    """Return the sum of some clients' gains, in standard errors; 0 where nobody has said."""
+    gains, errors = answers[:, rows, choice]
+    known = np.isfinite(gains) & np.isfinite(errors)
+    scale = float(np.linalg.norm(errors[known]))
+    return float(gains[known].sum()) / scale if scale > 0 else 0.0
+
+
+def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    units: NDArray[np.float64] = vectors / np.maximum(lengths, np.finfo(float).tiny)
+    return units

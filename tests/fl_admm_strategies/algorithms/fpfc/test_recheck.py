@@ -1,0 +1,122 @@
+"""FPFC without a lambda: groups that the search got wrong are mended by the re-check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_admm_strategies import FPFC
+from fl_admm_strategies.algorithms.fpfc.recheck import RECHECK_AFTER, RECHECKS
+from fl_admm_strategies.algorithms.fpfc.stages import Score
+from fl_admm_strategies.maths.pairs import PairwiseStore
+from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
+
+from .test_search import FIRST, FUSION, JUDGE, NUM_CLIENTS, REPROBE, app, arrays, asked, auto, run
+from .test_search import without as losing
+
+TRUTH = [0, 1, 0, 1, 1, 0]
+# A group of three that is split has too few to say so; tests of maths.recheck have larger ones.
+WRONG = {"merged": [0] * 6, "misplaced": [0, 1, 0, 1, 0, 0]}
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, groups: Sequence[int]) -> None:
+    """Let the search end with these groups, at the means of their probes."""
+    take = Score.take
+
+    def chosen(self: Any, search: Any, server_round: int, state: Any, replies: Any) -> Any:
+        following = take(self, search, server_round, state, replies)
+        search.groups = {client: groups[client] for client in search.groups}
+        models = {
+            group: np.mean([p for c, p in search.probes.items() if groups[c] == group], axis=0)
+            for group in groups
+        }
+        omega = np.stack([models[groups[client]] for client in state.clients.ids])
+        state.pairs = PairwiseStore(omega, state.source.penalty, state.pairs.rho)
+        return following
+
+    monkeypatch.setattr(Score, "take", chosen)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_groups_are_mended(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(monkeypatch, WRONG[wrong])
+    strategy = auto()
+    run(strategy, JUDGE)
+    assert strategy.clusters().tolist() == TRUTH
+    pairs = strategy.state.pairs
+    for members in ([0, 2, 5], [1, 3, 4]):
+        assert len(np.unique(pairs.omega[members], axis=0)) == 1
+
+
+def test_it_is_done_again_while_it_changes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(monkeypatch, WRONG["merged"])
+    strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
+    run(strategy, JUDGE + RECHECK_AFTER + 40, grid)
+    everybody = list(range(NUM_CLIENTS))
+    second = JUDGE + RECHECK_AFTER + 1
+    assert [r for r in range(REPROBE, second + 20) if asked(grid, r) == everybody] == [
+        *(REPROBE, JUDGE),
+        *(second, second + 1),
+    ]
+    assert strategy.state.source.found.rechecks == RECHECKS  # the second changed nothing
+    assert strategy.state.source.found.probes == {}
+
+
+def test_right_groups_are_looked_at_once_and_keep_their_models() -> None:
+    strategy = auto()
+    before: dict[int, Any] = {}
+
+    def look(server_round: int, metrics: Any) -> None:
+        before[server_round] = strategy.state.pairs.omega.copy()
+
+    run(strategy, JUDGE, on_round=look)
+    np.testing.assert_array_equal(before[REPROBE - 1], before[JUDGE])
+    assert strategy.state.source.found.rechecks == RECHECKS
+
+
+@pytest.mark.parametrize("lost", [REPROBE, JUDGE])
+def test_who_does_not_reply_goes_where_its_group_goes_and_is_heard_later(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(monkeypatch, WRONG["merged"])
+    strategy = auto()
+    last = JUDGE + RECHECK_AFTER + 40
+    run(strategy, last, WatchedGrid(app(), NUM_CLIENTS, spoil={lost: losing(2)}))
+    assert strategy.clusters().tolist() == TRUTH
+
+
+def test_a_client_leaves_and_one_comes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(monkeypatch, WRONG["merged"])
+    nodes = [FIRST + place for place in range(7)]
+    online = {0: nodes[:6], REPROBE: [node for node in nodes if node != nodes[4]]}
+    strategy = auto(max_missed_rounds=1, fraction_train=1.0)
+    strategy.start(RestlessGrid(app(), (*range(6), 6), online), arrays(), FUSION + 3)
+    assert strategy.client_ids == [0, 1, 2, 3, 5, 6]
+    assert strategy.clusters().tolist()[:5] == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("last", [REPROBE - 1, REPROBE, JUDGE])
+def test_interrupted_in_it_a_run_resumes_to_the_same_bits(
+    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(monkeypatch, WRONG["merged"])
+
+    def start(strategy: FPFC, rounds: int, **options: Any) -> FPFC:
+        grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
+        run(strategy, rounds, grid, checkpoint_dir=tmp_path / "saved", **options)
+        return strategy
+
+    def interrupt(server_round: int, metrics: Any) -> None:
+        if server_round == last + 1:  # trained, but not saved
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        start(auto(), FUSION + 1, on_round=interrupt)
+    resumed = start(auto(), FUSION + 1, resume=True)
+    whole = auto()
+    run(whole, FUSION + 1)
+    assert_same_bits(resumed.state_dict(), whole.state_dict())

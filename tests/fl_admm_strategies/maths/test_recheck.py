@@ -1,0 +1,104 @@
+"""Groups that are looked at again: splits, merges and joins, by what clients say of models.
+
+A client of group g loses ||w - mu_g||^2/2 at w. Its probe is mu_g with noise, so that means over
+more of its kind are better. It knows the differences of its losses to 0.1 or 0.2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fl_admm_strategies.maths.grouping import group_means, numbered
+from fl_admm_strategies.maths.recheck import HALF, JOIN, STAY, UNITED, Recheck
+
+TRUTH = np.repeat([0, 1, 2], 6)
+CENTER = np.zeros(6)
+MEANS = 3 * np.eye(3, 6)
+POINTS = MEANS[TRUTH] + 0.5 * np.random.default_rng(0).normal(size=(18, 6))
+
+
+def recheck_of(labels: NDArray[np.int64]) -> Recheck:
+    vectors = dict(enumerate(POINTS))
+    return Recheck(labels, group_means(POINTS, tuple(labels)), vectors, CENTER, vectors)
+
+
+def answers_of(recheck: Recheck, error: float = 0.2) -> NDArray[np.float64]:
+    answers = np.full((2, 18, JOIN + recheck.labels.max() + 1), np.nan)
+    for row, mean in enumerate(MEANS[TRUTH]):
+        base = 0.0
+        for choice, model in recheck.ballot(row):
+            loss = float(((model - mean) ** 2).sum() / 2)
+            if choice == STAY:
+                base = loss
+            else:
+                answers[:, row, choice] = base - loss, error
+    return answers
+
+
+def again(labels: NDArray[np.int64]) -> list[int]:
+    recheck = recheck_of(labels)
+    return list(numbered(recheck.decide(answers_of(recheck, 0.1))))
+
+
+def test_right_groups_are_kept() -> None:
+    recheck = recheck_of(TRUTH)
+    assert recheck.decide(answers_of(recheck)).tolist() == TRUTH.tolist()
+
+
+def test_wrong_groups_are_mended() -> None:
+    two_as_one = np.minimum(TRUTH, 1)
+    assert again(two_as_one) == TRUTH.tolist()
+    one_split = np.where(np.arange(18) < 3, 3, TRUTH)
+    assert again(np.array(numbered(one_split))) == TRUTH.tolist()
+    misplaced = np.where(np.arange(18) == 7, 2, TRUTH)
+    assert again(misplaced) == TRUTH.tolist()
+
+
+def test_no_client_judges_what_it_has_made() -> None:
+    recheck = recheck_of(TRUTH)
+    for row in range(18):
+        ballot = recheck.ballot(row)
+        others = [i for i in range(18) if TRUTH[i] == TRUTH[row] and i != row]
+        assert [choice for choice, _ in ballot][:2] == [STAY, HALF]
+        stays = [model for choice, model in ballot if choice == STAY]
+        if not recheck.is_lone[row]:
+            np.testing.assert_allclose(stays[0], POINTS[others].mean(axis=0))
+        np.testing.assert_allclose(stays[1:], [POINTS[others].mean(axis=0)] * (len(stays) - 1))
+
+
+def test_who_is_alone_counts_on_both_sides() -> None:
+    labels = np.array(numbered(np.where(np.arange(18) == 0, 3, TRUTH)))
+    recheck = recheck_of(labels)
+    assert recheck.is_alone.tolist() == [True] + [False] * 17
+    (stay, alone), *others = recheck.ballot(0)
+    assert stay == STAY
+    np.testing.assert_allclose(alone, POINTS[0])
+    joined = dict(others)[JOIN + labels[1]]
+    np.testing.assert_allclose(joined, POINTS[TRUTH == 0].mean(axis=0))
+
+
+@pytest.mark.parametrize("liar", range(18))
+@pytest.mark.parametrize("choice", [HALF, UNITED])
+def test_a_liar_touches_no_group_but_its_own(liar: int, choice: int) -> None:
+    # It is winsorised, not shut out: with two others in its half it may carry them along.
+    recheck = recheck_of(TRUTH)
+    answers = answers_of(recheck)
+    answers[:, liar, choice] = 1e6, 1e-9
+    new = recheck.decide(answers)
+    others = TRUTH[liar] != TRUTH
+    assert new[others].tolist() == TRUTH[others].tolist()
+    assert len(np.unique(new[~others])) <= 2
+
+
+def test_silence_changes_nothing() -> None:
+    recheck = recheck_of(np.minimum(TRUTH, 1))
+    nothing = np.full_like(answers_of(recheck), np.nan)
+    assert recheck.decide(nothing).tolist() == recheck.labels.tolist()
+
+
+def test_one_group_and_one_client_have_nothing_to_compare() -> None:
+    alone = Recheck(np.array([0]), POINTS[:1], {7: POINTS[0]}, CENTER, {7: POINTS[0]})
+    assert alone.ballot(7) == []
+    assert alone.decide(np.full((2, 1, JOIN + 1), np.nan)).tolist() == [0]
