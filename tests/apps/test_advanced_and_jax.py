@@ -10,7 +10,7 @@ import pytest
 
 from fl_admm_strategies import StatefulStrategy
 from tests.apps.conversions import advanced_pytorch, quickstart_jax
-from tests.apps.converted import needs_app, run_app
+from tests.apps.converted import needs_app, run_app, swapped
 from tests.apps.data import needs_fashion, needs_mnist
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,9 @@ def test_advanced_pytorch(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[StatefulStrategy]
 ) -> None:
     folder = advanced_pytorch(tmp_path, method, samples=4000)
+    server = folder / "pytorch_example" / "server_app.py"
+    # At the app's 0.1 with momentum 0.9 a run may collapse, with FedAvg as well.
+    server.write_text(swapped(server.read_text(encoding="utf-8"), {"lr=0.1": "lr=0.02"}))
     config = {
         "num-server-rounds": ROUNDS,
         "fraction-train": 0.5,
@@ -35,7 +38,7 @@ def test_advanced_pytorch(
     }
     run_app(folder, "pytorch_example", 8, config, monkeypatch)
     (strategy,) = made
-    assert strategy.settings()["lr"] == 0.05
+    assert strategy.settings()["lr"] == 0.01
     assert all(len(clients) == 4 for clients in strategy.train_metrics.values())
     assert (folder / "final_model.pt").is_file()
     (results,) = folder.glob("outputs/*/*/results.json")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from fl_admm_strategies import InProcessGrid
 from simulations.data.federated import FederatedData
 from simulations.data.registry import load
 from simulations.problems.models import build, initialise
+from tests.benchmarks.defaults import QuickstartNet
 
 PARTICIPATIONS = (1.0, 0.3, 0.1)
 
@@ -113,6 +115,14 @@ PROBLEMS = {
         "mnist", {**SKEWS["dirichlet"], "beta": 0.3, "samples": 2000}, MLP, "^fc3", 80
     ),
     "har": Problem("uci-har", {}, MLP, "^fc3", 75, looks=(8, 24, 48), lr=0.05, local_epochs=1),
+    "cifar10-cnn": Problem(
+        "cifar10",
+        {**SKEWS["dirichlet"], "beta": 0.3, "samples": 2000},
+        lambda data: QuickstartNet(),
+        "^fc3",
+        25,
+        lr=0.05,
+    ),
     "resnet": Problem(
         "cifar10",
         {**SKEWS["alike"], "clients": 5, "samples": 2000},
@@ -136,7 +146,7 @@ class Line(NamedTuple):
     round: int
     kind: str
     accuracy: float
-    """In percent, over the test samples of all clients."""
+    """In percent, over the test samples of all clients; NaN: the run diverged."""
     megabytes: float
     """Sent so far, up and down."""
 
@@ -186,7 +196,11 @@ class Method:
         start = ArrayRecord(initialise(problem.model(data), seed).state_dict())
         m, rounds = len(data.clients), problem.looks[-1]
         with InProcessGrid(client_app(client_fn, num_clients=m), 1) as grid:
-            result = strategy.start(grid, start, num_rounds=rounds, evaluate_every=1)
+            try:
+                result = strategy.start(grid, start, num_rounds=rounds, evaluate_every=1)
+            except RuntimeError:  # no upload was finite in the last rounds
+                lost = (participation, name, seed, rounds)
+                return [Line(*lost, kind, math.nan, math.nan) for kind in strategy.kinds]
         lines, sent = [], 0.0
         for number in range(1, rounds + 1):
             traffic = strategy.traffic.get(number)
@@ -273,8 +287,8 @@ class Runs:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return mean and standard deviation."""
-    return f"{mean(values):.1f} ± {pstdev(values):.1f}"
+    """Return mean and standard deviation, of which one value has none."""
+    return f"{mean(values):.1f}" + (f" ± {pstdev(values):.1f}" if len(values) > 1 else "")
 
 
 def row_cells(problem: Problem, lines: Sequence[Line]) -> list[str]:
@@ -282,9 +296,14 @@ def row_cells(problem: Problem, lines: Sequence[Line]) -> list[str]:
     if not lines:
         return ["", ""]
     seeds = {line.seed for line in lines}
+    diverged = {line.seed for line in lines if math.isnan(line.accuracy)}
+    whole = [line for line in lines if line.seed not in diverged]
     looks = ", ".join(
-        spread([line.accuracy for line in lines if line.round == look]) for look in problem.looks
+        spread([line.accuracy for line in whole if line.round == look])
+        for look in (problem.looks if whole else ())
     )
+    if diverged:
+        looks += f" ({len(diverged)} of {len(seeds)} diverged)"
     hits = [
         next(
             (line for line in lines if line.seed == seed and line.accuracy >= problem.target), None
@@ -294,8 +313,8 @@ def row_cells(problem: Problem, lines: Sequence[Line]) -> list[str]:
     there = [hit for hit in hits if hit is not None]
     if len(there) < len(seeds):
         return [looks, f"{len(there)} of {len(seeds)} seeds"]
-    megabytes = mean(hit.megabytes for hit in there)
-    return [looks, f"{spread([hit.round for hit in there])}; {megabytes:.3g} MB"]
+    megabytes = float(f"{mean(hit.megabytes for hit in there):.3g}")
+    return [looks, f"{spread([hit.round for hit in there])}; {megabytes:g} MB"]
 
 
 def main() -> None:
