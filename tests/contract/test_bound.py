@@ -70,6 +70,8 @@ def test_nothing_is_left_of_a_huge_number(case: Case, warned: Warned) -> None:
 
 @at_any_pace
 def test_a_bound_that_nobody_exceeds_changes_no_bit(case: Case) -> None:
+    if case.name == "FPFC-auto":
+        pytest.skip("it bounds uploads by itself: without max_norm they are not unbounded")
     unbounded, _ = plain(case)
     strategy = sampling(case, **bound_of(case, max_norm=1e20))
     strategy.start(grid_of(case), case.initial_arrays(), 3)
