@@ -48,10 +48,12 @@ def test_the_default_experiment_finds_the_three_groups(tmp_path: Path) -> None:
     # 10 x 64 weights and 10 biases. All 12 once; in the consensus 6 up and 6 down for 20 rounds,
     # the model that half of them start from with it where they have not trained yet; 12 both ways
     # for the probes, K models each for 1 + 5 rounds, and down only for the scores and for the
-    # groups that one may join; then 6 both ways.
+    # groups that one may join; 12 both ways and two models down for the re-check, the group as it
+    # is and the client's half of it; then 6 both ways.
     candidates, groups = len(search["num_groups"]), sum(search["num_groups"][1:-1])
     search_sent = 12 + 2 * 12 + candidates * 12 * (2 * 6 + 1) + groups * 12
-    sent = 12 + 2 * 6 * 20 + search_sent + 2 * 6 * (200 - 29)
+    recheck_sent = 2 * 12 + 2 * 12
+    sent = 12 + 2 * 6 * 20 + search_sent + recheck_sent + 2 * 6 * (200 - 29 - 2)
     assert result["cost"] == 650 * sent
     # Within a group the models agree, between groups they do not (heat map and embedding).
     models = load_file(default_run / "state.safetensors")["state/pairs/omega"]
@@ -192,7 +194,7 @@ def test_the_report_tells_of_the_search_for_groups(
     assert names(output, "rounds 1 to 10", taken, f"{650 * sent:,} numbers")
     one = "data={ name = 'digits', options = { partition = 'noise', clients = 5, sigma = 0.05 } }"
     _, output = search("one", *quick, one)
-    assert names(output, "FPFC found 1 group", "5 clients", "twice")
+    assert names(output, "FPFC found 1 group", "5 clients")
     assert search("short", *SHORT)[0] is None
 
 
