@@ -162,7 +162,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                             error = error_of_mean(losses - others, sizes)
                             metrics[f"{name}-{ERROR}-{j}-{k}"] = error
                     of_parts[name].append(losses)
-                metrics[f"{GRADIENT_NORM}-{k}"] = yield from self._gradient_norm(asked, names)
+                if not asked.in_full:  # a re-check sets no lambda, and with a loop it is an epoch
+                    metrics[f"{GRADIENT_NORM}-{k}"] = yield from self._gradient_norm(asked, names)
         if asked.folds is not None and held_out is None:
             metrics = {**metrics, **(yield from self._optimism(asked, names))}
         return upload, metrics

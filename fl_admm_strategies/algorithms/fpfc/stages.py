@@ -48,7 +48,7 @@ from .source import (
     scad,
 )
 
-# docs/methods/fpfc.md, "Without a lambda", has the evidence for these.
+# docs/methods/fpfc-notes.md has the evidence for these.
 PROBE_FACTOR = 5
 PROBE_ROUNDS = 3  # at most: who did not reply is asked again
 REFIT_ROUNDS = 5
