@@ -1,0 +1,36 @@
+"""The site has the lists and blocks of a page as GitHub does, which reads Markdown otherwise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from markdown import Markdown
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SITE: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+BLOCKS = re.compile(r"<(/?(?:ol|ul|li|pre|table|h\d))\b")
+
+
+def as_the_site(text: str) -> str:
+    extensions: dict[str, Any] = {}
+    for entry in SITE["markdown_extensions"]:
+        extensions |= entry if isinstance(entry, dict) else {entry: {}}
+    return Markdown(extensions=list(extensions), extension_configs=extensions).convert(text)
+
+
+def as_github(text: str) -> str:
+    return MarkdownIt("commonmark").enable("table").render(text)
+
+
+@pytest.mark.parametrize("page", sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")))
+def test_a_page_has_the_blocks_of_its_source(page: str) -> None:
+    """Lists, items, code, tables and headings are those that CommonMark reads, nested alike."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    here, there = as_the_site(text), as_github(text)
+    assert BLOCKS.findall(here) == BLOCKS.findall(there)
