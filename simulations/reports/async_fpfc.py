@@ -112,7 +112,7 @@ def _beside(run: Finished, active: int, clock: float) -> _Timed:
     """
     problem, strategy = run.problem, run.strategy
     settings = strategy.settings()
-    delay, _ = settings.pop("delay"), settings.pop("max_staleness")
+    delay, *_ = (settings.pop(own) for own in ("delay", "max_staleness", "published"))
     settings |= {"fraction_train": active / problem.num_clients, "min_train_nodes": active}
     fpfc, now = FPFC(**settings), {0: 0.0}
 

@@ -17,6 +17,7 @@ UNDERWAY = "underway/"
 """Before the names of what a run saves of them."""
 
 _CLOCK, _CLIENTS = "clock", "clients"
+_RECENT, _WAITED, _DROPPED = "recent", "waited", "dropped"
 _BYTES = "base64:"  # before a setting of bytes; other texts have "text:"
 _TEXT = "text:"
 
@@ -52,6 +53,12 @@ class Underway:
         Seconds that the training has taken, by the simulated clock where there is one.
     staleness : int
         Of the reply that was taken in last: how many others were since its client was asked.
+    recent : list of int
+        Whose the replies were that were taken in last.
+    waited : dict of int to int
+        By client, in how many rounds its reply waited because it had had its share.
+    dropped : dict of int to int
+        By client, how many of its replies came too late.
     """
 
     def __init__(self) -> None:
@@ -63,6 +70,9 @@ class Underway:
         self.training: set[int] = set()
         self.clock = 0.0
         self.staleness = 0
+        self.recent: list[int] = []
+        self.waited: dict[int, int] = {}
+        self.dropped: dict[int, int] = {}
 
     def add(
         self, client: int, instruction: ClientInstruction, server_round: int, arrival: float
@@ -90,6 +100,9 @@ class Underway:
         arrays: dict[str, NDArray[Any]] = {
             _CLOCK: np.array(self.clock),
             _CLIENTS: np.array(sorted(self.sent), dtype=np.uint64),
+            _RECENT: np.array(self.recent, dtype=np.uint64),
+            _WAITED: _pairs(self.waited),
+            _DROPPED: _pairs(self.dropped),
         }
         for client, sent in self.sent.items():
             instruction = sent.instruction
@@ -106,6 +119,14 @@ class Underway:
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned; errors are those of `read`."""
         self.clock, self.sent = read(arrays)
+        if arrays:
+            self.recent = arrays[_RECENT].tolist()
+            self.waited = dict(arrays[_WAITED].tolist())
+            self.dropped = dict(arrays[_DROPPED].tolist())
+
+
+def _pairs(counts: Mapping[int, int]) -> NDArray[np.uint64]:
+    return np.array(list(counts.items()), dtype=np.uint64).reshape(-1, 2)
 
 
 def read(arrays: Mapping[str, NDArray[Any]]) -> tuple[float, dict[int, Sent]]:
@@ -121,7 +142,10 @@ def read(arrays: Mapping[str, NDArray[Any]]) -> tuple[float, dict[int, Sent]]:
     try:
         clock = float(arrays[_CLOCK])
         sent = {int(client): _read_one(int(client), arrays) for client in arrays[_CLIENTS]}
-        expected = {_CLOCK, _CLIENTS, *_names(sent)}
+        expected = {_CLOCK, _CLIENTS, _RECENT, _WAITED, _DROPPED, *_names(sent)}
+        shapes = [arrays[name].shape[1:] for name in (_RECENT, _WAITED, _DROPPED)]
+        if shapes != [(), (2,), (2,)]:
+            raise ValueError("its counts are none")
         if not clock >= 0 or not np.isfinite(clock) or arrays.keys() != expected:
             raise ValueError("its parts do not agree")
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
