@@ -91,6 +91,11 @@ class FedALA(SampledStrategy):
     lr: StepSize = 0.1
     local_epochs: Count = 1
 
+    @property
+    def idle_settings(self) -> frozenset[str]:
+        """In no layers there is nothing to mix."""
+        return super().idle_settings | ({"sample", "weight_lr"} if self.layers == 0 else set())
+
     def init_state(self, arrays: Arrays) -> FedALAState:
         """Start with w^0, the initial model."""
         return FedALAState(arrays)

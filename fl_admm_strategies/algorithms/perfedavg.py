@@ -113,6 +113,12 @@ class PerFedAvg(SampledStrategy):
         """The method's name as its paper writes it."""
         return "FedAvg, fine-tuned" if self.mode == "finetune" else f"Per-FedAvg ({self.mode})"
 
+    @property
+    def idle_settings(self) -> frozenset[str]:
+        """What belongs to another `mode`."""
+        steps = "local_steps" if self.mode == "finetune" else "local_epochs"
+        return super().idle_settings | {steps} | (set() if self.mode == "hf" else {"delta"})
+
     def init_state(self, arrays: Arrays) -> PerFedAvgState:
         """Start with w^0, the initial model."""
         return PerFedAvgState(arrays)

@@ -248,9 +248,20 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         """Return the parameters of the constructor with their values, as `get_params` elsewhere."""
         return settings_of(self)
 
+    @property
+    def idle_settings(self) -> frozenset[str]:
+        """What bounds and evaluates nothing does nothing."""
+        unbounded = {"on_excess"} if self.max_norm is None else set()
+        unevaluated = {"min_evaluate_nodes"} if self.fraction_evaluate == 0 else set()
+        return super().idle_settings | unbounded | unevaluated
+
     def summary(self) -> None:
-        """Log the form of the method that runs, and the settings of the strategy."""
-        settings = settings_of(self)
+        """Log the form of the method that runs, and the settings that take part in it."""
+        settings = {
+            name: value
+            for name, value in settings_of(self).items()
+            if value is not None and name not in self.idle_settings
+        }
         log(INFO, f"\t└──> {type(self).__name__}: {self.form}".rstrip())
         for position, (name, value) in enumerate(settings.items()):
             branch = "└──" if position == len(settings) - 1 else "├──"

@@ -163,16 +163,24 @@ class Settings(Section):
         return tomli_w.dumps(self.model_dump(by_alias=True, exclude_none=True))
 
 
-def setting_of(settings: Settings) -> str:
-    """Return what was run in one line: the method's settings, and what else is not the default."""
+def setting_of(settings: Settings, idle: Collection[str]) -> str:
+    """Return what was run in one line: the method's settings, and what else is not the default.
+
+    Parameters
+    ----------
+    settings : Settings
+        Those of the file, with the changes.
+    idle : collection of str
+        Settings of the method that do nothing in this run: `StatefulStrategy.idle_settings`.
+    """
     training, model = settings.training, settings.model
     parts = [f"{name}={_text(value)}" for name, value in settings.data.options.items()]
     if model is not None:
         parts += [f"model={model.name}", *_given(model, without=("name",))]
-    parts += _given(settings.algorithm, without=("name",), defaults=True)
+    parts += _given(settings.algorithm, without={"name", *idle}, defaults=True)
     parts += [f"client.{part}" for part in _given(settings.client)]
     parts += _given(training, without=("num_rounds", "evaluate_every", "checkpoint_every"))
-    if settings.attack is not None:
+    if settings.attack is not None and settings.attack.ratio > 0:
         parts += [f"attack.{part}" for part in _given(settings.attack)]
     if settings.newcomers is not None:
         parts.append(f"newcomers.share={settings.newcomers.share:g}")
@@ -188,8 +196,8 @@ def _given(table: Section, without: Collection[str] = (), defaults: bool = False
         f"{field.alias}={_text(values[name])}"
         for name, field in type(table).model_fields.items()
         if name not in without
-        and values[name] not in (None, False)
-        and (defaults or values[name] != field.default)
+        and values[name] is not None
+        and (values[name] != field.default or (defaults and values[name] is not False))
     ]
 
 

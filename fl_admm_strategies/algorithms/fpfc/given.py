@@ -102,6 +102,20 @@ class PenaltySetting(DeclaredPenalty):
         return getattr(getattr(self, "state", None), "source", None)
 
     @property
+    def idle_settings(self) -> frozenset[str]:
+        """Only a search has rounds of consensus and its own bound; it and a path hold samples out.
+
+        So says the penalty that the run was given, not one that was set in its course.
+        """
+        given = self.given_settings.get("penalty", self.penalty)
+        if given == "auto":
+            return super().idle_settings - {"on_excess"}
+        unused = {"consensus_rounds"}
+        if not isinstance(given, LambdaPath):
+            unused.add("validation_share")
+        return super().idle_settings | unused
+
+    @property
     def given_settings(self) -> Mapping[str, Any]:
         """The penalty that the run was given."""
         return {} if self._source is None else {"penalty": self._source.given}

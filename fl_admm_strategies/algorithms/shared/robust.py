@@ -155,6 +155,12 @@ class RobustStrategy(SampledStrategy):
                 "so much is cut off at both ends. Lower it, or take another aggregation."
             )
 
+    @property
+    def idle_settings(self) -> frozenset[str]:
+        """The plain mean is no rule, and the median takes no share of the uploads for false."""
+        idle = {"mean": {"aggregation", "malicious"}, "median": {"malicious"}}
+        return super().idle_settings | idle.get(self.aggregation, set())
+
     def check_enough(self, num_uploads: int) -> None:
         """Raise ValueError if a round of so many uploads is too small for the rule."""
         if self.aggregation != "mean":

@@ -1,0 +1,45 @@
+"""The line below a picture's title has the settings that take part in the run, and no others."""
+
+from __future__ import annotations
+
+from simulations.experiments.experiment import load_experiment
+from simulations.experiments.run_config import RunConfig
+from simulations.settings.tables import setting_of
+
+
+def caption(experiment: str, *changes: str) -> list[str]:
+    federation = load_experiment(RunConfig(experiment, changes=changes)).federation
+    idle = federation.strategy().idle_settings
+    return setting_of(federation.problem.settings, idle).split(", ")
+
+
+def names(parts: list[str]) -> set[str]:
+    return {part.partition("=")[0] for part in parts}
+
+
+def test_ditto_by_the_mean_has_no_rule_and_no_bound() -> None:
+    parts = caption("ditto-digits")
+    assert {"lam=0.1", "lr=0.05", "local-epochs=3", "weights=uniform", "seed=1"} <= set(parts)
+    assert names(parts).isdisjoint({"aggregation", "malicious", "on-excess", "max-norm"})
+
+
+def test_a_rule_and_a_bound_are_there_where_they_act() -> None:
+    parts = caption("ditto-digits", "algorithm.aggregation=krum", "algorithm.max-norm=2.0")
+    assert {"aggregation=krum", "malicious=0.2", "on-excess=clip", "max-norm=2"} <= set(parts)
+
+
+def test_zero_is_a_value() -> None:
+    """0 equals False, which stands for a switch that is off."""
+    assert "lam=0" in caption("ditto-digits", "algorithm.lam=0.0")
+
+
+def test_a_switch_is_there_where_it_was_turned() -> None:
+    fedcp = "algorithm={ name = 'fedcp', gumbel = false }"
+    assert "gumbel=false" in caption("ditto-digits", fedcp)
+    assert "gumbel=true" in caption("ditto-digits", "algorithm={ name = 'fedcp' }")
+
+
+def test_an_attack_by_nobody_is_none() -> None:
+    attack = "attack={ kind = 'sign-flip', ratio = %s }"
+    assert not [part for part in caption("ditto-digits", attack % "0.0") if "attack" in part]
+    assert [part for part in caption("ditto-digits", attack % "0.3") if "attack" in part]
