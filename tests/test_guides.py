@@ -1,4 +1,4 @@
-"""The snippets of docs/after-training.md and docs/robustness.md run as they stand there."""
+"""The snippets of docs/after-training.md, robustness.md and tasks.md run as they stand there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
+from flwr.app import Array, ArrayRecord, Context
 from safetensors.numpy import load_file
 from torch import nn
 
@@ -17,6 +17,7 @@ import fl_admm_strategies
 from clients import DittoClient, FPFCClient, client_app
 from fl_admm_strategies import FPFC, Ditto, InProcessGrid, SmoothedSCAD
 from tests.support.federation import client_fn_of, dataset, initial_arrays, make_model
+from tests.support.ratings import NUM_ITEMS, new_context, ratings
 
 DOCS = Path(__file__).parents[1] / "docs"
 NUM_CLIENTS = 4
@@ -78,3 +79,39 @@ def test_robustness() -> None:
         strategy = FPFC(SmoothedSCAD(lam=0.6))
         strategy.start(grid, initial_arrays(), 1)
     assert len(strategy.evaluate_metrics[1]) == NUM_CLIENTS - 1  # the liar has no say
+
+
+TASKS = re.findall(
+    r"^## (.*?)\n(.*?)(?=^## |\Z)",
+    (DOCS / "tasks.md").read_text(encoding="utf-8"),
+    flags=re.MULTILINE | re.DOTALL,
+)
+
+
+@pytest.mark.parametrize("task", [text for _, text in TASKS], ids=[title for title, _ in TASKS])
+def test_a_task_runs(task: str) -> None:
+    """Each example's strategy learns from the client beside it, for two rounds."""
+    (snippet,) = re.findall(r"^```python\n(.*?)^```$", task, flags=re.MULTILINE | re.DOTALL)
+
+    def example(context: Context) -> dict[str, Any]:
+        client = int(context.node_config["partition-id"])
+        inputs, labels = dataset(client).tensors
+        batches = [(inputs, labels)]
+        names = {**vars(fl_admm_strategies), **vars(clients), "nn": nn, "Net": make_model}
+        names |= {"context": context, "train": batches, "test": batches}
+        names |= dict.fromkeys(("x", "x_test"), inputs.numpy())
+        names |= dict.fromkeys(("y", "y_test"), labels.numpy() == 0)
+        names |= {"ratings": ratings(client), "test_ratings": ratings(client, seed=1)}
+        exec(snippet, names)
+        return names
+
+    strategy = example(new_context())["strategy"]
+    arrays = {
+        "FedMCADMM": fl_admm_strategies.initial_item_factors(2, NUM_ITEMS),
+        "FedGiA": ArrayRecord({"x": Array(np.zeros(3))}),
+    }.get(type(strategy).__name__, initial_arrays())
+    with InProcessGrid(client_app(lambda c: example(c)["client"]), 6) as grid:
+        strategy.start(grid, arrays, 2)
+    losses = [metrics["loss"] for metrics in strategy.evaluate_metrics[2].values()]
+    assert len(losses) == 6
+    assert np.isfinite(losses).all()

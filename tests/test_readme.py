@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,27 @@ DROP_IN = page("drop-in.md")
 CURRENT_SERVER, CURRENT_CLIENT, LEGACY_SERVER, LEGACY_CLIENT = blocks("diff", DROP_IN)
 
 
-def test_the_readme_has_the_change_of_the_current_api() -> None:
-    assert blocks("diff") == [CURRENT_SERVER, CURRENT_CLIENT]
+def test_the_readmes_ten_lines_are_those_of_the_guide() -> None:
+    """In the order in which the guide has them, without its handlers and what stays."""
+    said = [block.splitlines() for block in blocks("diff")]
+    assert sum(map(len, said)) == 10
+    for lines, full in zip(said, (CURRENT_SERVER, CURRENT_CLIENT), strict=True):
+        remaining = iter(full.splitlines())
+        assert all(line in remaining for line in lines)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_badges_are_true() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    python, flower, licence = re.findall(r"badge/\w+-(.*?)-\w+\)", README)
+    versions = [c.rpartition(" ")[2] for c in project["classifiers"] if "Python :: 3." in c]
+    assert python.split("_%7C_") == versions
+    lowest, above = re.search(r"flwr>=1\.(\d+),<1\.(\d+)", str(project["dependencies"])).groups()
+    assert flower.split("_%7C_") == [f"1.{k}" for k in range(int(lowest), int(above))]
+    assert licence.replace("--", "-") == project["license"]
 
 
 def after(diff: str) -> str:
@@ -181,7 +201,9 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 REFERENCE = [f"api/{name}.md" for name in ("clients", "running", "strategies")]
-METHODS = re.findall(r"^\| .* \| `(\w+\(.*\))` \| (.*) \|$", README, flags=re.MULTILINE)
+METHODS = re.findall(
+    r"^\| .* \| `(\w+\(.*\))` \| (.*) \|$", page("methods/README.md"), flags=re.MULTILINE
+)
 
 
 def test_the_table_of_methods_names_what_there_is() -> None:

@@ -34,3 +34,20 @@ def test_a_page_has_the_blocks_of_its_source(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     here, there = as_the_site(text), as_github(text)
     assert BLOCKS.findall(here) == BLOCKS.findall(there)
+
+
+def test_the_site_loads_nothing_from_elsewhere() -> None:
+    shipped = SITE["extra_css"] + SITE["extra_javascript"]
+    assert [file for file in shipped if not (DOCS / file).is_file()] == []
+    assert SITE["theme"]["font"] is False  # else Google's
+    styles = (DOCS / "katex/katex.min.css").read_text(encoding="utf-8")
+    for font in re.findall(r"url\(([^)]*\.woff2)\)", styles):
+        assert (DOCS / "katex" / font).is_file(), font
+
+
+def test_the_navigation_has_four_groups_and_every_page() -> None:
+    groups = [next(iter(entry)) for entry in SITE["nav"]]
+    assert groups == ["Start", "Guides", "Methods", "Reference"]
+    named = re.findall(r"[\w/-]+\.(?:md|ipynb)\b", str(SITE["nav"]))
+    pages = [p for p in DOCS.rglob("*") if p.suffix in {".md", ".ipynb"}]
+    assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in pages)
