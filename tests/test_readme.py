@@ -258,14 +258,18 @@ def test_the_commands_name_what_there_is(command, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_pictures_and_files_exist(name: str) -> None:
-    text, folder = PAGES[name], ROOT if name == "README.md" else ROOT / "docs"
-    for target in re.findall(r"\]\((?!https?:)(.*?)\)", text):
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_pictures_and_files_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:)(\S*?)\)", text):
         file, _, heading = target.partition("#")
-        assert not file or (folder / file).is_file(), target
+        assert not file or (path.parent / file).is_file(), target
         if heading:
-            linked = (folder / file).read_text(encoding="utf-8") if file else text
+            linked = (path.parent / file).read_text(encoding="utf-8") if file else text
             headings = re.findall(r"^#+ (.*)$", linked, flags=re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
             assert heading in slugs, target

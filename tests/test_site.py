@@ -51,3 +51,12 @@ def test_the_navigation_has_four_groups_and_every_page() -> None:
     named = re.findall(r"[\w/-]+\.(?:md|ipynb)\b", str(SITE["nav"]))
     pages = [p for p in DOCS.rglob("*") if p.suffix in {".md", ".ipynb"}]
     assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in pages)
+
+
+METHODS = sorted(path.name for path in (DOCS / "methods").glob("*.md"))
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if "notes" not in n and n != "README.md"])
+def test_a_methods_page_is_short(name: str) -> None:
+    """What derivations and experiments it rests on stands on a page of notes."""
+    assert len((DOCS / "methods" / name).read_text(encoding="utf-8").splitlines()) <= 150

@@ -47,8 +47,8 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         """Run the v-step at u_i, then the u-step at the new v_i (Gauss-Seidel).
 
         v <- v - eta [grad_v f_i(v, u_i) + (sigma/alpha_i) (v - v_i)], E_v epochs. (9) prints f_i
-        without its alpha_i; (15) and all proofs have it (docs/methods/fedapm.md, P1). Where the
-        u-step starts at w, this one is at u_i all the same (P9).
+        without its alpha_i; (15) and all proofs have it (docs/methods/fedapm-notes.md, P1). Where
+        the u-step starts at w, this one is at u_i all the same (P9).
 
         The u-step is FedADMM's, or full-gradient steps until the accuracy test (16) holds for
         xi_i^{t+1} = mu xi_i^t. Then the metrics have ``residual``, its left side, and ``steps``.

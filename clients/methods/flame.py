@@ -147,8 +147,8 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
 
         Hybrid is the better of the two (section IV-D): that of the higher ``accuracy``, where the
         client measures one, and of the lower loss where it does not or they are equal. The paper
-        does not say better on which data (docs/methods/flame.md, P7), so there are two, and the
-        second is only to stand beside the paper's tables.
+        does not say better on which data (docs/methods/flame-notes.md, P7), so there are two, and
+        the second is only to stand beside the paper's tables.
 
         Returns
         -------

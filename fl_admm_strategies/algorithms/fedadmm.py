@@ -47,8 +47,8 @@ class FedADMM(ConsensusStrategy):
     ----------
     rho : float (default: 0.1)
         The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
-        f_i/m (docs/methods/fedadmm.md, P3). Take about 0.3 over the sum of the step sizes of a
-        client's round, in which momentum 0.9 counts ten times: docs/settings.md.
+        f_i/m (docs/methods/fedadmm-notes.md, P3). Take about 0.3 over the sum of the step sizes of
+        a client's round, in which momentum 0.9 counts ten times: docs/settings.md.
     lr : float or callable (default: 0.1)
         The clients' step size on their plain loss, as in plain training: the paper's eta over m.
     local_epochs : int (default: 3)

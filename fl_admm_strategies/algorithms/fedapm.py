@@ -57,14 +57,14 @@ class FedAPM(FedADMM):
         personal, which is `FedADMM`.
     sigma : float (default: 0.1)
         sigma_i, the weight of the proximal term of the v-step, beside the plain loss as `rho` is
-        (docs/methods/fedapm.md, P5); 0 switches it off. The descent of
+        (docs/methods/fedapm-notes.md, P5); 0 switches it off. The descent of
         the augmented Lagrangian needs sigma > 8/15 rho (Lemma 5).
     personal_epochs : int (default: 3)
         E_v, local epochs of the v-step. `local_epochs` is E_u.
     tolerance : float, optional
         xi_i^0: the u-step takes full-gradient steps until the accuracy test (16) holds, in place of
         `local_epochs`. The descent holds from the first round on if it is at least
-        ||m alpha_i grad_u f_i(v_i^0, w^0)||^2 (docs/methods/fedapm.md, P7).
+        ||m alpha_i grad_u f_i(v_i^0, w^0)||^2 (docs/methods/fedapm-notes.md, P7).
     tolerance_decay : float (default: 0.9)
         mu_i: xi_i <- mu_i xi_i in every round of client i, the first included (10).
     max_steps : int (default: 1000)

@@ -155,8 +155,8 @@ class FedGiA(StatefulStrategy):
     t : float, optional
         sigma = t r/m with r = max_i r_i, the penalty parameter. Larger is slower and safer: the
         theory wants t > 6, and the limit of large k0, gradient descent with step 1/(t r), needs
-        t > L/(2r) with L the curvature of f itself (docs/methods/fedgia.md, P2). By default t r is
-        twice L as far as it is known: at first the mean of the r_i, then the largest curvature
+        t > L/(2r) with L the curvature of f itself (docs/methods/fedgia-notes.md, P2). By default t
+        r is twice L as far as it is known: at first the mean of the r_i, then the largest curvature
         ||grad f(x) - grad f(x')|| / ||x - x'|| between two rounds, and once more what it grew by in
         the last one, since a network's grows from where the r_i were measured. The paper has 0.15
         for linear regression and max(0.1, 8 ln(d)/n) for logistic regression (Table II), which are

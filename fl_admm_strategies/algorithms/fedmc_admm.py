@@ -82,7 +82,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         O(r n), and it sees neither W_i nor Y_i but their sum alone. The trajectory is the same.
     rows : {"all", "rated"} (default: "all")
         What is kept and sent of a client's W_i and Y_i. "rated": only the items that it rated; the
-        others follow one recursion (docs/methods/fedmc-admm.md, P13). The same trajectory to
+        others follow one recursion (docs/methods/fedmc-admm-notes.md, P13). The same trajectory to
         rounding, with memory and bytes by the number of ratings in place of clients times items:
         for many clients with few ratings each. Before round 1 every client says which items it
         rated, which the strategy can otherwise see by which columns of its W_i follow the
@@ -96,11 +96,11 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
     Evaluation reports ``loss``, Phi (17), ``rmse``, in stars, and what else `CompletionStrategy`
     says. They are the paper's with ``fraction_evaluate=1``.
 
-    Two settings of what the paper leaves open (docs/methods/fedmc-admm.md, P1) work: ``beta=1`` and
-    ``init_scale=1`` on ratings as they are, and that of the authors' code, ``beta=1e4`` and
-    ``init_scale=2e-4`` on standardised ratings. A beta well above |U^T U|_F / p freezes V, one far
-    below is unstable. The bound on beta of Theorems 4.7 and 4.8 (a max where the paper prints min)
-    is some five orders above what works best, so it is not checked.
+    Two settings of what the paper leaves open (docs/methods/fedmc-admm-notes.md, P1) work:
+    ``beta=1`` and ``init_scale=1`` on ratings as they are, and that of the authors' code,
+    ``beta=1e4`` and ``init_scale=2e-4`` on standardised ratings. A beta well above |U^T U|_F / p
+    freezes V, one far below is unstable. The bound on beta of Theorems 4.7 and 4.8 (a max where the
+    paper prints min) is some five orders above what works best, so it is not checked.
 
     U_i never leaves its client. One that lost it starts again at U_i^0, which is drawn from a seed
     in the message, with W_i as the strategy has it; with ``duals="client"`` the strategy has its

@@ -148,8 +148,8 @@ class FLAME(ConsensusStrategy):
     rho : float, optional
         rho, the ADMM penalty parameter. Beside it stands a_i = lambda alpha_i: at rho = a_i, where
         all of the paper's experiments are, a client's message is theta_i itself
-        (docs/methods/flame.md, P1). By default lambda/(10 m), with ``published=True`` lambda/m. The
-        paper's Lagrangian is sure to decrease for convex f_i and exact steps from
+        (docs/methods/flame-notes.md, P1). By default lambda/(10 m), with ``published=True``
+        lambda/m. The paper's Lagrangian is sure to decrease for convex f_i and exact steps from
         rho = 2.5616 a_i on (P2).
     lr : float or callable (default: 0.1)
         eta, the step size of the theta-step, for the plain loss: alpha_i does not scale it. With

@@ -17,8 +17,8 @@ from .blocks import Arrays, Block
 def projection(seed: int, num_rows: int, size: int, dtype: str) -> NDArray[Any]:
     """Return P: Gaussian rows of length 1, the same for the same arguments.
 
-    The paper leaves P open; this is the choice of the authors' code (docs/methods/lp-proj-admm.md,
-    P1).
+    The paper leaves P open; this is the choice of the authors' code
+    (docs/methods/lp-proj-admm-notes.md, P1).
 
     Returns
     -------

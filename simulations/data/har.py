@@ -1,6 +1,6 @@
 """UCI HAR by subject: the stand-in for KU-HAR in FedAPM's experiment with split inputs.
 
-See docs/methods/fedapm.md, S4.
+See docs/methods/fedapm-notes.md, S4.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Image data sets under FLAME's six partitions and those of the cluster papers; `partitions`.
 
-FLAME's are in docs/methods/flame.md, P12 and P13.
+FLAME's are in docs/methods/flame-notes.md, P12 and P13.
 """
 
 from __future__ import annotations

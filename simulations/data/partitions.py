@@ -1,8 +1,8 @@
 """The six ways in which FLAME's experiments deal samples to clients, and three for clusters.
 
-FLAME's are in its section VI; see docs/methods/flame.md, P13. `label_subset` is PACFL's label skew
-(arXiv:2209.10526), `label_group` its clients in groups with classes of their own, and `in_groups`
-IFCA's (arXiv:2006.04088), whose groups see all samples, each in another way.
+FLAME's are in its section VI; see docs/methods/flame-notes.md, P13. `label_subset` is PACFL's label
+skew (arXiv:2209.10526), `label_group` its clients in groups with classes of their own, and
+`in_groups` IFCA's (arXiv:2006.04088), whose groups see all samples, each in another way.
 
 A scheme takes the labels (or the writers) of all samples and returns the sample indices of each
 client, without order; disjoint but for `in_groups`. Quality skew deals `evenly` and adds noise of

@@ -121,8 +121,9 @@ def deal(
     """Deal ratings to clients, each user with all of their ratings to one of them.
 
     Users are dealt at random and evenly (m_i differ by one at most), users and items are numbered
-    anew and none is left out, and each client splits its own ratings (docs/methods/fedmc-admm.md,
-    P8). What is not dealt yet and what is take the memory of the ratings once, not twice.
+    anew and none is left out, and each client splits its own ratings
+    (docs/methods/fedmc-admm-notes.md, P8). What is not dealt yet and what is take the memory of the
+    ratings once, not twice.
 
     Parameters
     ----------
@@ -407,7 +408,8 @@ def movielens(
 
     GroupLens does not allow the sets to be passed on, so nothing is downloaded: fetch the archive
     and unpack it in the data root. Every rating is kept: the table of the paper has fewer for 1M
-    (999,714 of 3,449 items), by a filter that it does not name (docs/methods/fedmc-admm.md, P8).
+    (999,714 of 3,449 items), by a filter that it does not name (docs/methods/fedmc-admm-notes.md,
+    P8).
 
     Parameters
     ----------

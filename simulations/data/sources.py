@@ -1,7 +1,8 @@
 """Where the samples of FLAME's image data sets come from, before they are dealt to clients.
 
-A source pools the official training and test parts (docs/methods/flame.md, P13) and reads inputs by
-index, so that images nobody gets are never decoded and at most one client's are in memory twice.
+A source pools the official training and test parts (docs/methods/flame-notes.md, P13) and reads
+inputs by index, so that images nobody gets are never decoded and at most one client's are in memory
+twice.
 """
 
 from __future__ import annotations

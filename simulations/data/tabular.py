@@ -71,7 +71,7 @@ def synthetic_v1(seed: int, root: Path, *, clients: int = 64) -> TabularData:
     first third of the clients are N(0, 1), of the second Student's t with 5 degrees of freedom, of
     the last uniform in [-5, 5]; then the samples of all clients are shuffled. The paper does not
     say how many samples each distribution has; a third of the clients is our reading
-    (docs/methods/fedgia.md, P11).
+    (docs/methods/fedgia-notes.md, P11).
 
     Parameters
     ----------
@@ -189,8 +189,8 @@ def qsar(
 
     8,992 molecules with 1,024 bits of a fingerprint each, 741 of them toxic (b = 1). Each column of
     all samples is divided by its norm, which the paper does not mention but its numbers need
-    (docs/methods/fedgia.md, P9); a column of zeros would stay one. Samples are shuffled and cut at
-    random points into parts of more than 0.025 d/m.
+    (docs/methods/fedgia-notes.md, P9); a column of zeros would stay one. Samples are shuffled and
+    cut at random points into parts of more than 0.025 d/m.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def qsar(
         Weight of the regulariser, 0 or more.
     reg_scaling : {'per_sample', 'full'}
         "per_sample": mu/(2 d_i) ||x||^2, with which the paper's numbers were made. "full":
-        mu/2 ||x||^2, as (3) is printed (docs/methods/fedgia.md, P8).
+        mu/2 ||x||^2, as (3) is printed (docs/methods/fedgia-notes.md, P8).
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 FedAPM's paper does not say how it averages over classes. Its tables' numbers are averages of F1
 weighted by class and of AUC, the unweighted mean of one class against the rest
-(docs/methods/fedapm.md, P15).
+(docs/methods/fedapm-notes.md, P15).
 """
 
 from __future__ import annotations

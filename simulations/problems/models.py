@@ -115,7 +115,7 @@ def _flat_linear(model: str) -> Callable[[FederatedData], nn.Module]:
 def _mlp(data: FederatedData) -> nn.Module:
     """Hidden layers of 128 and 64 units, as in the FLAME authors' code: 109,386 parameters.
 
-    See docs/methods/flame.md, P12. Table II prints 7,850 parameters for MNIST, which is 'mlr'.
+    See docs/methods/flame-notes.md, P12. Table II prints 7,850 parameters for MNIST: 'mlr'.
     """
     classes = _num_classes("mlp", data)
     return _named(
@@ -132,7 +132,7 @@ def _cnn_cifar(data: FederatedData) -> nn.Module:
     """FedAPM's (B.2) and FLAME's CNN for CIFAR-10: conv 5,088 parameters, fc 263,562.
 
     FedAPM shares conv1 and conv2; ``personal = "^fc"``. Its text puts a ReLU on fc2 too; these are
-    logits (docs/methods/fedapm.md, P14).
+    logits (docs/methods/fedapm-notes.md, P14).
     """
     classes = _num_classes("cnn-cifar", data)
     _check_shape("cnn-cifar", data)
@@ -158,7 +158,7 @@ class _ThreeChannels(nn.Module):
 
 
 def _cnn_medical(data: FederatedData) -> nn.Module:
-    """FLAME's CNN1 for Medical MNIST (docs/methods/flame.md, P12): 206,678 parameters.
+    """FLAME's CNN1 for Medical MNIST (docs/methods/flame-notes.md, P12): 206,678 parameters.
 
     The images are grey, but the authors' code reads them as RGB: hence three equal channels.
     """
@@ -182,7 +182,7 @@ def _cnn_medical(data: FederatedData) -> nn.Module:
 
 
 def _cnn_femnist(data: FederatedData) -> nn.Module:
-    """FLAME's CNN2 for FEMNIST (docs/methods/flame.md, P12): 51,466 parameters with 10 classes.
+    """FLAME's CNN2 for FEMNIST (docs/methods/flame-notes.md, P12): 51,466 parameters, 10 classes.
 
     The paper's 214,590 are those of 62 outputs, of which its data, the digits, use 10.
     """
@@ -246,7 +246,7 @@ class _HARUpperLayers(nn.Module):
 
 
 def _har(data: FederatedData) -> nn.Module:
-    """FedAPM's HARClassifier, with what FedMultimodal's has besides (docs/methods/fedapm.md, P14).
+    """FedAPM's HARClassifier, with what FedMultimodal's has (docs/methods/fedapm-notes.md, P14).
 
     420,814 parameters with 8 classes. The accelerometer's convolutions are personal, 51,904:
     ``personal = "^personal[.]"``. The authors' code makes the gyroscope's personal as well:

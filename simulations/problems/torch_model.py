@@ -76,7 +76,7 @@ class TorchProblem(Problem):
         """Return model, batches, loss and test metrics.
 
         The model has the initial weights: parts that never travel start from them on all clients
-        (docs/methods/fedapm.md, P3).
+        (docs/methods/fedapm-notes.md, P3).
         """
         data, training = self._poisoned(client_id), self.settings.training
         x, y = data.train

@@ -58,7 +58,7 @@ def _summary(run: Finished) -> Text:
 
 
 def _fairness(losses: list[float]) -> dict[str, float | None]:
-    """Return mean and variances of the clients' test losses (docs/methods/flame.md, P14)."""
+    """Return mean and variances of the clients' test losses (docs/methods/flame-notes.md, P14)."""
     return {
         "mean": float(np.mean(losses)),
         "variance": float(np.var(losses)),

@@ -6,7 +6,7 @@ section 3.4. A selector returns a regular expression over the names in a model's
 
 Buffers that come with a layer, such as the running statistics of a batch norm, have no gradient and
 so no dual variable either; the paper does not say where they go. The selectors name all of a
-model's buffers as personal, while affine weights go with their layer (docs/methods/fedapm.md,
+model's buffers as personal, while affine weights go with their layer (docs/methods/fedapm-notes.md,
 P4).
 """
 

@@ -304,7 +304,7 @@ class Logistic(DataLoss):
         mu, the weight of the regulariser; 0 for none.
     reg_scaling : {'per_sample', 'full'} (default: 'per_sample')
         reg = mu/d, with which the paper's Table III was made, or reg = mu, as (3) is printed
-        (docs/methods/fedgia.md, P8).
+        (docs/methods/fedgia-notes.md, P8).
     """
 
     bend = 0.25
@@ -372,7 +372,7 @@ def decompose(matrix: Vector) -> tuple[Vector, Vector]:
 
 
 LARGEST_FACTOR = 500
-"""Above it neither side of a data matrix is factorised (docs/methods/fedgia.md, P10)."""
+"""Above it neither side of a data matrix is factorised (docs/methods/fedgia-notes.md, P10)."""
 
 
 class FactorCache:

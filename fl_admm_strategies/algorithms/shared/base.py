@@ -132,7 +132,7 @@ class ConsensusForm(SampledStrategy):
         u_i + pi_i/rho over all clients, those that sat out included. By default it is FedDyn's
         (Acar et al., ICLR 2021): clients start at w, and w is the mean of this round's u_i plus the
         mean of all pi_i/rho. Where everybody takes part the two differ in the start alone; where
-        few do, ours learns in fewer rounds (docs/methods/fedadmm.md, P5).
+        few do, ours learns in fewer rounds (docs/methods/fedadmm-notes.md, P5).
     start_at : {"global", "own"}, optional
         Where clients start, to change that alone.
     averaging : {"participants", "all"}, optional

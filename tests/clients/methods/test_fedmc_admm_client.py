@@ -1,6 +1,6 @@
 """The client's steps: optimality, descent, formulas; never a dense matrix; recommending.
 
-T1 to T4 and P5 are items of docs/methods/fedmc-admm.md.
+T1 to T4 and P5 are items of docs/methods/fedmc-admm-notes.md.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def test_a_model_without_floating_point_arrays_is_refused() -> None:
 
 
 def test_the_worked_example() -> None:
-    # docs/methods/fedadmm.md, E1: u <- u - .1 [a_i (u - b_i) + (u - anchor)].
+    # docs/methods/fedadmm-notes.md, E1: u <- u - .1 [a_i (u - b_i) + (u - anchor)].
     strategy = FedADMM(published=True, rho=1.0, lr=0.1, local_epochs=2)
 
     def read() -> list[np.ndarray]:

@@ -1,6 +1,6 @@
 """FedMC-ADMM against a dense transcript of Algorithm 1, the identities of its theory, its edges.
 
-T1 to T7, P6 and E1 are items of docs/methods/fedmc-admm.md.
+T1 to T7, P6 and E1 are items of docs/methods/fedmc-admm-notes.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FedMC-ADMM with rows="rated": the trajectory of all rows, in the memory of the rated ones.
 
-See docs/methods/fedmc-admm.md, P13.
+See docs/methods/fedmc-admm-notes.md, P13.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The clients' losses are quadratics f_i(theta) = b_i/2 ||theta - c_i||^2 in float64, run through the
 real messages and the real solvers. Numbers and equations: arXiv:2407.16397 and
-docs/methods/flame.md, whose items the comments name.
+docs/methods/flame-notes.md, whose items the comments name.
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ def test_rounds_are_those_of_algorithm_2(weights: str, fraction: float) -> None:
         w = (w_i + pi / rho).mean(axis=0)  # (188)
         close(got_w, w)
         close(got_w_i, w_i)
-        close(pi, lam * alpha[:, None] * (theta @ p.T - w_i))  # docs/methods/lp-proj-admm.md, T1
+        # docs/methods/lp-proj-admm-notes.md, T1
+        close(pi, lam * alpha[:, None] * (theta @ p.T - w_i))
     close(personal(watched), theta)
 
 
@@ -197,9 +198,9 @@ def test_the_projection_of_a_saved_state_is_used_on_whatever_the_seed_is() -> No
 
 
 def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    # docs/methods/lp-proj-admm.md, E1: P = (.6, .8), a = (1, 2), c = (1, 2), (-1, .5), lambda = 1,
-    # rho = .5, lr = .1, two steps. Client 1: theta = .1 c_1 = (.1, .2) with P theta = .22, then
-    # (.1, .2) + .1 [(.9, 1.8) - .22 (.6, .8)] = (.1768, .3624).
+    # docs/methods/lp-proj-admm-notes.md, E1: P = (.6, .8), a = (1, 2), c = (1, 2), (-1, .5), lambda
+    # = 1, rho = .5, lr = .1, two steps. Client 1: theta = .1 c_1 = (.1, .2) with P theta = .22,
+    # then (.1, .2) + .1 [(.9, 1.8) - .22 (.6, .8)] = (.1768, .3624).
     p = np.array([[0.6, 0.8]])
     for half in ("fl_admm_strategies.algorithms.lp_proj", "clients.methods.lp_proj"):
         monkeypatch.setattr(f"{half}.projection", lambda *_: p)

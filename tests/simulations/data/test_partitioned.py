@@ -148,7 +148,7 @@ def test_mnist_pools_training_and_test_images_and_normalises_them(mnist: Path) -
     x = inputs(data)
     y = torch.cat([y for client in data.clients for _, y in parts(client)])
     assert x.shape == (2100, 1, 28, 28)
-    pixels = 255 * (x * 0.3081 + 0.1307)  # docs/methods/flame.md, P12
+    pixels = 255 * (x * 0.3081 + 0.1307)  # docs/methods/flame-notes.md, P12
     assert torch.allclose(pixels[:, 0, 10, 13], 100.0 + y, atol=1e-2)
     assert (pixels[:, 0, 0, 0] > 128).sum() == 1400
 
@@ -232,7 +232,7 @@ def assert_colours(data: FederatedData, n: int, atol: float) -> None:
     y = torch.cat([y for client in data.clients for _, y in parts(client)])
     assert x.shape == (n, 3, 32, 32)
     assert x.is_contiguous()
-    rgb = 255 * (x * 0.5 + 0.5)  # docs/methods/flame.md, P12
+    rgb = 255 * (x * 0.5 + 0.5)  # docs/methods/flame-notes.md, P12
     assert torch.allclose(rgb[:, 0], 20.0 * y[:, None, None].expand(-1, 32, 32), atol=atol)
     assert torch.allclose(rgb[:, 1], torch.tensor(200.0), atol=atol)
     assert torch.allclose(rgb[:, 2], torch.tensor(60.0), atol=atol)

@@ -77,7 +77,7 @@ def test_parameter_counts_are_those_of_the_papers(
 def test_parameter_counts_are_those_of_fedapm(
     name: str, like: FederatedData, personal: str, d_v: int, d_u: int
 ) -> None:
-    """docs/methods/fedapm.md, P14, with the pattern that the models' docstrings give."""
+    """docs/methods/fedapm-notes.md, P14, with the pattern that the models' docstrings give."""
     counts = sizes(build(name, like))
     personal_count = sum(n for parameter, n in counts.items() if re.search(personal, parameter))
     assert (personal_count, sum(counts.values()) - personal_count) == (d_v, d_u)
@@ -128,7 +128,7 @@ def test_cnn_medical_drops_a_fifth_in_front_of_its_hidden_layer() -> None:
 
 
 def test_har_is_the_one_of_the_spec() -> None:
-    """docs/methods/fedapm.md, P14: conv x3, a GRU a sensor, softmax over time, classifier."""
+    """docs/methods/fedapm-notes.md, P14: conv x3, a GRU a sensor, softmax over time, classifier."""
     model, x = build("har", data((6, 128), 8)).eval(), torch.randn(3, 6, 128)
     p = dict(model.named_parameters())
     sequences = []

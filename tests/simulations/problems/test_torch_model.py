@@ -39,7 +39,8 @@ def client_of(federation: Federation, number: int) -> Any:
 
 
 def test_every_client_starts_from_the_weights_of_the_seed() -> None:
-    # v_i from the same start as u, however often a client is built (docs/methods/fedapm.md, P3).
+    # v_i from the same start as u, however often a client is built (docs/methods/fedapm-notes.md,
+    # P3).
     federation = federation_of("fedapm-cifar10", "algorithm.personal=^fc3")
     arrays = federation.problem.initial_arrays(federation.strategy()).to_torch_state_dict()
     for number in (0, 3, 0):

@@ -53,7 +53,7 @@ def normalised() -> nn.Module:
 
 
 def test_parts_have_the_sizes_of_the_papers_table() -> None:
-    """docs/methods/fedapm.md, P14: CIFAR-10 with output, KU-HAR (8 classes) with split input.
+    """docs/methods/fedapm-notes.md, P14: CIFAR-10 with output, KU-HAR (8 classes) with split input.
 
     Input personalisation of the same CNN is the complement: n counts layers with parameters.
     """
@@ -107,7 +107,7 @@ def test_parameters_beside_submodules() -> None:
 
 @pytest.mark.parametrize("select", [input_layers, output_layers])
 def test_affine_weights_go_with_their_layer_and_statistics_stay_local(select: Select) -> None:
-    """docs/methods/fedapm.md, P4."""
+    """docs/methods/fedapm-notes.md, P4."""
     model = normalised()
     v, u = parts(model, select(model, 1))
     affine = ["conv1.weight", "conv1.bias", "bn1.weight", "bn1.bias"]

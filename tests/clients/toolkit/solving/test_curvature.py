@@ -1,6 +1,6 @@
 """The losses with a known curvature, their Gram matrices, and the curvature of any loss.
 
-See docs/methods/fedgia.md, P8, P10 and P16.
+See docs/methods/fedgia-notes.md, P8, P10 and P16.
 """
 
 from __future__ import annotations
