@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import yaml
 from markdown import Markdown
 from markdown_it import MarkdownIt
+
+from fl_admm_strategies.runtime.algorithm import Algorithm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -60,3 +63,17 @@ METHODS = sorted(path.name for path in (DOCS / "methods").glob("*.md"))
 def test_a_methods_page_is_short(name: str) -> None:
     """What derivations and experiments it rests on stands on a page of notes."""
     assert len((DOCS / "methods" / name).read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_reference_has_what_users_call() -> None:
+    """Members are named one by one; what the runtime asks of a method is not among them."""
+    (python,) = (entry["mkdocstrings"] for entry in SITE["plugins"] if "mkdocstrings" in entry)
+    assert python["handlers"]["python"]["options"]["members"] is False
+    for page in (DOCS / "api").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for path, options in re.findall(r"^::: (\S+)\n((?:^ {4}.*\n)*)", text, flags=re.MULTILINE):
+            named = (yaml.safe_load(options) or {}).get("options", {}).get("members", [])
+            documented = pkgutil.resolve_name(path)
+            assert [name for name in named if not hasattr(documented, name)] == [], path
+            if isinstance(documented, type) and issubclass(documented, Algorithm):
+                assert Algorithm.__abstractmethods__.isdisjoint(named), path
