@@ -5,7 +5,7 @@ Not in FPFC's paper: docs/methods/fpfc.md, "Without a lambda".
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -89,6 +89,27 @@ class Candidates:
                 members[self.labels[client][k]].append(trained_models[k])
             for label, vectors in members.items():
                 models[label] = np.mean(vectors, axis=0)
+
+    def voters(self, clients: Sequence[int], most: int) -> list[int]:
+        """Return some of these clients, which speak for all: in turn one of every group.
+
+        So a group that is one client of a thousand is heard. Groups are those of the finest
+        grouping that has no more than the clients that are wanted.
+
+        Parameters
+        ----------
+        clients : sequence of int
+            In the order in which those of a group come in turn.
+        most : int
+        """
+        groups = np.stack([self.labels[client] for client in clients])
+        finest = [k for k, labels in enumerate(groups.T) if len(np.unique(labels)) <= most][-1]
+        taken: Counter[int] = Counter()
+        turns = {}
+        for client, label in zip(clients, groups[:, finest].tolist(), strict=True):
+            turns[client] = taken[label]
+            taken[label] += 1
+        return sorted(clients, key=turns.__getitem__)[:most]
 
     @property
     def open_to_change(self) -> range:

@@ -23,6 +23,7 @@ CELL = 4.0
 """The most that a cell counts in a comparison, in standard errors."""
 LOSS, MINORITY = 3.0, 0.1
 """A finer grouping is out if cells of more than this share of its clients lose so clearly."""
+MOVES = 10
 MAD_TO_SD = 1.4826
 _NOT_FINITE = 1e100  # a loss worse than any, whose square is finite
 
@@ -131,7 +132,37 @@ def cut(merges: NDArray[np.intp], num_groups: int) -> Labels:
     return numbered(labels)
 
 
-def candidate_groups(updates: NDArray[np.floating], cuts: int) -> list[Labels]:
+def settled(points: NDArray[np.floating], labels: Labels) -> Labels:
+    """Return groups in which no point would lie better in another one.
+
+    By Hartigan's rule: a point leaves a group of n for one of n' where n/(n - 1) of its squared
+    distance to the mean of its own is more than n'/(n' + 1) of that to the other's, which is what
+    the sum of squares about the means would gain; so large groups have no advantage. All points
+    move at once, `MOVES` times at most. One that is alone stays.
+
+    Hartigan, Wong, "Algorithm AS 136", Applied Statistics 28 (1979).
+
+    Parameters
+    ----------
+    points : ndarray of shape (m, d)
+    labels : Labels
+    """
+    wide, found = points.astype(np.float64), numbered(labels)
+    for _ in range(MOVES):
+        means, sizes, own = group_means(wide, found), np.bincount(found), np.array(found)
+        square = (wide**2).sum(axis=1)[:, None] - 2 * wide @ means.T + (means**2).sum(axis=1)
+        is_own = np.arange(len(sizes)) == own[:, None]
+        square *= np.where(is_own, sizes / np.maximum(sizes - 1, 1), sizes / (sizes + 1))
+        moved = numbered(np.where(sizes[own] > 1, square.argmin(axis=1), own))
+        if moved == found:
+            break
+        found = moved
+    return found
+
+
+def candidate_groups(
+    updates: NDArray[np.floating], cuts: int, settle: bool = False
+) -> list[Labels]:
     """Return groupings that are worth a trial, the coarsest first, each once.
 
     "One group" and "everybody alone", and the cuts of Ward's tree of the updates' directions
@@ -146,15 +177,21 @@ def candidate_groups(updates: NDArray[np.floating], cuts: int) -> list[Labels]:
         How far every client went from a common model on its own.
     cuts : int
         The number of jumps.
+    settle : bool (default: False)
+        Move clients that the tree has misplaced (`settled`).
     """
     m = len(updates)
     lengths = np.linalg.norm(updates.astype(np.float64), axis=1)
-    merges, heights = ward_tree(updates / np.maximum(lengths, np.finfo(float).tiny)[:, None])
+    directions = updates / np.maximum(lengths, np.finfo(float).tiny)[:, None]
+    merges, heights = ward_tree(directions)
     floor = max(1e-12 * heights.max(initial=0.0), np.finfo(float).tiny)
     jumps = heights[1:] / np.maximum(heights[:-1], floor)
     counts = np.arange(m - 1, 1, -1)  # of the groups below every jump
     largest = [t for t in np.argsort(-jumps, kind="stable") if counts[t] <= m / 2][:cuts]
-    found = {cut(merges, int(counts[t])) for t in largest} | {(0,) * m, tuple(range(m))}
+    parts = [cut(merges, int(counts[t])) for t in largest]
+    if settle:
+        parts = [settled(directions, labels) for labels in parts]
+    found = {*parts, (0,) * m, tuple(range(m))}
     return sorted(found, key=lambda labels: (max(labels), labels))
 
 

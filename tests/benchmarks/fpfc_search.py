@@ -43,6 +43,7 @@ from fl_admm_strategies.algorithms.fpfc.stages import (
     REFIT_ROUNDS,
     RENEWAL,
     STANDARD_ERRORS,
+    VOTERS,
     lambda_between,
     scad,
 )
@@ -232,13 +233,16 @@ def study(
         return torch.tensor(np.sort(draw.choice(m, max(1, int(participation * m)), replace=False)))
 
     omega = first.expand(m, 1, outputs, features).clone()
+    are_many, is_new = m > VOTERS, torch.ones(m, dtype=torch.bool)
     for _ in range(20):
-        some = active()
-        mean = omega.mean(0, keepdim=True)
-        omega[some] = trained.only(some).descend(omega[some], epochs, lr, mean, 1.0)
+        some, mean = active(), omega.mean(0, keepdim=True)
+        old, new = some[~is_new[some] | (not are_many)], some[is_new[some] & are_many]
+        old_models = trained.only(old).descend(omega[old], epochs, lr, mean, 1.0)
+        omega[new] = trained.only(new).descend(mean.expand_as(omega[new]), epochs, lr)
+        omega[old], is_new[some] = old_models, False
     center = omega.mean(0, keepdim=True).expand_as(omega)
     probes = trained.descend(center, PROBE_FACTOR * epochs, lr)
-    tried = candidate_groups((probes - center).reshape(m, -1).numpy(), CUTS)
+    tried = candidate_groups((probes - center).reshape(m, -1).numpy(), CUTS, settle=are_many)
     flat = dict(enumerate(probes.flatten(1).numpy()))
     candidates = Candidates(range(m), tried, np.stack(list(flat.values())))
 
@@ -252,13 +256,13 @@ def study(
         candidates.refit(uploads)
         return uploads
 
-    if joins and candidates.open_to_change:
+    if joins and candidates.open_to_change and not are_many:
         candidates.uploads = refit()
         offered = [np.stack(candidates.models_without(i)) for i in range(m)]
         models = torch.from_numpy(np.stack(offered)).reshape(m, -1, outputs, features)
         candidates.join(dict(enumerate(trained.loss(models)[0].double().numpy())), flat)
         tried = [numbered(column) for column in np.stack(list(candidates.labels.values())).T]
-    for _ in range(REFIT_ROUNDS):
+    for _ in range(0 if are_many else REFIT_ROUNDS):
         refit()
     losses = scored.loss(of_clients())[0].double().numpy()
     errors = errors_of_differences(held_out, outputs, of_clients())
@@ -272,10 +276,12 @@ def study(
         for i, o_i in zip(others, o, strict=True):
             sizes = np.array([labels.count(labels[i]) for labels in tried])
             losses[i] = corrected(own[i], o_i, sizes, len(train[i][1]))
-    groups = np.array(tried).T
-    found = compare(losses, errors, groups, STANDARD_ERRORS)
-    voters = compare(losses[~few], errors[~few], groups[~few], STANDARD_ERRORS)
-    of_voters = tried[voters.chosen]
+    groups, voters = np.array(tried).T, list(range(m))
+    if are_many:
+        voters = candidates.voters(np.random.default_rng(seed).permutation(m).tolist(), VOTERS)
+    found = compare(losses[voters], errors[voters], groups[voters], STANDARD_ERRORS)
+    with_many = compare(losses[~few], errors[~few], groups[~few], STANDARD_ERRORS)
+    of_voters = tried[with_many.chosen]
     labels = tried[found.chosen]
     starts = np.stack([candidates.models_of(i)[found.chosen] for i in range(m)])
     gradients = trained.loss(of_clients())[1][:, found.chosen].flatten(1)

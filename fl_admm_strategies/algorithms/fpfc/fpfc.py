@@ -50,7 +50,7 @@ class FPFC(PenaltySetting):
     penalty : Penalty, LambdaPath or "auto" (default: "auto")
         g, with its lambda: `SmoothedSCAD(lam)` (the paper's), `L1(lam)` (FPFC-l1) or `MCP(lam)`.
         "auto": the paper's, and the first rounds of the run find groups of clients and from them
-        lambda: `consensus_rounds` and 7 to 11 more. Then every group trains one model, and in the
+        lambda: `consensus_rounds` and 2 to 11 more. Then every group trains one model, and in the
         last 30 rounds pairs hold it together (docs/methods/fpfc.md, "Without a lambda").
         `LambdaPath([...])`: lambda is chosen from a grid in the run, by validation. Set
         ``strategy.penalty`` between rounds, in `on_round`, say, and the run goes on from where it

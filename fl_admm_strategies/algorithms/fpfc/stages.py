@@ -52,6 +52,7 @@ from .source import (
 PROBE_FACTOR = 5
 PROBE_ROUNDS = 3  # at most: who did not reply is asked again
 REFIT_ROUNDS = 5
+VOTERS = 40  # of more clients these choose a grouping, by models that are not refitted
 FOLDS = 4
 CUTS = 3
 STANDARD_ERRORS = 1.5
@@ -220,10 +221,16 @@ class Consensus(Stage):
         self.num_rounds = num_rounds
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
-        """Ask the sampled clients for (5) with the mean for zeta_i."""
+        """Ask the sampled clients for (5) with the mean for zeta_i.
+
+        Of many clients most have not seen omega^0, so a new one starts at the mean, without a pull.
+        """
         held_out = search.hold_out.settings(start.sampled)
-        mean = start.pairs.omega.mean(axis=0)
-        tasks = fusion_tasks(start, anchors=lambda rows: [mean] * len(rows))
+        mean, members = start.pairs.omega.mean(axis=0), start.members
+        new = {c for c in start.sampled if len(members) > VOTERS and members.is_new(c)}
+        others = start._replace(sampled=[c for c in start.sampled if c not in new])
+        tasks = fusion_tasks(others, anchors=lambda rows: [mean] * len(rows))
+        tasks |= {client: Task(mean, None, 0.0) for client in new}
         return {client: replace(task, settings=held_out[client]) for client, task in tasks.items()}
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
@@ -326,7 +333,8 @@ class Probe(Everybody):
             )
         client_ids = sorted(search.probes)
         probes = np.stack([search.probes[client] for client in client_ids])
-        groupings = candidate_groups(probes - search.center, CUTS)
+        are_many = len(client_ids) > VOTERS
+        groupings = candidate_groups(probes - search.center, CUTS, settle=are_many)
         search.candidates = Candidates(client_ids, groupings, probes)
         log(
             INFO,
@@ -334,6 +342,8 @@ class Probe(Everybody):
             len(groupings),
             ", ".join(str(max(labels) + 1) for labels in groupings),
         )
+        if are_many:
+            return Score
         return Trial if search.candidates.open_to_change else Refit
 
     def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
@@ -426,6 +436,14 @@ class Score(Everybody):
     """
 
     epochs_factor = 0
+
+    def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
+        """Return who is to vote, drawn by the clients' seeds where they are many."""
+        clients = super().asked(search, connected)
+        if len(clients) <= VOTERS:
+            return clients
+        seeds = search.hold_out.seeds(clients)
+        return sorted(search.candidates.voters(sorted(clients, key=seeds.__getitem__), VOTERS))
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Choose by those who replied, set lambda, and let the pairs start from the groups."""

@@ -128,3 +128,15 @@ def test_between_one_group_and_alone_there_may_be_nothing_to_choose(
 ) -> None:
     tried = Candidates(range(len(groupings[0])), groupings, VECTORS[: len(groupings[0])])
     assert not tried.open_to_change
+
+
+def test_every_group_has_a_voter_and_groups_come_in_turn() -> None:
+    # The finest grouping of four groups or fewer counts: 0 to 5, 6 and 7, 8, 9.
+    one, four = (0,) * 10, (0,) * 6 + (1, 1, 2, 3)
+    tried = Candidates(range(10), [one, four, (0, 1, 2, 3, 4, 4, 5, 5, 6, 7), tuple(range(10))])
+    order = [5, 4, 3, 2, 1, 0, 7, 6, 8, 9]
+    assert sorted(tried.voters(order, 4)) == [5, 7, 8, 9]
+    assert sorted(tried.voters(order, 5)) == [4, 5, 7, 8, 9]
+    assert sorted(tried.voters(order, 6)) == [4, 5, 6, 7, 8, 9]
+    assert sorted(tried.voters(order[1:], 4)) == [4, 7, 8, 9]  # 5 is not there
+    assert sorted(tried.voters(order, 12)) == list(range(10))

@@ -19,6 +19,7 @@ from fl_admm_strategies.maths.grouping import (
     holding_lambda,
     numbered,
     preference,
+    settled,
     smallest_distance,
     tree,
     ward_tree,
@@ -76,6 +77,25 @@ def test_candidates_are_cuts_at_large_jumps_and_the_two_extremes() -> None:
     assert candidate_groups(updates, 1) == [one, three, alone]
     # Cuts into more than m/2 groups are none, however large the jump.
     assert {max(labels) + 1 for labels in candidate_groups(updates, 9)} == {1, 2, 3, 6}
+
+
+def test_misplaced_points_move_by_hartigans_rule() -> None:
+    # At 4, 3/2 (4 - 2)^2 = 6 is below 2/3 (4 - 9.5)^2 = 20.2; at 7, 3/2 (7 - 3)^2 = 24 is above
+    # 2/3 (7 - 9.5)^2 = 4.2.
+    near, far = np.array([[0.0], [2], [4], [9], [10]]), np.array([[0.0], [2], [7], [9], [10]])
+    assert settled(near, (0, 0, 0, 1, 1)) == (0, 0, 0, 1, 1)
+    assert settled(far, (0, 0, 0, 1, 1)) == (0, 0, 1, 1, 1)
+    # Sizes count: 5 is nearer to 5/3 than to 9.9, but 3/2 (5 - 5/3)^2 = 16.7 > 1/2 (4.9)^2 = 12.
+    assert settled(np.array([[0.0], [0], [5], [9.9]]), (0, 0, 0, 1)) == (0, 0, 1, 1)
+    assert settled(near, (0, 1, 2, 3, 4)) == (0, 1, 2, 3, 4)  # whoever is alone stays
+
+
+def test_candidates_can_be_settled() -> None:
+    # Many noisy directions of three kinds, of which the tree misplaces some.
+    rng, truth = np.random.default_rng(0), np.repeat([0, 1, 2], 30)
+    updates = rng.normal(size=(3, 20))[truth] + rng.normal(size=(90, 20))
+    assert tuple(truth) not in candidate_groups(updates, 3)
+    assert tuple(truth) in candidate_groups(updates, 3, settle=True)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3])

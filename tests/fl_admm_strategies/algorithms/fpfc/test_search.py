@@ -22,7 +22,7 @@ from clients import FPFCClient, client_app
 from clients.toolkit.data.batches import split_batch
 from clients.toolkit.data.holdout import hold_out
 from fl_admm_strategies import FPFC, InProcessGrid, LambdaPath, LegacyStrategy, SmoothedSCAD
-from fl_admm_strategies.algorithms.fpfc.stages import PROBE_ROUNDS
+from fl_admm_strategies.algorithms.fpfc.stages import PROBE_ROUNDS, VOTERS
 from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
 from fl_admm_strategies.maths.blocks import under
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
@@ -257,6 +257,58 @@ def test_in_the_join_clients_move_to_the_group_whose_model_suits_them() -> None:
         for model_, members in zip(models, (range(6), same_group, [client]), strict=True):
             expected = np.mean([probes[c] for c in members], axis=0)
             assert_allclose(model_, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_of_many_clients_a_few_choose_and_the_one_of_its_kind_is_among_them() -> None:
+    # 43 of one regression and 1 of another; models are not refitted.
+    count, odd = 44, 7
+    slopes = {odd: SLOPES[1]}
+
+    def data_of_many(client: int) -> Samples:
+        return samples(client, slopes.get(client, SLOPES[0]), 30, 0.1)
+
+    strategy = auto(fraction_train=0.2, consensus_rounds=3)
+    grid = run(strategy, 5, WatchedGrid(app_of(data_of_many), count))
+    assert [len(asked(grid, r)) for r in (1, 2, 3, 4, 5)] == [8, 8, 8, count, VOTERS]
+    assert odd in asked(grid, 5)
+    assert strategy.clusters().tolist() == [int(client == odd) for client in range(count)]
+    search = strategy.diagnostics().search
+    assert search is not None
+    assert search.last_round == 5
+    # A client that is new starts at the mean, without a pull; later ones are as ever.
+    heard: set[int] = set()
+    for server_round in (1, 2, 3):
+        for message in grid.phase(MessageType.TRAIN, server_round):
+            groups = parse_groups(config(message))
+            assert groups is not None
+            assert "start" not in groups
+            is_new = message.metadata.dst_node_id - FIRST not in heard
+            assert config(message)["rho"] == (0.0 if is_new else 1.0)
+        heard |= set(asked(grid, server_round))
+    # The models are the means of the probes.
+    probes = {c: flat(under("0/", upload)) for c, upload in uploads(grid, 4).items()}
+    of_others = np.mean([probes[c] for c in range(count) if c != odd], axis=0)
+    offered = sent(grid, 5)
+    for client in asked(grid, 5):
+        expected = probes[odd] if client == odd else of_others
+        assert any(np.allclose(model_, expected, rtol=1e-5) for model_ in offered[client])
+        assert_allclose(offered[client][-1], probes[client], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_search_of_100_clients_costs_what_40_rounds_of_fedavg_cost() -> None:
+    def data_of_many(client: int) -> Samples:
+        return samples(client, (1 - client % 4 // 2 * 2) * SLOPES[client % 2], 30, 0.1)
+
+    # Without a bound: what it has clipped is sent back.
+    settings = {"lr": 0.1, "local_epochs": 2, "fraction_train": 0.1, "fraction_evaluate": 0.0}
+    strategy = FPFC(**settings, max_norm=1e6, seed=1)
+    run(strategy, 24, WatchedGrid(app_of(data_of_many), 100))
+    search = strategy.diagnostics().search
+    assert search is not None
+    spent = [strategy.traffic[r] for r in range(1, search.last_round + 1)]
+    numbers = sum(t.down + t.up for t in spent if t is not None) / 4  # float32
+    assert numbers <= 40 * 10 * 2 * 4  # d = 4
 
 
 @pytest.mark.slow
