@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +194,24 @@ def test_the_tutorial_gives_what_it_shows() -> None:
     assert [repr(names["strategy"].clusters())] in shown
 
 
-def test_the_reference_has_every_public_name() -> None:
+def bases_named(kind: type) -> Iterator[type]:
+    """Yield the class whose parameters a docstring's ``**base`` are, and that one's in turn."""
+    named = re.findall(r"\*\*\w+\n\s+(?:The|Further) parameters of\s+`(\w+)`", kind.__doc__ or "")
+    for base in kind.__mro__:
+        if base.__name__ in named:
+            yield base
+            yield from bases_named(base)
+
+
+def test_the_reference_has_every_public_name_and_where_settings_are_said() -> None:
     said = set(re.findall(r"^::: ([\w.]+)$", "".join(map(page, REFERENCE)), flags=re.MULTILINE))
     public = {f"{p.__name__}.{name}" for p in (clients, fl_admm_strategies) for name in p.__all__}
     kit = ("Attack", "AttackingClient", "attacked_app", "attacked_client_fn")
-    assert said == public | {f"simulations.attacks.{name}" for name in kit}
+    exported = [getattr(p, n) for p in (clients, fl_admm_strategies) for n in p.__all__]
+    bases = {base for k in exported if isinstance(k, type) for base in bases_named(k)}
+    assert said == public | {f"simulations.attacks.{name}" for name in kit} | {
+        f"{base.__module__}.{base.__name__}" for base in bases if base not in exported
+    }
 
 
 REFERENCE = [f"api/{name}.md" for name in ("clients", "running", "strategies")]
