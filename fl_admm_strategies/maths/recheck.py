@@ -16,6 +16,7 @@ from .grouping import cut, numbered, ward_tree, winsorised
 NEAREST = 3  # groups that a client may join
 SPLIT, SPLIT_OF_A_HALF, MERGE = 3.0, 4.0, 2.0  # in standard errors
 AGAINST = -1.0  # what a half or a group may say against it
+LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where nobody else is in the client's own
 
 STAY, HALF, UNITED, JOIN = -1, 0, 1, 2
 """What a model stands for: the client's group as it is; the half of it that the client is in; it
@@ -44,6 +45,9 @@ class Recheck:
     probes : mapping of int to ndarray of shape (d,)
         Where they came to from this one model for all. Its means are the models of groups that are
         united or joined: a group's own model has seen its members, which would speak for staying.
+    examples : ndarray of shape (m,)
+        By which clients count in every mean, as in the models that groups train: in plain means
+        those of a few samples are noise that a client of many takes for another kind.
 
     Attributes
     ----------
@@ -58,9 +62,10 @@ class Recheck:
         local: Vectors,
         center: NDArray[Any],
         probes: Vectors,
+        examples: NDArray[np.float64],
     ) -> None:
         self.labels, self._row = labels, {client: row for row, client in enumerate(local)}
-        self._center = center
+        self._center, self._examples = center, np.maximum(examples, 1.0)
         self._local, self._probes = (
             np.stack([by[client] for client in local]).astype(np.float64) for by in (local, probes)
         )
@@ -74,9 +79,10 @@ class Recheck:
         self.is_lone = np.bincount(self.cells)[self.cells] == 1
 
         self._sums = np.zeros(models.shape)
-        np.add.at(self._sums, labels, self._probes)
+        np.add.at(self._sums, labels, self._examples[:, None] * self._probes)
+        self._totals = np.bincount(labels, self._examples)
         # Cosines: distances of models grow with the noise of those that few clients made.
-        went = _unit(self._sums / self._sizes[:, None] - center)
+        went = _unit(self._sums / self._totals[:, None] - center)
         likeness = went @ went.T
         np.fill_diagonal(likeness, -np.inf)
         order = np.argsort(-likeness, axis=1, kind="stable")
@@ -87,28 +93,29 @@ class Recheck:
     def ballot(self, client: int) -> list[tuple[int, NDArray[Any]]]:
         """Return the models that a client compares, each with the last `STAY` before it."""
         row = self._row[client]
-        group, probe = self.labels[row], self._probes[row]
+        group, probe, own = self.labels[row], self._probes[row], self._examples[row]
         size = self._sizes[group]
 
-        def without(total: NDArray[Any], count: int) -> NDArray[Any]:
-            return total / count if size == 1 else (total - probe) / (count - 1)
+        def without(total: NDArray[Any], count: float) -> NDArray[Any]:
+            return total / count if size == 1 else (total - own * probe) / (count - own)
 
         found: list[tuple[int, NDArray[Any]]] = []
         if size > 1:
             for choice, parts in ((STAY, self.labels), (HALF, self.cells)):
                 members = parts == parts[row]
                 members[row] = self.is_lone[row]
-                found.append((choice, self._local[members].mean(axis=0)))
-        stay, others = without(self._sums[group], size), []
+                model = np.average(self._local[members], axis=0, weights=self._examples[members])
+                found.append((choice, model))
+        stay, others = without(self._sums[group], self._totals[group]), []
         united = self.united == self.united[group]
         if united.sum() > 1:
             both = self._sums[united].sum(axis=0)
-            others.append((UNITED, without(both, self._sizes[united].sum())))
+            others.append((UNITED, without(both, self._totals[united].sum())))
         for other in self._near[group]:
-            total, count = self._sums[other], self._sizes[other]
+            total, count = self._sums[other], self._totals[other]
             # A model costs bytes: only a client that went as another group did is asked about it.
             if size == 1 or self._likeness(probe, total / count) > self._likeness(probe, stay):
-                model = (total + probe) / (count + 1) if size == 1 else total / count
+                model = (total + own * probe) / (count + own) if size == 1 else total / count
                 others.append((JOIN + int(other), model))
         return found + ([(STAY, stay), *others] if others else [])
 
@@ -131,7 +138,10 @@ class Recheck:
         """
         count, labels, cells = len(self._sizes), self.labels, self.cells
         answers = answers.copy()
-        # One client is not to decide for others; a lone half speaks of itself only.
+        # One client is not to decide for others; a lone half, which knows little, only objects.
+        heard = ~self.is_lone
+        objects = self.is_lone & (np.bincount(labels, heard, count)[labels] > 0)
+        answers[0, objects, HALF] = np.minimum(answers[0, objects, HALF], 0.0)
         for choice, among in ((HALF, labels), (UNITED, self.united[labels])):
             for group in np.unique(among):
                 rows = (among == group) & ~(self.is_lone & (choice == HALF))
@@ -147,16 +157,18 @@ class Recheck:
                 changes |= self.united == pair
         new = np.where(changes[labels], count + self.united[labels], labels)
 
-        gains = np.where(answers[0] > answers[1], answers[0], 0.0)[:, JOIN:]
+        least = np.where(self.is_alone, LEAVE_ALONE, LEAVE)[:, None]
+        gains = np.where(answers[0] > least * answers[1], answers[0], 0.0)[:, JOIN:]
         best = gains.argmax(axis=1)
         leaves = (gains.max(axis=1) > 0) & ~changes[labels]
         for group in np.flatnonzero(~changes):
-            members = (labels == group) & ~leaves
+            members = labels == group
             halves = [members & (cells == cell) for cell in np.unique(cells[members])]
             is_clear = any(_score(answers, half, HALF) > SPLIT_OF_A_HALF for half in halves)
             if len(halves) == 2 and (is_clear or _agree(answers, halves, HALF, SPLIT)):
                 changes[group] = True
-                new[labels == group] = 2 * count + cells[labels == group]
+                new[members] = 2 * count + cells[members]
+                leaves &= ~members | self.is_lone  # the others would leave what spoils the group
         joins = leaves & ~changes[best]
         new[joins] = best[joins]
         return new

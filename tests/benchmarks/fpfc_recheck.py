@@ -31,7 +31,7 @@ from fl_admm_strategies.maths.pairs import PairwiseStore
 
 ROUNDS = 110
 TEST = 200
-SIZES = {"uneven": [3] * 5 + [1] * 3}
+SIZES = {"uneven": [3] * 5 + [1] * 3, "pairs": [2] * 8, "sizes": [1, 2, 3, 10]}
 
 
 def family(name: str, seed: int) -> tuple[list[tuple[Tensor, Tensor]], NDArray[np.int64]]:
@@ -128,7 +128,7 @@ def run(name: str, seed: int, kind: str) -> tuple[list[tuple[int, float, int]], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("families", help="of 4x5, shared, uneven, few, noise, imbalance")
+    parser.add_argument("families", help="of 4x5, shared, uneven, pairs, sizes, few, noise, imbalance")
     parser.add_argument("seeds", help="e.g. 10-15")
     parser.add_argument("kinds", help="of truth, split, two, tenth")
     given = parser.parse_args()

@@ -162,7 +162,7 @@ class PenaltySetting(DeclaredPenalty):
         return search
 
     def _is_settled(self) -> bool:
-        return not self.state.source.is_searching
+        return not self.state.source.waits_for_all
 
     def _is_of_newcomer(self, sent: ClientInstruction) -> bool:
         """Return whether an upload is where a client came to on its own, and moves nobody else."""

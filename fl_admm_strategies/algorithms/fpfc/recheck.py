@@ -16,6 +16,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ...maths.candidates import Candidates
+from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.pairs import PairwiseStore
 from ...maths.recheck import HALF, JOIN, STAY, Recheck
@@ -29,12 +30,13 @@ from .stages import (
     Next,
     Search,
     Together,
+    counted_examples,
     loss_errors,
     reported,
 )
 
 RECHECKS = 3  # at most
-RECHECK_AFTER = 20  # rounds of training together
+RECHECK_AFTER = 10  # rounds of training together
 
 
 def is_due(search: Search, server_round: int) -> bool:
@@ -78,6 +80,7 @@ class Judge(Everybody):
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Go on with the groups as they are where nobody has anything to compare."""
+        search.comparison = search.comparison or _comparison(search, start.clients)
         if self.asked(search, start.connected):
             return None
         _end(search)
@@ -85,17 +88,19 @@ class Judge(Everybody):
 
     def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
         """Return the clients that have something to compare."""
+        assert search.comparison is not None
         known = [client for client in connected if client in search.local]
-        return [client for client in known if _recheck(search).ballot(client)]
+        return [client for client in known if search.comparison.ballot(client)]
 
     def models(self, search: Search, client: int) -> list[NDArray[Any]]:
         """Return what a client compares."""
-        ballot = _recheck(search).ballot(client)
+        assert search.comparison is not None
+        ballot = search.comparison.ballot(client)
         return [model.astype(search.block.dtype) for _, model in ballot]
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Set groups by those who replied; a new one sets out from the mean of its probes."""
-        recheck = _recheck(search)
+        recheck = search.comparison or _comparison(search, state.clients)
         answers = np.full((2, len(search.local), JOIN + recheck.labels.max() + 1), np.nan)
         for row, client in enumerate(search.local):
             if (reply := replies.get(client)) is None:
@@ -111,6 +116,8 @@ class Judge(Everybody):
                 losses, errors = said[HELD_OUT_LOSS if own_is_among else TRAINING_LOSS]
                 if choice != STAY:
                     answers[:, row, choice] = losses[base] - losses[k], errors[base, k]
+        # Every look at the same samples is another chance to be wrong.
+        answers[1] *= np.sqrt(1 + search.rechecks)
         new = recheck.decide(answers)
         search.rechecks, search.rechecked = search.rechecks + 1, server_round
         if np.array_equal(new, recheck.labels):
@@ -132,13 +139,13 @@ def _end(search: Search) -> None:
     search.rechecks, search.probes = RECHECKS, {}
 
 
-def _recheck(search: Search) -> Recheck:
-    if search.comparison is None:
-        present = [search.candidates.labels[client][0] for client in search.local]
-        known, labels = np.unique(present, return_inverse=True)
-        models = search.candidates.models[0][known]
-        search.comparison = Recheck(labels, models, search.local, search.center, search.probes)
-    return search.comparison
+def _comparison(search: Search, clients: ClientTable) -> Recheck:
+    present = [search.candidates.labels[client][0] for client in search.local]
+    known, labels = np.unique(present, return_inverse=True)
+    models = search.candidates.models[0][known]
+    examples = dict(zip(clients.ids, counted_examples(clients), strict=True))
+    counts = np.array([examples[client] for client in search.local])
+    return Recheck(labels, models, search.local, search.center, search.probes, counts)
 
 
 def _regroup(search: Search, state: FPFCState, before: NDArray[Any], new: NDArray[Any]) -> None:

@@ -21,7 +21,7 @@ POINTS = MEANS[TRUTH] + 0.5 * np.random.default_rng(0).normal(size=(18, 6))
 
 def recheck_of(labels: NDArray[np.int64]) -> Recheck:
     vectors = dict(enumerate(POINTS))
-    return Recheck(labels, group_means(POINTS, tuple(labels)), vectors, CENTER, vectors)
+    return Recheck(labels, group_means(POINTS, tuple(labels)), vectors, CENTER, vectors, np.ones(18))
 
 
 def answers_of(recheck: Recheck, error: float = 0.2) -> NDArray[np.float64]:
@@ -99,6 +99,6 @@ def test_silence_changes_nothing() -> None:
 
 
 def test_one_group_and_one_client_have_nothing_to_compare() -> None:
-    alone = Recheck(np.array([0]), POINTS[:1], {7: POINTS[0]}, CENTER, {7: POINTS[0]})
+    alone = Recheck(np.array([0]), POINTS[:1], {7: POINTS[0]}, CENTER, {7: POINTS[0]}, np.ones(1))
     assert alone.ballot(7) == []
     assert alone.decide(np.full((2, 1, JOIN + 1), np.nan)).tolist() == [0]
