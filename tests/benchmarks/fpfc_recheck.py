@@ -128,7 +128,9 @@ def run(name: str, seed: int, kind: str) -> tuple[list[tuple[int, float, int]], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("families", help="of 4x5, shared, uneven, pairs, sizes, few, noise, imbalance")
+    parser.add_argument(
+        "families", help="of 4x5, shared, uneven, pairs, sizes, few, noise, imbalance"
+    )
     parser.add_argument("seeds", help="e.g. 10-15")
     parser.add_argument("kinds", help="of truth, split, two, tenth")
     given = parser.parse_args()

@@ -6,6 +6,8 @@ more of its kind are better. It knows the differences of its losses to 0.1 or 0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -17,11 +19,13 @@ TRUTH = np.repeat([0, 1, 2], 6)
 CENTER = np.zeros(6)
 MEANS = 3 * np.eye(3, 6)
 POINTS = MEANS[TRUTH] + 0.5 * np.random.default_rng(0).normal(size=(18, 6))
+EQUAL = np.ones(18)
 
 
-def recheck_of(labels: NDArray[np.int64]) -> Recheck:
-    vectors = dict(enumerate(POINTS))
-    return Recheck(labels, group_means(POINTS, tuple(labels)), vectors, CENTER, vectors, np.ones(18))
+def recheck_of(labels: NDArray[np.int64], points: Any = POINTS, examples: Any = EQUAL) -> Recheck:
+    vectors = dict(enumerate(points))
+    models = group_means(points, tuple(labels))
+    return Recheck(labels, models, vectors, CENTER, vectors, examples)
 
 
 def answers_of(recheck: Recheck, error: float = 0.2) -> NDArray[np.float64]:
@@ -77,6 +81,62 @@ def test_who_is_alone_counts_on_both_sides() -> None:
     np.testing.assert_allclose(alone, POINTS[0])
     joined = dict(others)[JOIN + labels[1]]
     np.testing.assert_allclose(joined, POINTS[TRUTH == 0].mean(axis=0))
+
+
+def test_clients_count_by_their_examples() -> None:
+    examples = np.geomspace(10, 500, 18)
+    recheck = recheck_of(TRUTH, examples=examples)
+    for row in range(18):
+        others = [i for i in range(18) if TRUTH[i] == TRUTH[row] and i != row]
+        expected = np.average(POINTS[others], axis=0, weights=examples[others])
+        for choice, model in recheck.ballot(row):
+            if choice == STAY:
+                np.testing.assert_allclose(model, expected)
+
+
+def apart() -> Recheck:
+    """Return the true groups with a client that went its own way, and so is half of its group."""
+    points = POINTS.copy()
+    points[0] += [0, 0, 0, 40, 0, 0]
+    recheck = recheck_of(TRUTH, points)
+    assert np.flatnonzero(recheck.is_lone[:6]).tolist() == [0]
+    return recheck
+
+
+def test_a_client_alone_in_its_half_does_not_set_itself_apart() -> None:
+    # It has said so of the few samples that it holds out.
+    recheck = apart()
+    answers = np.full((2, 18, JOIN + 3), np.nan)
+    answers[:, :6, HALF] = [[0.0], [0.1]]
+    answers[:, 0, HALF] = 5.0, 1e-3
+    assert recheck.decide(answers).tolist() == TRUTH.tolist()
+
+
+def test_who_spoils_a_group_leaves_it_and_not_the_others() -> None:
+    recheck = apart()
+    answers = np.full((2, 18, JOIN + 3), np.nan)
+    answers[:, 1:6, HALF] = [[0.3], [0.1]]
+    answers[:, 1:3, JOIN + 1] = [[0.3], [0.1]]
+    expected = [0] + [1] * 5 + [2] * 6 + [3] * 6
+    assert list(numbered(recheck.decide(answers))) == expected
+    answers[:, 0, JOIN + 1] = 0.3, 0.1
+    expected = [0] + [1] * 5 + [0] * 6 + [2] * 6
+    assert list(numbered(recheck.decide(answers))) == expected
+
+
+@pytest.mark.parametrize(
+    ("alone", "errors", "leaves"),
+    [(False, 1.4, False), (False, 1.6, True), (True, 2.9, False), (True, 3.1, True)],
+)
+def test_how_clearly_another_group_is_to_be_better(
+    alone: bool, errors: float, leaves: bool
+) -> None:
+    labels = np.where(np.arange(18) == 0, 3 if alone else 0, TRUTH)
+    recheck = recheck_of(np.array(numbered(labels)))
+    answers = np.full((2, 18, JOIN + recheck.labels.max() + 1), np.nan)
+    answers[:, 0, JOIN + recheck.labels[17]] = 0.1 * errors, 0.1
+    new = recheck.decide(answers)
+    assert (new[0] == new[17]) == leaves
 
 
 @pytest.mark.parametrize("liar", range(18))

@@ -14,6 +14,7 @@ from fl_admm_strategies import FPFC
 from fl_admm_strategies.algorithms.fpfc.recheck import RECHECK_AFTER, RECHECKS
 from fl_admm_strategies.algorithms.fpfc.stages import Score
 from fl_admm_strategies.maths.pairs import PairwiseStore
+from fl_admm_strategies.maths.recheck import Recheck
 from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
 
 from .test_search import FIRST, FUSION, JUDGE, NUM_CLIENTS, REPROBE, app, arrays, asked, auto, run
@@ -88,6 +89,27 @@ def test_who_does_not_reply_goes_where_its_group_goes_and_is_heard_later(
     last = JUDGE + RECHECK_AFTER + 40
     run(strategy, last, WatchedGrid(app(), NUM_CLIENTS, spoil={lost: losing(2)}))
     assert strategy.clusters().tolist() == TRUTH
+
+
+def test_a_later_look_at_the_same_samples_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, decide = [], Recheck.decide
+
+    def noted(self: Recheck, answers: Any) -> Any:
+        said.append(answers.copy())
+        return decide(self, answers)
+
+    monkeypatch.setattr(Recheck, "decide", noted)
+    for looks in range(RECHECKS):
+        strategy = auto()
+
+        def look(server_round: int, metrics: Any, looks: int = looks) -> None:
+            strategy.state.source.found.rechecks = looks  # noqa: B023
+
+        run(strategy, JUDGE, on_round=look)
+    for looks, (gains, errors) in enumerate(said):
+        np.testing.assert_array_equal(gains, said[0][0])
+        np.testing.assert_allclose(errors, said[0][1] * np.sqrt(1 + looks))
+    assert np.isfinite(said[0]).any()
 
 
 def test_uploads_of_a_re_check_are_clipped_as_in_the_search() -> None:
