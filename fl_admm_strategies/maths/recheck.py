@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from .grouping import cut, numbered, ward_tree, winsorised
 
 NEAREST = 3  # groups that a client may join
-SPLIT, SPLIT_OF_A_HALF, MERGE = 3.0, 4.0, 2.0  # in standard errors
+SPLIT, SPLIT_OF_A_HALF, CONFIRMED, MERGE = 3.0, 4.0, 1.5, 2.0  # in standard errors
 AGAINST = -1.0  # what a half or a group may say against it
 LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where nobody else is in the client's own
 
-STAY, HALF, UNITED, JOIN = -1, 0, 1, 2
+STAY, HALF, UNITED, HELD_OUT, JOIN = -1, 0, 1, 2, 3
 """What a model stands for: the client's group as it is; the half of it that the client is in; it
-and the nearest group as one; and, from `JOIN` on, another group, ``JOIN + label``."""
+and the nearest group as one; and, from `JOIN` on, another group, ``JOIN + label``. `HELD_OUT` is
+the half again, by the samples that the client has held out: whose samples are alike by chance is in
+one half, and the more clients a group has, the clearer is what they gain by that."""
 
 Vectors = Mapping[int, NDArray[Any]]
 
@@ -128,7 +130,7 @@ class Recheck:
 
         Parameters
         ----------
-        answers : ndarray of shape (2, m, 2 + L)
+        answers : ndarray of shape (2, m, 3 + L)
             By how much a choice lowers the client's loss, and the standard error; NaN: unknown.
 
         Returns
@@ -141,10 +143,11 @@ class Recheck:
         # One client is not to decide for others; a lone half, which knows little, only objects.
         heard = ~self.is_lone
         objects = self.is_lone & (np.bincount(labels, heard, count)[labels] > 0)
-        answers[0, objects, HALF] = np.minimum(answers[0, objects, HALF], 0.0)
-        for choice, among in ((HALF, labels), (UNITED, self.united[labels])):
+        for choice in (HALF, HELD_OUT):
+            answers[0, objects, choice] = np.minimum(answers[0, objects, choice], 0.0)
+        for choice, among in ((HALF, labels), (HELD_OUT, labels), (UNITED, self.united[labels])):
             for group in np.unique(among):
-                rows = (among == group) & ~(self.is_lone & (choice == HALF))
+                rows = (among == group) & ~(self.is_lone & (choice != UNITED))
                 gains, errors = answers[:, rows, choice]
                 if np.isfinite(gains).any():
                     least = np.nanmedian(errors) / 2
@@ -166,6 +169,9 @@ class Recheck:
             halves = [members & (cells == cell) for cell in np.unique(cells[members])]
             is_clear = any(_score(answers, half, HALF) > SPLIT_OF_A_HALF for half in halves)
             if len(halves) == 2 and (is_clear or _agree(answers, halves, HALF, SPLIT)):
+                known = np.isfinite(answers[:, members, HELD_OUT]).all(axis=0)
+                if known.any() and _score(answers, members, HELD_OUT) <= CONFIRMED:
+                    continue
                 changes[group] = True
                 new[members] = 2 * count + cells[members]
                 leaves &= ~members | self.is_lone  # the others would leave what spoils the group

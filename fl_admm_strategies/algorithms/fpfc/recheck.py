@@ -19,7 +19,7 @@ from ...maths.candidates import Candidates
 from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.pairs import PairwiseStore
-from ...maths.recheck import HALF, JOIN, STAY, Recheck
+from ...maths.recheck import HALF, HELD_OUT, JOIN, STAY, Recheck
 from .source import FPFCState, Replies, RoundStart
 from .stages import (
     FUSION_ROUNDS,
@@ -113,9 +113,11 @@ class Judge(Everybody):
             for k, (choice, _) in enumerate(ballot):
                 base = k if choice == STAY else base
                 own_is_among = recheck.is_lone[row] if choice == HALF else recheck.is_alone[row]
-                losses, errors = said[HELD_OUT_LOSS if own_is_among else TRAINING_LOSS]
-                if choice != STAY:
-                    answers[:, row, choice] = losses[base] - losses[k], errors[base, k]
+                which = {choice: HELD_OUT_LOSS if own_is_among else TRAINING_LOSS}
+                which |= {HELD_OUT: HELD_OUT_LOSS} if choice == HALF else {}
+                for column, name in which.items() if choice != STAY else ():
+                    losses, errors = said[name]
+                    answers[:, row, column] = losses[base] - losses[k], errors[base, k]
         # Every look at the same samples is another chance to be wrong.
         answers[1] *= np.sqrt(1 + search.rechecks)
         new = recheck.decide(answers)

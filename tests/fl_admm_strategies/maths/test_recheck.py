@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.grouping import group_means, numbered
-from fl_admm_strategies.maths.recheck import HALF, JOIN, STAY, UNITED, Recheck
+from fl_admm_strategies.maths.recheck import HALF, HELD_OUT, JOIN, STAY, UNITED, Recheck
 
 TRUTH = np.repeat([0, 1, 2], 6)
 CENTER = np.zeros(6)
@@ -122,6 +122,16 @@ def test_who_spoils_a_group_leaves_it_and_not_the_others() -> None:
     answers[:, 0, JOIN + 1] = 0.3, 0.1
     expected = [0] + [1] * 5 + [0] * 6 + [2] * 6
     assert list(numbered(recheck.decide(answers))) == expected
+
+
+@pytest.mark.parametrize(("score", "splits"), [(-1.0, False), (1.4, False), (1.6, True)])
+def test_a_split_is_confirmed_by_the_samples_that_are_held_out(score: float, splits: bool) -> None:
+    recheck = recheck_of(TRUTH)
+    answers = np.full((2, 18, JOIN + 3), np.nan)
+    answers[:, :6, HALF] = [[0.5], [0.1]]
+    answers[:, :6, HELD_OUT] = [[score / np.sqrt(6 - recheck.is_lone[:6].sum())], [1.0]]
+    new = recheck.decide(answers)
+    assert (len(np.unique(new[:6])) == 2) == splits
 
 
 @pytest.mark.parametrize(
