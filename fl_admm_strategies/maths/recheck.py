@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from .grouping import cut, numbered, ward_tree, winsorised
 
 NEAREST = 3  # groups that a client may join
-SPLIT, SPLIT_OF_A_HALF, CONFIRMED, MERGE = 3.0, 4.0, 1.5, 2.0  # in standard errors
+SPLIT, SPLIT_OF_A_HALF, MERGE = 3.0, 4.0, 2.0  # in standard errors
+CONFIRMED = 0.2  # in a client's standard errors, on average: what a split gains on held-out samples
 AGAINST = -1.0  # what a half or a group may say against it
 LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where nobody else is in the client's own
 
@@ -143,13 +144,13 @@ class Recheck:
         # One client is not to decide for others; a lone half, which knows little, only objects.
         heard = ~self.is_lone
         objects = self.is_lone & (np.bincount(labels, heard, count)[labels] > 0)
-        for choice in (HALF, HELD_OUT):
-            answers[0, objects, choice] = np.minimum(answers[0, objects, choice], 0.0)
+        answers[0, objects, HALF] = np.minimum(answers[0, objects, HALF], 0.0)
+        answers[:, objects, HELD_OUT] = np.nan
         for choice, among in ((HALF, labels), (HELD_OUT, labels), (UNITED, self.united[labels])):
             for group in np.unique(among):
                 rows = (among == group) & ~(self.is_lone & (choice != UNITED))
                 gains, errors = answers[:, rows, choice]
-                if np.isfinite(gains).any():
+                if np.isfinite(gains + errors).any():
                     least = np.nanmedian(errors) / 2
                     answers[:, rows, choice] = winsorised(gains), np.maximum(errors, least)
 
@@ -160,8 +161,8 @@ class Recheck:
                 changes |= self.united == pair
         new = np.where(changes[labels], count + self.united[labels], labels)
 
-        least = np.where(self.is_alone, LEAVE_ALONE, LEAVE)[:, None]
-        gains = np.where(answers[0] > least * answers[1], answers[0], 0.0)[:, JOIN:]
+        clearly = np.where(self.is_alone, LEAVE_ALONE, LEAVE)[:, None] * answers[1]
+        gains = np.where(answers[0] > clearly, answers[0], 0.0)[:, JOIN:]
         best = gains.argmax(axis=1)
         leaves = (gains.max(axis=1) > 0) & ~changes[labels]
         for group in np.flatnonzero(~changes):
@@ -170,7 +171,8 @@ class Recheck:
             is_clear = any(_score(answers, half, HALF) > SPLIT_OF_A_HALF for half in halves)
             if len(halves) == 2 and (is_clear or _agree(answers, halves, HALF, SPLIT)):
                 known = np.isfinite(answers[:, members, HELD_OUT]).all(axis=0)
-                if known.any() and _score(answers, members, HELD_OUT) <= CONFIRMED:
+                least = CONFIRMED * np.sqrt(known.sum())
+                if known.any() and _score(answers, members, HELD_OUT) <= least:
                     continue
                 changes[group] = True
                 new[members] = 2 * count + cells[members]

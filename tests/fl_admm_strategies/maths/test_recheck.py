@@ -119,17 +119,19 @@ def test_who_spoils_a_group_leaves_it_and_not_the_others() -> None:
     answers[:, 1:3, JOIN + 1] = [[0.3], [0.1]]
     expected = [0] + [1] * 5 + [2] * 6 + [3] * 6
     assert list(numbered(recheck.decide(answers))) == expected
+    answers[:, 0, HALF] = answers[:, 0, HELD_OUT] = -1e6, 1e-9  # it cannot object to that
+    assert list(numbered(recheck.decide(answers))) == expected
     answers[:, 0, JOIN + 1] = 0.3, 0.1
     expected = [0] + [1] * 5 + [0] * 6 + [2] * 6
     assert list(numbered(recheck.decide(answers))) == expected
 
 
-@pytest.mark.parametrize(("score", "splits"), [(-1.0, False), (1.4, False), (1.6, True)])
-def test_a_split_is_confirmed_by_the_samples_that_are_held_out(score: float, splits: bool) -> None:
+@pytest.mark.parametrize(("gain", "splits"), [(-0.5, False), (0.1, False), (0.4, True)])
+def test_a_split_is_confirmed_by_the_samples_that_are_held_out(gain: float, splits: bool) -> None:
     recheck = recheck_of(TRUTH)
     answers = np.full((2, 18, JOIN + 3), np.nan)
     answers[:, :6, HALF] = [[0.5], [0.1]]
-    answers[:, :6, HELD_OUT] = [[score / np.sqrt(6 - recheck.is_lone[:6].sum())], [1.0]]
+    answers[:, :6, HELD_OUT] = [[gain], [1.0]]
     new = recheck.decide(answers)
     assert (len(np.unique(new[:6])) == 2) == splits
 
