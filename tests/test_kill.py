@@ -184,5 +184,5 @@ def test_a_few_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "engine"), [*CASES, ("FPFC", "ray"), ("FedMC-ADMM-client-duals", "ray")]
 )
-def test_25_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -> None:
-    survive(Lives(name, engine, 80, ray_folder), 25, tmp_path)
+def test_50_kills(name: str, engine: str, ray_folder: Path, tmp_path: Path) -> None:
+    survive(Lives(name, engine, 80, ray_folder), 50, tmp_path)
