@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 from tests.support.deployment import PLAIN, Federation, is_service, status
+
+# By program, the guide's port in its command.
+PROGRAMS = {
+    "flwr-serverapp": "8000",
+    "flower-superlink": "8000",
+    "flower-supernode": "9094",
+    "flwr-clientapp": "9094",
+}
 
 PYPROJECT = """
 [build-system]
@@ -109,34 +115,21 @@ def run(folder: Path, megabytes: int) -> None:
         federation.start("run", f'flwr run . sites --stream -c "{settings}"')
         run = federation.forget("run")
         while run.poll() is None:
-            for name, size in resident(federation).items():
-                largest[name] = max(size, largest.get(name, 0.0))
+            for program, port in PROGRAMS.items():
+                sizes = federation.processes(program, port).values()
+                largest[program] = max(largest.get(program, 0.0), *sizes, 0.0)
             time.sleep(0.2)
         print(status(federation))
         said = json.loads(out.read_text())
         assert said["right"], "another model came back than was sent"
         first, second = (b - a for a, b in zip(said["times"], said["times"][1:], strict=False))
-        sizes = ", ".join(f"{name} {size:.2f}" for name, size in sorted(largest.items()))
-        print(f"{megabytes} MB: rounds of {first:.0f} and {second:.0f} s; GB at most: {sizes}")
+        memory = ", ".join(f"{program} {size:.2f}" for program, size in largest.items())
+        print(f"{megabytes} MB: rounds of {first:.0f} and {second:.0f} s; GB at most: {memory}")
     except BaseException:
         federation.stop()
         raise
     finally:
         federation.close()
-
-
-def resident(federation: Federation) -> dict[str, float]:
-    """Return the size of the federation's processes, in GB, by program."""
-    command = ["ps", "-A", "-ww", "-o", "rss=,args="]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    ports = "|".join(federation.ports.values())
-    found: dict[str, float] = {}
-    for size, args in re.findall(rf"(\d+) (.*[ :](?:{ports})\b.*)", listed):
-        for word in args.split()[:2]:
-            name = Path(word).name
-            if name.startswith(("flwr-", "flower-")):
-                found[name] = max(found.get(name, 0.0), int(size) * 1024 / 1e9)
-    return found
 
 
 if __name__ == "__main__":

@@ -370,7 +370,7 @@ def test_workers_that_die_leave_no_pipe_thread_or_process() -> None:
         assert not more_in_hand(before)
 
 
-def on_ray(case: Case, strategy: StatefulStrategy, faults: Schedule) -> None:
+def on_ray(case: Case, strategy: StatefulStrategy, faults: Schedule, **init_args: Any) -> None:
     """Run a strategy on two Ray actors, with clients that fail as scheduled."""
     server = ServerApp()
 
@@ -382,7 +382,7 @@ def on_ray(case: Case, strategy: StatefulStrategy, faults: Schedule) -> None:
         own = faults.get(int(context.node_config["partition-id"]), {})
         return FailingClient(make_client(case.client_class, context), own).to_client()
 
-    run_on_ray(server, client_app(client_fn), NUM_CLIENTS)
+    run_on_ray(server, client_app(client_fn), NUM_CLIENTS, **init_args)
 
 
 @pytest.mark.slow
@@ -392,6 +392,16 @@ def test_a_dead_ray_actor_is_reported_at_once() -> None:
         on_ray(CHEAP, strategy, {VICTIM: {2: "dies"}})
     assert sorted(strategy.train_metrics) == [1]  # the round of the death changes nothing
     assert set(strategy.membership.last_accepted.values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_ray_actor_that_is_killed_for_memory_is_reported() -> None:
+    """Ray's own monitor kills it: to a hundredth of the memory, every machine is full."""
+    full = {"memory_usage_threshold": 0.01, "memory_monitor_refresh_ms": 100}
+    strategy = strategy_of(CHEAP, fraction=1.0)
+    with refused(RuntimeError, "Ray actor", "--resume", "memory"):
+        on_ray(CHEAP, strategy, {}, _system_config=full)
+    assert not strategy.train_metrics
 
 
 if __name__ == "__main__":  # for `stays_in_a_process`

@@ -19,9 +19,11 @@ from tests.support.deployment import (
     rounds,
     run_here,
     running,
+    state_of,
     status,
     trained,
 )
+from tests.support.federation import assert_same_bits
 
 THREE_ROUNDS: dict[str, Any] = ALL_THREE | {"num-rounds": 3, "evaluate-every": 3}
 
@@ -83,18 +85,38 @@ def test_a_site_whose_disk_is_full_is_refused_by_name(shown: Federation) -> None
     assert_same_results(out, run_here(shown.folder, {2: [1]}, **settings))
 
 
+def kill_processes(federation: Federation, program: str, port: str) -> None:
+    """Wait for a program, and kill it as a system does that is out of memory."""
+    federation.wait(f"{program} runs", lambda: federation.processes(program, port))
+    for process in federation.processes(program, port):
+        os.kill(process, signal.SIGKILL)
+
+
 @pytest.mark.long
 def test_training_that_is_killed_costs_its_client_one_round(shown: Federation) -> None:
-    """A site runs out of memory: the system kills its ClientApp, and the SuperNode lives on."""
     settings = THREE_ROUNDS | {"name": "killed-training", "strategy": "fpfc"}
     out = shown.folder / "results" / "killed-training"
     with running(shown, **settings) as run:
         shown.wait("round 1 is over", lambda: len(rounds(out)) == 1)
-        shown.wait("site 1 trains", lambda: shown.processes("1", "flwr-clientapp"))
-        for process in shown.processes("1", "flwr-clientapp"):
-            os.kill(process, signal.SIGKILL)
+        kill_processes(shown, "flwr-clientapp", "9095")
         assert run.wait(PATIENCE) == 0
     assert "finished:completed" in status(shown)
     assert shown.has_logged("run", r"round 2: client 1 refused: .*ClientApp stopped responding")
     assert trained(out) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2]}
     assert_same_results(out, run_here(shown.folder, {2: [1]}, **settings))
+
+
+@pytest.mark.long
+def test_a_server_app_that_is_killed_has_failed_and_goes_on(shown: Federation) -> None:
+    settings = THREE_ROUNDS | {"name": "killed-server", "strategy": "fpfc"}
+    out = shown.folder / "results" / "killed-server"
+    with running(shown, **settings) as run:
+        shown.wait("round 1 is over", lambda: len(rounds(out)) == 1)
+        kill_processes(shown, "flwr-serverapp", "8000")
+        assert run.wait(PATIENCE) == 0
+    said = shown.run(f"({STATUS}) || true")
+    assert "finished:failed No heartbeat received from the task" in said
+    with running(shown, **settings) as run:
+        assert run.wait(PATIENCE) == 0
+    assert "finished:completed" in status(shown)
+    assert_same_bits(state_of(out), state_of(run_here(shown.folder, {}, **settings)))

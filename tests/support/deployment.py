@@ -187,17 +187,17 @@ class Federation:
         """Return whether what a service, or the last run, wrote has a line with a pattern."""
         return re.search(pattern, self.log(name).read_text(errors="replace")) is not None
 
-    def processes(self, name: str, program: str) -> list[int]:
-        """Return the processes of a service that run one of Flower's programs."""
-        command = ["ps", "-A", "-ww", "-o", "pid=,sid=,stat=,args="]
+    def processes(self, program: str, port: str = "8000") -> dict[int, float]:
+        """Return the processes that run one of Flower's programs, and their memory in GB.
+
+        The port is that of the guide at which they were started or which they call: the
+        SuperLink's, or a SuperNode's.
+        """
+        command = ["ps", "-A", "-ww", "-o", "pid=,rss=,args="]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found = []
-        for line in listed.splitlines():
-            pid, session, stat, args = line.split(None, 3)
-            is_ours = int(session) == self._services[name].pid and not stat.startswith("Z")
-            if is_ours and program in map(os.path.basename, args.split()[:2]):
-                found.append(int(pid))
-        return found
+        pattern = rf"^ *(\d+) +(\d+) \S*python\S* \S*{program} .*[ :]{self.ports[port]}\b"
+        found = re.findall(pattern, listed, flags=re.MULTILINE)
+        return {int(pid): int(size) * 1024 / 1e9 for pid, size in found}
 
     def kill(self, name: str) -> None:
         """Kill a service and all that it started, without a chance to sign off."""
