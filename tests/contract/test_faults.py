@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from clients import client_app
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from fl_admm_strategies.runtime.messages import identity
 from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, case_of, each_case, run
 from tests.support.federation import (
     assert_same_bits,
@@ -394,11 +395,21 @@ def test_a_dead_ray_actor_is_reported_at_once() -> None:
     assert set(strategy.membership.last_accepted.values()) == {1}
 
 
+@pytest.mark.parametrize("error", ["ActorDiedError", "ActorUnavailableError", "OutOfMemoryError"])
+def test_every_way_to_lose_a_ray_actor_ends_the_run(
+    error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine Ray calls an actor unavailable, until it has heard that it died."""
+    monkeypatch.setattr(identity, "runs_on_ray", lambda: True)
+    with refused(RuntimeError, "Ray actor", "--resume", error):
+        identity.check_actor(f"<class 'ray.exceptions.{error}'>:<'The actor ...'>")
+
+
 @pytest.mark.slow
 def test_a_ray_actor_that_is_killed_for_memory_is_reported() -> None:
     """Ray's own monitor kills it: to a hundredth of the memory, every machine is full."""
     full = {"memory_usage_threshold": 0.01, "memory_monitor_refresh_ms": 100}
-    strategy = strategy_of(CHEAP, fraction=1.0)
+    strategy = CHEAP.strategy(fraction_train=1.0, node_timeout=600, seed=1)  # Ray may start slowly
     with refused(RuntimeError, "Ray actor", "--resume", "memory"):
         on_ray(CHEAP, strategy, {}, _system_config=full)
     assert not strategy.train_metrics

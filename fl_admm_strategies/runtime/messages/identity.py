@@ -24,9 +24,11 @@ _LEGACY_APP = (
 
 
 # Flower puts a dead actor back into its pool, where every later message to it fails.
-# An engine names its own error by its class; a client's words stand in the text of another's.
+# An engine names its own error by its class; a client's words stand in the text of another's. Where
+# Ray has not heard of the death within a second, it calls the actor unavailable.
 _DEAD_ACTOR = re.compile(
-    r"<class 'ray\.exceptions\.(ActorDiedError|RayActorError|OutOfMemoryError)'>"
+    r"<class 'ray\.exceptions\."
+    r"(ActorDiedError|ActorUnavailableError|RayActorError|OutOfMemoryError)'>"
 )
 
 # Nobody's federation is larger; a node that says so is mistaken, or wants the others to wait.
