@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -85,20 +85,28 @@ def test_a_site_whose_disk_is_full_is_refused_by_name(shown: Federation) -> None
     assert_same_results(out, run_here(shown.folder, {2: [1]}, **settings))
 
 
-def kill_processes(federation: Federation, program: str, port: str) -> None:
-    """Wait for a program, and kill it as a system does that is out of memory."""
-    federation.wait(f"{program} runs", lambda: federation.processes(program, port))
+def kill_all(federation: Federation, program: str, port: str) -> None:
+    """Kill what runs of a program, as a system does that is out of memory."""
     for process in federation.processes(program, port):
-        os.kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.long
 def test_training_that_is_killed_costs_its_client_one_round(shown: Federation) -> None:
     settings = THREE_ROUNDS | {"name": "killed-training", "strategy": "fpfc"}
-    out = shown.folder / "results" / "killed-training"
+    out, log = shown.folder / "results" / "killed-training", shown.log("1")
+    began = log.stat().st_size
     with running(shown, **settings) as run:
-        shown.wait("round 1 is over", lambda: len(rounds(out)) == 1)
-        kill_processes(shown, "flwr-clientapp", "9095")
+        shown.wait(
+            "round 2 has reached site 1",
+            lambda: "ROUND 2]" in log.read_text(errors="replace")[began:],
+        )
+        # Flower does not start it again for the same message.
+        shown.wait(
+            "round 2 is over",
+            lambda: len(rounds(out)) == 2 or kill_all(shown, "flwr-clientapp", "9095"),
+        )
         assert run.wait(PATIENCE) == 0
     assert "finished:completed" in status(shown)
     assert shown.has_logged("run", r"round 2: client 1 refused: .*ClientApp stopped responding")
@@ -112,7 +120,7 @@ def test_a_server_app_that_is_killed_has_failed_and_goes_on(shown: Federation) -
     out = shown.folder / "results" / "killed-server"
     with running(shown, **settings) as run:
         shown.wait("round 1 is over", lambda: len(rounds(out)) == 1)
-        kill_processes(shown, "flwr-serverapp", "8000")
+        kill_all(shown, "flwr-serverapp", "8000")
         assert run.wait(PATIENCE) == 0
     said = shown.run(f"({STATUS}) || true")
     assert "finished:failed No heartbeat received from the task" in said
