@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,10 @@ def test_the_default_experiment_finds_the_three_groups(tmp_path: Path) -> None:
     assert result["models"]["personal model"]["mean"] > 0.9
     assert result["models"]["cluster model"]["mean"] > 0.9
     assert result["models"]["one global model"]["mean"] < 0.4
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    said = [float(share) / 100 for share in re.findall(r"([\d.]+) % with", readme)]
+    kinds = ("personal model", "one global model")
+    assert said == pytest.approx([result["models"][kind]["mean"] for kind in kinds], abs=0.01)
     assert result["rounds"] == 200
     # lambda was found: three groups of the five groupings that were tried.
     search = result["search"]
