@@ -19,6 +19,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+import yaml
 from flwr.app import ArrayRecord, Context
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
@@ -73,6 +74,8 @@ def test_the_badges_are_true() -> None:
     lowest, above = re.search(r"flwr>=1\.(\d+),<1\.(\d+)", str(project["dependencies"])).groups()
     assert flower.split("_%7C_") == [f"1.{k}" for k in range(int(lowest), int(above))]
     assert licence.replace("--", "-") == project["license"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
 
 
 def after(diff: str) -> str:
