@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -27,7 +27,6 @@ from tests.support.federation import assert_same_bits
 
 THREE_ROUNDS: dict[str, Any] = ALL_THREE | {"num-rounds": 3, "evaluate-every": 3}
 
-# Appended to the app, which all its processes import.
 FULL_DISK = """
 import errno
 import os
@@ -42,17 +41,42 @@ def _fsync(file, sync=os.fsync):
 os.fsync = _fsync
 """
 
+# As a system does that is out of memory.
+DYING = """
+import os
+import signal
+
+
+class Dying(FPFCClient):
+    def __init__(self, context, *args, **kwargs):
+        super().__init__(context, *args, **kwargs)
+        self.site = context.node_config["partition-id"]
+
+    def fit(self, parameters, config):
+        if self.site == 1 and config["server-round"] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().fit(parameters, config)
+
+
+CLIENTS["fpfc"] = Dying
+"""
+
 
 @contextmanager
-def full_disk(federation: Federation, name: str) -> Iterator[None]:
-    """Let no file with this in its path be written by the runs that are started meanwhile."""
-    module = federation.folder / "sites" / "__init__.py"
-    before = module.read_text(encoding="utf-8")
-    module.write_text(before + FULL_DISK.format(name=name), encoding="utf-8")
+def added(federation: Federation, module: str, text: str) -> Iterator[None]:
+    """Add to a module of the app, for the runs that are started meanwhile."""
+    path = federation.folder / "sites" / module
+    before = path.read_text(encoding="utf-8")
+    path.write_text(before + text, encoding="utf-8")
     try:
         yield
     finally:
-        module.write_text(before, encoding="utf-8")
+        path.write_text(before, encoding="utf-8")
+
+
+def full_disk(federation: Federation, name: str) -> AbstractContextManager[None]:
+    """Let no file with this in its path be written by the runs that are started meanwhile."""
+    return added(federation, "__init__.py", FULL_DISK.format(name=name))
 
 
 @pytest.mark.long
@@ -85,31 +109,14 @@ def test_a_site_whose_disk_is_full_is_refused_by_name(shown: Federation) -> None
     assert_same_results(out, run_here(shown.folder, {2: [1]}, **settings))
 
 
-def kill_all(federation: Federation, program: str, port: str) -> None:
-    """Kill what runs of a program, as a system does that is out of memory."""
-    for process in federation.processes(program, port):
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
 @pytest.mark.long
 def test_training_that_is_killed_costs_its_client_one_round(shown: Federation) -> None:
     settings = THREE_ROUNDS | {"name": "killed-training", "strategy": "fpfc"}
-    out, log = shown.folder / "results" / "killed-training", shown.log("1")
-    began = log.stat().st_size
-    with running(shown, **settings) as run:
-        shown.wait(
-            "round 2 has reached site 1",
-            lambda: "ROUND 2]" in log.read_text(errors="replace")[began:],
-        )
-        # Flower does not start it again for the same message.
-        shown.wait(
-            "round 2 is over",
-            lambda: len(rounds(out)) == 2 or kill_all(shown, "flwr-clientapp", "9095"),
-        )
+    with added(shown, "client_app.py", DYING), running(shown, **settings) as run:
         assert run.wait(PATIENCE) == 0
     assert "finished:completed" in status(shown)
     assert shown.has_logged("run", r"round 2: client 1 refused: .*ClientApp stopped responding")
+    out = shown.folder / "results" / "killed-training"
     assert trained(out) == {1: [0, 1, 2], 2: [0, 2], 3: [0, 1, 2]}
     assert_same_results(out, run_here(shown.folder, {2: [1]}, **settings))
 
@@ -120,7 +127,8 @@ def test_a_server_app_that_is_killed_has_failed_and_goes_on(shown: Federation) -
     out = shown.folder / "results" / "killed-server"
     with running(shown, **settings) as run:
         shown.wait("round 1 is over", lambda: len(rounds(out)) == 1)
-        kill_all(shown, "flwr-serverapp", "8000")
+        for process in shown.processes("flwr-serverapp", "8000"):
+            os.kill(process, signal.SIGKILL)
         assert run.wait(PATIENCE) == 0
     said = shown.run(f"({STATUS}) || true")
     assert "finished:failed No heartbeat received from the task" in said
