@@ -81,7 +81,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         What becomes of an upload that is further away: it is scaled back to that distance, or
         refused by name. The round's metrics have how many, ``clipped`` or ``refused``.
     max_examples : int, optional
-        A client that reports more examples counts as if it had so many.
+        A client that reports more examples counts as if it had so many. By default ten times the
+        median of what clients have reported, of three or more.
     weighted_by_key : str (default: "num-examples")
         The metric of a reply that holds its number of examples.
     wire_dtype : {"float16"}, optional

@@ -150,7 +150,7 @@ def test_packed_clients_and_the_legacy_api_are_bounded_alike() -> None:
     assert_same_bits(strategy.state_dict(), wanted.state_dict())
 
 
-def test_a_client_counts_for_at_most_max_examples() -> None:
+def test_a_client_counts_for_at_most_max_examples(warned: Warned) -> None:
     class Boasting(FedProxClient):
         def train_size(self) -> int:
             boasts = self.context.node_config["partition-id"] == 0
@@ -175,7 +175,13 @@ def test_a_client_counts_for_at_most_max_examples() -> None:
         strategy.start(InProcessGrid(client_app(client_fn_of(client)), 3), initial_arrays(), 1)
         return strategy
 
-    assert run(Boasting, FedProx(seed=1)).global_arrays["head.bias"].numpy()[0] < 1e-6
+    # Ten times the median, 10, unless the strategy says otherwise: (0 * 100 + 1 * 10 + 2 * 10)/120.
+    for strategy, bias in ((FedProx(seed=1), 0.25), (FedProx(seed=1, max_examples=2**53), 0.0)):
+        model = run(Boasting, strategy).global_arrays
+        assert model["head.bias"].numpy()[0] == pytest.approx(bias, abs=1e-6)
+    assert len(warned("[0]", "max_examples")) == 1
+    by_default = run(Weighted, FedADMM(weights="size")).state.clients.column("alpha")
+    np.testing.assert_allclose(by_default, [100 / 120, 10 / 120, 10 / 120])
     capped = run(Boasting, FedProx(seed=1, max_examples=10))
     assert capped.global_arrays["head.bias"].numpy()[0] == pytest.approx(1.0)
     result = capped.run.record.result

@@ -45,6 +45,8 @@ class Membership:
         By client, the round of its last accepted upload; 0 before the first.
     last_seen : dict of int to int
         By client, the last round that found it connected.
+    examples : dict of int to float
+        By client, how many examples it reported last for its training.
     joining : dict of int to (Reply or None)
         Connected clients that do not belong to the run until a reply of theirs was accepted, with
         their reply to the handshake where there was one.
@@ -73,6 +75,7 @@ class Membership:
         self.announced = announced
         self.last_accepted = dict.fromkeys(self.ids, 0)
         self.last_seen = dict.fromkeys(self.ids, 0)
+        self.examples: dict[int, float] = {}
         self.joining: dict[int, Reply | None] = {}
         self.waiting: dict[int, tuple[int, int]] = {}
         self._current: set[int] = set()
@@ -157,6 +160,7 @@ class Membership:
         self.version += 1
         for client in clients:
             del self.last_accepted[client], self.last_seen[client]
+            self.examples.pop(client, None)
         self._current.difference_update(clients)
         return rows
 
@@ -220,6 +224,8 @@ class Membership:
             "announced": np.array(self.announced, dtype=np.int64),
             "last_accepted": np.array(list(self.last_accepted.values()), dtype=np.int64),
             "last_seen": np.array(list(self.last_seen.values()), dtype=np.int64),
+            "counted_ids": np.array(sorted(self.examples), dtype=np.uint64),
+            "counted": np.array([n for _, n in sorted(self.examples.items())], dtype=np.float64),
             "waiting_ids": np.array(sorted(self.waiting), dtype=np.uint64),
             "waiting": np.array(
                 [self.waiting[client] for client in sorted(self.waiting)], dtype=np.int64
@@ -233,6 +239,8 @@ class Membership:
         self.last_accepted, self.last_seen = (
             dict(zip(self.ids, column, strict=True)) for column in rounds
         )
+        counted = zip(arrays["counted_ids"].tolist(), arrays["counted"].tolist(), strict=True)
+        self.examples = dict(counted)
         waiting = zip(arrays["waiting_ids"].tolist(), arrays["waiting"].tolist(), strict=True)
         self.waiting = {client: (times, due) for client, (times, due) in waiting}
         self.num_initial = int(arrays["num_initial"])

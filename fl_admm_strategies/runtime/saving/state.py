@@ -130,6 +130,7 @@ def check_base(saved: Saved, expected: Saved, owner: str) -> None:
         raise ValueError(f"This is not a state of {owner}.state_dict(): it lacks {missing}.")
     sizes = dict.fromkeys(("client_ids", "last_accepted", "last_seen"), "client_ids")
     sizes |= dict.fromkeys(("owned_ids", "owner_keys"), "owned_ids")
+    sizes |= dict.fromkeys(("counted_ids", "counted"), "counted_ids")
     sizes |= dict.fromkeys(("waiting_ids", "waiting"), "waiting_ids")
     wanted = dict(expected)
     for name, of in sizes.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from logging import WARNING
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from ..messages.records import (
 )
 from ..messages.stamp import WrongMakerError, check_reply_maker, client_of, is_stamp
 from ..messages.wire import WIRE_DTYPE
-from .means import weighted_means
+from .means import MOST, most_examples, weighted_means
 
 _MOST_EXAMPLES = 2**53  # beyond it a float does not tell two counts apart
 _MOST_METRICS = 300  # of one reply, and the letters of a name: every one is kept for every round
@@ -65,7 +66,8 @@ class Intake:
     method : str or None
         The method whose clients' replies are accepted; None: any client's.
     max_examples : int or None
-        A reply that reports more examples counts as if it had reported so many.
+        A reply that reports more examples counts as if it had reported so many; None: than `MOST`
+        times the median of the clients.
 
     Attributes
     ----------
@@ -88,6 +90,7 @@ class Intake:
         max_examples: int | None = None,
     ) -> None:
         self.weighted_by_key = weighted_by_key
+        self._caps = max_examples is None
         self._most_examples = math.inf if max_examples is None else float(max_examples)
         self._membership = membership
         self._method = method
@@ -100,6 +103,7 @@ class Intake:
         self.only_wrong_clients = False
         self.infinite = 0.0
         self._has_right_clients = False
+        self._capped: set[int] = set()  # who was named
 
     def accept(
         self,
@@ -157,7 +161,27 @@ class Intake:
         for client, reason in sorted(refused.items()):
             if client not in lost and not optional:
                 self.refuse(server_round, client, reason)
-        return Accepted(dict(sorted(accepted.items())), lost)
+        accepted = dict(sorted(accepted.items()))
+        return Accepted(accepted if spec is None else self._cap(server_round, accepted), lost)
+
+    def _cap(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """Return replies to a training, nobody's with many times the others' examples."""
+        members = self._membership
+        members.examples = members.examples | {c: r.num_examples for c, r in replies.items()}
+        most = most_examples(members.examples.values()) if self._caps else math.inf
+        over = [client for client, reply in replies.items() if reply.num_examples > most]
+        if new := [client for client in over if client not in self._capped]:
+            self._capped.update(new)
+            log(
+                WARNING,
+                "round %s: clients %s report more than %s examples, %s times the median, and count "
+                "for so many (max_examples sets another bound)",
+                server_round,
+                listing(new),
+                round(most),
+                round(MOST),
+            )
+        return replies | {c: replace(replies[c], num_examples=most) for c in over}
 
     def _checked(
         self, client: int, raw: RawReply, spec: Spec | Callable[[int], Spec] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import median_low
 
 from ..messages.records import Metrics, Reply
@@ -14,6 +14,14 @@ MOST = 10.0
 
 REPORTED = "-clients"
 """After a metric's name: how many clients reported it, where not all did."""
+
+
+def most_examples(known: Collection[float]) -> float:
+    """Return how many examples a client counts for where models are weighted by them, at most.
+
+    `MOST` times the median of what clients report. Of two nobody can tell which is the liar.
+    """
+    return MOST * median_low(known) if len(known) > 2 else math.inf
 
 
 def weighted_means(replies: Mapping[int, Reply]) -> Metrics:
