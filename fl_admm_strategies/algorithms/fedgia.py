@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO
-from statistics import median_low
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -31,6 +30,7 @@ from ..runtime.callbacks import StopRule
 from ..runtime.messages.records import Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.strategy import StatefulStrategy
+from ..runtime.trust.means import largest_reported, too_large
 from .shared.base import Duals
 
 DUAL = "dual/"
@@ -39,9 +39,8 @@ GRADIENT = "gradient/"
 """Before those of grad f_i(x)/m."""
 
 _MOST_GROWTH = 10.0
-MOST_CURVATURE = 100.0
-"""Times the median: a client that reports a larger r_i is refused. sigma goes by the largest."""
 """Of the curvature, from one round to the next."""
+_IF_RIGHT = "If that is right, give FedGiA a curvature for it"
 _SMALLEST_STEP = 1e-4
 """Of the model's norm: over shorter ones a change of the gradient in float32 is mostly rounding."""
 
@@ -133,14 +132,6 @@ class FedGiADiagnostics:
     objective: float
     squared_gradient: float
     communication_rounds: int
-
-
-def _too_curved(curvature: float) -> str:
-    return (
-        f"it reported the curvature {curvature:.3g}, more than {MOST_CURVATURE:g} times the median "
-        "of all, by the largest of which everybody's step goes. If that is right, give FedGiA a "
-        "curvature for it"
-    )
 
 
 class FedGiA(StatefulStrategy):
@@ -275,10 +266,8 @@ class FedGiA(StatefulStrategy):
                     f"The curvature that client {client_id} reported is {curvature:.2g}, expected "
                     f"at most {most:.2g}."
                 )
-            if len(known := self.state.clients.column("curvature")) and (
-                curvature > MOST_CURVATURE * median_low(known)
-            ):
-                raise ValueError(_too_curved(curvature))
+            if curvature > largest_reported(self.state.clients.column("curvature")):
+                raise ValueError(f"{too_large('curvature', curvature)}. {_IF_RIGHT}")
         return {"message": self.state.x, "curvature": curvature}
 
     def _given(self, client: int) -> float:
@@ -287,14 +276,14 @@ class FedGiA(StatefulStrategy):
         return math.nan if self.curvature is None else float(self.curvature)
 
     def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
-        """Return whose r_i is so large that sigma, which goes by the largest, would stop the run.
-
-        Of an even number of clients the smaller of both medians counts.
-        """
+        """Return whose r_i is so large that sigma, which goes by the largest, stops the run."""
         said = {c: reply.metrics.get("curvature", math.nan) for c, reply in replies.items()}
-        usable = [value for value in said.values() if 0 < value < math.inf]
-        most = MOST_CURVATURE * median_low(usable) if usable else math.inf
-        return {client: _too_curved(value) for client, value in said.items() if value > most}
+        most = largest_reported(said.values())
+        return {
+            client: f"{too_large('curvature', value)}. {_IF_RIGHT}"
+            for client, value in said.items()
+            if value > most
+        }
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Say what the clients found in their data."""

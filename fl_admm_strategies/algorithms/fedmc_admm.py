@@ -28,6 +28,7 @@ from ..maths.clienttable import Row
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.rated import RATED, RatedConsensus
 from ..runtime.messages.records import Reply
+from ..runtime.trust.means import largest_reported, too_large
 from .shared.base import ConsensusForm, ConsensusInstruction
 from .shared.completion import CURVATURE, CompletionStrategy, FedMCFactors
 
@@ -72,9 +73,9 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         N, proximal gradient steps of a client on each of its two blocks in a round.
     y0 : {"zero", "handshake"} (default: "zero")
         How the duals start. "zero": Y_i^0 = 0, as in the authors' code. "handshake": the paper's
-        Y_i^0 = -(1/p) grad_V f_i(U_i^0, V^0), which all clients must send before round 1, since
-        (16) adds up those of all: they share a gradient of their raw data, and V^1 can be far off
-        where beta is small.
+        Y_i^0 = -(1/p) grad_V f_i(U_i^0, V^0), which clients send before round 1; one whose
+        handshake fails joins with 0. They share a gradient of their raw data, and V^1 can be far
+        off where beta is small.
     duals : {"strategy", "client"} (default: "strategy")
         Where Y_i and the last W_i are kept. "strategy": V - Y_i/beta goes down, W_i comes up, and
         the strategy updates Y_i; its memory is O(p r n). "client": V goes down, the change of
@@ -205,6 +206,14 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with the items that it rated."""
         return {} if self.rows == "all" or reply is None else reply.arrays
+
+    def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
+        """Return whose Y_i^0 is so large that the first mean would be its own."""
+        if self.rows == "rated":
+            return {}
+        said = {c: float(abs(self._block.vector(r.arrays)).max()) for c, r in replies.items()}
+        most = largest_reported(said.values())
+        return {c: too_large("Y_i^0 up to", size) for c, size in said.items() if size > most}
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Take in Y_i^0 of all clients. They enter V with the first V step; V^0 stays."""

@@ -27,6 +27,7 @@ from ..maths.clienttable import ClientTable, Row
 from ..maths.regularizers import squared_l2_weight
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
+from ..runtime.trust.means import largest_reported, too_large
 from .shared.completion import CURVATURE, CompletionStrategy, FedMCFactors
 
 _LEAST_CURVATURE = 1e-12  # where all users' factors are 0, and gamma is
@@ -123,13 +124,21 @@ class FedMGS(CompletionStrategy):
         return {"gradient": gradient, "curvature": reply.metrics[CURVATURE]}
 
     def check_reply(self, client_id: int, reply: Reply) -> None:
-        """Raise ValueError if lambda_i is none."""
+        """Raise ValueError if lambda_i is none, or far above those of the others."""
         curvature = reply.metrics.get(CURVATURE, math.nan)
         if not 0 <= curvature <= largest_allowed(np.dtype(np.float64)):
             raise ValueError(
                 f"client {client_id} reported the {CURVATURE} {curvature}, expected a finite "
                 "number >= 0. Do its ratings and init_scale fit in size?"
             )
+        if curvature > largest_reported(self.state.clients.column("curvature")):
+            raise ValueError(too_large(CURVATURE, curvature))
+
+    def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
+        """Return whose lambda_i is so large that c_V, the mean of all, would stop the run."""
+        said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
+        most = largest_reported(said.values())
+        return {c: too_large(CURVATURE, value) for c, value in said.items() if value > most}
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]

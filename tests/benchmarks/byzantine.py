@@ -2,11 +2,11 @@
 
 Run with `python -m tests.benchmarks.byzantine` in the repository (an hour), or name some methods:
 `python -m tests.benchmarks.byzantine FedADMM FLAME --out docs/results/robustness`. Twenty clients
-with scikit-learn's digits, of which none, one or four are malicious; a linear softmax model. What is
-scored is the accuracy of the model that a method shows first, over the test samples of the honest
+with scikit-learn's digits, of which none, one or four are malicious; a linear softmax model. The
+score is the accuracy of the model that a method shows first, over the test samples of the honest
 clients. For one seed all runs have the same data, initial model and clients. Every run becomes a
-line of `--out`/DATA.csv; one that stands there already is not repeated. `--table` prints the
-tables alone.
+line of `--out`/DATA.csv; one that stands there already is not repeated. `--table` prints the tables
+alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any, NamedTuple
@@ -131,8 +132,8 @@ def method(name: str, *first: Any, client: str = "", rounds: int = ROUNDS) -> Me
 
 
 METHODS = {
-    # The search for groups, the training of each group and the last 30 rounds.
-    "FPFC": method("FPFC", rounds=80),
+    # 31 rounds in which it finds groups, and the last 30.
+    "FPFC": method("FPFC", rounds=64),
     "FedADMM": method("FedADMM"),
     "FedAPM": method("FedAPM", "bias"),
     "FLAME": method("FLAME"),
@@ -167,12 +168,11 @@ class Line(NamedTuple):
     accuracy: float
 
 
-def cells(seeds: int) -> Iterator[tuple[str, int, int]]:
-    """Yield attack, number of malicious clients and seed of all runs of a method."""
-    for seed in range(1, seeds + 1):
-        yield "none", 0, seed
-        for count in COUNTS:
-            yield from ((kind, count, seed) for kind in ATTACKS)
+def cells(seed: int) -> Iterator[tuple[str, int, int]]:
+    """Yield attack, number of malicious clients and seed of the runs of a method."""
+    yield "none", 0, seed
+    for count in COUNTS:
+        yield from ((kind, count, seed) for kind in ATTACKS)
 
 
 def read(path: Path) -> list[Line]:
@@ -184,12 +184,12 @@ def read(path: Path) -> list[Line]:
     return [Line(a, b, int(c), int(d), float(e)) for a, b, c, d, e in rows]
 
 
-def run(path: Path, data: str, names: list[str], seeds: int, settings: dict[str, Any]) -> None:
-    """Run what a file does not have yet."""
+def run(path: Path, data: str, names: list[str], seed: int, settings: dict[str, Any]) -> None:
+    """Run what a file does not have yet, long runs last."""
     done = {line[:4] for line in read(path)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    for cell in cells(seeds):
-        for name in names:
+    for name in sorted(names, key=lambda name: METHODS[name].rounds):
+        for cell in cells(seed):
             if (name, *cell) in done:
                 continue
             accuracy_ = METHODS[name].score(data, *cell, **settings)
@@ -240,10 +240,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     settings = {} if given.max_norm is None else {"max_norm": given.max_norm}
-    for data in given.data:
-        path = given.out / f"{data}{'-bounded' * bool(settings)}.csv"
-        if not given.table:
-            run(path, data, given.methods or [*METHODS], given.seeds, settings)
+    paths = {data: given.out / f"{data}{'-bounded' * bool(settings)}.csv" for data in given.data}
+    if not given.table:
+        for seed, (data, path) in product(range(1, given.seeds + 1), paths.items()):
+            run(path, data, given.methods or [*METHODS], seed, settings)
+    for path in paths.values():
         print(f"\n{path.stem}\n")
         print("\n".join(table(read(path))), flush=True)
 

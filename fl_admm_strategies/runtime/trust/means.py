@@ -12,6 +12,9 @@ from ..messages.records import Metrics, Reply
 MOST = 10.0
 """Times the median number of examples: so many a client has in a mean of metrics, at most."""
 
+FAR = 100.0
+"""Times the median: a client is refused that reports more of what everybody's step goes by."""
+
 REPORTED = "-clients"
 """After a metric's name: how many clients reported it, where not all did."""
 
@@ -22,6 +25,24 @@ def most_examples(known: Collection[float]) -> float:
     `MOST` times the median of what clients report. Of two nobody can tell which is the liar.
     """
     return MOST * median_low(known) if len(known) > 2 else math.inf
+
+
+def largest_reported(known: Iterable[float]) -> float:
+    """Return the largest number that a client may report of what everybody's step goes by.
+
+    `FAR` times the median of what clients report that is above 0; of an even number the
+    smaller of both medians.
+    """
+    usable = [value for value in known if 0 < value < math.inf]
+    return FAR * median_low(usable) if usable else math.inf
+
+
+def too_large(what: str, value: float) -> str:
+    """Return why a client is refused whose number is above `largest_reported`."""
+    return (
+        f"it reported the {what} {value:.3g}, more than {FAR:g} times the median of all, "
+        "and everybody's step goes by it"
+    )
 
 
 def weighted_means(replies: Mapping[int, Reply]) -> Metrics:
