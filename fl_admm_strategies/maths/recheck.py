@@ -18,6 +18,8 @@ SPLIT, SPLIT_OF_A_HALF, MERGE = 3.0, 4.0, 2.0  # in standard errors
 CONFIRMED = 0.2  # in a client's standard errors, on average: what a split gains on held-out samples
 AGAINST = -1.0  # what a half or a group may say against it
 LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where nobody else is in the client's own
+VAGUE = 10.0  # times the median, of an even number the smaller one
+_TINY = np.finfo(float).tiny
 
 STAY, HALF, UNITED, HELD_OUT, JOIN = -1, 0, 1, 2, 3
 """What a model stands for: the client's group as it is; the half of it that the client is in; it
@@ -192,14 +194,19 @@ def _agree(
 
 
 def _score(answers: NDArray[np.float64], rows: NDArray[np.bool_], choice: int) -> float:
-    """Return the sum of some clients' gains, in standard errors; 0 where nobody has said."""
+    """Return the sum of some clients' gains, in standard errors; 0 where nobody has said.
+
+    Who reports `VAGUE` times the others' error has no say: with a large one it could veto anything.
+    """
     gains, errors = answers[:, rows, choice]
     known = np.isfinite(gains) & np.isfinite(errors)
+    if known.any():
+        known &= errors <= VAGUE * max(np.quantile(errors[known], 0.5, method="lower"), _TINY)
     scale = float(np.linalg.norm(errors[known]))
     return float(gains[known].sum()) / scale if scale > 0 else 0.0
 
 
 def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    units: NDArray[np.float64] = vectors / np.maximum(lengths, np.finfo(float).tiny)
+    units: NDArray[np.float64] = vectors / np.maximum(lengths, _TINY)
     return units

@@ -164,6 +164,17 @@ def test_a_liar_touches_no_group_but_its_own(liar: int, choice: int) -> None:
     assert len(np.unique(new[~others])) <= 2
 
 
+@pytest.mark.parametrize("error", [1e6, 1e300])
+@pytest.mark.parametrize("liar", [0, 7])
+def test_a_large_error_vetoes_nothing(liar: int, error: float) -> None:
+    labels = np.minimum(TRUTH, 1)  # two kinds in one group
+    recheck = recheck_of(labels)
+    answers = answers_of(recheck)
+    expected = recheck.decide(answers)
+    answers[1, liar, :JOIN] = error
+    assert numbered(recheck.decide(answers)) == numbered(expected)
+
+
 def test_silence_changes_nothing() -> None:
     recheck = recheck_of(np.minimum(TRUTH, 1))
     nothing = np.full_like(answers_of(recheck), np.nan)
