@@ -150,6 +150,7 @@ class Recheck:
         answers[:, objects, HELD_OUT] = np.nan
         for choice, among in ((HALF, labels), (HELD_OUT, labels), (UNITED, self.united[labels])):
             for group in np.unique(among):
+                _silence_vague(answers[:, :, choice], among == group)
                 rows = (among == group) & ~(self.is_lone & (choice != UNITED))
                 gains, errors = answers[:, rows, choice]
                 if np.isfinite(gains + errors).any():
@@ -184,6 +185,17 @@ class Recheck:
         return new
 
 
+def _silence_vague(answers: NDArray[np.float64], rows: NDArray[np.bool_]) -> None:
+    """Take their say from those of some clients whose error is `VAGUE` times the others'.
+
+    In the sum of all a large error could veto anything.
+    """
+    known = rows & np.isfinite(answers[1])
+    if known.any():
+        middle = np.quantile(answers[1, known], 0.5, method="lower")
+        answers[:, known & (answers[1] > VAGUE * max(middle, _TINY))] = np.nan
+
+
 def _agree(
     answers: NDArray[np.float64], parts: list[NDArray[np.bool_]], choice: int, least: float
 ) -> bool:
@@ -194,14 +206,9 @@ def _agree(
 
 
 def _score(answers: NDArray[np.float64], rows: NDArray[np.bool_], choice: int) -> float:
-    """Return the sum of some clients' gains, in standard errors; 0 where nobody has said.
-
-    Who reports `VAGUE` times the others' error has no say: with a large one it could veto anything.
-    """
+    """Return the sum of some clients' gains, in standard errors; 0 where nobody has said."""
     gains, errors = answers[:, rows, choice]
     known = np.isfinite(gains) & np.isfinite(errors)
-    if known.any():
-        known &= errors <= VAGUE * max(np.quantile(errors[known], 0.5, method="lower"), _TINY)
     scale = float(np.linalg.norm(errors[known]))
     return float(gains[known].sum()) / scale if scale > 0 else 0.0
 
