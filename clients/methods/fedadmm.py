@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,9 @@ from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
+
+RHO = "rho"
+"""Name, in the client's memory, of the rho that its pi_i belongs to."""
 
 
 class FedADMMClient(TorchClient[Any]):
@@ -43,6 +47,8 @@ class FedADMMClient(TorchClient[Any]):
             upload |= whole
             kept |= held_back
         kept |= prefixed(BUFFERS, self.buffers())
+        if dual:
+            kept[RHO] = np.array(asked.rho)
         self.memory.keep(config, kept | to_numpy(new, "u/") | to_numpy(dual, "dual/"))
         return upload, metrics
 
@@ -56,7 +62,12 @@ class FedADMMClient(TorchClient[Any]):
     def objective(self, asked: Any, anchor: dict[str, Tensor]) -> LocalObjective:
         """Return alpha_i f_i(u) + (rho/2) ||u - anchor||^2."""
         term = ProximalTerm(asked.rho, anchor)
-        return LocalObjective([term], loss_weight=asked.loss_weight, moving=self.shared(asked))
+        return LocalObjective(
+            [term],
+            loss_weight=asked.loss_weight,
+            moving=self.shared(asked),
+            wants_step_sum=asked.wants_step_sum,
+        )
 
     def shared(self, asked: Any) -> list[str]:
         """Return the parameters that travel: u_i, and those that are averaged."""
@@ -78,6 +89,8 @@ class FedADMMClient(TorchClient[Any]):
         else:
             held = self.memory.require(config)
             u, dual = (to_tensors(under(f"{part}/", held), self.device) for part in ("u", "dual"))
+            if (rho := float(held.get(RHO, asked.rho))) != asked.rho:  # pi_i/rho is what stays
+                dual = {name: array * (asked.rho / rho) for name, array in dual.items()}
         return u, dual if asked.duals == "client" or asked.start_at == "global" else {}
 
     def personal_arrays(self) -> Arrays:

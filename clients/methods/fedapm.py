@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_admm_strategies import FedAPM
 from fl_admm_strategies.algorithms.fedapm import FedAPMEvaluation, FedAPMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, under
+from fl_admm_strategies.runtime.messages.records import STEP_SUM
 
 from ..toolkit.round.split_model import SplitClient, V
 from ..toolkit.round.torch_client import BUFFERS, to_tensors
@@ -83,6 +84,8 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
                 loss_weight=weight,
             )
             kept[XI] = np.array(xi)
+            if asked.wants_step_sum:
+                metrics[STEP_SUM] = asked.lr * metrics["steps"]
         # Not before: the u-step moves the running statistics of a personal batch norm.
         return metrics, kept | self.kept(asked)
 

@@ -9,21 +9,45 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from logging import INFO, WARNING
+from statistics import median
+from typing import Annotated, ClassVar, Literal
+
+from flwr.common import log
 
 from ..maths.blocks import Arrays, Block, weighted_average
-from ..maths.checks import Count, Positive
+from ..maths.checks import Count, check_positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
-from ..runtime.messages.records import Metrics, Reply
+from ..runtime.messages.records import STEP_SUM, Metrics, Reply
 from .shared.base import ConsensusInstruction, ConsensusStrategy
+
+_PULL = 0.3  # rho S, docs/methods/fedadmm.md, P9
+_FIXED = 0.1  # rho where it is not sought, or nobody knows S
+_REPORTS = 3  # of a median of three one client decides nothing
+_LARGEST = 1e9  # S beyond it, or below its inverse, is no sum of step sizes
+
+
+def check_rho(name: str, value: object) -> None:
+    """Raise ValueError or TypeError unless `value` is "auto" or a finite number above 0."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(f"{name} is {value!r}, expected 'auto' or a number > 0.")
+    if value != "auto":
+        check_positive(name, value)
+
+
+Rho = Annotated[float | Literal["auto"], check_rho]
 
 
 @dataclass
 class FedADMMState:
-    """w with all u_i and pi_i; phi, the averaged arrays; rows ``alpha``."""
+    """w with all u_i and pi_i; phi, the averaged arrays; rows ``alpha``.
+
+    Where rho is sought also rows ``step_sum``: S_i of clients that took part meanwhile, -1 where
+    one did not know it, and 0 of all others.
+    """
 
     consensus: ConsensusADMM
     averaged_arrays: Arrays
@@ -32,12 +56,17 @@ class FedADMMState:
 
 @dataclass(frozen=True)
 class FedADMMInstruction(ConsensusInstruction):
-    """What a client gets: w or w - pi_i/rho, and how to go on from there."""
+    """What a client gets: w or w - pi_i/rho, and how to go on from there.
+
+    With `wants_step_sum` rho is still sought, the one here moves nobody, and the client is to
+    report the metric ``step-sum``.
+    """
 
     rho: float
     lr: float
     local_epochs: int
     loss_weight: float
+    wants_step_sum: bool
 
 
 class FedADMM(ConsensusStrategy):
@@ -45,10 +74,12 @@ class FedADMM(ConsensusStrategy):
 
     Parameters
     ----------
-    rho : float (default: 0.1)
+    rho : float or "auto", optional
         The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
-        f_i/m (docs/methods/fedadmm-notes.md, P3). Take about 0.3 over the sum of the step sizes of
-        a client's round, in which momentum 0.9 counts ten times: docs/settings.md.
+        f_i/m (docs/methods/fedadmm-notes.md, P3). "auto", the default: 0.3 over the sum of the step
+        sizes of a client's round, the median of what the first clients report (P9). In the first round,
+        until three clients have reported, nothing pulls at anybody. In the paper's form, and where
+        `start_at` or `averaging` is the paper's, the default is 0.1.
     lr : float or callable (default: 0.1)
         The clients' step size on their plain loss, as in plain training: the paper's eta over m.
     local_epochs : int (default: 3)
@@ -58,7 +89,7 @@ class FedADMM(ConsensusStrategy):
 
     Examples
     --------
-    >>> strategy = FedADMM(rho=0.1, lr=0.1, fraction_train=0.3)
+    >>> strategy = FedADMM(lr=0.1, fraction_train=0.3)
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
     """
 
@@ -66,9 +97,21 @@ class FedADMM(ConsensusStrategy):
     paper: ClassVar = 'Zhou, Li, "Federated Learning via Inexact ADMM", TPAMI 2023'
     kinds: ClassVar = {"global": "one global model"}
 
-    rho: Positive = 0.1
+    rho: Rho | None = None
     lr: StepSize = 0.1
     local_epochs: Count = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sought = (self.start_at, self.averaging) == ("global", "participants")
+        if self.rho == "auto" and not sought:
+            raise ValueError(
+                f"rho is 'auto', expected a number with start_at={self.start_at!r} and "
+                f"averaging={self.averaging!r}: the rule is for the default form. Give a number, "
+                f"or leave rho out, which is {_FIXED} here."
+            )
+        if self.rho is None:
+            self.rho = "auto" if sought else _FIXED
 
     def init_state(self, arrays: Arrays) -> FedADMMState:
         """Start with u_i^0 = w^0, the initial model, and pi_i^0 = 0."""
@@ -76,12 +119,14 @@ class FedADMM(ConsensusStrategy):
         first, on_clients = self._block.vector(arrays), self.duals == "client"
         consensus = ConsensusADMM(
             first,
-            self.rho,
+            None if isinstance(self.rho, str) else self.rho,
             on_clients=on_clients,
             from_w=self.start_at == "global",
             of_participants=self.averaging == "participants",
         )
-        return FedADMMState(consensus, self._block.rest(arrays), ClientTable(alpha=0.0))
+        sought = {"step_sum": 0.0} if consensus.seeks_rho else {}
+        clients = ClientTable(alpha=0.0, **sought)
+        return FedADMMState(consensus, self._block.rest(arrays), clients)
 
     def new_client(self, client_id: int, reply: Reply | None) -> Row:
         """Start with alpha_i."""
@@ -100,6 +145,8 @@ class FedADMM(ConsensusStrategy):
             server_round,
             anchor=self._block.model(consensus.anchor(client), averaged, copy=False),
             **self._variables_for(client),
+            rho=consensus.rho,
+            wants_step_sum=consensus.seeks_rho,
             loss_weight=self.state.clients[client].alpha * self.membership.num_initial,
             optimised=self._block.names,
         )
@@ -112,7 +159,7 @@ class FedADMM(ConsensusStrategy):
             client,
             holds_start=holds_start,
             # In half precision a client's pi_i and the strategy's would drift apart.
-            holds_dual=holds_start and self.wire_dtype is None,
+            holds_dual=holds_start and self.wire_dtype is None and not self._is_of_no_pull(client),
             last_accepted=members.last_accepted.get(client),
         )
         return self.variables(start, dual)
@@ -124,16 +171,55 @@ class FedADMM(ConsensusStrategy):
             state.consensus.update(client, self._block.vector(reply.arrays))
         state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)
         state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
+        if "step_sum" in state.clients:
+            self._note_step_sums(replies)
+
+    def _note_step_sums(self, replies: Mapping[int, Reply]) -> None:
+        """Take in what clients report while rho is sought, and set it once they are enough; P9."""
+        table, seeking = self.state.clients, self.state.consensus.seeks_rho
+        for client, reply in replies.items():
+            found = reply.metrics.get(STEP_SUM, 0.0)
+            plausible = 1 / _LARGEST < found < _LARGEST
+            table[client].step_sum = (found if plausible else -1.0) if seeking else 0.0
+        sums = table.column("step_sum")
+        known, unknown = sums[sums > 0].tolist(), int((sums < 0).sum())
+        enough = min(_REPORTS, len(table))
+        if seeking and len(known) >= enough:
+            middle = median(known)
+            self.state.consensus.set_rho(_PULL / middle)
+            log(
+                INFO,
+                "rho is %.3g: %s over %.3g, the sum of the step sizes of a client's round (median "
+                "of %s)",
+                *(_PULL / middle, _PULL, middle, len(known)),
+            )
+        elif seeking and unknown > min(_REPORTS - 1, len(table) - enough):
+            self.state.consensus.set_rho(_FIXED)
+            log(
+                WARNING,
+                "rho is %s: %s clients did not say the sum of the step sizes of their round, from "
+                "which it follows. Let them report it as the metric %r (docs/own-client.md), or "
+                "give %s a rho.",
+                *(_FIXED, unknown, STEP_SUM, self.title),
+            )
+
+    def _is_of_no_pull(self, client: int) -> bool:
+        """Return whether the pi_i that a client keeps is from when rho was sought."""
+        table = self.state.clients
+        found = "step_sum" in table and not self.state.consensus.seeks_rho
+        return found and bool(table[client].step_sum)
 
     def round_metrics(self) -> Metrics:
         """Return the residuals of ADMM (Boyd et al., 2011, section 3.3).
 
         ``primal-residual`` is the mean ||u_i - w|| of the participants, with the w that they were
         sent; it is left out where the server does not know u_i. ``dual-residual`` is rho times how
-        far w moved.
+        far w moved. With ``rho="auto"`` also ``rho``, once it is found.
         """
         consensus = self.state.consensus
         found = {"primal-residual": consensus.primal, "dual-residual": consensus.dual}
+        if self.rho == "auto" and not consensus.seeks_rho:
+            found["rho"] = consensus.rho
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:

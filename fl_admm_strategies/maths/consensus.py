@@ -39,6 +39,8 @@ Prox = Callable[[NDArray[Any]], NDArray[Any]]
 
 PIECE = 2**15
 """Numbers of a vector that are worked on at a time."""
+NO_PULL = 2.0**-64
+"""rho until one is found: it moves nobody. A power of two, so that the duals lose nothing."""
 REBUILD_EVERY = 256
 """Rounds after which the sum of the z_i is added up anew, where they are known."""
 
@@ -186,8 +188,8 @@ class ConsensusADMM(ByClient):
     ----------
     first : ndarray of shape (d,)
         u_i^0 = w^0; its dtype is kept.
-    rho : float
-        rho > 0.
+    rho : float, optional
+        rho > 0. None: it is `NO_PULL` until `set_rho`, and belongs to the state.
     on_clients : bool (default: False)
         Clients keep u_i and pi_i themselves and upload the change of their message: O(d) memory
         here instead of O(m d).
@@ -213,14 +215,15 @@ class ConsensusADMM(ByClient):
     def __init__(
         self,
         first: NDArray[Any],
-        rho: float,
+        rho: float | None,
         *,
         on_clients: bool = False,
         from_w: bool = False,
         of_participants: bool = False,
         prox: Prox | None = None,
     ) -> None:
-        self.rho = rho
+        self._found_later = rho is None
+        self.rho = NO_PULL if rho is None else rho
         self.prox = prox
         self.on_clients, self.from_w, self.of_participants = on_clients, from_w, of_participants
         self.mean = Consensus.start(first, of_participants=of_participants)
@@ -267,6 +270,19 @@ class ConsensusADMM(ByClient):
         if self.from_w:
             return None, None if holds_dual else row.pi
         return None if holds_start else row.u, None
+
+    @property
+    def seeks_rho(self) -> bool:
+        """Whether rho is still to be found."""
+        return self.rho == NO_PULL
+
+    def set_rho(self, rho: float) -> None:
+        """Go on with another rho. All pi_i/rho stay as they are, and with them w."""
+        for client in () if self.on_clients else self.clients.ids:
+            row = self.clients[client]
+            if row.pi.any():  # zeros that nobody wrote take no memory
+                row.pi *= self._scalar(rho / self.rho)
+        self.rho = rho
 
     def update(self, client: int, uploaded: NDArray[Any]) -> None:
         """Take in a client's u_i, or the change of its message; w follows with `aggregate`."""
@@ -368,11 +384,13 @@ class ConsensusADMM(ByClient):
         return self.w.dtype.type(value)  # keeps float32 arithmetic in float32
 
     def snapshot(self, clients: Iterable[int]) -> Callable[[], None]:
-        """Return what puts back w, the sum and the variables of these clients."""
+        """Return what puts back rho, w, the sum and the variables of these clients."""
         mean, put_rows_back = deepcopy(self.mean), self.clients.snapshot(clients)
-        residuals = self.primal, self.dual
+        rho, residuals = self.rho, (self.primal, self.dual)
 
         def undo() -> None:
+            if self.rho != rho:
+                self.set_rho(rho)
             self.mean = deepcopy(mean)
             self.primal, self.dual = residuals
             put_rows_back()
@@ -388,13 +406,16 @@ class ConsensusADMM(ByClient):
         """Return all variables, not copied."""
         mean = self.mean
         arrays = {"w": mean.w, "total": mean.total, "first": mean.first}
-        return arrays | {"began_in": np.array(mean.began_in)} | self.clients.state_arrays()
+        rho = {"rho": np.array(self.rho)} if self._found_later else {}
+        return arrays | {"began_in": np.array(mean.began_in)} | rho | self.clients.state_arrays()
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned, for as many clients."""
         w, total, first = (arrays[name].copy() for name in ("w", "total", "first"))
         began_in = int(arrays["began_in"])
         self.mean = Consensus(w, total, first, began_in, of_participants=self.of_participants)
+        if self._found_later:
+            self.rho = float(arrays["rho"])
         self.clients.load_state_arrays(arrays)
 
 

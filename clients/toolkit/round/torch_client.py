@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_positive
-from fl_admm_strategies.runtime.messages.records import brief, split_groups
+from fl_admm_strategies.runtime.messages.records import STEP_SUM, brief, split_groups
 
 from ..data import batches
 from ..data.batches import Loader, SplitBatch
@@ -27,7 +28,9 @@ from ..solving.cohort import fit_together
 from ..solving.features import frozen_layers_applied
 from ..solving.objective import LocalObjective
 from ..solving.solvers import LocalProblem, LossFn, OptimizerFn, SchedulerFn, gradient_descent
+from ..solving.stacked import Step, plain_step
 from ..solving.steps import Minimisation, Scalars
+from ..solving.stepsum import StepMeter, sum_of_steps
 from .base import Asked, MethodClient
 
 BUFFERS = "b/"
@@ -141,8 +144,11 @@ class TorchClient(MethodClient[Asked]):
             If it returned no dict.
         """
         objective, name = asked.objective, f"{type(self).__name__}.minimise"
-        with self.training_on(self.problem_of(asked)), objective.others_fixed(self.model):
+        with self.training_on(self.problem_of(asked)), objective.others_fixed(self.model) as moving:
+            if objective.wants_step_sum and self.known_step(asked.lr) is None:
+                objective.meter = StepMeter(moving)
             metrics = self.minimise(objective, lr=asked.lr, epochs=asked.epochs)
+            reported = self.step_sum(asked, moving)
         self.note_initial_loss(objective)
         self.model.to(self.device)  # where a loop of one's own may have moved it from
         if asked.epochs and not objective.used:
@@ -156,7 +162,25 @@ class TorchClient(MethodClient[Asked]):
                 f"{name} returned {metrics!r}, expected a dict of numbers by name, e.g. "
                 '{"loss": 0.5}.'
             )
-        return metrics
+        return reported | metrics
+
+    def known_step(self, lr: float) -> Step | None:
+        """Return how `minimise` steps, where the step sizes follow from that."""
+        if self.own_loop or self.max_grad_norm is not None:
+            return None
+        return plain_step(lr, self.optimizer_fn, self.scheduler_fn, None)
+
+    def step_sum(self, asked: Minimisation, moving: Mapping[str, nn.Parameter]) -> Scalars:
+        """Return the sum of a round's step sizes as a metric, where it is asked for and known."""
+        objective, step = asked.objective, self.known_step(asked.lr)
+        if not objective.wants_step_sum:
+            return {}
+        found = math.nan
+        if objective.meter is not None:
+            found = objective.meter.measured(moving, objective.steps)
+        elif step is not None:
+            found = sum_of_steps(step.lr, step.momentum, objective.steps)
+        return {STEP_SUM: found} if math.isfinite(found) else {}
 
     def problem_of(self, asked: Minimisation) -> LocalProblem:
         """Return the loss that a step is taken on."""

@@ -187,6 +187,8 @@ class _Session(Session):
         client, problem, objective = self.client, self._problem(), self.asked.objective
         if client.own_loop or client.device.type != "cpu" or by_sample(problem.loss_fn) is None:
             return None
+        if objective.wants_step_sum and client.known_step(self.asked.lr) is None:
+            return None
         if not self.asked.epochs or (choice == "auto" and not _worth_it(client.model)):
             return None
         step = plain_step(
@@ -224,7 +226,7 @@ class _Session(Session):
     def advance_with(self, loss: float) -> None:
         """Go on after a descent that was done in a stack."""
         self.client.note_initial_loss(self.asked.objective)
-        self.advance(partial(dict, loss=loss))
+        self.advance(partial(dict, self.client.step_sum(self.asked, {}), loss=loss))
 
     def _epoch(self) -> list[Batch]:
         """Return the batches of the next epoch, in the client's own order."""

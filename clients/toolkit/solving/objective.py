@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.arrays import parameters_of
+from .stepsum import StepMeter
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,8 @@ class LocalObjective:
         alpha, the client's weight in the sum over clients.
     moving : collection of str, optional
         The parameters that u consists of; the others are held fixed. By default all.
+    wants_step_sum : bool (default: False)
+        Whether the sum of the step sizes is asked for.
     """
 
     def __init__(
@@ -180,8 +183,12 @@ class LocalObjective:
         *,
         loss_weight: float = 1.0,
         moving: Collection[str] | None = None,
+        wants_step_sum: bool = False,
     ) -> None:
         self.terms = list(terms)
+        self.wants_step_sum = wants_step_sum
+        self.meter: StepMeter | None = None
+        """What measures that sum, where it does not follow from the settings."""
         self.loss_weight = loss_weight
         self._moving = None if moving is None else frozenset(moving)
         self.pulls = [replace(term, weight=term.weight / loss_weight) for term in self.terms]
@@ -232,6 +239,8 @@ class LocalObjective:
         moving = self._parameters(model)
         self.steps += 1
         total = torch.zeros(())  # on no device: it may be added to what is on any
+        if self.meter is not None:
+            total = total + self.meter.follow(moving)
         for term in self.pulls:
             total = total + term.value(moving)
         return total
@@ -244,6 +253,8 @@ class LocalObjective:
         """Turn grad f, in the parameters' ``.grad``, into that of the whole objective."""
         self.used = True
         self.steps += 1
+        if self.meter is not None:
+            self.meter.add(moving)
         with torch.no_grad():
             for term in self.pulls:
                 term.add_gradient(moving)

@@ -25,6 +25,7 @@ ROUND = FedADMMInstruction(
     lr=0.05,  # .1 for half the loss
     local_epochs=1,
     loss_weight=0.5,
+    wants_step_sum=False,
     duals="strategy",
     start_at="own",
     averaging="all",

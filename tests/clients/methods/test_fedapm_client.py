@@ -46,6 +46,7 @@ ROUND = FedAPMInstruction(
     lr=0.05,  # .1 for half the loss
     local_epochs=1,
     loss_weight=0.5,
+    wants_step_sum=False,
     duals="strategy",
     optimised=["u"],
     personal="^v",
