@@ -207,7 +207,7 @@ CASES = [
     ),
     variant(
         "FedADMM",
-        partial(library.FedADMM, rho=0.1, lr=0.5, local_epochs=1),
+        partial(library.FedADMM, lr=0.5, local_epochs=1),
         of.FedADMMClient,
         view=views.CONSENSUS_OF_PARTICIPANTS,
     ),
@@ -225,7 +225,7 @@ CASES = [
     ),
     keeping_variant(
         "FedADMM-client-duals",
-        partial(library.FedADMM, rho=0.1, lr=0.5, local_epochs=1, weights="size", duals="client"),
+        partial(library.FedADMM, lr=0.5, local_epochs=1, weights="size", duals="client"),
         of.FedADMMClient,
         shakes_hands=True,
         view=views.CONSENSUS_ON_CLIENTS,
@@ -270,7 +270,6 @@ CASES = [
             inner_steps=2,
             y0="handshake",
             duals="client",
-            start_at="global",
         ),
         contract_client,
         shakes_hands=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -13,12 +14,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 
 from clients import FedADMMClient, client_app
-from fl_admm_strategies import FedADMM, FedMCADMM, SquaredL2
+from fl_admm_strategies import FedADMM, FedAPM, FedMCADMM, SquaredL2
+from fl_admm_strategies.runtime.messages.records import STEP_SUM
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.saving.state import arrays_of
+from fl_admm_strategies.runtime.trust.guard import snapshot
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Grid, follow
 from tests.support.federation import WatchedGrid, client_fn_of, initial_arrays
-from tests.support.refusals import refused
+from tests.support.refusals import Warned, names, refused
 
 
 class Scalar(nn.Module):
@@ -225,3 +228,128 @@ def test_the_form_that_runs_is_said_in_the_methods_symbols() -> None:
     assert "u_i" in FedADMM().form
     assert "published=True" in FedADMM().form
     assert "their own W_i" in FedMCADMM(SquaredL2(0.1)).form
+
+
+# --- rho by the step sizes of a round (P9) --------------------------------------------------------
+
+
+def reporting_grid(*reported: Any) -> WatchedGrid:
+    """Return clients, all alike, that report these S_i; None: they do not."""
+
+    class Reporting(FedADMMClient):
+        def minimise(self, *args: Any, **given: Any) -> dict[str, Any]:
+            metrics = super().minimise(*args, **given)
+            found = reported[int(self.context.node_config["partition-id"])]
+            return metrics | {STEP_SUM: math.nan if found is None else found}
+
+    def client_fn(context: Context) -> Any:
+        batch = (torch.ones(1, dtype=torch.float64),) * 2
+        return Reporting(context, Scalar(), [batch], half_square, full_batch=True)
+
+    return WatchedGrid(client_app(client_fn), len(reported))
+
+
+def test_rho_follows_from_the_step_sizes_of_the_first_round() -> None:
+    # Two steps of .1, so S = .2 and rho = .3/.2 = 1.5. Round 1 is without a term: on (u - 1)^2/2
+    # u = .1, .19, on (2u - 6)^2/2 u = 1.2, 1.2 - .1 * 2 (2.4 - 6) = 1.92. Then pi = 1.5 u and
+    # w = 2 * mean u = 2.11. Round 2 at w, for client 0: u <- u - .1 [(u - 1) + 1.5 (u - 1.92)],
+    # w - pi/rho = 1.92: 2.11, 1.9705, 1.865875; pi = 1.5 (.19 + 1.865875 - 2.11) = -.0811875.
+    strategy = FedADMM(lr=0.1, local_epochs=2)
+    assert strategy.rho == "auto"
+    seen: list[tuple[float, Any, Any]] = []
+
+    def on_round(*_: Any) -> None:
+        consensus = strategy.state.consensus
+        seen.append((consensus.rho, consensus.clients.column("pi")[:, 0].copy(), consensus.w[0]))
+
+    strategy.fraction_evaluate = 0.0
+    grid = scalar_grid()
+    strategy.start(grid, ArrayRecord({"u": Array(np.zeros(1))}), 2, on_round=on_round)
+    assert seen[0][0] == pytest.approx(1.5, rel=1e-14)
+    assert_allclose(seen[0][1], [0.285, 2.88], rtol=1e-14)
+    assert seen[0][2] == pytest.approx(2.11, rel=1e-14)
+    assert seen[1][1][0] == pytest.approx(-0.0811875, rel=1e-12)
+    asked = [
+        [message.content["config"] for message in grid.phase(MessageType.TRAIN, number)]
+        for number in (1, 2)
+    ]
+    assert [one["wants-step-sum"] for one in asked[0] + asked[1]] == [True, True, False, False]
+    assert all(0 < one["rho"] < 1e-15 for one in asked[0])  # it moves nobody
+    means = strategy.run.record.result.train_metrics_clientapp
+    assert means[1]["step-sum"] == pytest.approx(0.2, rel=1e-14)
+    assert [means[number]["rho"] for number in (1, 2)] == pytest.approx([1.5, 1.5])
+
+
+def test_rho_is_said_with_the_step_sizes_it_follows_from(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", logger="flwr"):
+        start(FedADMM(lr=0.1, local_epochs=2), 3)
+    (line,) = (r.getMessage() for r in caplog.records if r.getMessage().startswith("rho"))
+    assert names(line, "1.5", "0.3", "0.2")
+
+
+@pytest.mark.parametrize(
+    "said", [(3.0, 3.0, 1e8), (3.0, 1e-8, 3.0), (3.0, 3.0, 3.0, math.inf, -1.0, math.nan)]
+)
+def test_one_liar_decides_nothing(said: tuple[float, ...]) -> None:
+    strategy = start(FedADMM(), 1, reporting_grid(*said))
+    assert strategy.state.consensus.rho == pytest.approx(0.1)
+
+
+def test_rho_waits_for_three_clients_and_no_dual_is_lost() -> None:
+    # One of six a round. Until three have reported nothing pulls: the three move as FedAvg's do.
+    strategy = FedADMM(lr=0.1, local_epochs=2, fraction_train=1 / 6, seed=4)
+    x, y = (1.0, 2.0, -1.0, 0.5, 3.0, 1.0), (1.0, 6.0, 2.0, 2.0, -1.0, 0.0)
+    grid = scalar_grid(x, y)
+    start(strategy, 8, grid)
+    means = strategy.run.record.result.train_metrics_clientapp
+    taken: list[int] = []
+    for number in range(1, 9):
+        before = len(set(taken))
+        taken += strategy.train_metrics[number]
+        assert ("rho" in means[number]) == (len(set(taken)) >= 3)
+        (message,) = grid.phase(MessageType.TRAIN, number)
+        assert message.content["config"]["wants-step-sum"] == (before < 3)
+    # FedDyn's identity: the sum of all pi_i/rho is that of all moves u_i - w, from the first on.
+    consensus = strategy.state.consensus
+    total = consensus.clients.column("pi").sum(axis=0) / consensus.rho
+    assert_allclose(total, consensus.mean.total, rtol=1e-12)
+    assert abs(total[0]) > 0.01
+
+
+@pytest.mark.parametrize("reported", [(None,) * 4, (3.0, None), (3.0, 3.0, None, None)])
+def test_without_step_sizes_rho_is_a_number_and_it_is_said(
+    reported: tuple[float | None, ...], warned: Warned
+) -> None:
+    strategy = start(FedADMM(), 2, reporting_grid(*reported))
+    assert strategy.state.consensus.rho == 0.1
+    assert len(warned("step-sum", "rho")) == 1
+
+
+def test_rho_of_the_papers_form_is_a_number() -> None:
+    assert FedADMM(published=True).rho == FedADMM(start_at="own").rho == 0.1
+    assert FedAPM(None, averaging="all").rho == 0.1
+    with refused(ValueError, "rho", "'auto'", "number"):
+        FedADMM(rho="auto", published=True)
+    with refused(ValueError, "rho", "'best'", "'auto'"):
+        FedADMM(rho="best")  # type: ignore[arg-type]
+    with refused(ValueError, "rho", "0"):
+        FedADMM(rho=0)
+
+
+@pytest.mark.parametrize("duals", ["strategy", "client"])
+def test_an_update_that_found_rho_can_be_undone(duals: Any) -> None:
+    grid = scalar_grid((1.0, 2.0, -1.0), (1.0, 6.0, 2.0))
+    strategy = start(FedADMM(lr=0.1, fraction_train=0.34, seed=3, duals=duals), 1, grid)
+    consensus = strategy.state.consensus
+    assert consensus.seeks_rho
+    before = {name: array.copy() for name, array in arrays_of(strategy.state).items()}
+    undo = snapshot(strategy.state, [0])
+    consensus.set_rho(0.5)
+    if duals == "strategy":
+        assert_allclose(consensus.clients.column("pi") / 0.5, before["consensus/pi"] * 2.0**64)
+    undo()
+    after = arrays_of(strategy.state)
+    for name, array in before.items():
+        assert_allclose(after[name], array, rtol=1e-15, err_msg=name)

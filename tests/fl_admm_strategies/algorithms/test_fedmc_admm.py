@@ -20,8 +20,17 @@ from fl_admm_strategies.maths.regularizers import L1Norm, SquaredL2
 from fl_admm_strategies.runtime.messages.records import RawReply
 from fl_admm_strategies.runtime.record import Traffic
 from fl_admm_strategies.runtime.saving.state import arrays_of
-from tests.support.federation import WatchedGrid, assert_same_bits, node_of
-from tests.support.ratings import NUM_CLIENTS, NUM_ITEMS, RANK, Federation, dense, initial, ratings
+from tests.support.federation import WatchedGrid, assert_same_bits, client_fn_of, node_of
+from tests.support.ratings import (
+    NUM_CLIENTS,
+    NUM_ITEMS,
+    RANK,
+    Federation,
+    contract_client,
+    dense,
+    initial,
+    ratings,
+)
 from tests.support.refusals import refused
 
 STAMP = made_by("FedMCADMM")
@@ -253,6 +262,27 @@ def test_a_projection_serves_as_regulariser() -> None:
     run.strategy.run.handshake(nobody, {})
     run.round(1)
     assert (items(run) >= 0).all()
+
+
+@pytest.mark.parametrize(("duals", "start_at"), [("client", "own"), ("strategy", "global")])
+def test_a_bound_knows_that_the_first_duals_move_v(duals: str, start_at: str) -> None:
+    """P3: V^1 is moved by mean Y_i^0/beta, so that in round 2 all are further from it."""
+    strategy = FedMCADMM(
+        L1Norm(0.1),
+        inner_steps=2,
+        y0="handshake",
+        duals=duals,  # type: ignore[arg-type]
+        start_at=start_at,  # type: ignore[arg-type]
+        max_norm="auto",
+        on_excess="refuse",
+        seed=1,
+        fraction_evaluate=0.0,
+    )
+    grid = WatchedGrid(client_app(client_fn_of(contract_client)), 6)
+    strategy.start(grid, initial_item_factors(RANK, NUM_ITEMS), 4)
+    means = strategy.run.record.result.train_metrics_clientapp
+    assert means[2]["norm-bound"] > 1.5 * means[1]["norm-bound"]
+    assert [len(strategy.train_metrics[k]) for k in (1, 2, 3, 4)] == [6, 6, 6, 6]
 
 
 # --- Where the duals are ------------------------------------------------------------------------
