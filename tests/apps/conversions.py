@@ -30,8 +30,6 @@ def advanced_pytorch(to: Path, method: str | None, *, samples: int = 60_000) -> 
             block(f"app: {ADVANCED}/{client.name}"), {"FedADMMClient": f"{method}Client"}
         )
         texts[strategy] = swapped(texts[strategy], {"FedADMM": method})
-    if method == "Ditto":
-        texts[server] = swapped(texts[server], {"        rho=0.01,\n": ""})
     if method == "FedAPM":  # whose global model is no whole one
         server_text = swapped(
             texts[server], {"CustomFedAvg(\n": 'CustomFedAvg(\n        "^fc2",\n'}

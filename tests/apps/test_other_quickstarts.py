@@ -61,7 +61,7 @@ def test_scikit_learn(api, tmp_path, monkeypatch, made):
             },
         )
     write(client, text)
-    ours = {"FedAvg(": "FedADMM(rho=0.03, lr=0.2, local_epochs=10, "}
+    ours = {"FedAvg(": "FedADMM(lr=0.2, local_epochs=10, "}
     if api == "current":
         write(server, swapped(server.read_text(), FEDAVG | ours))
     else:
@@ -85,7 +85,7 @@ from sklearnexample.task import create_log_reg_and_instantiate_parameters, get_m
 def server_fn(context: Context) -> ServerAppComponents:
     model = create_log_reg_and_instantiate_parameters(context.run_config["penalty"])
     arrays = ArrayRecord(get_model_params(model))
-    strategy = LegacyStrategy(FedADMM(rho=0.03, lr=0.2, local_epochs=10), arrays)
+    strategy = LegacyStrategy(FedADMM(lr=0.2, local_epochs=10), arrays)
     config = ServerConfig(num_rounds=context.run_config["num-server-rounds"])
     return ServerAppComponents(strategy=strategy, config=config)
 

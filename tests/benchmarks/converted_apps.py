@@ -3,7 +3,7 @@
 Run with `python -m tests.benchmarks.converted_apps advanced-pytorch FedAvg FedADMM` in the
 repository (long). Needs the apps in $FL_ADMM_APPS and the files of their data in $FL_ADMM_DATA.
 Settings, clients a round and local work are the app's, and what the guide says; --rho gives FedADMM
-another rho. A seed draws the initial model, which is the same for all methods, the clients and the
+a rho. A seed draws the initial model, which is the same for all methods, the clients and the
 batches; --samples takes so many training images for all clients together, and less time. "FedAvg,
 one head" is the advanced example without the last layers of its clients' own.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import logging
 import random
-import re
 import tempfile
 import tomllib
 import warnings
@@ -102,7 +101,7 @@ def run(app: App, method: str, seed: int, rho: float | None, samples: int) -> Re
         for words, new in app.changes.items():
             text = text.replace(words, new.format(seed=seed))
         if rho is not None:
-            text = re.sub(r"rho=[0-9.]+", f"rho={rho}", text)
+            text = text.replace(f"seed={seed},", f"seed={seed}, rho={rho},", 1)
         server.write_text(text)
         project = tomllib.loads((folder / "pyproject.toml").read_text())
         config = project["tool"]["flwr"]["app"]["config"] | {"num-server-rounds": app.looks[-1]}
