@@ -80,7 +80,7 @@ class FedAPM(FedADMM):
 
     Examples
     --------
-    >>> strategy = FedAPM(output_layers(model, 1), rho=0.1, lr=0.1, fraction_train=0.3)
+    >>> strategy = FedAPM(output_layers(model, 1), lr=0.1, fraction_train=0.3)
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=300)
     """
 
