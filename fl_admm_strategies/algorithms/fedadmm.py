@@ -77,9 +77,9 @@ class FedADMM(ConsensusStrategy):
     rho : float or "auto", optional
         The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
         f_i/m (docs/methods/fedadmm-notes.md, P3). "auto", the default: 0.3 over the sum of the step
-        sizes of a client's round, the median of what the first clients report (P9). In the first round,
-        until three clients have reported, nothing pulls at anybody. In the paper's form, and where
-        `start_at` or `averaging` is the paper's, the default is 0.1.
+        sizes of a client's round, the median of what the first clients report (P9). In the first
+        round, until three clients have reported, nothing pulls at anybody. In the paper's form, and
+        where `start_at` or `averaging` is the paper's, the default is 0.1.
     lr : float or callable (default: 0.1)
         The clients' step size on their plain loss, as in plain training: the paper's eta over m.
     local_epochs : int (default: 3)
