@@ -49,6 +49,7 @@ WORDS = {
 KINDS = {name: kind for words, kind in WORDS.items() for name in words.split()}
 STRICTER = {(name, "lam"): POSITIVE for name in ("FLAME", "PFedMe", "PFedMeMatched", "LpProjADMM")}
 STRICTER[("FedDyn", "alpha")] = POSITIVE
+STRICTER |= {(name, "rho"): ([0, -1.0, nan, inf, "x"], [True]) for name in ("FedADMM", "FedAPM")}
 
 # What constructors cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -93,6 +94,7 @@ def test_a_strategy_made_of_its_settings_has_the_same(kind: Any) -> None:
     assert list(settings) == list(parameters)
     assert (settings["seed"], settings["node_timeout"]) == (3, 7.0)
     follow = {"start_at", "averaging", "anchor_on"} if "published" in parameters else set()
+    follow |= {"rho"} if issubclass(kind, library.FedADMM) else set()
     for name in parameters.keys() - {"seed", "node_timeout", *NEEDED, "eps2", *follow}:
         assert settings[name] == parameters[name].default, name
     assert kind(**settings).settings() == settings
