@@ -362,8 +362,8 @@ class Probe(Everybody):
         """Keep where clients came to."""
         for client, reply in replies.items():
             search.probes[client] = self.uploads(search, reply)[0]
-            if OPTIMISM in reply.metrics:
-                search.optimism[client] = np.array([reply.metrics[OPTIMISM]], np.float64)
+            if np.isfinite(optimism := reply.metrics.get(OPTIMISM, np.nan)):
+                search.optimism[client] = np.array([optimism], np.float64)
         if all(NO_VOTE in reply.metrics for reply in replies.values()):
             raise RuntimeError(
                 "No client has two training samples, so nobody can say which groups suit it. Give "
@@ -531,14 +531,12 @@ class Together(Stage):
 
     def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
         """Set every group's model to the mean of its members', weighted by their examples."""
-        models, weights = state.pairs.omega.copy(), search.weights(state.clients)[rows]
-        models[rows] = omega
-        groups = search.groups_of(state.clients.ids)
+        groups, weights = search.groups_of(state.clients.ids), search.weights(state.clients)[rows]
+        state.pairs.place(rows, omega)
         trained, labels = np.unique(groups[rows], return_inverse=True)
         for group, alpha in zip(trained, cluster_models(omega, weights, labels), strict=True):
             if group >= 0:
-                models[groups == group] = alpha
-        state.pairs = PairwiseStore(models, state.source.penalty, state.pairs.rho)
+                state.pairs.place(np.flatnonzero(groups == group), alpha)
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Place clients that trained for the first time."""
@@ -638,7 +636,7 @@ def place_newcomers(search: Search, state: FPFCState, replies: Replies) -> None:
         if (losses < alone).any():
             best = int(np.nanargmin(losses))
             model = state.pairs.omega[search.groups_of(ids) == best].mean(axis=0)
-            state.pairs.place(ids.index(client), model)
+            state.pairs.place([ids.index(client)], model)
             search.moved.add(client)
         search.groups[client] = best
 

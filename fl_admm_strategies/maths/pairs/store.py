@@ -237,9 +237,9 @@ class PairwiseStore:
             self._omega[rows] += moves.mean(axis=0).astype(self._omega.dtype)
         return np.flatnonzero(sits_out & np.isin(labels, of_clients) & (labels >= 0))
 
-    def place(self, client: int, omega: FloatArray) -> None:
-        """Set the model of a client all of whose pairs are plain."""
-        self._omega[client] = omega
+    def place(self, clients: Clients, omega: ArrayLike) -> None:
+        """Set the models of clients all of whose pairs are plain, one for all or one for each."""
+        self._omega[clients] = omega
 
     def _update_plain(self, i: NDArray[np.int32], j: NDArray[np.int32]) -> None:
         """Update these plain pairs; one of the forms takes in those that do not stay plain."""
