@@ -266,8 +266,9 @@ def preference(
     In a cell of n it then counts at most ``CELL / sqrt(n)``, so that a liar cannot decide, and a
     cell is their sum over sqrt(n), at most `CELL`. With z_C ~ N(0, 1) for those who do not care,
     the result, the sum over the cells over the root of their number, is N(0, 1) as well. It is 0
-    where more than a tenth of the clients are in cells that clearly lose: many may gain a little by
-    setting apart a few who lose much.
+    where more than a tenth of the clients are in cells that clearly lose, or all cells are single
+    clients whose mean loss, winsorised, rises: many may gain a little by setting apart a few who
+    lose much.
 
     Parameters
     ----------
@@ -299,6 +300,8 @@ def preference(
         votes.append((in_errors / scales[cell]).sum() / np.sqrt(cell.sum()))
     sizes, found = np.array([cell.sum() for cell in changed]), np.array(votes)
     if sizes[found < -LOSS].sum() > MINORITY * sizes.sum():
+        return 0.0
+    if sizes.max() == 1 and winsorised(differences[there]).mean() < 0:
         return 0.0
     return float(found.sum() / np.sqrt(len(found)))
 
