@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, InProcessGrid
+from fl_admm_strategies.algorithms.fpfc.finding import Score
 from fl_admm_strategies.algorithms.fpfc.recheck import Judge
-from fl_admm_strategies.algorithms.fpfc.stages import Score
 from fl_admm_strategies.maths.grouping import numbered
 from fl_admm_strategies.maths.pairs import PairwiseStore
 

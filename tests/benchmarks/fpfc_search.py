@@ -35,17 +35,16 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from clients.methods.fpfc import PARTS, error_of_mean
+from fl_admm_strategies.algorithms.fpfc.source import NO_FUSION, scad
 from fl_admm_strategies.algorithms.fpfc.stages import (
     CUTS,
     FOLDS,
-    NO_FUSION,
     PROBE_FACTOR,
     REFIT_ROUNDS,
     RENEWAL,
     STANDARD_ERRORS,
     VOTERS,
     lambda_between,
-    scad,
 )
 from fl_admm_strategies.maths.candidates import Candidates
 from fl_admm_strategies.maths.clustering import cluster_models, clusters

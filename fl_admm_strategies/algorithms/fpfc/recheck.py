@@ -29,11 +29,11 @@ from .stages import (
     Everybody,
     Next,
     Search,
-    Together,
     counted_examples,
     loss_errors,
     reported,
 )
+from .together import Together
 
 RECHECKS = 3  # at most
 RECHECK_AFTER = 10  # rounds of training together

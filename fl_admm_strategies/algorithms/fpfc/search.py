@@ -2,7 +2,8 @@
 
 Not in FPFC's paper. The search is a list of stages, each a few rounds of the same run: consensus,
 probe, trial, join, refit, score, and then fusion, which are FPFC's own rounds. What each of them
-does is in `stages`; docs/methods/fpfc.md, "Without a lambda", has the reasons and the evidence.
+does is in `finding`, `recheck` and `together`; docs/methods/fpfc.md, "Without a lambda", has the
+reasons and the evidence.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ...maths.blocks import Block, Spec
 from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.penalties import Penalty
+from .finding import Consensus, Join, Probe, Refit, Score, Trial
 from .recheck import Judge, Reprobe, is_due
 from .source import (
     NO_FUSION,
@@ -31,21 +33,8 @@ from .source import (
     Task,
     scad,
 )
-from .stages import (
-    REFIT_ROUNDS,
-    Consensus,
-    Everybody,
-    Fusion,
-    Join,
-    Probe,
-    Refit,
-    Score,
-    Search,
-    Stage,
-    Together,
-    Trial,
-    counted_examples,
-)
+from .stages import REFIT_ROUNDS, Everybody, Search, Stage, counted_examples
+from .together import Fusion, Together
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import pytest
 from flwr.app import Array, Message
 
 from fl_admm_strategies import FPFC
+from fl_admm_strategies.algorithms.fpfc.finding import Score
 from fl_admm_strategies.algorithms.fpfc.recheck import RECHECK_AFTER, RECHECKS
-from fl_admm_strategies.algorithms.fpfc.stages import Score
 from fl_admm_strategies.maths.pairs import PairwiseStore
 from fl_admm_strategies.maths.recheck import Recheck
 from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits

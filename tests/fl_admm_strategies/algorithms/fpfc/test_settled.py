@@ -19,7 +19,7 @@ from torch import nn
 
 from clients import FPFCClient, client_app
 from fl_admm_strategies import FPFC, AsyncFPFC, InProcessGrid, LegacyStrategy, SmoothedSCAD
-from fl_admm_strategies.algorithms.fpfc import stages
+from fl_admm_strategies.algorithms.fpfc import together
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
 from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
     FIRST,
@@ -47,7 +47,7 @@ PAIRS, LAST = JUDGE + 4, JUDGE + 7  # groups train together in rounds 13 to 15, 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "FUSION_ROUNDS", LAST - PAIRS + 1)
+    monkeypatch.setattr(together, "FUSION_ROUNDS", LAST - PAIRS + 1)
 
 
 def unequal(client: int) -> Any:
@@ -162,7 +162,7 @@ def test_who_sits_out_moves_with_its_group_and_is_sent_where_it_is() -> None:
 def test_it_solves_the_problem_inside_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     # Least squares: with equal n_i the minimiser of sum_i f_i over a group is that of all its
     # samples; with others too, since clients count by their examples.
-    monkeypatch.setattr(stages, "FUSION_ROUNDS", 80)
+    monkeypatch.setattr(together, "FUSION_ROUNDS", 80)
     strategy = auto(fraction_train=0.5)
     run(strategy, 100, InProcessGrid(app_of(unequal), NUM_CLIENTS))
     for group in (0, 1):
@@ -210,7 +210,7 @@ def test_what_the_search_found_is_there_at_the_end(
     rho: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As landed first: ARI 1 after the search, 0 after round 120; accuracy 69.8, then 58.3 %.
-    monkeypatch.setattr(stages, "FUSION_ROUNDS", 30)
+    monkeypatch.setattr(together, "FUSION_ROUNDS", 30)
     problem, found = Softmax(3), {}
     strategy = FPFC(fraction_train=0.5, fraction_evaluate=0.0, rho=rho)
 
@@ -242,7 +242,7 @@ def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
 ) -> None:
     # As landed first: it had a row at the common start, which is near everybody, and duals with
     # all; that merged both groups at round 20.
-    monkeypatch.setattr(stages, "FUSION_ROUNDS", 100)
+    monkeypatch.setattr(together, "FUSION_ROUNDS", 100)
     silent = {r: without(3) for r in range(PROBE, 100)}
     strategy = auto(fraction_train=1.0)
     end = JUDGE + PROBE_ROUNDS - 1

@@ -1,0 +1,117 @@
+"""The stages after the groups were found: each trains one model, and then FPFC's own rounds."""
+
+from __future__ import annotations
+
+from logging import INFO
+
+import numpy as np
+from flwr.common import log
+
+from ...maths.clustering import cluster_models
+from ...maths.pairs import Groups
+from .placing import newcomer_tasks, place_newcomers
+from .source import (
+    FPFCState,
+    Matrix,
+    Replies,
+    RoundStart,
+    Rows,
+    Task,
+    fusion_tasks,
+    scad,
+)
+from .stages import (
+    FUSION_ROUNDS,
+    RENEWAL,
+    Next,
+    Search,
+    Stage,
+)
+
+
+class Together(Stage):
+    """Every settled group trains one model, by FedAvg: until FPFC's own rounds, the last ones.
+
+    All pairs are plain meanwhile, theta_ij = omega_i - omega_j and v_ij = 0.
+    """
+
+    is_search = False
+
+    def begin_round(self, search: Search, start: RoundStart) -> Next:
+        """Go on with FPFC's own rounds where few are left, or the user has set a penalty."""
+        if start.rounds_left > FUSION_ROUNDS and start.source.replacement is None:
+            return None
+        search.fused_from = start.round - 1
+        log(INFO, "round %s: the groups' models are trained; FPFC's own rounds begin", start.round)
+        return Fusion
+
+    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+        """Ask the sampled clients to train their group's model."""
+        tasks = newcomer_tasks(search, start)
+        for client in start.sampled:
+            if client in search.groups:
+                tasks[client] = Task(start.pairs.omega[start.members.row(client)], None, 0.0)
+        return tasks
+
+    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
+        """Set every group's model to the mean of its members', weighted by their examples."""
+        groups, weights = search.groups_of(state.clients.ids), search.weights(state.clients)[rows]
+        state.pairs.place(rows, omega)
+        trained, labels = np.unique(groups[rows], return_inverse=True)
+        for group, alpha in zip(trained, cluster_models(omega, weights, labels), strict=True):
+            if group >= 0:
+                state.pairs.place(np.flatnonzero(groups == group), alpha)
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Place clients that trained for the first time."""
+        place_newcomers(search, state, replies)
+        return None
+
+
+class Fusion(Stage):
+    """FPFC's own rounds, from the groups' models: the groups are held, and move together.
+
+    Clients count by their examples, as in the rounds before: the pull of client i is rho over its
+    weight w_i in its group, which is (5) of w_i f_i. Where all have as many this is (1) itself.
+    With a penalty that the user has set the rounds are the paper's.
+
+    Parameters
+    ----------
+    move : bool
+        Whether members that sat out move with the others of their group.
+    """
+
+    is_search = False
+
+    def __init__(self, move: bool) -> None:
+        self.move = move
+
+    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+        """Ask the sampled clients for (5)."""
+        old = [client for client in start.sampled if client in search.groups]
+        tasks, weights = fusion_tasks(start._replace(sampled=old)), search.weights(start.clients)
+        most = max(start.pairs.rho, 0.5 / start.lr)  # descent by a larger pull may diverge
+        for client, task in tasks.items() if start.source.replacement is None else ():
+            task.rho = min(task.rho / weights[start.members.row(client)], most)
+        return newcomer_tasks(search, start) | tasks
+
+    def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
+        """Update the pairs of all clients that have a group; see `Groups`."""
+        ids, replaced = state.clients.ids, state.source.replacement
+        if search.groups and not search.lam_inside:
+            search.renew_lambda(state)
+        state.pairs.groups = Groups(
+            search.groups_of(ids),
+            scad(search.lam_inside) if replaced is None else replaced,
+            self.move and replaced is None,
+        )
+        state.pairs.penalty = state.source.penalty
+        moved = {ids[row] for row in state.pairs.update(rows, omega)}
+        search.moved = (search.moved | moved) - {ids[row] for row in rows}
+
+    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
+        """Place clients that trained for the first time; renew lambda every `RENEWAL` rounds."""
+        place_newcomers(search, state, replies)
+        if (server_round - search.fused_from) % RENEWAL == 0:
+            search.renew_lambda(state)
+        return None
