@@ -23,14 +23,7 @@ from ...maths.grouping import (
 )
 from ...maths.pairs import PairwiseStore
 from ...runtime.messages.records import Reply
-from .source import (
-    FPFCState,
-    Replies,
-    RoundStart,
-    Task,
-    fusion_tasks,
-    scad,
-)
+from .source import FPFCState, Replies, RoundStart, Task, fusion_tasks, scad
 from .stages import (
     CUTS,
     FOLDS,

@@ -18,12 +18,7 @@ from ...maths.blocks import Arrays, Block, Spec, prefixed, under
 from ...maths.candidates import Candidates
 from ...maths.clienttable import ClientTable
 from ...maths.clustering import cluster_models
-from ...maths.grouping import (
-    holding_lambda,
-    numbered,
-    smallest_distance,
-    winsorised,
-)
+from ...maths.grouping import holding_lambda, numbered, smallest_distance, winsorised
 from ...maths.recheck import Recheck
 from ...runtime.messages.records import Reply
 from .source import (
