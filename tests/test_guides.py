@@ -97,7 +97,11 @@ def test_a_task_runs(task: str) -> None:
         client = int(context.node_config["partition-id"])
         inputs, labels = dataset(client).tensors
         batches = [(inputs, labels)]
-        names = {**vars(fl_admm_strategies), **vars(clients), "nn": nn, "Net": make_model}
+        # A client is loaded when it is asked for.
+        names = vars(fl_admm_strategies) | {
+            name: getattr(clients, name) for name in clients.__all__
+        }
+        names |= {"nn": nn, "Net": make_model}
         names |= {"context": context, "train": batches, "test": batches}
         names |= dict.fromkeys(("x", "x_test"), inputs.numpy())
         names |= dict.fromkeys(("y", "y_test"), labels.numpy() == 0)
