@@ -414,6 +414,20 @@ class FedGiA(StatefulStrategy):
         state.slope, state.slope_point = gradient, point
         state.num_slopes += 1
 
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another x. The next one is the mean of what all clients make of it."""
+        self.state.x = self._block.vector(model)
+
+    @property
+    def why_unaltered(self) -> str:
+        """Why no upload may be changed on its way where it has more than z_i."""
+        if self.duals == "client" and not self.report_gradient:
+            return ""
+        return (
+            "they hold pi_i, or a gradient, beside a model. Give duals='client', and leave out "
+            "report_gradient."
+        )
+
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Compare no gradient with one of before: f is another function now."""
         rows = [self.membership.row(client) for client in client_ids]

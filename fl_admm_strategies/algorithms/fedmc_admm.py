@@ -285,6 +285,16 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
             # The Y_i^0 have just entered V and moved it by their mean: distances say that now (P3).
             self.run.bound.begin_anew()
 
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another V."""
+        self.state.consensus.adopt(self._block.vector(model), num_replies)
+
+    @property
+    def why_not_adopted(self) -> str:
+        """Why no V can be put in the place of the method's own."""
+        all_rows = self.rows == "all"
+        return "" if all_rows else "with rows='rated' it follows every V there was, so give 'all'"
+
     def _decay(self, reply: Reply) -> float:
         """Return q = (L/(L + p beta))^N, L being the client's ||U_i^T U_i||_F."""
         curvature = reply.metrics.get(CURVATURE, 0.0)

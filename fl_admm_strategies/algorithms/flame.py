@@ -341,6 +341,12 @@ class FLAME(ConsensusStrategy):
         consensus.aggregate(len(self.membership), move=move)  # (14), where w is over all
         self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
 
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another w; the averaged arrays are those that came with it."""
+        consensus: Consensus = self.state.consensus
+        consensus.adopt(self._block.vector(model), len(self.membership), num_replies)
+        self.state.averaged_arrays = self._block.rest(model)
+
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Take new clients into the mean, with w_i = w and pi_i = 0."""
         self.state.consensus.join(len(client_ids))
@@ -351,7 +357,8 @@ class FLAME(ConsensusStrategy):
         if self.duals == "client":
             consensus.restart(self.last_round, len(self.membership))
         else:
-            consensus.rebuild(self._messages(self.client_ids))
+            gone = self._messages(client_ids)
+            consensus.drop(gone, lambda: self._messages(self.client_ids))
 
     def _messages(self, client_ids: Sequence[int]) -> NDArray[Any]:
         """Return the messages of some clients, shape (k, d)."""

@@ -275,6 +275,11 @@ class IFCA(ClusteredStrategy):
         model = super().upload_reference(sent)
         return {name: array for name, array in model.items() if array.dtype.kind != "f"}
 
+    @property
+    def why_unaltered(self) -> str:
+        """Why no upload may be changed on its way."""
+        return "they are changes, which a clipping around a model would spoil. Use CFL or PACFL."
+
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Move every model by those who took it, and what is everybody's by all."""
         state = self.state

@@ -260,13 +260,20 @@ class PFedMeMatched(SampledStrategy):
         consensus.aggregate(len(self.membership))
         self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
 
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another w; the buffers are those that came with it."""
+        consensus: Consensus = self.state.consensus
+        consensus.adopt(self._block.vector(model), len(self.membership), num_replies)
+        self.state.averaged_arrays = self._block.rest(model)
+
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Take new clients into the mean, with w_i = w."""
         self.state.consensus.join(len(client_ids))
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Take w_i out of the mean."""
-        self.state.consensus.rebuild(self._local_ws(self.client_ids))
+        gone = self._local_ws(client_ids)
+        self.state.consensus.drop(gone, lambda: self._local_ws(self.client_ids))
 
     def _local_ws(self, client_ids: Iterable[int]) -> Iterator[NDArray[Any]]:
         return (self.state.clients[client].local_w for client in client_ids)

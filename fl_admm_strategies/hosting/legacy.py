@@ -31,6 +31,7 @@ from flwr.server.strategy import Strategy
 from ..maths.blocks import Arrays
 from ..maths.checks import check_count
 from ..runtime.callbacks import saving_if_it_raises
+from ..runtime.composition import check_clipping, check_wrappers, overridden, strategies_around
 from ..runtime.members.discovery import Discovery
 from ..runtime.members.owners import Owners
 from ..runtime.messages import records as wire
@@ -44,10 +45,19 @@ from ..runtime.messages.records import (
 )
 from ..runtime.reserved import check_user_settings
 from ..runtime.strategy import StatefulStrategy
+from ..runtime.trust.layout import NAMES, answer_in
 from .background import in_background
 
 # Seconds that a look waits for answers: in a simulation they come at once.
 _ANSWER_WITHIN = 0.05
+
+_LEGACY_HOOKS = {
+    "configure_train": "configure_fit",
+    "aggregate_train": "aggregate_fit",
+    "configure_evaluate": "configure_evaluate",
+    "aggregate_evaluate": "aggregate_evaluate",
+}
+"""What the legacy API calls the hooks of the current one."""
 
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
 
@@ -111,6 +121,12 @@ class LegacyStrategy(Strategy):
                 f"{type(strategy).__name__} takes in every reply as it comes, and Flower's legacy "
                 "API waits for all of a round. Use the current API: strategy.start(grid, ...)."
             )
+        if hooks := overridden(type(strategy), StatefulStrategy):
+            raise ValueError(
+                f"{type(strategy).__name__} has a {hooks[0]}() of its own, which Flower's legacy API "
+                "does not call. Derive a class from LegacyStrategy and give it "
+                f"{_LEGACY_HOOKS[hooks[0]]}()."
+            )
         check_count("evaluate_every", evaluate_every, least=1)
         self.strategy = strategy
         self.initial_arrays = named_arrays(initial_arrays)
@@ -126,10 +142,14 @@ class LegacyStrategy(Strategy):
         self.resume = resume
         self._nodes = _ManagedNodes()
         self._discovery = Discovery(strategy.membership.owners)
+        self._names: list[str] = []  # of the global model
+        self._known: list[bytes] = []  # its arrays, as Flower's server has them
         self._not_connected: list[int] = []  # of the clients that are asked in this phase
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Wait for the clients, learn who they are, start the state or put back a saved one."""
+        wrappers = strategies_around(self, Strategy)
+        check_wrappers(self.strategy, wrappers)
         self.strategy.summary()
         self.strategy.run.open_checkpoints(
             self.initial_arrays,
@@ -156,17 +176,38 @@ class LegacyStrategy(Strategy):
             self._exchange,
             self.train_config,
         )
+        names = list(strategy.run.layout.initial)
+        check_clipping(strategy, wrappers, names, packed=False)
         self._nodes.has_begun = True
         self.strategy.run.num_rounds = self.num_rounds
         self._first_round = self.strategy.last_round + 1
         self.strategy.run.handshake(self._exchange, self.train_config)
         unreported = self.strategy.run.resume.has_unreported
         self.strategy.run.close_round(self.strategy.last_round, last=unreported)
-        resumed = self._first_round > 1
-        return self._global_parameters() if resumed else _parameters(self.initial_arrays)
+        self._names, resumed = list(self.initial_arrays), self._first_round > 1
+        return self._given_out(self._global_model() if resumed else self.initial_arrays)
 
-    def _global_parameters(self) -> Parameters:
-        return _parameters(self.strategy.run.layout.complete(self.strategy.global_model()))
+    def _global_model(self) -> Arrays:
+        return self.strategy.run.layout.complete(self.strategy.global_model())
+
+    def _given_out(self, model: Arrays) -> Parameters:
+        """Return a model for Flower's server, which hands it back before every phase."""
+        parameters = _parameters(model)
+        if model:
+            self._names, self._known = list(model), list(parameters.tensors)
+        return parameters
+
+    def _take_back(self, parameters: Parameters) -> None:
+        """Adopt the global model as it comes back, where it is another than was given out."""
+        if parameters.tensors and parameters.tensors != self._known:
+            model, error = _read(parameters, self._names)
+            if error:
+                raise ValueError(
+                    f"{type(self.strategy).__name__} got back another global model than it "
+                    f"returned, which cannot be used: {error}."
+                )
+            self.strategy.run.adopt(model)
+            self._known = list(parameters.tensors)
 
     def _proxy_of(self, client: int) -> ClientProxy | None:
         """Return the proxy of a client's node, None where it is not connected."""
@@ -184,6 +225,8 @@ class LegacyStrategy(Strategy):
         """Send training instructions to their clients and return what came back."""
 
         def ask(client: int) -> ClientReply:
+            if (answer := self._ask_about_names(client, asked[client])) is not None:
+                return client, answer
             ins = FitIns(*_payload(asked[client]))
             if (proxy := self._proxy_of(client)) is None:
                 return client, NOT_CONNECTED
@@ -196,6 +239,21 @@ class LegacyStrategy(Strategy):
 
         with ThreadPoolExecutor() as pool:
             return list(pool.map(ask, asked))
+
+    def _ask_about_names(self, client: int, question: ClientInstruction) -> RawReply | None:
+        """Ask about the initial arrays by properties, which pass no mods for training.
+
+        None where that is not the question, or the client is not one of ours.
+        """
+        proxy = self._proxy_of(client)
+        if NAMES not in question.config or proxy is None:
+            return None
+        ins = GetPropertiesIns({**question.full_config()})
+        try:
+            found = proxy.get_properties(ins, timeout=None, group_id=0).properties
+        except Exception:  # a client of the user's own: the question goes as any other
+            return None
+        return answer_in(found)
 
     def _reachable(self, clients: Iterable[int]) -> list[tuple[int, ClientProxy]]:
         """Return the clients of a phase that are connected, with their proxies."""
@@ -214,6 +272,8 @@ class LegacyStrategy(Strategy):
         """Return what each sampled client gets for training."""
         if server_round < self._first_round:
             return []
+        self._take_back(parameters)
+        self.strategy.run.check_aggregated()
         moved = self._discovery.refresh(self._nodes.of(client_manager))
         gone = self.strategy.run.update_membership(
             server_round,
@@ -249,7 +309,7 @@ class LegacyStrategy(Strategy):
         means = self.strategy.run.aggregate_train(server_round, replies, patient=not everybody)
         if not means:
             return None, {}
-        return self._global_parameters(), dict(means)
+        return self._given_out(self._global_model()), dict(means)
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -257,6 +317,7 @@ class LegacyStrategy(Strategy):
         """Return the models that each sampled client evaluates."""
         if server_round < self._first_round:
             return []
+        self._take_back(parameters)
         due = server_round % self.evaluate_every == 0
         asked = (
             self.strategy.run.configure_evaluate(server_round, self.evaluate_config) if due else {}
@@ -400,7 +461,12 @@ def _parameters(model: Arrays) -> Parameters:
 
 
 def _payload(instruction: ClientInstruction) -> tuple[Parameters, dict[str, Scalar]]:
-    return ndarrays_to_parameters(instruction.flat()), instruction.full_config()
+    """Return the first group of an instruction as parameters, and the others among the settings."""
+    config = instruction.full_config()
+    first, *others = instruction.groups
+    if beside := {group: instruction.groups[group] for group in others}:
+        config[wire.BESIDE] = wire.packed_groups(beside)
+    return ndarrays_to_parameters(list(instruction.groups[first].values())), config
 
 
 def _read(parameters: Parameters, names: list[str]) -> tuple[dict[str, Any], str]:

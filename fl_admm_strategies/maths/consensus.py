@@ -74,6 +74,8 @@ class Consensus:
         0, or the round of the last `restart`.
     of_participants : bool
         Whether w is of the participants' u_i.
+    was_replaced : bool
+        Whether `total` has a part that is no client's message: see `adopt`.
     """
 
     w: NDArray[Any]
@@ -81,6 +83,7 @@ class Consensus:
     first: NDArray[Any]
     began_in: int = 0
     of_participants: bool = False
+    was_replaced: bool = False
 
     @classmethod
     def start(cls, first: NDArray[Any], *, of_participants: bool = False) -> Self:
@@ -121,13 +124,53 @@ class Consensus:
         if not self.of_participants:
             self.total += count * self.w.astype(np.float64)
 
+    def adopt(self, w: NDArray[Any], num_clients: int, num_replies: int) -> None:
+        """Go on from another w than `aggregate` made, with the sum that leads to it.
+
+        What was added to w, xi, was added to the mean of the round's uploads: w is of k u_i, which
+        enter it once as they are and once by the k/m of the mean dual, so that a change of xi comes
+        of one of xi/(1 + k/m) in their mean, and of k times that in the sum. Where w is the mean of
+        all z_i, it comes of m xi in the sum. So w and the sum remain a function of what was given
+        out: with noise in w alone, that of each round would be without it in the sum, and with it
+        in every later w (docs/composition.md).
+
+        Parameters
+        ----------
+        w : ndarray of shape (d,)
+        num_clients : int
+            m.
+        num_replies : int
+            k, of the last round; 0 before the first, where w alone changes.
+        """
+        weight = float(num_clients)
+        if self.of_participants:
+            weight *= num_replies / (num_clients + num_replies)
+        self.total += weight * np.subtract(w, self.w, dtype=np.float64)
+        self.w, self.was_replaced = w, True
+
+    def drop(
+        self, gone: Iterable[NDArray[Any]], left: Callable[[], Iterable[NDArray[Any]]]
+    ) -> None:
+        """Take the messages of clients that leave out of the sum; `left` has those of the others.
+
+        By `rebuild` from the latter, but where the sum has more than these.
+        """
+        if not self.was_replaced:
+            self.rebuild(left())
+            return
+        for message in gone:
+            self.total -= message
+
     def rebuild(self, messages: Iterable[NDArray[Any]]) -> None:
         """Add up the messages of all clients anew, where they are known; w follows.
 
         When a client has left: ADMM for the clients that are left converges from any start, this
         one included. And every `REBUILD_EVERY` rounds: what a large upload once rounded away of the
-        others' small changes would otherwise be missing for ever.
+        others' small changes would otherwise be missing for ever. Not where the sum has more than
+        the messages: see `adopt`.
         """
+        if self.was_replaced:
+            return
         self.total = np.zeros_like(self.total)
         for message in messages:
             self.total += message
@@ -141,6 +184,7 @@ class Consensus:
         to everybody: see `starting_point`.
         """
         self.total = np.zeros_like(self.total)
+        self.was_replaced = False
         self.join(num_clients)
         self.first = self.w.copy()
         self.began_in = server_round
@@ -318,6 +362,10 @@ class ConsensusADMM(ByClient):
                 u[part] = new
         return math.sqrt(squares)
 
+    def adopt(self, w: NDArray[Any], num_replies: int) -> None:
+        """Go on from another w than `aggregate` made; see `Consensus.adopt`."""
+        self.mean.adopt(w, len(self.clients), num_replies)
+
     def set_dual(self, client: int, dual: NDArray[Any]) -> None:
         """Start a client's pi_i at another value than 0; w follows with `update`."""
         if self.on_clients:
@@ -332,7 +380,7 @@ class ConsensusADMM(ByClient):
         With `anew` the messages are added up again where they are known, see `Consensus.rebuild`.
         """
         if anew and not self.on_clients:
-            self.mean.rebuild(self._messages())
+            self.mean.rebuild(self._messages(self.clients.ids))
         before, count = self.w, len(self._distances)
         move = None if self._move is None else self._move / max(count, 1)
         self.mean.aggregate(len(self.clients), self.prox, move=move)
@@ -344,9 +392,9 @@ class ConsensusADMM(ByClient):
         self._distances: list[float] = []  # ||u_i - w|| of this round's participants
         self._move = np.zeros(self.w.shape) if self.of_participants else None  # sum of u_i - w
 
-    def _messages(self) -> Iterator[NDArray[Any]]:
-        """Return the message of every client, z_i = u_i + pi_i/rho or pi_i/rho."""
-        for client in self.clients.ids:
+    def _messages(self, clients: Iterable[int]) -> Iterator[NDArray[Any]]:
+        """Return the messages of some clients, z_i = u_i + pi_i/rho or pi_i/rho."""
+        for client in clients:
             row = self.clients[client]
             dual = row.pi / self._scalar(self.rho)
             yield dual if self.of_participants else row.u + dual
@@ -370,11 +418,13 @@ class ConsensusADMM(ByClient):
 
     def remove(self, clients: Iterable[int], server_round: int) -> None:
         """Let clients count no more: their messages leave the sum, or all restart."""
+        clients = list(clients)
+        gone = [] if self.on_clients else [*self._messages(clients)]
         self.clients.remove(clients)
         if self.on_clients:
             self.restart(server_round, len(self.clients))
         else:
-            self.mean.rebuild(self._messages())
+            self.mean.drop(gone, lambda: self._messages(self.clients.ids))
 
     def restart(self, server_round: int, num_clients: int) -> None:
         """Start everybody from w, where clients keep their variables: see `Consensus.restart`."""
@@ -407,13 +457,14 @@ class ConsensusADMM(ByClient):
         mean = self.mean
         arrays = {"w": mean.w, "total": mean.total, "first": mean.first}
         rho = {"rho": np.array(self.rho)} if self._found_later else {}
-        return arrays | {"began_in": np.array(mean.began_in)} | rho | self.clients.state_arrays()
+        said = {n: np.array(getattr(mean, n)) for n in ("began_in", "was_replaced")}
+        return arrays | said | rho | self.clients.state_arrays()
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned, for as many clients."""
         w, total, first = (arrays[name].copy() for name in ("w", "total", "first"))
-        began_in = int(arrays["began_in"])
-        self.mean = Consensus(w, total, first, began_in, of_participants=self.of_participants)
+        began_in, replaced = int(arrays["began_in"]), bool(arrays["was_replaced"])
+        self.mean = Consensus(w, total, first, began_in, self.of_participants, replaced)
         if self._found_later:
             self.rho = float(arrays["rho"])
         self.clients.load_state_arrays(arrays)

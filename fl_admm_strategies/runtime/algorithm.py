@@ -164,6 +164,49 @@ class Algorithm(ABC):
     # Most methods leave these as they are
     # ------------------------------------------------------------------------------------------
 
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another global model than `update` made: one that a wrapper or hook returned.
+
+        Not asked where there is a `why_not_adopted`. Here it becomes ``state.model``.
+
+        Parameters
+        ----------
+        model : Arrays
+            What `model` returns for ``"global"``, with other numbers.
+        num_replies : int
+            How many replies the last `update` was made of; 0 before the first.
+
+        Raises
+        ------
+        ValueError
+            If the method cannot.
+        """
+        if not hasattr(self.state, "model"):
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} got back another global model than it returned, and does not say what "
+                f"follows from it. Give {name} adopt(), or leave the model as it is."
+            )
+        self.state.model = model
+
+    @property
+    def why_not_adopted(self) -> str:
+        """Why nothing can be put in the place of the global model; empty where `adopt` can."""
+        return "" if "global" in self.kinds else "each client, or cluster, has a model of its own"
+
+    @property
+    def why_unaltered(self) -> str:
+        """Why no upload may be clipped or noised on its way, and what to use; empty where it may.
+
+        A client that goes on from what it sent, with nobody to tell it what became of that.
+        """
+        return ""
+
+    @property
+    def all_upload(self) -> bool:
+        """Whether all clients of a round upload arrays: here they do."""
+        return True
+
     def clusters(self) -> NDArray[np.int64] | None:
         """Return the cluster of every client, sorted by id; None where the method has none."""
         return None

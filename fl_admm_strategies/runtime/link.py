@@ -14,7 +14,21 @@ from .members.discovery import QUERY_TIMEOUT, Discovery, GridNodes
 from .members.owners import Owners
 from .messages.identity import check_actor
 from .messages.packing import pack_instructions, unpack_replies
-from .messages.records import NOT_CONNECTED, ClientInstruction, ClientReply, RawReply, brief
+from .messages.records import (
+    MOD_REFUSED,
+    NOT_CONNECTED,
+    ClientInstruction,
+    ClientReply,
+    RawReply,
+    brief,
+)
+
+
+_MODS = (
+    "Of what our methods send, Flower's mods understand the first group of arrays: give them not to "
+    "the handler, but to client_app(client_fn, mods=[...]) or answer(client, message, mods=[...], "
+    f"context=context), which show them that. [{MOD_REFUSED}]"
+)
 
 
 class GridLink:
@@ -142,6 +156,8 @@ class GridLink:
                 reason = message.error.reason or "no reason given"
                 if message.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION:  # a client's words
                     check_actor(reason)
+                if message.error.code == ErrorCode.MOD_FAILED_PRECONDITION:
+                    reason = f"{reason} {_MODS}"
                 error = RawReply(error=brief(reason))
                 concerned = [client for client in clients if client in asked]
                 replies += [(client, error) for client in concerned or clients] or [(None, error)]

@@ -21,9 +21,9 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
-from ..maths.checks import listing
+from ..maths.checks import in_range, listing
 from ..maths.clienttable import Row
-from .algorithm import Algorithm
+from .algorithm import Algorithm, OnClient
 from .common.collector import collector_paused
 from .common.settings import as_text, settings_of
 from .members.membership import MOST_ASKED, Membership
@@ -91,6 +91,8 @@ class Run:
         self.outgoing = Outgoing(algorithm, membership, sampling, self.resume, intake)
         self.last_round = 0
         self.num_rounds: int | None = None
+        self._num_replies = 0  # that the last update was made of
+        self._is_open = False  # whether the replies of a round are still to come
         self._has_rows = False  # whether the initial clients are in the state
 
     @property
@@ -165,6 +167,7 @@ class Run:
         self.health.begin()
         self.underway.begin()
         self.last_round, self.num_rounds, self._has_rows = 0, None, False
+        self._num_replies, self._is_open = 0, False
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
             chance, ids = np.random.default_rng([algorithm.seed, *b"layout"]), self.membership.ids
@@ -360,6 +363,7 @@ class Run:
             part.add_pending(new)
         instructions = algorithm.train_instructions(server_round, sampled) if sampled else {}
         asked = self.outgoing.complete(server_round, config, instructions, algorithm.upload_spec())
+        self._is_open = bool(asked)
         members.mark_uncertain(asked)
         self.record.count_down(server_round, asked)
         return asked
@@ -374,6 +378,7 @@ class Run:
         are of the wrong kind, or if it is not `patient`.
         """
         algorithm, asked = self.algorithm, self.intake.asked
+        self._is_open = False
         taken, lost = self.intake.accept(server_round, replies, algorithm.upload_spec_of)
         uploads = {}
         for client, reply in taken.items():
@@ -402,15 +407,74 @@ class Run:
         accepted = self.health.count_usable_round(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
         self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
-        self.membership.mark_uncertain(
-            held.clipped
-        )  # these hold what they sent, not what was taken of it
+        altered = [client for client, reply in accepted.items() if reply.altered]
+        # These hold what they sent, not what was taken of it.
+        self.membership.mark_uncertain([*held.clipped, *altered])
+        self._num_replies = len(accepted)
         self.record.count_up(server_round, accepted)
         self.record.train_metrics.add(server_round, {i: r.metrics for i, r in accepted.items()})
         self._on_state_lost(server_round, lost)
         means = weighted_means(accepted) | algorithm.round_metrics() | self.bound.measured()
         self.record.trained(server_round, means)
         return means
+
+    def check_aggregated(self) -> None:
+        """Count a round whose replies nobody handed over as one without a usable reply.
+
+        Raises
+        ------
+        RuntimeError
+            If there were `patience` of them in a row.
+        """
+        if self._is_open:
+            reason = (
+                "its replies were not passed on to aggregate_train, as Flower's privacy wrappers do "
+                "where a client has failed: the log above says which, and why"
+            )
+            log(WARNING, "the last round changed nothing: %s", reason)
+            self.health.count_empty_round(reason, hopeless=False)
+
+    def adopt(self, arrays: Arrays) -> None:
+        """Go on from another global model than the method's own, as its user has it.
+
+        Frozen arrays and second names are not read: they are no part of the state.
+
+        Raises
+        ------
+        ValueError
+            If there is no global model, or these are not such arrays.
+        """
+        algorithm, name = self.algorithm, type(self.algorithm).__name__
+        if algorithm.why_not_adopted:
+            raise ValueError(
+                f"{name} got back another global model than it returned, and cannot go on from "
+                f"one: {algorithm.why_not_adopted}. Leave it as it is; what clients upload can be "
+                "changed by client_app(..., mods=[...])."
+            )
+        now = algorithm.model("global", self.membership.ids[0])
+        assert not isinstance(now, OnClient)
+        model = self.layout.travelling_part(arrays)
+        shapes = {key: array.shape for key, array in now.items()}
+        if {key: array.shape for key, array in model.items()} != shapes:
+            raise ValueError(
+                f"{name} got back arrays of the shapes "
+                f"{({key: array.shape for key, array in model.items()})} as its global model, "
+                f"expected {shapes}. Return what aggregate_train returned, with other numbers."
+            )
+        with np.errstate(all="ignore"):
+            fitting = {
+                key: (model[key] if array.dtype.kind == "f" else np.rint(model[key])).astype(
+                    array.dtype
+                )
+                for key, array in now.items()
+            }
+        if wrong := [key for key in now if not in_range(fitting[key])]:
+            raise ValueError(
+                f"{name} got back {listing(wrong)} of its global model with NaN, infinity or "
+                "numbers too large for a sum. Look at what was done to them: less noise, a smaller "
+                "step."
+            )
+        algorithm.adopt(fitting, self._num_replies)
 
     def _update_state(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Let replies change the state; return those that did.

@@ -9,7 +9,7 @@ from functools import partial
 from logging import INFO
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -19,12 +19,20 @@ from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive, Share, WholeNumber, check_count, check_positive
 from .algorithm import Algorithm, OnClient
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
+from .composition import check_clipping, check_wrappers, overridden, strategies_around
 from .common.interrupts import explaining
 from .common.settings import HasSettings, as_text, settings_of
 from .link import GridLink
 from .members.membership import Membership
 from .members.sampling import Sampling
-from .messages.records import NUM_EXAMPLES, ClientReply, Metrics, named_arrays, to_array_record
+from .messages.records import (
+    NUM_EXAMPLES,
+    ClientReply,
+    Metrics,
+    from_array_record,
+    named_arrays,
+    to_array_record,
+)
 from .messages.stamp import declared_method
 from .messages.wire import WireDtype
 from .models import Models, collect_personal, gather, model_here
@@ -121,6 +129,15 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     fraction_train = 1.0  # settings of `SampledStrategy`
     min_train_nodes = 1
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not cls.in_rounds and (hooks := overridden(cls, StatefulStrategy)):
+            raise TypeError(
+                f"{cls.__name__} has a {hooks[0]}() of its own, which would never be called: its "
+                "method takes in every reply as it comes, and knows no rounds. Give on_round= to "
+                "start(), or derive the class from a method with rounds, such as FPFC."
+            )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.model_spec, self.trained = {}, []
@@ -133,9 +150,12 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             seed=self.seed,
         )
         method, bound = declared_method(type(self)), Bound(self.max_norm, self.on_excess)
-        intake = Intake(self.weighted_by_key, self.membership, method, self.max_examples)
+        intake = Intake(
+            self.weighted_by_key, self.membership, method, self.max_examples, self.why_unaltered
+        )
         self.run = Run(self, self.membership, sampling, intake, bound, patience=self.patience)
         self._collected: dict[int, Arrays] | None = None
+        self._known: dict[str, Array] = {}  # the global model, as whoever calls the hooks has it
         self._link = GridLink(
             self.min_available_nodes,
             self.node_timeout,
@@ -371,12 +391,25 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         )
         exchange = partial(self._link.exchange, grid, timeout)
         self._begin(grid, arrays, exchange, train_config)
+        self._known = dict(self.global_arrays or initial_arrays)
         run.num_rounds = num_rounds
         run.handshake(exchange, train_config)
+
+        hooked = bool(overridden(type(self), StatefulStrategy))
+
+        def train(server_round: int) -> Metrics:
+            if hooked:
+                return self._train_by_hooks(grid, timeout, server_round, train_config)
+            self._update_membership(grid, server_round, exchange, train_config)
+            asked = run.configure_train(server_round, train_config)
+            replies = self._link.train(grid, timeout, server_round, asked)
+            return run.aggregate_train(server_round, replies)
 
         def evaluate(server_round: int) -> Metrics:
             if self.fraction_evaluate == 0:
                 return {}
+            if hooked:
+                return self._evaluate_by_hooks(grid, timeout, server_round, evaluate_config)
             self.membership.mark_uncertain(self._link.refresh(grid))
             self._link.pause(grid, timeout, last=stopping or server_round == num_rounds)
             asked = run.configure_evaluate(server_round, evaluate_config)
@@ -391,10 +424,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             for server_round in range(run.last_round + 1, num_rounds + 1):
                 if stopping:
                     break
-                self._update_membership(grid, server_round, exchange, train_config)
-                asked = run.configure_train(server_round, train_config)
-                replies = self._link.train(grid, timeout, server_round, asked)
-                trained = run.aggregate_train(server_round, replies)
+                trained = train(server_round)
                 metrics = {f"train-{name}": value for name, value in trained.items()}
                 due = server_round % evaluate_every == 0 or server_round == num_rounds
                 if due:
@@ -423,7 +453,20 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one message a node with the instructions of its sampled clients."""
+        """Return one message a node with the instructions of its sampled clients.
+
+        In the first round `arrays` is the initial model. Afterwards it is the global model as it
+        comes back: where it is another than `aggregate_train` returned, because a wrapper has added
+        noise to it for example, the method goes on from it.
+
+        Raises
+        ------
+        ValueError
+            If it is another one and there is no global model, or no such one; if a strategy that is
+            wrapped around this one cannot do what it is there for (docs/composition.md).
+        RuntimeError
+            If the method knows no rounds.
+        """
         if not self.in_rounds:
             raise RuntimeError(
                 f"{type(self).__name__} takes in every reply as it comes, which a loop of rounds "
@@ -432,8 +475,16 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         check_user_settings(self, config, {})
         exchange = partial(self._link.exchange, grid, _QUERY_TIMEOUT)
         if not self.run.has_begun:
+            wrappers = strategies_around(self, Strategy)
+            check_wrappers(self, wrappers)
             self._begin(grid, named_arrays(arrays), exchange, config)
+            names = [name.removeprefix(self.run.layout.prefix) for name in arrays]
+            check_clipping(self, wrappers, names, packed=self._link.discovery.is_packed)
+            self._known = dict(arrays)
             self.run.handshake(exchange, config)
+        else:
+            self._take_back(arrays)
+        self.run.check_aggregated()
         self._update_membership(grid, server_round, exchange, config)
         asked = self.run.configure_train(server_round, config)
         return self._link.messages(asked, MessageType.TRAIN)
@@ -445,13 +496,16 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         metrics = self.run.aggregate_train(server_round, self._replies(replies))
         if not metrics:
             return None, None
-        return self.global_arrays, MetricRecord(dict(metrics))
+        if model := self.global_arrays:
+            self._known = dict(model)
+        return model, MetricRecord(dict(metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one message a node with the models to evaluate."""
+        """Return one message a node with the models to evaluate; `arrays` as `configure_train`."""
         check_user_settings(self, {}, config)
+        self._take_back(arrays)
         self.membership.mark_uncertain(self._link.refresh(grid))
         asked = self.run.configure_evaluate(server_round, config)
         return self._link.messages(asked, MessageType.EVALUATE)
@@ -462,6 +516,36 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         """Check the replies and return their mean metrics."""
         metrics = self.run.aggregate_evaluate(server_round, self._replies(replies))
         return MetricRecord(dict(metrics)) if metrics else None
+
+    def _take_back(self, arrays: ArrayRecord) -> None:
+        """Adopt the global model as it comes back, where it is another than was given out."""
+        if arrays and dict(arrays) != self._known:
+            self.run.adopt(from_array_record(arrays))
+            self._known = dict(arrays)
+
+    def _train_by_hooks(
+        self, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
+    ) -> Metrics:
+        """Train in a round of a user's class, which has hooks of its own."""
+        known = ArrayRecord(dict(self._known))
+        messages = self.configure_train(server_round, known, config, grid)
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        arrays, metrics = self.aggregate_train(server_round, replies)
+        if arrays is not None:
+            self._take_back(arrays)
+        means: Any = dict(metrics or {})
+        self.run.record.trained(server_round, means)
+        return means
+
+    def _evaluate_by_hooks(
+        self, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
+    ) -> Metrics:
+        known = ArrayRecord(dict(self._known))
+        messages = self.configure_evaluate(server_round, known, config, grid)
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        means: Any = dict(self.aggregate_evaluate(server_round, replies) or {})
+        self.run.record.evaluated(server_round, means)
+        return means
 
     def _replies(self, replies: Iterable[Message]) -> list[ClientReply]:
         return self._link.replies(replies, self.run.intake.asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.checks import check_choice, listing
@@ -22,6 +23,7 @@ from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawRe
 
 from ..errors import plain_errors
 from ..solving.steps import Choice
+from .mods import through
 
 ClientFn = Callable[[Context], Any]
 _NUMBER = (int, float)
@@ -42,6 +44,7 @@ def client_app(
     num_clients: int | Callable[[Context], int] | None = None,
     cohort: Cohort | Callable[[Context], Cohort] = "auto",
     may_collect: bool | Callable[[Context], bool] = False,
+    mods: Sequence[Mod] = (),
 ) -> ClientApp:
     """Make a `ClientApp` of the current API out of a `client_fn` of the legacy one.
 
@@ -66,6 +69,12 @@ def client_app(
         ``start(collect=True)`` does. A callable gets the node's context, for the site to decide:
         ``lambda context: bool(context.node_config.get("may-collect"))``. In a simulation the server
         always may: there are no sites.
+    mods : sequence of callable, optional
+        Flower's mods, or your own ``mod(message, context, call_next)``, around every client, the
+        first outermost; of hosted clients each gets a message of its own. A mod sees the first
+        group of arrays that the client receives, and its upload. Clients with mods train one by
+        one. Handlers of your own give them to `answer`. docs/composition.md says which methods go
+        with which mods.
 
     Returns
     -------
@@ -88,6 +97,16 @@ def client_app(
         )
     if not callable(cohort):
         check_choice("cohort", cohort, ("auto", True, False))
+    if mods and client_fn is None:
+        raise ValueError(
+            "mods are given without a client_fn. Handlers of your own give them to answer(client, "
+            "message, mods=[...], context=context)."
+        )
+    if mods and cohort is True:
+        raise ValueError(
+            "cohort is True beside mods, expected 'auto' or False: a mod calls one client and waits "
+            "for its reply, so that clients cannot train together. Leave one of the two out."
+        )
     app = ClientApp()
 
     def hosted(context: Context) -> tuple[list[int] | None, int]:
@@ -112,7 +131,9 @@ def client_app(
             instruction = _only_instruction(message)
             _check_consent([instruction], allowed)
             with plain_errors():
-                return _reply(run(_numpy_client(client_fn(context)), instruction), message)
+                client = _numpy_client(client_fn(context))
+                work = partial(run, client)
+                return _reply(through(mods, message, context, instruction, work), message)
         clients, total = hosted(context)
         assert clients is not None
         with collector_paused():
@@ -126,13 +147,14 @@ def client_app(
         _check_consent(asked.values(), allowed)
         labels = {clients[0] if label is None else label: label for label in asked}
         choice: Cohort = False
-        if run is _fit:
+        if run is _fit and not mods:
             choice = cohort(context) if callable(cohort) else cohort
             check_choice("cohort", choice, ("auto", True, False))
         if choice is True or (choice == "auto" and total >= LEAST_COHORT):
             run_all, at_once = partial(_together, choice), TOGETHER
         else:
-            run_all, at_once = partial(_one_by_one, run), 1
+            passed = partial(_through_mods, mods, message, context, run)
+            run_all, at_once = partial(_one_by_one, passed), 1
         instructions = {client: asked[label] for client, label in labels.items()}
         replies = run_hosted(client_fn, instructions, context, total, run_all, at_once)
         with collector_paused():
@@ -161,7 +183,14 @@ def client_app(
     return app
 
 
-def answer(client: Any, message: Message, *, may_collect: bool = False) -> Message:
+def answer(
+    client: Any,
+    message: Message,
+    *,
+    may_collect: bool = False,
+    mods: Sequence[Mod] = (),
+    context: Context | None = None,
+) -> Message:
     """Answer a train or evaluate message with a client, in a handler of one's own.
 
     Parameters
@@ -172,6 +201,10 @@ def answer(client: Any, message: Message, *, may_collect: bool = False) -> Messa
         The handler's message, for one client.
     may_collect : bool (default: False)
         As in `client_app`.
+    mods : sequence of callable, optional
+        As in `client_app`.
+    context : Context, optional
+        The handler's, which mods get. By default the client's own.
 
     Returns
     -------
@@ -198,8 +231,10 @@ def answer(client: Any, message: Message, *, may_collect: bool = False) -> Messa
     client = _numpy_client(client, "answer() was given")
     instruction = _only_instruction(message)
     _check_consent([instruction], may_collect)
+    mine: Any = context or getattr(client, "context", None)
     with plain_errors():
-        return _reply(run(client, instruction), message)
+        reply = through(mods, message, mine, instruction, partial(run, client))
+        return _reply(reply, message)
 
 
 def run_hosted(
@@ -269,10 +304,25 @@ def _one_by_one(run: Run, jobs: Jobs) -> dict[int, RawReply]:
     return replies
 
 
+def _through_mods(
+    mods: Sequence[Mod],
+    message: Message,
+    context: Context,
+    run: Run,
+    client: NumPyClient,
+    instruction: ClientInstruction,
+) -> RawReply:
+    """Have a hosted client do its work through mods, where nothing else can change its upload."""
+    client.seals = bool(mods)  # type: ignore[attr-defined]
+    work = partial(run, client)
+    return through(mods, message, getattr(client, "context", context), instruction, work)
+
+
 def _together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
     """Have clients train, together where they can."""
     drivers: dict[Any, list[int]] = {}
     for client_id, (client, instruction) in jobs.items():
+        client.seals = False  # type: ignore[attr-defined]
         if not instruction.config.get(wire.COLLECT):
             drivers.setdefault(getattr(client, "together", None), []).append(client_id)
     found: dict[int, Any] = {}

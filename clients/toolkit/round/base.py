@@ -22,11 +22,12 @@ from fl_admm_strategies.runtime.messages.records import (
     split_groups,
 )
 from fl_admm_strategies.runtime.messages.schema import Instruction
+from fl_admm_strategies.runtime.messages.seal import SEAL, seal
 from fl_admm_strategies.runtime.messages.stamp import check_instruction_maker, made_by
 from fl_admm_strategies.runtime.messages.wire import WIRE_DTYPE, reduced_upload, with_held_back
 from fl_admm_strategies.runtime.strategy import StatefulStrategy
 from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
-from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer
+from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer, as_properties
 
 from ..errors import plain_errors
 from ..solving.steps import Driver, MethodSteps, Reply, Scalars, Steps, take_steps
@@ -71,6 +72,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
     cohort: Driver | None = None
     """What trains several such clients together, if anything does."""
     initial_loss: float | None = None
+    seals: bool = True
+    """Whether replies have a `seal`: not where nothing can change them on their way."""
 
     def __init__(
         self,
@@ -176,7 +179,9 @@ class MethodClient(NumPyClient, Generic[Asked]):
                 upload, metrics = self.train(asked, config)
         if self.initial_loss is not None and config.get("version") == 0:
             metrics = metrics | {INITIAL_LOSS: self.initial_loss}
-        return self.ordered(upload, parameters, config), num_examples, metrics | self.stamp()
+        uploaded = self.ordered(upload, parameters, config)
+        sealed = {SEAL: seal(uploaded)} if self.seals else {}
+        return uploaded, num_examples, metrics | sealed | self.stamp()
 
     @plain_errors()
     def evaluate(
@@ -278,5 +283,9 @@ class MethodClient(NumPyClient, Generic[Asked]):
         yield
 
     def get_properties(self, config: Scalars) -> Scalars:
-        """Return who the client is, for Flower's legacy API."""
-        return identity(self.context)
+        """Return who the client is, or what it trains, for Flower's legacy API."""
+        if (names := config.get(NAMES)) is None:
+            return identity(self.context)
+        self.check_sender(config)
+        answer = self.answer_about_names(read_names(NAMES, names))
+        return as_properties(answer, self.train_size(), self.stamp())

@@ -197,6 +197,11 @@ class FPFC(PenaltySetting):
         anchor = super().upload_reference(sent)
         return anchor | prefixed("0/", anchor) | sent.groups.get("more", {})
 
+    @property
+    def why_not_adopted(self) -> str:
+        """Why nothing can be put in the place of the mean of all omega_i."""
+        return "it is the mean of what every client has for itself, and leads to none of these"
+
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the new omega_i, then theta and v of every pair with an active client."""
         state = self.state

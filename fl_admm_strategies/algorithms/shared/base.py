@@ -24,6 +24,13 @@ Weights = Literal["uniform", "size"]
 Duals = Literal["strategy", "client"]
 
 
+SUMMED = (
+    "the clients keep variables of their own, go on from what they sent, and the server has the sum "
+    "of these variables alone. {instead}"
+)
+"""Why some methods' uploads may not be changed on their way."""
+
+
 @dataclass
 class SummedState:
     """The global model, and the sum of the variables that the clients keep.
@@ -198,6 +205,11 @@ class ConsensusForm(SampledStrategy):
         """What else `form` says of the local steps."""
         return ""
 
+    @property
+    def why_unaltered(self) -> str:
+        """Why no upload may be changed on its way where clients keep their variables."""
+        return SUMMED.format(instead="Give duals='strategy'.") if self.duals == "client" else ""
+
     def variables(
         self, start: NDArray[Any] | None, dual: NDArray[Any] | None
     ) -> dict[str, Arrays | None]:
@@ -266,6 +278,16 @@ class SummedStrategy(SampledStrategy):
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Begin again: nobody here knows the variables of those that have left."""
         self.state.consensus.restart(self.last_round, len(self.membership))
+
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another global model; the sum of the clients' variables stays."""
+        self.state.consensus.w = self._block.vector(model)
+        self.state.buffers = self._block.rest(model)
+
+    @property
+    def why_unaltered(self) -> str:
+        """Why no upload may be changed on its way."""
+        return SUMMED.format(instead="Use FedADMM.")
 
     def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
         """Begin again: nobody knows the variables that were lost."""

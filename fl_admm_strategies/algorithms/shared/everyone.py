@@ -25,6 +25,11 @@ class EveryoneTrains(SampledStrategy):
         super().__post_init__()
         self._idle = frozenset[int]()  # who trains in this round and uploads nothing
 
+    @property
+    def all_upload(self) -> bool:
+        """Whether all clients of a round upload arrays: those that were not drawn do not."""
+        return not self.everyone_trains or self.fraction_train == 1
+
     def in_training(self, drawn: Sequence[int]) -> list[int]:
         """Return who trains in a round for which these were drawn."""
         everyone = self.client_ids if self.everyone_trains else drawn

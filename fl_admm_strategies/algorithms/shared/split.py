@@ -64,6 +64,10 @@ class SplitStrategy(SampledStrategy):
         """Set u to the mean of the participants' u_i."""
         self.state.shared = participants_mean(self.state.shared, replies, self.weights)
 
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another u."""
+        self.state.shared = model
+
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, SplitEvaluation]:

@@ -141,6 +141,11 @@ class Discovery:
         """Return how many clients a node said that it hosts, in use or not."""
         return len(self._identities[node].clients) if node in self._identities else 0
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether a node said that it hosts several clients."""
+        return any(len(identity.clients) > 1 for identity in self._identities.values())
+
     def clients_on(self, node: int) -> list[int]:
         """Return the clients of the run that a node hosts."""
         clients = self._identities[node].clients if node in self._identities else []

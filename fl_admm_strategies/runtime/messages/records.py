@@ -42,6 +42,11 @@ COLLECT = "collect"
 """The setting of a training message that asks for the client's personal model and nothing else."""
 STATE_LOST = "state-lost"
 """In the error of a client that does not hold what the server takes it to hold, before its id."""
+BESIDE = "beside"
+"""The setting that has all groups but the first, under Flower's legacy API: a mod of it takes all
+arrays of a message for the model."""
+MOD_REFUSED = "a mod refused"
+"""In the error of a client whose mods cannot do what the method or its server wants."""
 OF_RUN = frozenset({"run", "durable"})
 """The settings that differ between runs of the same bits."""
 
@@ -139,6 +144,8 @@ class Reply:
         What its client was sent for training, in this round or in an earlier one; empty in other
         phases. `Instruction.read` has it typed. Its arrays may be views of the state as it is now:
         they are not kept a second time.
+    altered : bool
+        Whether it is another upload than its client sent, by its seal.
     """
 
     arrays: Arrays
@@ -147,6 +154,7 @@ class Reply:
     largest: float = 0.0
     nbytes: int = 0
     asked: ClientInstruction = ClientInstruction({})
+    altered: bool = False
 
 
 def to_json(value: Any) -> str:
@@ -257,14 +265,40 @@ def split_groups(
     """
     expected = parse_groups(config)
     groups: dict[str, list[str]] = {ARRAYS: list(names)} if expected is None else expected
-    found, announced = len(parameters), sum(map(len, groups.values()))
+    beside = unpacked_groups(config)
+    found, announced = len(parameters) + len(beside), sum(map(len, groups.values()))
     if found != announced:
         raise ValueError(
             f"The message has {found} arrays, expected {announced}: "
             f"{brief(', '.join(name for names in groups.values() for name in names))}. {VERSIONS}"
         )
-    arrays = iter(restored(parameters, config))
+    arrays = iter(restored([*parameters, *beside], config))
     return {group: {name: next(arrays) for name in names} for group, names in groups.items()}
+
+
+def packed_groups(groups: Mapping[str, Arrays]) -> bytes:
+    """Return arrays as a setting of Flower's legacy API, which `unpacked_groups` reads."""
+    file = BytesIO()
+    flat = chain.from_iterable(map(dict.values, groups.values()))
+    np.savez(file, **{str(place): array for place, array in enumerate(flat)})
+    return file.getvalue()
+
+
+def unpacked_groups(config: Mapping[str, Any]) -> list[NDArray[Any]]:
+    """Return the arrays of all groups but the first, where they came as a setting.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read. Pickled objects are never loaded.
+    """
+    if (packed := config.get(BESIDE)) is None:
+        return []
+    try:
+        with np.load(BytesIO(packed), allow_pickle=False) as found:
+            return [found[str(place)] for place in range(len(found.files))]
+    except Exception as error:  # numpy and zipfile may raise anything
+        raise ValueError(f"The message's {BESIDE} cannot be read ({error}). {VERSIONS}") from error
 
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:

@@ -16,6 +16,7 @@ from ...maths.blocks import Spec
 from ...maths.checks import largest_allowed, largest_of_rows, listing
 from ..members.membership import Membership
 from ..messages.records import (
+    MOD_REFUSED,
     ClientInstruction,
     ClientReply,
     Metrics,
@@ -25,6 +26,7 @@ from ..messages.records import (
     to_json,
     who_lost,
 )
+from ..messages.seal import SEAL, seal
 from ..messages.stamp import WrongMakerError, check_reply_maker, client_of, is_stamp
 from ..messages.wire import WIRE_DTYPE
 from .means import MOST, most_examples, weighted_means
@@ -37,6 +39,10 @@ _NUMBER = (int, float)
 
 class NotFiniteError(ValueError):
     """A reply holds NaN or infinity."""
+
+
+class AlteredUploadError(WrongMakerError):
+    """An upload was changed on its way that must arrive as it was sent."""
 
 
 class Accepted(NamedTuple):
@@ -68,6 +74,8 @@ class Intake:
     max_examples : int or None
         A reply that reports more examples counts as if it had reported so many; None: than `MOST`
         times the median of the clients.
+    why_unaltered : str
+        Why uploads that were changed on their way are refused; empty where they are not.
 
     Attributes
     ----------
@@ -88,9 +96,11 @@ class Intake:
         membership: Membership,
         method: str | None = None,
         max_examples: int | None = None,
+        why_unaltered: str = "",
     ) -> None:
         self.weighted_by_key = weighted_by_key
         self._caps = max_examples is None
+        self.why_unaltered = why_unaltered
         self._most_examples = math.inf if max_examples is None else float(max_examples)
         self._membership = membership
         self._method = method
@@ -186,11 +196,19 @@ class Intake:
     def _checked(
         self, client: int, raw: RawReply, spec: Spec | Callable[[int], Spec] | None
     ) -> Reply:
+        if raw.error is not None and MOD_REFUSED in raw.error:
+            raise WrongMakerError(f"it failed: {raw.error}")
         if raw.error is None or raw.metrics:
             check_reply_maker(raw.metrics, self._method)
         wire_dtype = self.asked[client].config.get(WIRE_DTYPE)
         wanted = spec(client) if callable(spec) else spec
-        return check_reply(raw, wanted, self.weighted_by_key, wire_dtype, self._most_examples)
+        reply = check_reply(raw, wanted, self.weighted_by_key, wire_dtype, self._most_examples)
+        if self.why_unaltered and reply.altered:
+            raise AlteredUploadError(
+                "its upload was changed on its way, by a mod of the client or a wrapper of the "
+                f"strategy: {self.why_unaltered}"
+            )
+        return reply
 
     def is_usable(
         self, client: int, replies: Sequence[ClientReply], spec: Callable[[int], Spec]
@@ -254,7 +272,7 @@ def check_reply(
         raise ValueError(f"it failed: {raw.error}")
     metrics: dict[str, float] = {}
     for key, value in raw.metrics.items():
-        if not isinstance(value, _NUMBER) or isinstance(value, bool) or is_stamp(key):
+        if not isinstance(value, _NUMBER) or isinstance(value, bool) or is_stamp(key) or key == SEAL:
             continue
         if (length := _length(key)) > _LONGEST_NAME:
             raise ValueError(
@@ -303,7 +321,9 @@ def check_reply(
         largest = max(largest, size)
         nbytes += array.nbytes
         checked[name] = array if array.dtype == dtype else array.astype(dtype)
-    return Reply(checked, counted, metrics, largest, nbytes)
+    sealed = raw.metrics.get(SEAL)
+    altered = sealed is not None and sealed != seal(arrays[name] for name in spec)
+    return Reply(checked, counted, metrics, largest, nbytes, altered=altered)
 
 
 @lru_cache(maxsize=1024)

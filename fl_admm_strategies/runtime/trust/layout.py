@@ -13,6 +13,7 @@ the dtype of its model when it loads.
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Spec, spec_of
 from ...maths.checks import listing
-from ..messages.records import ClientInstruction, ClientReply, Reply, to_json
+from ..messages.records import NUM_EXAMPLES, ClientInstruction, ClientReply, RawReply, Reply, to_json
 from ..saving.state import check_initial_arrays
 from .intake import Intake
 
@@ -251,6 +252,30 @@ class Layout:
             full: whole[name].astype(self.given[full][1]) if full in self.given else whole[name]
             for full, name in ((self.prefix + name, name) for name in order)
         }
+
+    def travelling_part(self, whole: Arrays) -> Arrays:
+        """Return what travels of a model that `complete` returned: that undone, but for dtypes."""
+        kept = {*self.frozen, *self.tied}
+        named = {name.removeprefix(self.prefix): array for name, array in whole.items()}
+        return {name: array for name, array in named.items() if name not in kept}
+
+
+def as_properties(arrays: Arrays, num_examples: int, stamp: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an `answer` as properties of Flower's legacy API."""
+    found = {name: to_json(array.tolist()) for name, array in arrays.items()}
+    return {**found, NUM_EXAMPLES: num_examples, **stamp}
+
+
+def answer_in(properties: Mapping[str, Any]) -> RawReply | None:
+    """Return the answer that a client's properties hold; None where they hold none."""
+    if not {ROLES, CHECKSUMS} <= properties.keys():
+        return None
+    try:
+        arrays = {n: np.array(json.loads(properties[n]), dtype=np.int64) for n in (ROLES, CHECKSUMS)}
+    except (TypeError, ValueError, OverflowError):
+        return RawReply(error="its answer about the initial arrays cannot be read")
+    rest = {name: value for name, value in properties.items() if name not in arrays}
+    return RawReply(arrays, rest)
 
 
 def answer(names: Sequence[str], roles: Mapping[str, int], sums: Mapping[str, int]) -> Arrays:

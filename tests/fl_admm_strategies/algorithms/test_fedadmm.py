@@ -172,9 +172,9 @@ def test_where_the_duals_live_does_not_matter_in_any_form(start_at: Any, averagi
 def test_the_server_needs_no_memory_for_every_client_where_they_keep_their_duals() -> None:
     (here, _), (there, _) = small("strategy", "uniform"), small("client", "uniform")
     sizes = [sum(a.size for a in arrays_of(s.state).values()) for s in (here, there)]
-    # w, its first value, the sum of the z_i, a round, alpha_i of 6 clients; u_i and pi_i of these,
-    # or nothing.
-    assert sizes == [3 * 31 + 1 + 6 + 2 * 6 * 31, 3 * 31 + 1 + 6]
+    # w, its first value, the sum of the z_i, a round, whether w was replaced, alpha_i of 6 clients;
+    # u_i and pi_i of these, or nothing.
+    assert sizes == [3 * 31 + 2 + 6 + 2 * 6 * 31, 3 * 31 + 2 + 6]
 
 
 def test_a_model_that_is_read_is_a_copy_of_the_state() -> None:

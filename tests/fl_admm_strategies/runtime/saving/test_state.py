@@ -80,7 +80,7 @@ def state(value: float = 0.0, clients: tuple[int, ...] = (2, 7)) -> State:
 NAMES = [
     *("x", "scale", "count", "done", "model/a/b", 'model/n,"\n', "inner/w", "inner/rounds"),
     *("table/theta", "table/alpha", "consensus/w", "consensus/total", "consensus/first"),
-    *("consensus/began_in", "consensus/u", "consensus/pi", "odd/values"),
+    *("consensus/began_in", "consensus/was_replaced", "consensus/u", "consensus/pi", "odd/values"),
 ]
 
 

@@ -1,0 +1,144 @@
+"""Flower's mods around one client: each sees a message of FedAvg's layout, for that client alone.
+
+A method may send several groups of arrays, and a node gets one message for all that it hosts;
+Flower's own mods understand neither. So a mod is shown the floating point arrays of the first group,
+which is what an upload is compared with, under the names of the upload. The rest goes past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.clientapp.typing import Mod
+
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.messages.packing import (
+    pack_instructions,
+    pack_replies,
+    unpack_instructions,
+    unpack_replies,
+)
+from fl_admm_strategies.runtime.messages.records import (
+    COLLECT,
+    GROUPS,
+    MOD_REFUSED,
+    ClientInstruction,
+    RawReply,
+    groups_setting,
+)
+
+Run = Callable[[ClientInstruction], RawReply]
+
+CLIPPING_NORM = "clipping_norm"
+"""The setting by which Flower's client-side wrappers ask clients to clip."""
+
+
+class ModRefusedError(ValueError):
+    """A mod refused a message, or a message asks for a mod that is not there."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} [{MOD_REFUSED}]")
+
+
+def through(
+    mods: Sequence[Mod],
+    message: Message,
+    context: Context,
+    instruction: ClientInstruction,
+    run: Run,
+) -> RawReply:
+    """Have a client do what it is asked, through mods, of which the first is the outermost.
+
+    Handshakes, requests for a personal model and instructions to upload nothing pass no mods, nor
+    do evaluations pass Flower's mods for uploads.
+
+    Parameters
+    ----------
+    mods : sequence of callable
+        ``mod(message, context, call_next)``, as Flower's.
+    message : Message
+        The node's.
+    context : Context
+        The client's.
+    instruction : ClientInstruction
+        What this client is asked.
+    run : callable
+        Has the client do it.
+
+    Raises
+    ------
+    ModRefusedError
+        If a mod refuses the message or the reply, or the server asks for clipping and there is no
+        mod.
+    """
+    config, groups = instruction.config, instruction.groups
+    if config.get("handshake") or config.get(COLLECT):
+        return run(instruction)
+    trains = message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+    if not mods:
+        if trains and CLIPPING_NORM in config:
+            raise ModRefusedError(
+                f"The server asks for uploads clipped to {config[CLIPPING_NORM]}, and this client "
+                "has no mod that does it. Give client_app, or answer, mods=[fixedclipping_mod], or "
+                "mods=[adaptiveclipping_mod] where the strategy is wrapped for that."
+            )
+        return run(instruction)
+    names = instruction.upload_names() if trains else []
+    mods = mods if trains else [mod for mod in mods if not _is_for_uploads(mod)]
+    if not mods or (trains and not names):
+        return run(instruction)
+    first, received = next(iter(groups.items()))
+    if len(names) != len(received):
+        names = list(received)
+    shown = _floating(dict(zip(names, received.values(), strict=True)))
+    beside: Arrays = {}  # of the upload
+
+    def innermost(asked: Message, _: Context) -> Message:
+        ((_, seen),) = unpack_instructions(asked.content)
+        found = next(iter(seen.groups.values()))
+        arrays = [found.get(n, a) for n, a in zip(names, received.values(), strict=True)]
+        whole = {**groups, first: dict(zip(received, arrays, strict=True))}
+        reply = run(ClientInstruction(whole, {**seen.config, GROUPS: groups_setting(groups)}))
+        uploaded = None if reply.arrays is None else _floating(reply.arrays)
+        beside.update({n: a for n, a in (reply.arrays or {}).items() if n not in (uploaded or {})})
+        return Message(pack_replies({None: RawReply(uploaded, reply.metrics)}), reply_to=asked)
+
+    call = innermost
+    for mod in reversed(mods):
+        call = partial(_call, mod, call)
+    seen = ClientInstruction({first: shown}, {**config, GROUPS: groups_setting({first: shown})})
+    answer = call(_message(message, pack_instructions({0: seen}, hosted=False)), context)
+    if answer.has_error():
+        raise ModRefusedError(
+            f"A mod refused the message: {answer.error.reason} Of what was received a mod sees "
+            f"{', '.join(shown)}. docs/composition.md says which methods go with which mods."
+        )
+    ((_, reply),) = unpack_replies(answer.content)
+    if reply.error is not None:
+        raise ModRefusedError(f"A mod has made something else of the reply: {reply.error}.")
+    return RawReply(None if reply.arrays is None else {**reply.arrays, **beside}, reply.metrics)
+
+
+def _call(mod: Mod, call_next: Callable[[Message, Context], Message], *given: object) -> Message:
+    message, context = given
+    return mod(message, context, call_next)  # type: ignore[arg-type]
+
+
+def _message(like: Message, content: RecordDict) -> Message:
+    """Return a message with another content."""
+    made = copy(like)
+    made.content = content
+    return made
+
+
+def _floating(arrays: Arrays) -> Arrays:
+    return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+
+
+def _is_for_uploads(mod: Mod) -> bool:
+    """Return whether a mod is one of Flower's that need an upload."""
+    return isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)

@@ -1,0 +1,129 @@
+"""What stands around a strategy: other strategies that wrap it, and hooks of a user's subclass.
+
+Either gets the global model of every round and may return another one, with noise added for
+example. `Run.adopt` makes that the method's own. A combination that cannot mean what it says is
+refused before anybody trains; docs/composition.md has the table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from .algorithm import Algorithm
+
+HOOKS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+"""What a round goes through, by the names that Flower's `Strategy` gives it."""
+
+_CLIPPING = "DifferentialPrivacy"
+_ON_SERVER = ("ServerSideFixedClipping", "ServerSideAdaptiveClipping")
+_ADAPTIVE_ON_CLIENT = ("ClientSideAdaptiveClipping",)
+
+
+def overridden(strategy: type, base: type) -> list[str]:
+    """Return the hooks that a class of strategies has in place of those of a base."""
+    return [name for name in HOOKS if getattr(strategy, name) is not getattr(base, name)]
+
+
+def strategies_around(strategy: Any, kind: type) -> list[Any]:
+    """Return the strategies of a kind through which a method of another one was called.
+
+    Flower's wrappers call the strategy inside from a method of the same name, and say nothing of
+    themselves: the frames of the calls are where they can be seen before they have done anything.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found: list[Any] = []
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if caller is not strategy and caller not in found:
+            if not isinstance(caller, kind):
+                break
+            found.append(caller)
+        frame = frame.f_back
+    return found
+
+
+def check_wrappers(strategy: Algorithm, wrappers: Sequence[Any]) -> None:
+    """Refuse wrappers that a method cannot work in, whatever the model.
+
+    Raises
+    ------
+    ValueError
+        If the method has no global model, or its uploads must arrive as they were sent.
+    """
+    name = type(strategy).__name__
+    for wrapper in wrappers:
+        around = type(wrapper).__name__
+        if _is(wrapper, _CLIPPING) and not strategy.all_upload:
+            raise ValueError(
+                f"{around} is around {name}, in which all clients train and only those that are "
+                "drawn upload: it takes every reply for an upload. Give "
+                f"{name}(everyone_trains=False)."
+            )
+        if strategy.why_not_adopted:
+            raise ValueError(
+                f"{around} is around {name}, whose global model it could not change: "
+                f"{strategy.why_not_adopted}. Run {name} itself, as strategy.start(...); for "
+                "privacy give its clients mods=[LocalDpMod(...)] (docs/composition.md)."
+            )
+        if _is(wrapper, _CLIPPING) and strategy.why_unaltered:
+            raise ValueError(
+                f"{around} is around {name}, whose uploads must arrive as they were sent: "
+                f"{strategy.why_unaltered}"
+            )
+
+
+def check_clipping(
+    strategy: Algorithm, wrappers: Sequence[Any], names: Sequence[str], *, packed: bool
+) -> None:
+    """Refuse wrappers that clip on the server where they would compare what does not belong together.
+
+    Parameters
+    ----------
+    strategy : Algorithm
+        Whose run has begun.
+    wrappers : sequence of Strategy
+    names : sequence of str
+        Of the initial arrays, as they travel where they do.
+    packed : bool
+        Whether a node hosts several clients.
+
+    Raises
+    ------
+    ValueError
+        If a message holds several clients' uploads, or an upload is not the whole model.
+    """
+    name, spec = type(strategy).__name__, strategy.upload_spec()
+    for wrapper in wrappers:
+        around = type(wrapper).__name__
+        on_server = _is(wrapper, *_ON_SERVER)
+        if packed and (on_server or _is(wrapper, *_ADAPTIVE_ON_CLIENT)):
+            raise ValueError(
+                f"{around} takes every message for one client, and here a node sends one message "
+                "for all that it hosts. Run one client on each node, or use "
+                "DifferentialPrivacyClientSideFixedClipping and "
+                "client_app(..., mods=[fixedclipping_mod])."
+            )
+        if on_server and list(spec) != list(names):
+            raise ValueError(
+                f"{around} compares every upload with the whole model, and {name}'s clients upload "
+                f"{len(spec)} of its {len(names)} arrays. Use "
+                "DifferentialPrivacyClientSideFixedClipping and "
+                "client_app(..., mods=[fixedclipping_mod])."
+            )
+        counters = [key for key, (_, dtype) in spec.items() if dtype.kind != "f"]
+        if on_server and counters:
+            raise ValueError(
+                f"{around} scales all arrays, and {counters[0]!r} holds integers. Use "
+                "DifferentialPrivacyClientSideFixedClipping and "
+                "client_app(..., mods=[fixedclipping_mod]), or a model without it (GroupNorm in "
+                "place of BatchNorm)."
+            )
+
+
+def _is(wrapper: Any, *parts: str) -> bool:
+    """Return whether a wrapper is one of Flower's, of either API, by a part of its class's name."""
+    names = [kind.__name__ for kind in type(wrapper).__mro__ if kind.__name__.startswith(_CLIPPING)]
+    return any(part in name for name in names for part in parts)
