@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from ..maths.blocks import Arrays, average
-from ..maths.consensus import Consensus
 from ..maths.checks import Count, Positive
+from ..maths.consensus import Consensus
 from ..maths.schedules import StepSize
 from ..runtime.messages.records import ClientInstruction, Reply
 from .shared.base import ConsensusInstruction, SummedStrategy

@@ -59,6 +59,14 @@ _LEGACY_HOOKS = {
 }
 """What the legacy API calls the hooks of the current one."""
 
+_ZIP = "ValueError: zip() argument"
+"""What a mod of Flower's says where an upload has other arrays than the client received."""
+_MODS = (
+    "If the ClientApp has mods that change uploads: under the legacy API they take every message "
+    "for one model. Use client_app(client_fn, mods=[...]) and the current API; "
+    "docs/composition.md says which methods go with which mods."
+)
+
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
 
 
@@ -123,8 +131,8 @@ class LegacyStrategy(Strategy):
             )
         if hooks := overridden(type(strategy), StatefulStrategy):
             raise ValueError(
-                f"{type(strategy).__name__} has a {hooks[0]}() of its own, which Flower's legacy API "
-                "does not call. Derive a class from LegacyStrategy and give it "
+                f"{type(strategy).__name__} has a {hooks[0]}() of its own, which Flower's legacy "
+                "API does not call. Derive a class from LegacyStrategy and give it "
                 f"{_LEGACY_HOOKS[hooks[0]]}()."
             )
         check_count("evaluate_every", evaluate_every, least=1)
@@ -234,7 +242,7 @@ class LegacyStrategy(Strategy):
                 res = proxy.fit(ins, timeout=None, group_id=0)
             except Exception as error:  # whatever the client raises
                 check_actor(str(error))
-                return client, RawReply(error=wire.brief(str(error)))
+                return client, RawReply(error=wire.brief(f"{error} {_MODS}"))
             return client, self._reply(res, asked[client].upload_names())
 
         with ThreadPoolExecutor() as pool:
@@ -380,6 +388,8 @@ class LegacyStrategy(Strategy):
             check_actor(reason)
             # A client that lost its state says who it is; one that has replied has not failed.
             client = wire.who_lost(reason) if proxy is None else self._client_of(proxy)
+            if _ZIP in reason:
+                reason = f"{reason} {_MODS} [{wire.MOD_REFUSED}]"
             if client is None or client in answered:
                 reasons.append(reason)
             else:

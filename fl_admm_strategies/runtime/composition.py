@@ -34,15 +34,13 @@ def strategies_around(strategy: Any, kind: type) -> list[Any]:
     themselves: the frames of the calls are where they can be seen before they have done anything.
     """
     frame: FrameType | None = sys._getframe(1)
-    found: list[Any] = []
+    found: dict[int, Any] = {}
     while frame is not None:
         caller = frame.f_locals.get("self")
-        if caller is not strategy and caller not in found:
-            if not isinstance(caller, kind):
-                break
-            found.append(caller)
+        if isinstance(caller, kind) and caller is not strategy:
+            found[id(caller)] = caller
         frame = frame.f_back
-    return found
+    return list(found.values())
 
 
 def check_wrappers(strategy: Algorithm, wrappers: Sequence[Any]) -> None:
@@ -78,7 +76,7 @@ def check_wrappers(strategy: Algorithm, wrappers: Sequence[Any]) -> None:
 def check_clipping(
     strategy: Algorithm, wrappers: Sequence[Any], names: Sequence[str], *, packed: bool
 ) -> None:
-    """Refuse wrappers that clip on the server where they would compare what does not belong together.
+    """Refuse wrappers that would compare what does not belong together.
 
     Parameters
     ----------

@@ -23,11 +23,10 @@ from .messages.records import (
     brief,
 )
 
-
 _MODS = (
-    "Of what our methods send, Flower's mods understand the first group of arrays: give them not to "
-    "the handler, but to client_app(client_fn, mods=[...]) or answer(client, message, mods=[...], "
-    f"context=context), which show them that. [{MOD_REFUSED}]"
+    "Of what our methods send, Flower's mods understand the first group of arrays: give them not "
+    "to the handler, but to client_app(client_fn, mods=[...]) or answer(client, message, "
+    f"mods=[...], context=context), which show them that. [{MOD_REFUSED}]"
 )
 
 

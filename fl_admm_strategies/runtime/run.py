@@ -223,7 +223,8 @@ class Run:
         if not (left := [client for client in members.ids if client not in clients]):
             raise RuntimeError(
                 f"The handshake before round 1 failed for all clients, {listing(members.ids)}, and "
-                f"{type(self.algorithm).__name__} needs their answers. {self.intake.last_refusal}"
+                f"{type(self.algorithm).__name__} needs their answers. {self.intake.last_refusal} "
+                "(Where their app has mods, docs/composition.md says which methods go with them.)"
             )
         log(
             WARNING,
@@ -428,8 +429,8 @@ class Run:
         """
         if self._is_open:
             reason = (
-                "its replies were not passed on to aggregate_train, as Flower's privacy wrappers do "
-                "where a client has failed: the log above says which, and why"
+                "its replies were not passed on to aggregate_train, as Flower's privacy wrappers "
+                "do where a client has failed: the log above says which, and why"
             )
             log(WARNING, "the last round changed nothing: %s", reason)
             self.health.count_empty_round(reason, hopeless=False)
@@ -458,7 +459,7 @@ class Run:
         if {key: array.shape for key, array in model.items()} != shapes:
             raise ValueError(
                 f"{name} got back arrays of the shapes "
-                f"{({key: array.shape for key, array in model.items()})} as its global model, "
+                f"{ ({key: array.shape for key, array in model.items()}) } as its global model, "
                 f"expected {shapes}. Return what aggregate_train returned, with other numbers."
             )
         with np.errstate(all="ignore"):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from logging import INFO
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
@@ -19,9 +19,9 @@ from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive, Share, WholeNumber, check_count, check_positive
 from .algorithm import Algorithm, OnClient
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
-from .composition import check_clipping, check_wrappers, overridden, strategies_around
 from .common.interrupts import explaining
 from .common.settings import HasSettings, as_text, settings_of
+from .composition import check_clipping, check_wrappers, overridden, strategies_around
 from .link import GridLink
 from .members.membership import Membership
 from .members.sampling import Sampling
@@ -533,7 +533,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         arrays, metrics = self.aggregate_train(server_round, replies)
         if arrays is not None:
             self._take_back(arrays)
-        means: Any = dict(metrics or {})
+        means = cast(Metrics, dict(metrics or {}))
         self.run.record.trained(server_round, means)
         return means
 
@@ -543,7 +543,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         known = ArrayRecord(dict(self._known))
         messages = self.configure_evaluate(server_round, known, config, grid)
         replies = grid.send_and_receive(messages, timeout=timeout)
-        means: Any = dict(self.aggregate_evaluate(server_round, replies) or {})
+        means = cast(Metrics, dict(self.aggregate_evaluate(server_round, replies) or {}))
         self.run.record.evaluated(server_round, means)
         return means
 

@@ -104,8 +104,8 @@ def client_app(
         )
     if mods and cohort is True:
         raise ValueError(
-            "cohort is True beside mods, expected 'auto' or False: a mod calls one client and waits "
-            "for its reply, so that clients cannot train together. Leave one of the two out."
+            "cohort is True beside mods, expected 'auto' or False: a mod calls one client and "
+            "waits for its reply, so that clients cannot train together. Leave one of them out."
         )
     app = ClientApp()
 

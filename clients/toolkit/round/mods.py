@@ -1,8 +1,8 @@
 """Flower's mods around one client: each sees a message of FedAvg's layout, for that client alone.
 
 A method may send several groups of arrays, and a node gets one message for all that it hosts;
-Flower's own mods understand neither. So a mod is shown the floating point arrays of the first group,
-which is what an upload is compared with, under the names of the upload. The rest goes past it.
+Flower's own mods understand neither. So a mod is shown the floating point arrays of the first
+group, which is what an upload is compared with, under the names of the upload. The rest goes past.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fl_admm_strategies.runtime.messages.records import (
     RawReply,
     groups_setting,
 )
+from fl_admm_strategies.runtime.trust.layout import NAMES
 
 Run = Callable[[ClientInstruction], RawReply]
 
@@ -77,14 +78,22 @@ def through(
     """
     config, groups = instruction.config, instruction.groups
     if config.get("handshake") or config.get(COLLECT):
+        made = instruction.upload_names()
+        if made and NAMES not in config and any(map(_is_for_uploads, mods)):
+            raise ModRefusedError(
+                f"Before round 1 the method asks for {', '.join(made)}, which is made of the "
+                "client's data, and no mod clips it or adds noise. Take a method that asks for no "
+                "arrays, or leave the mod out (docs/composition.md)."
+            )
         return run(instruction)
     trains = message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
     if not mods:
         if trains and CLIPPING_NORM in config:
             raise ModRefusedError(
-                f"The server asks for uploads clipped to {config[CLIPPING_NORM]}, and this client "
-                "has no mod that does it. Give client_app, or answer, mods=[fixedclipping_mod], or "
-                "mods=[adaptiveclipping_mod] where the strategy is wrapped for that."
+                f"The server asks for uploads clipped to {config[CLIPPING_NORM]!r}, and this "
+                "client has no mod that does it. Give client_app, or answer, "
+                "mods=[fixedclipping_mod], or mods=[adaptiveclipping_mod] where the strategy is "
+                "wrapped for that."
             )
         return run(instruction)
     names = instruction.upload_names() if trains else []
@@ -98,7 +107,7 @@ def through(
     beside: Arrays = {}  # of the upload
 
     def innermost(asked: Message, _: Context) -> Message:
-        ((_, seen),) = unpack_instructions(asked.content)
+        (seen,) = dict(unpack_instructions(asked.content)).values()
         found = next(iter(seen.groups.values()))
         arrays = [found.get(n, a) for n, a in zip(names, received.values(), strict=True)]
         whole = {**groups, first: dict(zip(received, arrays, strict=True))}
@@ -117,10 +126,12 @@ def through(
             f"A mod refused the message: {answer.error.reason} Of what was received a mod sees "
             f"{', '.join(shown)}. docs/composition.md says which methods go with which mods."
         )
-    ((_, reply),) = unpack_replies(answer.content)
-    if reply.error is not None:
-        raise ModRefusedError(f"A mod has made something else of the reply: {reply.error}.")
-    return RawReply(None if reply.arrays is None else {**reply.arrays, **beside}, reply.metrics)
+    (replied,) = dict(unpack_replies(answer.content)).values()
+    if replied.error is not None:
+        raise ModRefusedError(f"A mod has made something else of the reply: {replied.error}.")
+    return RawReply(
+        None if replied.arrays is None else {**replied.arrays, **beside}, replied.metrics
+    )
 
 
 def _call(mod: Mod, call_next: Callable[[Message, Context], Message], *given: object) -> Message:

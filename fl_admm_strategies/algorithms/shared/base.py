@@ -25,8 +25,8 @@ Duals = Literal["strategy", "client"]
 
 
 SUMMED = (
-    "the clients keep variables of their own, go on from what they sent, and the server has the sum "
-    "of these variables alone. {instead}"
+    "the clients keep variables of their own, go on from what they sent, and the server has the "
+    "sum of these variables alone. {instead}"
 )
 """Why some methods' uploads may not be changed on their way."""
 

@@ -280,7 +280,8 @@ def packed_groups(groups: Mapping[str, Arrays]) -> bytes:
     """Return arrays as a setting of Flower's legacy API, which `unpacked_groups` reads."""
     file = BytesIO()
     flat = chain.from_iterable(map(dict.values, groups.values()))
-    np.savez(file, **{str(place): array for place, array in enumerate(flat)})
+    named: dict[str, Any] = {str(place): array for place, array in enumerate(flat)}
+    np.savez(file, **named)
     return file.getvalue()
 
 

@@ -1,7 +1,7 @@
-"""The seal of an upload: a checksum among its metrics, by which the server sees that it was changed.
+"""The seal of an upload: a checksum among its metrics. By it the server sees any change.
 
-Mods on the client and wrappers around the strategy may clip an upload or add noise to it on its way.
-The client then holds something else than what the server took in.
+Mods on the client and wrappers around the strategy may clip an upload or add noise to it on its
+way. The client then holds something else than what the server took in.
 """
 
 from __future__ import annotations

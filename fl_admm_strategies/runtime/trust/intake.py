@@ -272,7 +272,12 @@ def check_reply(
         raise ValueError(f"it failed: {raw.error}")
     metrics: dict[str, float] = {}
     for key, value in raw.metrics.items():
-        if not isinstance(value, _NUMBER) or isinstance(value, bool) or is_stamp(key) or key == SEAL:
+        if (
+            not isinstance(value, _NUMBER)
+            or isinstance(value, bool)
+            or is_stamp(key)
+            or key == SEAL
+        ):
             continue
         if (length := _length(key)) > _LONGEST_NAME:
             raise ValueError(

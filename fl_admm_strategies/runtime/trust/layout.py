@@ -28,7 +28,14 @@ from numpy.typing import NDArray
 
 from ...maths.blocks import Arrays, Spec, spec_of
 from ...maths.checks import listing
-from ..messages.records import NUM_EXAMPLES, ClientInstruction, ClientReply, RawReply, Reply, to_json
+from ..messages.records import (
+    NUM_EXAMPLES,
+    ClientInstruction,
+    ClientReply,
+    RawReply,
+    Reply,
+    to_json,
+)
 from ..saving.state import check_initial_arrays
 from .intake import Intake
 
@@ -271,7 +278,9 @@ def answer_in(properties: Mapping[str, Any]) -> RawReply | None:
     if not {ROLES, CHECKSUMS} <= properties.keys():
         return None
     try:
-        arrays = {n: np.array(json.loads(properties[n]), dtype=np.int64) for n in (ROLES, CHECKSUMS)}
+        arrays = {
+            n: np.array(json.loads(properties[n]), dtype=np.int64) for n in (ROLES, CHECKSUMS)
+        }
     except (TypeError, ValueError, OverflowError):
         return RawReply(error="its answer about the initial arrays cannot be read")
     rest = {name: value for name, value in properties.items() if name not in arrays}

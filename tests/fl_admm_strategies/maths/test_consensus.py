@@ -323,3 +323,57 @@ def test_the_sum_alone_takes_clients_in_and_lets_them_go() -> None:
     consensus.rebuild([np.array([4.0, 2.0])])  # the messages of those that are left
     consensus.aggregate(1)
     assert_array_equal(consensus.w, [4, 2])
+
+
+# --- Another w than the method's own --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_participants", [True, False])
+def test_another_w_is_what_other_uploads_would_have_led_to(of_participants: bool) -> None:
+    # Three clients of four. w = mean u_i + (sum of pi_i/rho)/4, and every u_i enters the latter as
+    # u_i - w: shifting the three by s shifts w by s (1 + 3/4). Of the z_i, w is the mean of all
+    # four, and a u_i enters its z_i twice: w shifts by 2 s 3/4.
+    rng = np.random.default_rng(0)
+    shift, uploads = rng.normal(size=5), rng.normal(size=(3, 5))
+    factor = 1 + 3 / 4 if of_participants else 2 * 3 / 4
+    found = []
+    for by_w in (True, False):
+        consensus = ConsensusADMM(np.zeros(5), rho=0.5, of_participants=of_participants)
+        consensus.insert({client: {} for client in range(4)})
+        for client, upload in enumerate(uploads):
+            consensus.update(client, upload + (0 if by_w else shift))
+        consensus.aggregate()
+        if by_w:
+            consensus.adopt(consensus.w + factor * shift, 3)
+        found.append((consensus.w, consensus.mean.total))
+    for actual, expected in zip(*found, strict=True):
+        assert_allclose(actual, expected, atol=1e-12)
+
+
+def test_what_another_w_brought_into_the_sum_outlives_its_rebuilding_and_a_client() -> None:
+    def consensus() -> ConsensusADMM:
+        made = ConsensusADMM(np.zeros(2), rho=1.0, of_participants=True)
+        made.insert({client: {} for client in range(3)})
+        for client, upload in enumerate(np.eye(3)[:, :2]):
+            made.update(client, upload)
+        made.aggregate()
+        return made
+
+    plain, changed = consensus(), consensus()
+    changed.adopt(changed.w + 6.0, 3)  # 6 m k/(m + k) = 6 * 3/2 = 9 in the sum
+    changed.aggregate(anew=True)
+    plain.aggregate(anew=True)
+    assert_allclose(changed.mean.total - plain.mean.total, 9)
+    restored = consensus()
+    restored.load_state_arrays(changed.state_arrays())
+    for one in (plain, changed, restored):
+        one.remove([0], 2)
+    assert_allclose(changed.mean.total - plain.mean.total, 9)
+    assert_array_equal(restored.mean.total, changed.mean.total)
+
+
+def test_before_the_first_round_another_w_is_another_start() -> None:
+    consensus = Consensus.start(np.zeros(2), of_participants=True)
+    consensus.adopt(np.ones(2), 3, 0)
+    assert_array_equal(consensus.w, 1)
+    assert_array_equal(consensus.total, 0)
