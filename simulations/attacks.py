@@ -46,6 +46,7 @@ from fl_admm_strategies.runtime.messages.records import (
     read_names,
     to_array_record,
 )
+from fl_admm_strategies.runtime.messages.seal import SEAL
 
 LABELS: Final = "random-labels"
 Kind = Literal["same-value", "sign-flip", "gaussian", "one-huge", "random-labels"]
@@ -214,6 +215,7 @@ class AttackingClient(NumPyClient):
         else:  # a client of Flower's FedAvg
             forged = attack(upload)
         cast = [forged[name].astype(array.dtype, copy=False) for name, array in upload.items()]
+        metrics.pop(SEAL, None)  # it would seal what it sends
         return cast, num_examples, metrics
 
     def evaluate(

@@ -16,6 +16,7 @@ from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime.messages import packing
 from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, ClientReply, RawReply
+from fl_admm_strategies.runtime.messages.seal import SEAL
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from fl_admm_strategies.runtime.trust.layout import NAMES, ROLES
 from tests.support.cases import CASES, NUM_CLIENTS, Case, each_case, grid_of, run
@@ -39,6 +40,8 @@ def templates(case: Case) -> dict[tuple[str, int], list[RawReply]]:
     found: dict[tuple[str, int], list[RawReply]] = {}
     for kind, server_round, replies in grid.received:
         raw = [own for message in replies for _, own in packing.unpack_replies(message.content)]
+        for reply in raw:
+            reply.metrics.pop(SEAL, None)  # who lies would seal what it sends
         found.setdefault((kind, server_round), []).extend(raw)
     return found
 

@@ -26,6 +26,7 @@ from clients import accuracy
 from fl_admm_strategies import InProcessGrid, SampledStrategy, StatefulStrategy
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
+from fl_admm_strategies.runtime.messages.seal import SEAL
 from tests.support.refusals import warnings_in as warnings_in  # most ask for it here
 
 ClientFn = Callable[[Context], Any]
@@ -201,6 +202,11 @@ class WatchedGrid(InProcessGrid):
             server_round = int(messages[0].metadata.group_id)
             if kind == MessageType.TRAIN and server_round in self.spoil:
                 replies = self.spoil[server_round](replies)
+                for reply in replies:  # who lies would seal what it sends
+                    for record in (
+                        () if reply.has_error() else reply.content.metric_records.values()
+                    ):
+                        record.pop(SEAL, None)
             self.sent.append((kind, server_round, messages))
             self.received.append((kind, server_round, replies))
         return replies
