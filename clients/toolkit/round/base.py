@@ -180,7 +180,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         if self.initial_loss is not None and config.get("version") == 0:
             metrics = metrics | {INITIAL_LOSS: self.initial_loss}
         uploaded = self.ordered(upload, parameters, config)
-        sealed = {SEAL: seal(uploaded)} if self.seals else {}
+        sealed = {SEAL: seal(uploaded)} if self.seals and "run" in config else {}
         return uploaded, num_examples, metrics | sealed | self.stamp()
 
     @plain_errors()
