@@ -391,11 +391,11 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         )
         exchange = partial(self._link.exchange, grid, timeout)
         self._begin(grid, arrays, exchange, train_config)
-        self._known = dict(self.global_arrays or initial_arrays)
         run.num_rounds = num_rounds
         run.handshake(exchange, train_config)
 
-        hooked = bool(overridden(type(self), StatefulStrategy))
+        if hooked := bool(overridden(type(self), StatefulStrategy)):
+            self._known = dict(self.global_arrays or initial_arrays)
 
         def train(server_round: int) -> Metrics:
             if hooked:
