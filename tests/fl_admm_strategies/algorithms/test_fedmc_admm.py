@@ -298,7 +298,7 @@ def test_duals_on_the_clients_give_the_same_trajectory_and_less_memory(kind: str
         np.testing.assert_allclose(items(there), items(here), rtol=0, atol=1e-12)
     of_v = RANK * NUM_ITEMS
     sizes = [sum(a.size for a in arrays_of(own.strategy.state).values()) for own in (there, here)]
-    assert sizes == [3 * of_v + 1, (3 + 2 * P) * of_v + 1]
+    assert sizes == [3 * of_v + 2, (3 + 2 * P) * of_v + 2]
     assert here.strategy.traffic == there.strategy.traffic
 
 
@@ -350,7 +350,15 @@ def test_the_users_factors_are_in_no_message(duals: Any, y0: Any) -> None:
             else:
                 assert arrays == {}
             numbers = {k for r in reply.content.metric_records.values() for k in r}
-            allowed = {"loss", "num-examples", "test-ratings", "squared-error", "rmse", *STAMP}
+            allowed = {
+                "loss",
+                "num-examples",
+                "test-ratings",
+                "squared-error",
+                "rmse",
+                "upload-seal",
+                *STAMP,
+            }
             assert numbers <= allowed | {"user-entries", "user-nonzeros"}
 
 

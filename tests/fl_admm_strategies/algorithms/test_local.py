@@ -53,7 +53,7 @@ def test_the_initial_model_is_all_that_travels_and_once() -> None:
             assert [list(record) for record in content.array_records.values()] == [[]]
             (metrics,) = content.metric_records.values()
             first = {"initial-loss"} - said.get(client, set())
-            assert set(metrics) == {"loss", "num-examples", "made-by.Local"} | first
+            assert set(metrics) == {"loss", "num-examples", "made-by.Local", "upload-seal"} | first
             said[client] = {*metrics}
 
 
