@@ -40,7 +40,10 @@ from .runtime.messages.schema import Instruction
 from .runtime.messages.stamp import made_by
 from .runtime.models import Models, load_models
 from .runtime.sampled import SampledStrategy
+from .runtime.stopping import EarlyStopping
 from .runtime.strategy import StatefulStrategy
+
+__version__ = "0.1.0"
 
 __all__ = [
     "CFL",
@@ -53,6 +56,7 @@ __all__ = [
     "SCAFFOLD",
     "AsyncFPFC",
     "Ditto",
+    "EarlyStopping",
     "FedADMM",
     "FedALA",
     "FedAPM",

@@ -89,6 +89,7 @@ class LegacyStrategy(Strategy):
         round is the last, so choose a divisor of the number of rounds to evaluate the final models.
     evaluate_fn : callable, optional
         ``evaluate_fn(server_round, arrays, config)`` for the global model, as in Flower's `FedAvg`.
+        What of it is only on the clients is as in the initial arrays.
     num_rounds : int, optional
         How many there are, for methods whose last rounds differ (`FPFC` without a lambda): the
         legacy API does not tell a strategy that either.
@@ -367,8 +368,11 @@ class LegacyStrategy(Strategy):
         """Evaluate the global model on the server, where `evaluate_fn` was given."""
         if self.evaluate_fn is None:
             return None
+        given = parameters_to_ndarrays(parameters)
+        # Where a part of the model is only on the clients, that is as it was initially.
+        whole = self.initial_arrays | dict(zip(self._names, given, strict=False))
         with saving_if_it_raises(self.strategy.run, "evaluate_fn", server_round):
-            return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
+            return self.evaluate_fn(server_round, list(whole.values()), {})
 
     def _failures(
         self, server_round: int, replies: Sequence[ClientReply], failures: Sequence[Any]

@@ -320,7 +320,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         Parameters
         ----------
         grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-            As in Flower's `Strategy.start`. `evaluate_fn` gets the global model.
+            As in Flower's `Strategy.start`. `evaluate_fn` gets the global model, a whole one: where
+            a part of it stays with the clients, that is the initial arrays'.
         evaluate_every : int (default: 1)
             Evaluate on the clients every so many rounds, and after the last.
         stop : callable, optional
@@ -415,7 +416,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             asked = run.configure_evaluate(server_round, evaluate_config)
             return run.aggregate_evaluate(server_round, exchange(asked, MessageType.EVALUATE))
 
-        callbacks = Callbacks(run, lambda: self.global_arrays, evaluate_fn, stop, on_round)
+        callbacks = Callbacks(run, self._whole_model, evaluate_fn, stop, on_round)
         stopping = callbacks.catch_up()
         with (
             explaining(run.resume.after_an_interrupt),
@@ -567,6 +568,11 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             server_round, discovery.connected, exchange, config, announced=discovery.announced
         )
         discovery.forget(gone)
+
+    def _whole_model(self) -> ArrayRecord:
+        """Return the global model, with what of it is only on the clients as it was initially."""
+        layout = self.run.layout
+        return to_array_record(layout.complete(layout.to_send() | self.global_model()))
 
     def _need_state(self) -> None:
         if not self.run.has_begun:

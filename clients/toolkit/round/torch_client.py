@@ -155,7 +155,8 @@ class TorchClient(MethodClient[Asked]):
             raise ValueError(
                 f"{name} never asked the objective for its terms, so it trained on the loss alone, "
                 "which is another method. Call objective.add_gradient(model) between backward() "
-                "and step(), or add objective.penalty(model) to the loss."
+                "and step(), add objective.penalty(model) to the loss, or, where the optimizer "
+                "makes the gradients, call objective.attach(optimizer, model) once."
             )
         if not isinstance(metrics, dict):
             raise TypeError(
@@ -214,6 +215,11 @@ class TorchClient(MethodClient[Asked]):
     def train_loader(self) -> Loader:
         """The training data."""
         return self.train_problem.loader
+
+    @property
+    def test_loader(self) -> Loader | None:
+        """The data for `evaluate`, where it was given."""
+        return None if self.test_problem is None else self.test_problem.loader
 
     def get_parameters(self, config: Scalars) -> list[NDArray[Any]]:
         """Return the arrays of the model's ``state_dict``."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..models.arrays import parameters_of
 from .stepsum import StepMeter
@@ -161,6 +162,8 @@ class LocalObjective:
         objective.add_gradient(net)                           loss.backward()
         optimizer.step()                                      optimizer.step()
 
+    Where the optimizer makes the gradients itself, as Opacus' does, `attach` is the way.
+
     A method whose papers have alpha f(u) + sum_k (c_k/2) ||u - a_k||^2 has it over alpha here: the
     minimiser is the same, and a step size, momentum, weight decay and clipping mean what they mean
     for f alone.
@@ -219,6 +222,54 @@ class LocalObjective:
         """
         self.complete_gradient(self._parameters(model))
 
+    def attach(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> RemovableHandle:
+        """Add the gradient of the terms in every step of an optimizer, before it moves anything.
+
+        For loops in which the optimizer owns the gradients: Opacus' `DPOptimizer`, which makes
+        ``.grad`` of clipped and noised ``.grad_sample`` in its own step, and `GradScaler`. The
+        terms are of the server's and the client's models and need no noise. To be called once, for
+        each objective with an optimizer of its own, in place of `add_gradient`::
+
+            optimizer = engine.make_private(...)[1]
+            objective.attach(optimizer, net)
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            The one whose ``step()`` is called.
+        model : nn.Module
+            The one that is trained.
+
+        Returns
+        -------
+        RemovableHandle
+            Its ``remove()`` detaches the objective, where the optimizer outlives it.
+
+        Raises
+        ------
+        ValueError
+            If the model lacks parameters of the objective, or the optimizer has none of them.
+        """
+        moving = self._parameters(model)
+        while (inner := getattr(optimizer, "original_optimizer", None)) is not None:
+            optimizer = inner  # what Opacus' calls once it has made the gradients
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if moving and held.isdisjoint(map(id, moving.values())):
+            raise ValueError(
+                f"The optimizer has none of the parameters {', '.join(moving)} of the model "
+                f"({type(model).__name__}). Give attach() the model that it trains."
+            )
+
+        def before_step(stepping: torch.optim.Optimizer, *_: object) -> None:
+            if getattr(stepping, "grad_scale", None) is not None:
+                raise ValueError(
+                    f"{type(stepping).__name__} is fused and takes gradients that GradScaler has "
+                    "not unscaled. Call scaler.unscale_(optimizer) before scaler.step(optimizer)."
+                )
+            self._complete(moving)
+
+        return optimizer.register_step_pre_hook(before_step)
+
     def penalty(self, model: nn.Module) -> Tensor:
         """Return sum_k (c_k / 2 alpha) ||u - a_k||^2, to be added to the loss.
 
@@ -237,6 +288,7 @@ class LocalObjective:
             If it lacks parameters of the objective.
         """
         moving = self._parameters(model)
+        self._refuse_samples(moving)
         self.steps += 1
         total = torch.zeros(())  # on no device: it may be added to what is on any
         if self.meter is not None:
@@ -251,6 +303,10 @@ class LocalObjective:
 
     def complete_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Turn grad f, in the parameters' ``.grad``, into that of the whole objective."""
+        self._refuse_samples(moving)
+        self._complete(moving)
+
+    def _complete(self, moving: Mapping[str, nn.Parameter]) -> None:
         self.used = True
         self.steps += 1
         if self.meter is not None:
@@ -273,6 +329,20 @@ class LocalObjective:
         finally:
             for parameter in fixed:
                 parameter.requires_grad_(True)
+
+    def _refuse_samples(self, moving: Mapping[str, nn.Parameter]) -> None:
+        """Raise ValueError if a gradient that is added now would not be used.
+
+        Opacus' optimizer makes ``.grad`` anew in its step, of the gradients of single samples.
+        """
+        asked = any(term.weight for term in self.terms)
+        if asked and any(hasattr(parameter, "grad_sample") for parameter in moving.values()):
+            raise ValueError(
+                "The model's parameters have a grad_sample, of which their optimizer makes .grad "
+                "anew in step(): what the objective adds before would be lost, and with it the "
+                "method. Call objective.attach(optimizer, model) once, before the loop, in place "
+                "of add_gradient and penalty."
+            )
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         self.used = True

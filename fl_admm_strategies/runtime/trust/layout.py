@@ -46,7 +46,8 @@ ROLES, CHECKSUMS = "roles", "checksums"
 NAMES = "initial-arrays"
 """The setting that has the names which a client is asked about, as JSON."""
 
-_WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DistributedDataParallel, torch.compile
+# Of DataParallel and DistributedDataParallel, torch.compile, Opacus.
+_WRAPPERS = ("module.", "_orig_mod.", "_module.")
 _ASKED = 25  # of a federation of which a tenth lie, most of so many do once in ten million
 _BATCH_NORM = re.compile(r"(running_mean|running_var|num_batches_tracked)$")
 

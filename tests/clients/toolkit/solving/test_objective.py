@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from clients import (
     FedGiAClient,
@@ -214,3 +215,118 @@ def test_steps_that_are_a_formula_take_no_optimizer(name: str) -> None:
         clients = client_app(client_fn_of(partial(case.client_class, **{name: given[name]})))
         with refused(RuntimeError, name):
             run(case, WatchedGrid(clients, NUM_CLIENTS), num_rounds=1)
+
+
+# --- Optimizers that own their gradients ----------------------------------------------------------
+
+
+class SampleWise(torch.optim.Optimizer):
+    """As Opacus' `DPOptimizer`: its step makes ``.grad`` of ``.grad_sample``; without noise."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.original_optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.original_optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.grad_sample.mean(dim=0)
+        self.original_optimizer.step()
+
+
+def quadratic() -> tuple[nn.Linear, LocalObjective]:
+    """Return a model of two numbers at 0, and the objective that pulls them to 1 with weight 3."""
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model, LocalObjective([ProximalTerm(3.0, {"weight": torch.ones(1, 2)})])
+
+
+def add_samples(model: nn.Linear) -> None:
+    """Give the parameters the gradients 2 and 4 of two samples."""
+    model.weight.grad_sample = torch.tensor([2.0, 4.0]).reshape(2, 1, 1).expand(2, 1, 2)  # type: ignore[assignment]
+
+
+def test_a_step_that_makes_the_gradients_itself_gets_the_terms_as_well() -> None:
+    model, objective = quadratic()
+    optimizer = SampleWise(torch.optim.SGD(model.parameters(), lr=0.1))
+    objective.attach(optimizer, model)
+    add_samples(model)
+    for _ in range(2):
+        optimizer.step()
+    # The mean 3 of the samples and the pull 3 (0 - 1) cancel in every step.
+    assert torch.equal(model.weight, torch.zeros(1, 2))
+    assert (objective.used, objective.steps) == (True, 2)
+
+
+@pytest.mark.parametrize("way", ["add_gradient", "penalty"])
+def test_what_such_a_step_would_lose_is_refused(way: str) -> None:
+    model, objective = quadratic()
+    add_samples(model)
+    with refused(ValueError, "grad_sample", "objective.attach(optimizer, model)"):
+        getattr(objective, way)(model)
+    getattr(LocalObjective(), way)(model)  # FedAvg adds nothing
+
+
+def test_attached_it_is_what_add_gradient_does() -> None:
+    found = []
+    for attached in (True, False):
+        model, objective = quadratic()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        handle = objective.attach(optimizer, model) if attached else None
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(torch.ones(4, 2)) - 1).square().mean().backward()
+            if not attached:
+                objective.add_gradient(model)
+            optimizer.step()
+        found.append(model.weight.detach().clone())
+        if handle is not None:
+            handle.remove()
+            optimizer.step()
+            assert objective.steps == 3
+    assert torch.equal(*found)
+
+
+def test_attached_it_goes_with_a_scaler_of_gradients() -> None:
+    model, objective = quadratic()
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective.attach(optimizer, model)
+    scaler.scale((3 * model.weight).sum()).backward()  # 3, which the pull cancels
+    scaler.step(optimizer)
+    assert torch.equal(model.weight, torch.zeros(1, 2))
+
+
+def test_attached_to_another_models_optimizer_it_is_refused() -> None:
+    (model, objective), (other, _) = quadratic(), quadratic()
+    with refused(ValueError, "attach", "weight"):
+        objective.attach(torch.optim.SGD(other.parameters(), lr=0.1), model)
+
+
+@pytest.mark.filterwarnings("ignore")  # Opacus warns of much
+def test_with_opacus_a_client_trains_by_its_method() -> None:
+    opacus = pytest.importorskip("opacus")
+    ends = []
+    for weight in (0.0, 3.0):
+        model, _ = quadratic()
+        objective = LocalObjective([ProximalTerm(weight, {"weight": torch.ones(1, 2)})])
+        data = TensorDataset(torch.ones(8, 2), torch.zeros(8, 1))
+        net, optimizer, loader = opacus.PrivacyEngine().make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=4),
+            noise_multiplier=0.0,
+            max_grad_norm=1e6,
+            poisson_sampling=False,
+        )
+        objective.attach(optimizer, net)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            (net(inputs) - targets).square().mean().backward()
+            optimizer.step()
+        ends.append(float(model.weight.sum()))
+    assert ends[0] == 0.0  # where the loss is least
+    assert ends[1] > 0.2  # a step of 0.1 * 3 each, less what the loss takes back
