@@ -52,7 +52,7 @@ SENTENCES = {
     "c": "docs/composition.md",
     "d": "docs/composition.md",
     "e": "Use CFL or PACFL",
-    "f": "the server has the sum of these variables alone",
+    "f": "the server has the sum of these variables alone|docs/composition.md",
     "g": "FedMAvg|duals='client'|docs/composition.md",
 }
 """What a refusal says of what to use, by its note; or one of several."""

@@ -123,7 +123,7 @@ COMPANIONS = [
     Companion("other-packed", OTHER, mods=[message_size_mod, own_mod], per_node=3),
     Companion(
         "legacy-client-side",
-        LEGACY,
+        CLIENT,
         legacy_client_side(),
         [legacy_mods.fixedclipping_mod],
         legacy=True,
