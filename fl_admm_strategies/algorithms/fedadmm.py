@@ -24,7 +24,7 @@ from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import STEP_SUM, Metrics, Reply
 from .shared.base import ConsensusInstruction, ConsensusStrategy
 
-_PULL = 0.3  # rho S, docs/methods/fedadmm.md, P9
+PULL = 0.3  # rho S, docs/methods/fedadmm.md, P9
 _FIXED = 0.1  # rho where it is not sought, or nobody knows S
 _REPORTS = 3  # of a median of three one client decides nothing
 _LARGEST = 1e9  # S beyond it, or below its inverse, is no sum of step sizes
@@ -58,8 +58,8 @@ class FedADMMState:
 class FedADMMInstruction(ConsensusInstruction):
     """What a client gets: w or w - pi_i/rho, and how to go on from there.
 
-    With `wants_step_sum` rho is still sought, the one here moves nobody, and the client is to
-    report the metric ``step-sum``.
+    With `wants_step_sum` rho is still sought: a client that knows its step sizes goes by its own,
+    for others the one here moves nobody, and all are to report the metric ``step-sum``.
     """
 
     rho: float
@@ -77,9 +77,9 @@ class FedADMM(ConsensusStrategy):
     rho : float or "auto", optional
         The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
         f_i/m (docs/methods/fedadmm-notes.md, P3). "auto", the default: 0.3 over the sum of the step
-        sizes of a client's round, the median of what the first clients report (P9). In the first
-        round, until three clients have reported, nothing pulls at anybody. In the paper's form, and
-        where `start_at` or `averaging` is the paper's, the default is 0.1.
+        sizes of a client's round, the median of what the first clients report (P9). Until three
+        have reported each goes by its own, and where these are not known beforehand nothing pulls.
+        In the paper's form, and where `start_at` or `averaging` is the paper's, it is 0.1.
     lr : float or callable (default: 0.1)
         The clients' step size on their plain loss, as in plain training: the paper's eta over m.
     local_epochs : int (default: 3)
@@ -186,12 +186,12 @@ class FedADMM(ConsensusStrategy):
         enough = min(_REPORTS, len(table))
         if seeking and len(known) >= enough:
             middle = median(known)
-            self.state.consensus.set_rho(_PULL / middle)
+            self.state.consensus.set_rho(PULL / middle)
             log(
                 INFO,
                 "rho is %.3g: %s over %.3g, the sum of the step sizes of a client's round (median "
                 "of %s)",
-                *(_PULL / middle, _PULL, middle, len(known)),
+                *(PULL / middle, PULL, middle, len(known)),
             )
         elif seeking and unknown > min(_REPORTS - 1, len(table) - enough):
             self.state.consensus.set_rho(_FIXED)

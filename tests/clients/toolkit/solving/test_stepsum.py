@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -34,12 +35,20 @@ def loader() -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), batch_size=8)
 
 
-def job(client_class: Any = FedADMMClient, *, wanted: bool = True, **options: Any) -> Any:
+def job(
+    client_class: Any = FedADMMClient,
+    *,
+    wanted: bool = True,
+    rho: float = 2.0**-64,
+    batches: Any = None,
+    **options: Any,
+) -> Any:
     """Return a client, and the first message of a strategy that seeks rho."""
-    client = client_class(new_context(), network(), loader(), nn.CrossEntropyLoss(), **options)
+    given = batches or loader()
+    client = client_class(new_context(), network(), given, nn.CrossEntropyLoss(), **options)
     asked = FedADMMInstruction(
         *(client.arrays(), None, {}),
-        rho=2.0**-64,
+        rho=rho,
         lr=LR,
         local_epochs=EPOCHS,
         loss_weight=1.0,
@@ -126,7 +135,8 @@ def test_nothing_of_the_measuring_stays() -> None:
     client = WithPenalty(new_context(), model, loader(), nn.CrossEntropyLoss())
     _, arrays, config = job()
     trained, _, _ = client.fit(arrays, config)
-    plain, _, _ = job()[0].fit(arrays, config)
+    other_client, *message = job(wanted=False)
+    plain, _, _ = other_client.fit(*message)
     for one, other in zip(trained, plain, strict=True):
         assert one == pytest.approx(other, abs=1e-6)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
@@ -155,3 +165,32 @@ def test_in_a_stack_it_is_what_it_is_alone(options: dict[str, Any]) -> None:
     found = fit_together([job(**options), job(**options)], True)
     sums = [reply[2]["step-sum"] for reply in found if not isinstance(reply, BaseException)]
     assert sums == [reported(**options)] * 2
+
+
+class Unsized:
+    """A loader that does not say how many batches it has."""
+
+    dataset = loader().dataset
+
+    def __iter__(self) -> Any:
+        return iter(loader())
+
+
+@pytest.mark.parametrize(
+    ("client_class", "batches", "same"),
+    [
+        (FedADMMClient, None, 0.3 / (LR * COUNT)),
+        (FedADMMClient, Unsized(), 2.0**-64),
+        (OwnLoop, None, 2.0**-64),
+    ],
+)
+def test_while_rho_is_sought_a_client_goes_by_its_own_step_sizes(
+    client_class: Any, batches: Any, same: float
+) -> None:
+    # S = lr K where all K steps are known before; where they are not, nothing pulls.
+    results = []
+    for given in ({}, {"wanted": False, "rho": same}):
+        client, arrays, config = job(client_class, batches=batches, **given)
+        results.append(client.fit(arrays, config)[0])
+    for one, other in zip(*results, strict=True):
+        assert_array_equal(one, other)
