@@ -40,7 +40,8 @@ class EarlyStopping:
 
     Examples
     --------
-    >>> strategy.start(grid, arrays, 500, stop=EarlyStopping("loss", patience=20))
+    >>> stop = EarlyStopping("loss", patience=20)
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=500, stop=stop)
     """
 
     def __init__(

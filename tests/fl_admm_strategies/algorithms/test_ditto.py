@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose
 
 from clients import DittoClient, LocalClient
 from fl_admm_strategies import Ditto, Local
+from fl_admm_strategies.runtime.messages.seal import SEAL
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, N, follow
 from tests.support.federation import (
     node_of,
@@ -114,7 +115,13 @@ def test_the_personal_models_never_leave_their_clients() -> None:
             assert_allclose(content["arrays"]["w"].numpy(), [w_i], atol=1e-12)
             (metrics,) = content.metric_records.values()
             first = {"initial-loss"} - said.get(client, set())
-            expected_names = {"loss", "personal-loss", "num-examples", "made-by.Ditto"} | first
+            expected_names = {
+                "loss",
+                "personal-loss",
+                "num-examples",
+                "made-by.Ditto",
+                SEAL,
+            } | first
             assert set(metrics) == expected_names
             said[client] = {*metrics}
     # No message holds a number that v_i ever was, but w^0.
