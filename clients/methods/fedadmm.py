@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_admm_strategies import FedADMM
-from fl_admm_strategies.algorithms.fedadmm import PULL, FedADMMInstruction
+from fl_admm_strategies.algorithms.fedadmm import FIXED_RHO, FedADMMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
@@ -61,20 +61,13 @@ class FedADMMClient(TorchClient[Any]):
 
     def objective(self, asked: Any, anchor: dict[str, Tensor]) -> LocalObjective:
         """Return alpha_i f_i(u) + (rho/2) ||u - anchor||^2."""
-        term = ProximalTerm(self.rho(asked), anchor)
+        term = ProximalTerm(FIXED_RHO if asked.wants_step_sum else asked.rho, anchor)
         return LocalObjective(
             [term],
             loss_weight=asked.loss_weight,
             moving=self.shared(asked),
             wants_step_sum=asked.wants_step_sum,
         )
-
-    def rho(self, asked: Any) -> float:
-        """Return rho; while it is sought the client's own, where its step sizes are known (P9)."""
-        if not asked.wants_step_sum:
-            return float(asked.rho)
-        planned = self.planned_step_sum(asked.lr, asked.local_epochs)
-        return PULL / planned if planned else float(asked.rho)
 
     def shared(self, asked: Any) -> list[str]:
         """Return the parameters that travel: u_i, and those that are averaged."""

@@ -89,10 +89,6 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         # Not before: the u-step moves the running statistics of a personal batch norm.
         return metrics, kept | self.kept(asked)
 
-    def rho(self, asked: Any) -> float:
-        """Return rho, as FedADMM's client; nobody knows how many steps the accuracy test takes."""
-        return float(asked.rho) if asked.tolerance is not None else super().rho(asked)
-
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
         """Evaluate the client's own (v_i, u_i), the headline, and (v_i, w).
 

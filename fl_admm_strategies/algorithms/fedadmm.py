@@ -25,7 +25,7 @@ from ..runtime.messages.records import STEP_SUM, Metrics, Reply
 from .shared.base import ConsensusInstruction, ConsensusStrategy
 
 PULL = 0.3  # rho S, docs/methods/fedadmm.md, P9
-_FIXED = 0.1  # rho where it is not sought, or nobody knows S
+FIXED_RHO = 0.1  # rho where it is not sought, or nobody knows S
 _REPORTS = 3  # of a median of three one client decides nothing
 _LARGEST = 1e9  # S beyond it, or below its inverse, is no sum of step sizes
 
@@ -58,8 +58,7 @@ class FedADMMState:
 class FedADMMInstruction(ConsensusInstruction):
     """What a client gets: w or w - pi_i/rho, and how to go on from there.
 
-    With `wants_step_sum` rho is still sought: a client that knows its step sizes goes by its own,
-    for others the one here moves nobody, and all are to report the metric ``step-sum``.
+    With `wants_step_sum` rho is still sought: the one here is what pi_i belongs to, local steps take `FIXED_RHO`, and clients are to report the metric ``step-sum``.
     """
 
     rho: float
@@ -78,8 +77,8 @@ class FedADMM(ConsensusStrategy):
         The ADMM penalty parameter beside the plain loss: m rho, where the paper has rho beside
         f_i/m (docs/methods/fedadmm-notes.md, P3). "auto", the default: 0.3 over the sum of the step
         sizes of a client's round, the median of what the first clients report (P9). Until three
-        have reported each goes by its own, and where these are not known beforehand nothing pulls.
-        In the paper's form, and where `start_at` or `averaging` is the paper's, it is 0.1.
+        have reported, in the paper's form, and where `start_at` or `averaging` is the paper's, it
+        is 0.1.
     lr : float or callable (default: 0.1)
         The clients' step size on their plain loss, as in plain training: the paper's eta over m.
     local_epochs : int (default: 3)
@@ -108,10 +107,10 @@ class FedADMM(ConsensusStrategy):
             raise ValueError(
                 f"rho is 'auto', expected a number with start_at={self.start_at!r} and "
                 f"averaging={self.averaging!r}: the rule is for the default form. Give a number, "
-                f"or leave rho out, which is {_FIXED} here."
+                f"or leave rho out, which is {FIXED_RHO} here."
             )
         if self.rho is None:
-            self.rho = "auto" if sought else _FIXED
+            self.rho = "auto" if sought else FIXED_RHO
 
     def init_state(self, arrays: Arrays) -> FedADMMState:
         """Start with u_i^0 = w^0, the initial model, and pi_i^0 = 0."""
@@ -194,13 +193,13 @@ class FedADMM(ConsensusStrategy):
                 *(PULL / middle, PULL, middle, len(known)),
             )
         elif seeking and unknown > min(_REPORTS - 1, len(table) - enough):
-            self.state.consensus.set_rho(_FIXED)
+            self.state.consensus.set_rho(FIXED_RHO)
             log(
                 WARNING,
                 "rho is %s: %s clients did not say the sum of the step sizes of their round, from "
                 "which it follows. Let them report it as the metric %r (docs/own-client.md), or "
                 "give %s a rho.",
-                *(_FIXED, unknown, STEP_SUM, self.title),
+                *(FIXED_RHO, unknown, STEP_SUM, self.title),
             )
 
     def _is_of_no_pull(self, client: int) -> bool:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
-from operator import length_hint
 from typing import Any, Never, Protocol, runtime_checkable
 
 import numpy as np
@@ -171,13 +170,6 @@ class TorchClient(MethodClient[Asked]):
         if self.own_loop or self.max_grad_norm is not None:
             return None
         return plain_step(lr, self.optimizer_fn, self.scheduler_fn, None)
-
-    def planned_step_sum(self, lr: float, epochs: int) -> float:
-        """Return the sum of the step sizes of a round to come; 0 where nobody knows it yet."""
-        if (step := self.known_step(lr)) is None:
-            return 0.0
-        count = epochs * (1 if self.full_batch else length_hint(self.train_loader))
-        return sum_of_steps(step.lr, step.momentum, count)
 
     def step_sum(self, asked: Minimisation, moving: Mapping[str, nn.Parameter]) -> Scalars:
         """Return the sum of a round's step sizes as a metric, where it is asked for and known."""

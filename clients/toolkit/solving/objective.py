@@ -309,11 +309,11 @@ class LocalObjective:
     def _complete(self, moving: Mapping[str, nn.Parameter]) -> None:
         self.used = True
         self.steps += 1
-        if self.meter is not None:
-            self.meter.add(moving)
         with torch.no_grad():
             for term in self.pulls:
                 term.add_gradient(moving)
+        if self.meter is not None:
+            self.meter.add(moving)
 
     @contextmanager
     def others_fixed(self, model: nn.Module) -> Iterator[dict[str, nn.Parameter]]:

@@ -250,11 +250,11 @@ def reporting_grid(*reported: Any) -> WatchedGrid:
 
 
 def test_rho_follows_from_the_step_sizes_of_the_first_round() -> None:
-    # Two steps of .1, so S = .2 and rho = .3/.2 = 1.5, which each takes for itself in round 1: on
-    # (u - 1)^2/2 u = .1, .1 - .1 [-.9 + .15] = .175, on (2u - 6)^2/2 u = 1.2, 1.2 - .1 [-7.2 + 1.8]
-    # = 1.74. Then pi = 1.5 u and w = 2 * mean u = 1.915. Round 2 at w, for client 0, with
-    # w - pi/rho = 1.74: u <- u - .1 [(u - 1) + 1.5 (u - 1.74)], 1.915, 1.79725, 1.7089375;
-    # pi = 1.5 (.175 + 1.7089375 - 1.915) = -.04659375.
+    # Two steps of .1, so S = .2 and rho = .3/.2 = 1.5. Round 1 with .1: on (u - 1)^2/2 u = .1,
+    # .1 - .1 [-.9 + .01] = .189, on (2u - 6)^2/2 u = 1.2, 1.2 - .1 [-7.2 + .12] = 1.908. Then
+    # pi = 1.5 u and w = 2 * mean u = 2.097. Round 2 at w, for client 0, with w - pi/rho = 1.908:
+    # u <- u - .1 [(u - 1) + 1.5 (u - 1.908)], 2.097, 1.95895, 1.8554125;
+    # pi = 1.5 (.189 + 1.8554125 - 2.097) = -.07888125.
     strategy = FedADMM(lr=0.1, local_epochs=2)
     assert strategy.rho == "auto"
     seen: list[tuple[float, Any, Any]] = []
@@ -267,15 +267,15 @@ def test_rho_follows_from_the_step_sizes_of_the_first_round() -> None:
     grid = scalar_grid()
     strategy.start(grid, ArrayRecord({"u": Array(np.zeros(1))}), 2, on_round=on_round)
     assert seen[0][0] == pytest.approx(1.5, rel=1e-14)
-    assert_allclose(seen[0][1], [0.2625, 2.61], rtol=1e-14)
-    assert seen[0][2] == pytest.approx(1.915, rel=1e-14)
-    assert seen[1][1][0] == pytest.approx(-0.04659375, rel=1e-12)
+    assert_allclose(seen[0][1], [0.2835, 2.862], rtol=1e-14)
+    assert seen[0][2] == pytest.approx(2.097, rel=1e-14)
+    assert seen[1][1][0] == pytest.approx(-0.07888125, rel=1e-12)
     asked = [
         [message.content["config"] for message in grid.phase(MessageType.TRAIN, number)]
         for number in (1, 2)
     ]
     assert [one["wants-step-sum"] for one in asked[0] + asked[1]] == [True, True, False, False]
-    assert all(0 < one["rho"] < 1e-15 for one in asked[0])  # it moves nobody who knows no other
+    assert all(0 < one["rho"] < 1e-15 for one in asked[0])  # it moves nobody
     means = strategy.run.record.result.train_metrics_clientapp
     assert means[1]["step-sum"] == pytest.approx(0.2, rel=1e-14)
     assert [means[number]["rho"] for number in (1, 2)] == pytest.approx([1.5, 1.5])
@@ -299,7 +299,7 @@ def test_one_liar_decides_nothing(said: tuple[float, ...]) -> None:
 
 
 def test_rho_waits_for_three_clients_and_no_dual_is_lost() -> None:
-    # One of six a round. Until three have reported each goes by its own step sizes.
+    # One of six a round. Until three have reported rho is .1 in the local steps.
     strategy = FedADMM(lr=0.1, local_epochs=2, fraction_train=1 / 6, seed=4)
     x, y = (1.0, 2.0, -1.0, 0.5, 3.0, 1.0), (1.0, 6.0, 2.0, 2.0, -1.0, 0.0)
     grid = scalar_grid(x, y)
