@@ -58,7 +58,8 @@ class FedADMMState:
 class FedADMMInstruction(ConsensusInstruction):
     """What a client gets: w or w - pi_i/rho, and how to go on from there.
 
-    With `wants_step_sum` rho is still sought: the one here is what pi_i belongs to, local steps take `FIXED_RHO`, and clients are to report the metric ``step-sum``.
+    With `wants_step_sum` rho is still sought: the one here is what pi_i belongs to, local steps
+    take `FIXED_RHO`, and clients are to report the metric ``step-sum``.
     """
 
     rho: float
