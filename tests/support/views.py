@@ -61,7 +61,7 @@ def _rated_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
 
 
 def _held_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
-    parts = [held[f"dual/{name}"] / strategy.rho for name in strategy._block.names]
+    parts = [held[f"dual/{name}"] / held.get("rho", strategy.rho) for name in strategy._block.names]
     if strategy.averaging == "all":
         parts = [p + held[f"u/{n}"] for p, n in zip(parts, strategy._block.names, strict=True)]
     return np.concatenate([part.ravel() for part in parts])
