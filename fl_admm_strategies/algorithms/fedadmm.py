@@ -24,7 +24,7 @@ from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import STEP_SUM, Metrics, Reply
 from .shared.base import ConsensusInstruction, ConsensusStrategy
 
-PULL = 0.3  # rho S, docs/methods/fedadmm.md, P9
+_PULL = 0.3  # rho S, docs/methods/fedadmm-notes.md, P9
 FIXED_RHO = 0.1  # rho where it is not sought, or nobody knows S
 _REPORTS = 3  # of a median of three one client decides nothing
 _LARGEST = 1e9  # S beyond it, or below its inverse, is no sum of step sizes
@@ -159,7 +159,7 @@ class FedADMM(ConsensusStrategy):
             client,
             holds_start=holds_start,
             # In half precision a client's pi_i and the strategy's would drift apart.
-            holds_dual=holds_start and self.wire_dtype is None and not self._is_of_no_pull(client),
+            holds_dual=holds_start and self.wire_dtype is None and not self._is_of_old_rho(client),
             last_accepted=members.last_accepted.get(client),
         )
         return self.variables(start, dual)
@@ -186,12 +186,12 @@ class FedADMM(ConsensusStrategy):
         enough = min(_REPORTS, len(table))
         if seeking and len(known) >= enough:
             middle = median(known)
-            self.state.consensus.set_rho(PULL / middle)
+            self.state.consensus.set_rho(_PULL / middle)
             log(
                 INFO,
                 "rho is %.3g: %s over %.3g, the sum of the step sizes of a client's round (median "
                 "of %s)",
-                *(PULL / middle, PULL, middle, len(known)),
+                *(_PULL / middle, _PULL, middle, len(known)),
             )
         elif seeking and unknown > min(_REPORTS - 1, len(table) - enough):
             self.state.consensus.set_rho(FIXED_RHO)
@@ -203,7 +203,7 @@ class FedADMM(ConsensusStrategy):
                 *(FIXED_RHO, unknown, STEP_SUM, self.title),
             )
 
-    def _is_of_no_pull(self, client: int) -> bool:
+    def _is_of_old_rho(self, client: int) -> bool:
         """Return whether the pi_i that a client keeps is from when rho was sought."""
         table = self.state.clients
         found = "step_sum" in table and not self.state.consensus.seeks_rho
