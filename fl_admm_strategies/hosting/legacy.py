@@ -9,7 +9,7 @@ from functools import partial
 from logging import INFO, WARNING
 from typing import Any, Self
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common import (
     EvaluateIns,
     EvaluateRes,
@@ -68,6 +68,7 @@ _MODS = (
 )
 
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
+MetricsAggrFn = Callable[[list[tuple[int, dict[str, Scalar]]]], dict[str, Scalar]]
 
 
 class LegacyStrategy(Strategy):
@@ -90,6 +91,9 @@ class LegacyStrategy(Strategy):
     evaluate_fn : callable, optional
         ``evaluate_fn(server_round, arrays, config)`` for the global model, as in Flower's `FedAvg`.
         What of it is only on the clients is as in the initial arrays.
+    fit_metrics_aggregation_fn, evaluate_metrics_aggregation_fn : callable, optional
+        As in Flower's `FedAvg`: the numbers of examples and metrics of the clients in, the
+        aggregated metrics out, in place of the strategy's own.
     num_rounds : int, optional
         How many there are, for methods whose last rounds differ (`FPFC` without a lambda): the
         legacy API does not tell a strategy that either.
@@ -115,6 +119,8 @@ class LegacyStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_every: int = 1,
         evaluate_fn: EvaluateFn | None = None,
+        fit_metrics_aggregation_fn: MetricsAggrFn | None = None,
+        evaluate_metrics_aggregation_fn: MetricsAggrFn | None = None,
         num_rounds: int | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
@@ -144,6 +150,10 @@ class LegacyStrategy(Strategy):
         check_user_settings(strategy, self.train_config, self.evaluate_config)
         self.evaluate_every = evaluate_every
         self.evaluate_fn = evaluate_fn
+        if fit_metrics_aggregation_fn is not None:
+            strategy.train_metrics_aggr_fn = partial(_by_legacy, fit_metrics_aggregation_fn)
+        if evaluate_metrics_aggregation_fn is not None:
+            strategy.evaluate_metrics_aggr_fn = partial(_by_legacy, evaluate_metrics_aggregation_fn)
         self.num_rounds = num_rounds
         self.checkpoint_dir = checkpoint_dir
         self.checkpoint_every = checkpoint_every
@@ -316,7 +326,7 @@ class LegacyStrategy(Strategy):
         replies += self._failures(server_round, replies, failures)
         replies += [(client, NOT_CONNECTED) for client in self._not_connected]
         means = self.strategy.run.aggregate_train(server_round, replies, patient=not everybody)
-        if not means:
+        if means is None:
             return None, {}
         return self._given_out(self._global_model()), dict(means)
 
@@ -360,7 +370,10 @@ class LegacyStrategy(Strategy):
         replies += [(client, NOT_CONNECTED) for client in self._not_connected]
         means = self.strategy.run.aggregate_evaluate(server_round, replies)
         self.strategy.run.close_round(server_round)
-        return means.get("loss"), dict(means)
+        # A function of the user's need not return the loss, which Flower has beside the metrics.
+        clients = self.strategy.evaluate_metrics.get(server_round, {})
+        loss = means.get("loss", self.strategy.run.intake.means_of(clients).get("loss"))
+        return loss, dict(means)
 
     def evaluate(
         self, server_round: int, parameters: Parameters
@@ -468,6 +481,13 @@ def _identity(proxy: ClientProxy, *, has_begun: bool) -> Identity:
         properties = {}
     client = properties.get(wire.CLIENT_ID, int(proxy.cid))
     return identity_of([client], properties.get(wire.NUM_CLIENTS, 0))
+
+
+def _by_legacy(function: MetricsAggrFn, records: list[RecordDict], key: str) -> MetricRecord:
+    """Aggregate the clients' metrics by a function of the legacy API."""
+    metrics: list[dict[str, Any]] = [dict(record[wire.METRICS]) for record in records]
+    found: dict[str, Any] = function([(int(own.pop(key)), own) for own in metrics])
+    return MetricRecord(found)
 
 
 def _parameters(model: Arrays) -> Parameters:

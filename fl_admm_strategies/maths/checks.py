@@ -56,6 +56,12 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(repr, choices))}.")
 
 
+def check_function(name: str, value: object) -> None:
+    """Raise unless `value` can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} is {value!r}, expected a function.")
+
+
 Positive = Annotated[float, check_positive]
 NotNegative = Annotated[float, check_not_negative]
 Fraction = Annotated[float, partial(check_fraction, zero=False)]

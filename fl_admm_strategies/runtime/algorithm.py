@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Spec
 from ..maths.clienttable import Row
+from .aggregation import MetricsAggrFn
 from .members.membership import Membership
 from .messages.records import ClientInstruction, Metrics, Reply
 from .messages.schema import Instruction
@@ -67,6 +68,8 @@ class Algorithm(ABC):
     wire_dtype : {"float16"}, optional
         In which arrays of 32 and 64 bits travel. An algorithm never sees it: what it sends and gets
         is in full precision.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
+        The user's, in place of the means of what clients report.
     state : dataclass
         What `init_state` returned. The runtime saves and loads its fields.
     membership : Membership
@@ -87,6 +90,8 @@ class Algorithm(ABC):
     seed: int
     wire_dtype: WireDtype = None
     state_on_disk: str | os.PathLike[str] | None = None
+    train_metrics_aggr_fn: MetricsAggrFn | None = None
+    evaluate_metrics_aggr_fn: MetricsAggrFn | None = None
     state: Any
     membership: Membership
     model_spec: Spec

@@ -18,11 +18,16 @@ def in_short(metrics: Mapping[str, float]) -> str:
     """
     measured = {name.rpartition("-")[0] for name in metrics if not name.endswith("-loss")}
     shown = (
-        f"{name} {value:.4g}"
+        f"{name} {_brief(value)}"
         for name, value in metrics.items()
         if name == "train-loss" or name.removesuffix("-loss") not in measured
     )
     return ", ".join(shown)
+
+
+def _brief(value: float | list[float]) -> str:
+    """Return a metric, which is a list where a function of the user's made it one."""
+    return brief(str(value)) if isinstance(value, list) else f"{value:.4g}"
 
 
 @contextmanager
@@ -46,6 +51,6 @@ def progress_bar(
             bar.update(task, completed=server_round)
             name = next((key for key in metrics if key.endswith(("accuracy", "rmse"))), None)
             if name is not None:
-                bar.update(task, word=f"{brief(name)} {metrics[name]:.4g}")
+                bar.update(task, word=f"{brief(name)} {_brief(metrics[name])}")
 
         yield advance

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
 from ..maths.checks import in_range, listing
 from ..maths.clienttable import Row
+from .aggregation import aggregated_by
 from .algorithm import Algorithm, OnClient
 from .common.collector import collector_paused
 from .common.settings import as_text, settings_of
@@ -372,11 +373,11 @@ class Run:
     @collector_paused()
     def aggregate_train(
         self, server_round: int, replies: Iterable[ClientReply], *, patient: bool = True
-    ) -> Metrics:
+    ) -> Metrics | None:
         """Check the replies of a round, then let them change the state; return the mean metrics.
 
-        Where nobody could ever train, the run ends after `patience` rounds; at once if all clients
-        are of the wrong kind, or if it is not `patient`.
+        None where no reply is usable. Where nobody could ever train, the run ends after `patience`
+        rounds; at once if all clients are of the wrong kind, or if it is not `patient`.
         """
         algorithm, asked = self.algorithm, self.intake.asked
         self._is_open = False
@@ -404,7 +405,7 @@ class Run:
             if not lost:
                 hopeless = not patient or self.intake.only_wrong_clients
                 self.health.count_empty_round(self.intake.explain(), hopeless=hopeless)
-            return {}
+            return None
         accepted = self.health.count_usable_round(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
         self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
@@ -415,7 +416,12 @@ class Run:
         self.record.count_up(server_round, accepted)
         self.record.train_metrics.add(server_round, {i: r.metrics for i, r in accepted.items()})
         self._on_state_lost(server_round, lost)
-        means = weighted_means(accepted) | algorithm.round_metrics() | self.bound.measured()
+        function, key = algorithm.train_metrics_aggr_fn, self.intake.weighted_by_key
+        if function is None:
+            means = weighted_means(accepted, key)
+        else:
+            means = aggregated_by(function, "train_metrics_aggr_fn", accepted, key)
+        means = means | algorithm.round_metrics() | self.bound.measured()
         self.record.trained(server_round, means)
         return means
 
@@ -537,7 +543,11 @@ class Run:
             return {}
         clients = {i: reply.metrics for i, reply in accepted.items()}
         self.record.evaluate_metrics.add(server_round, clients)
-        means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted))
+        function, key = self.algorithm.evaluate_metrics_aggr_fn, self.intake.weighted_by_key
+        if function is None:
+            means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted, key))
+        else:
+            means = aggregated_by(function, "evaluate_metrics_aggr_fn", accepted, key)
         self.record.evaluated(server_round, means)
         return means
 
@@ -545,14 +555,18 @@ class Run:
         """Return the metrics of a round as a rule that ends a run gets them.
 
         The means are over what clients report `without_extremes`, so that one client cannot end it.
+        What a function of the user's has made of it stays as it is.
         """
         found = dict(metrics)
-        trained = self.record.train_metrics.get(server_round, {})
+        own = self.algorithm.train_metrics_aggr_fn is not None
+        trained = {} if own else self.record.train_metrics.get(server_round, {})
         plain, robust = map(self.intake.means_of, (trained, without_extremes(trained)))
         for name, mean in plain.items():
             if found.get(f"train-{name}") == mean:  # else the server has measured it itself
                 found[f"train-{name}"] = robust[name]
-        if evaluated := self.record.evaluate_metrics.get(server_round, {}):
+        own = self.algorithm.evaluate_metrics_aggr_fn is not None
+        evaluated = {} if own else self.record.evaluate_metrics.get(server_round, {})
+        if evaluated:
             held = without_extremes(evaluated)
             found |= self.algorithm.evaluation_metrics(held, self.intake.means_of(held))
         return found

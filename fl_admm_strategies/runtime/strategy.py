@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive, Share, WholeNumber, check_count, check_positive
+from .aggregation import MetricsAggrFn
 from .algorithm import Algorithm, OnClient
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .common.interrupts import explaining
@@ -93,6 +94,10 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         median of what clients have reported, of three or more.
     weighted_by_key : str (default: "num-examples")
         The metric of a reply that holds its number of examples.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
+        As in Flower's `FedAvg`: ``function(records, weighted_by_key)`` makes one `MetricRecord` of
+        the accepted replies' `RecordDict`. `stop` gets the same. By default the metrics are means,
+        in which a single client weighs no more than ten times the median.
     wire_dtype : {"float16"}, optional
         Arrays of 32 and 64 bits travel in half precision, both ways. See docs/scaling.md.
     state_on_disk : str or path, optional
@@ -122,6 +127,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     on_excess: OnExcess = "clip"
     max_examples: Count | None = None
     weighted_by_key: str = NUM_EXAMPLES
+    train_metrics_aggr_fn: MetricsAggrFn | None = None
+    evaluate_metrics_aggr_fn: MetricsAggrFn | None = None
     wire_dtype: WireDtype = None
     state_on_disk: str | os.PathLike[str] | None = None
     seed: WholeNumber = 0
@@ -404,7 +411,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             self._update_membership(grid, server_round, exchange, train_config)
             asked = run.configure_train(server_round, train_config)
             replies = self._link.train(grid, timeout, server_round, asked)
-            return run.aggregate_train(server_round, replies)
+            return run.aggregate_train(server_round, replies) or {}
 
         def evaluate(server_round: int) -> Metrics:
             if self.fraction_evaluate == 0:
@@ -495,7 +502,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, update the state, return the global model and the mean metrics."""
         metrics = self.run.aggregate_train(server_round, self._replies(replies))
-        if not metrics:
+        if metrics is None:
             return None, None
         if model := self.global_arrays:
             self._known = dict(model)

@@ -229,7 +229,7 @@ class Intake:
             for client, metrics in clients.items()
         }
         replies = {client: Reply({}, sizes[client], clients[client]) for client in clients}
-        return weighted_means(replies) if replies else {}
+        return weighted_means(replies, self.weighted_by_key) if replies else {}
 
     def _has_lost(self, client: int, reason: str) -> bool:
         return who_lost(reason) is not None and not self._membership.is_new(client)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from statistics import median_low
 
-from ..messages.records import Metrics, Reply
+from ..messages.records import NUM_EXAMPLES, Metrics, Reply
 
 MOST = 10.0
 """Times the median number of examples: so many a client has in a mean of metrics, at most."""
@@ -45,18 +45,19 @@ def too_large(what: str, value: float) -> str:
     )
 
 
-def weighted_means(replies: Mapping[int, Reply]) -> Metrics:
+def weighted_means(replies: Mapping[int, Reply], weighted_by_key: str = NUM_EXAMPLES) -> Metrics:
     """Return the mean of every metric over the clients that report it as a finite number.
 
     It is weighted by examples, of which nobody has more than `MOST` times the median. A metric that
     not all report has beside it how many do, ``NAME-clients``. One that nobody reports as a finite
     number is NaN. What a single client of several, or less than a tenth, has ever heard of is its
-    own and no mean.
+    own and no mean, and the numbers of examples, `weighted_by_key`, have none.
     """
     most = MOST * median_low([reply.num_examples for reply in replies.values()])
     weights = {client: min(reply.num_examples, most) for client, reply in replies.items()}
     means: Metrics = {}
     known = Counter(name for reply in replies.values() for name in reply.metrics)
+    del known[weighted_by_key]
     for name, count in known.items():
         if count < min(len(replies), max(2, len(replies) / 10)):
             continue

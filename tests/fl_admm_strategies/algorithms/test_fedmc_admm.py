@@ -395,7 +395,7 @@ def test_rmse_weighs_every_test_rating_alike_and_phi_is_the_objective() -> None:
     assert metrics["scaled-rmse"] == pytest.approx(np.sqrt(squares / count), rel=1e-12)
     assert metrics["rmse"] == pytest.approx(1.5 * np.sqrt(squares / count), rel=1e-12)
     nonzeros = {"nnz-users", "nnz-items"}
-    assert set(metrics) == {"loss", "rmse", "scaled-rmse", "num-examples", *nonzeros}
+    assert set(metrics) == {"loss", "rmse", "scaled-rmse", *nonzeros}
     own = run.strategy.evaluate_metrics[2]
     assert own[2]["test-ratings"] == 0
     assert "rmse" not in own[2]

@@ -92,7 +92,7 @@ def test_a_reply_without_a_usable_curvature_is_refused_by_name(
     strategy.run.configure_train(2, {})
     metrics = {"num-examples": 3.0, **reported, **made_by("FedMGS")}
     replies = [(2, RawReply({"item-factors": V}, metrics))]
-    assert strategy.run.aggregate_train(2, replies) == {}
+    assert strategy.run.aggregate_train(2, replies) is None
     np.testing.assert_array_equal(strategy.state.clients.column("gradient"), before)
     assert f"client 2 reported the {CURVATURE}" in caplog.text
     with refused(ValueError, "client 7", CURVATURE):

@@ -1,0 +1,155 @@
+"""Functions of the user's that aggregate metrics, as Flower's FedAvg takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import flwr.serverapp.strategy as flowers
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients import client_app
+from fl_admm_strategies import InProcessGrid, LegacyStrategy
+from tests.support.cases import CHEAP, Case, each_case, grid_of
+from tests.support.federation import Adding, Mean, client_fn_of, initial_arrays
+from tests.support.legacy import run_workflow
+from tests.support.refusals import refused
+
+
+def spread(records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+    """Return the range of the losses, the examples of all, and what was in a record."""
+    found: list[Any] = [record["metrics"] for record in records]
+    losses = [own["loss"] for own in found]
+    return MetricRecord(
+        {
+            "spread": max(losses) - min(losses),
+            "examples": sum(own[weighted_by_key] for own in found),
+            "each": sorted(losses),
+            "uploads": sum(len(record.array_records) for record in records),
+        }
+    )
+
+
+def of_each(name: str, clients: Mapping[int, Mapping[str, float]]) -> list[float]:
+    return [metrics[name] for metrics in clients.values()]
+
+
+@each_case
+def test_every_method_takes_fedavgs_functions(case: Case) -> None:
+    strategy = case.strategy(seed=1, train_metrics_aggr_fn=spread, evaluate_metrics_aggr_fn=spread)
+    told: dict[int, Mapping[str, float]] = {}
+    asked: dict[int, Mapping[str, float]] = {}
+
+    def stop(server_round: int, metrics: Mapping[str, float]) -> bool:
+        asked[server_round] = metrics
+        return False
+
+    result = strategy.start(
+        grid_of(case), case.initial_arrays(), 2, on_round=told.__setitem__, stop=stop
+    )
+    for server_round, own in strategy.evaluate_metrics.items():
+        losses = of_each("loss", own)
+        expected = {
+            "spread": max(losses) - min(losses),
+            "examples": sum(of_each("num-examples", own)),
+            "each": sorted(losses),
+            "uploads": 0,
+        }
+        assert dict(result.evaluate_metrics_clientapp[server_round]) == expected
+        assert told[server_round].items() >= expected.items()
+        assert asked[server_round] == told[server_round]
+    for server_round, own in strategy.train_metrics.items():
+        means = result.train_metrics_clientapp[server_round]
+        assert means["spread"] == np.ptp(of_each("loss", own))
+        assert means["uploads"] == len(own)
+
+
+def echo_app() -> ClientApp:
+    """Return clients that report their partition as their loss, and know nothing of us."""
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        own = int(context.node_config["partition-id"])
+        content = RecordDict({"metrics": MetricRecord({"loss": own, "num-examples": own + 1})})
+        if message.metadata.message_type == MessageType.TRAIN:
+            content["arrays"] = message.content["arrays"]
+        return Message(content, reply_to=message)
+
+    app.train()(answer)
+    app.evaluate()(answer)
+    return app
+
+
+def test_they_get_and_give_what_flowers_own_do() -> None:
+    def seen_by(strategy_class: Any, **options: Any) -> tuple[Any, list[Any]]:
+        got: list[Any] = []
+
+        def keep(records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+            by_loss = sorted(records, key=lambda record: record["metrics"]["loss"])  # type: ignore
+            got.append([{key: dict(record[key]) for key in record} for record in by_loss])
+            return MetricRecord({"count": len(records), weighted_by_key: 1.0})
+
+        strategy = strategy_class(
+            train_metrics_aggr_fn=keep, evaluate_metrics_aggr_fn=keep, **options
+        )
+        result = strategy.start(InProcessGrid(echo_app(), 3), initial_arrays(), num_rounds=1)
+        return (result.train_metrics_clientapp, result.evaluate_metrics_clientapp), got
+
+    assert seen_by(Mean) == seen_by(flowers.FedAvg)
+
+
+def test_means_are_of_what_flowers_are() -> None:
+    # 0, 1, 2 weighted by 1, 2, 3: 8/6, and nothing of the numbers of examples.
+    for strategy in (Mean(), flowers.FedAvg()):
+        result = strategy.start(InProcessGrid(echo_app(), 3), initial_arrays(), num_rounds=1)
+        for metrics in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp):
+            assert dict(metrics[1]) == {"loss": pytest.approx(8 / 6)}
+
+
+def test_replies_without_metrics_are_replies() -> None:
+    class Silent(Adding):
+        def fit(self, *args: Any) -> Any:
+            arrays, num_examples, _ = super().fit(*args)
+            return arrays, num_examples, {}
+
+    def client_fn(context: Context) -> Any:
+        return Silent(context).to_client()
+
+    strategy, grid = Mean(), InProcessGrid(client_app(client_fn), 3)
+    messages = strategy.configure_train(1, CHEAP.initial_arrays(), ConfigRecord(), grid)
+    arrays, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert arrays is not None
+    assert metrics == MetricRecord()
+
+
+def test_the_legacy_apis_functions() -> None:
+    def largest(pairs: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        assert all("num-examples" not in metrics for _, metrics in pairs)
+        return {"most": max(count for count, _ in pairs), "count": len(pairs)}
+
+    strategy = Mean()
+    legacy = LegacyStrategy(
+        strategy,
+        CHEAP.initial_arrays(),
+        fit_metrics_aggregation_fn=largest,
+        evaluate_metrics_aggregation_fn=largest,
+    )
+    grid = InProcessGrid(ClientApp(client_fn=client_fn_of(Adding)), 6)
+    history = run_workflow(grid, legacy, 2)
+    for found in (history.metrics_distributed_fit, history.metrics_distributed):
+        assert found == {"most": [(1, 15), (2, 15)], "count": [(1, 6), (2, 6)]}
+    ((_, loss), _) = history.losses_distributed
+    own = strategy.evaluate_metrics[1].values()
+    total = sum(metrics["num-examples"] for metrics in own)
+    assert loss == pytest.approx(sum(m["loss"] * m["num-examples"] for m in own) / total)
+
+
+def test_what_is_no_such_function_is_refused() -> None:
+    with refused(TypeError, "train_metrics_aggr_fn", 3):
+        Mean(train_metrics_aggr_fn=3)  # type: ignore[arg-type]
+    strategy = Mean(evaluate_metrics_aggr_fn=lambda records, key: {"loss": 1.0})  # type: ignore
+    with refused(TypeError, "evaluate_metrics_aggr_fn", "dict", "MetricRecord"):
+        strategy.start(grid_of(CHEAP), CHEAP.initial_arrays(), 1)
