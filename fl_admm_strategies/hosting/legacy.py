@@ -30,6 +30,7 @@ from flwr.server.strategy import Strategy
 
 from ..maths.blocks import Arrays
 from ..maths.checks import check_count
+from ..runtime.best import KeepBest, KeepBestBy
 from ..runtime.callbacks import saving_if_it_raises
 from ..runtime.composition import check_clipping, check_wrappers, overridden, strategies_around
 from ..runtime.members.discovery import Discovery
@@ -97,7 +98,7 @@ class LegacyStrategy(Strategy):
     num_rounds : int, optional
         How many there are, for methods whose last rounds differ (`FPFC` without a lambda): the
         legacy API does not tell a strategy that either.
-    checkpoint_dir, checkpoint_every, checkpoint_keep, resume
+    checkpoint_dir, checkpoint_every, checkpoint_keep, resume, keep_best
         As in `StatefulStrategy.start`. Flower counts its rounds from 1 in a resumed run as well:
         those before the checkpoint pass without asking anybody, and are missing in its `History`;
         the strategy's own records are complete.
@@ -126,6 +127,7 @@ class LegacyStrategy(Strategy):
         checkpoint_every: int = 1,
         checkpoint_keep: int = 3,
         resume: bool = False,
+        keep_best: KeepBestBy | None = None,
     ) -> None:
         if not isinstance(strategy, StatefulStrategy):
             raise TypeError(
@@ -159,6 +161,7 @@ class LegacyStrategy(Strategy):
         self.checkpoint_every = checkpoint_every
         self.checkpoint_keep = checkpoint_keep
         self.resume = resume
+        self._best = KeepBest(keep_best, strategy.run, strategy.models, checkpoint_dir)
         self._nodes = _ManagedNodes()
         self._discovery = Discovery(strategy.membership.owners)
         self._names: list[str] = []  # of the global model
@@ -203,6 +206,7 @@ class LegacyStrategy(Strategy):
         self.strategy.run.handshake(self._exchange, self.train_config)
         unreported = self.strategy.run.resume.has_unreported
         self.strategy.run.close_round(self.strategy.last_round, last=unreported)
+        self._best.catch_up()
         self._names, resumed = list(self.initial_arrays), self._first_round > 1
         return self._given_out(self._global_model() if resumed else self.initial_arrays)
 
@@ -342,7 +346,7 @@ class LegacyStrategy(Strategy):
             self.strategy.run.configure_evaluate(server_round, self.evaluate_config) if due else {}
         )
         if not asked:
-            self.strategy.run.close_round(server_round)
+            self._close_round(server_round)
         return [(proxy, EvaluateIns(*_payload(asked[c]))) for c, proxy in self._reachable(asked)]
 
     def aggregate_evaluate(
@@ -369,7 +373,7 @@ class LegacyStrategy(Strategy):
         replies += self._failures(server_round, replies, failures)
         replies += [(client, NOT_CONNECTED) for client in self._not_connected]
         means = self.strategy.run.aggregate_evaluate(server_round, replies)
-        self.strategy.run.close_round(server_round)
+        self._close_round(server_round)
         # A function of the user's need not return the loss, which Flower has beside the metrics.
         clients = self.strategy.evaluate_metrics.get(server_round, {})
         loss = means.get("loss", self.strategy.run.intake.means_of(clients).get("loss"))
@@ -385,7 +389,17 @@ class LegacyStrategy(Strategy):
         # Where a part of the model is only on the clients, that is as it was initially.
         whole = self.initial_arrays | dict(zip(self._names, given, strict=False))
         with saving_if_it_raises(self.strategy.run, "evaluate_fn", server_round):
-            return self.evaluate_fn(server_round, list(whole.values()), {})
+            found = self.evaluate_fn(server_round, list(whole.values()), {})
+        # In a resumed run Flower asks about the rounds before, too, and has no models of them.
+        if found is not None and server_round >= self.strategy.last_round:
+            central = self.strategy.run.record.result.evaluate_metrics_serverapp
+            numbers = {k: v for k, v in found[1].items() if isinstance(v, int | float)}
+            central[server_round] = MetricRecord({"loss": float(found[0]), **numbers})
+        return found
+
+    def _close_round(self, server_round: int) -> None:
+        self.strategy.run.close_round(server_round)
+        self._best.look(server_round)
 
     def _failures(
         self, server_round: int, replies: Sequence[ClientReply], failures: Sequence[Any]

@@ -17,6 +17,10 @@ MOST_IN_MEMORY = 500_000
 """Numbers of the clients' metrics that are held in memory, some 50 MB."""
 
 
+SERVER = "server-"
+"""Before the names of what `evaluate_fn` returned, beside the clients' metrics."""
+
+
 class Traffic(NamedTuple):
     """Bytes of arrays that a round of training moved, summed over the clients.
 
@@ -161,7 +165,13 @@ class Record:
     def measured(self, server_round: int) -> Metrics:
         """Return the aggregated metrics of a round as stop rules and callbacks get them."""
         trained, evaluated, _ = self.entry(server_round)["result"]
-        return {**{f"train-{name}": value for name, value in trained.items()}, **evaluated}
+        train = {f"train-{name}": value for name, value in trained.items()}
+        return {**train, **evaluated, **self.central(server_round)}
+
+    def central(self, server_round: int) -> Metrics:
+        """Return what `evaluate_fn` measured after a round, by the names that callbacks get."""
+        found = self.result.evaluate_metrics_serverapp.get(server_round, MetricRecord())
+        return {f"{SERVER}{name}": v for name, v in found.items() if not isinstance(v, list)}
 
     def entry(self, server_round: int) -> dict[str, Any]:
         """Return what was measured in a round, for JSON."""

@@ -569,7 +569,7 @@ class Run:
         if evaluated:
             held = without_extremes(evaluated)
             found |= self.algorithm.evaluation_metrics(held, self.intake.means_of(held))
-        return found
+        return found | self.record.central(server_round)
 
     def _on_state_lost(self, server_round: int, lost: Sequence[int]) -> None:
         if not lost:

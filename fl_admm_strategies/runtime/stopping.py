@@ -7,8 +7,66 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..maths.checks import check_choice, check_count, check_not_negative
+from .record import SERVER
 
 _TRAIN = "train-"  # before the names of metrics of the training
+_PREFIXES = (_TRAIN, SERVER)
+
+
+class Best:
+    """The best value of a metric so far.
+
+    Parameters
+    ----------
+    owner : str
+        Who looks for it, for an error.
+    metric, mode, min_delta
+        As in `EarlyStopping`.
+
+    Attributes
+    ----------
+    value : float
+        NaN before the first.
+    server_round : int
+        Its round; 0 before the first.
+    """
+
+    def __init__(
+        self, owner: str, metric: str, mode: Literal["min", "max"], min_delta: float = 0.0
+    ) -> None:
+        check_choice("mode", mode, ("min", "max"))
+        check_not_negative("min_delta", min_delta)
+        self.owner, self.metric, self.mode, self.min_delta = owner, metric, mode, min_delta
+        self.value, self.server_round = math.nan, 0
+
+    def improves(self, server_round: int, metrics: Mapping[str, float]) -> bool | None:
+        """Return whether a round is better than all before it; None where the metric is missing.
+
+        The first with the metric is. One that is no number is kept as no best.
+
+        Raises
+        ------
+        ValueError
+            If the metric is not among those of the first training, or evaluation.
+        """
+        if (value := metrics.get(self.metric)) is None:
+            known = [name for name in metrics if _prefix(name) == _prefix(self.metric)]
+            if known and not self.server_round:
+                raise ValueError(
+                    f"{self.owner} has metric={self.metric!r}, and the metrics are "
+                    f"{', '.join(metrics)}. Name one of these."
+                )
+            return None
+        sign = 1 if self.mode == "min" else -1
+        if not self.server_round or sign * value < sign * self.value - self.min_delta:
+            if math.isfinite(value):
+                self.value, self.server_round = value, server_round
+            return True
+        return False
+
+
+def _prefix(name: str) -> str:
+    return next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
 
 
 class EarlyStopping:
@@ -17,21 +75,14 @@ class EarlyStopping:
     Parameters
     ----------
     metric : str
-        A name among the round's aggregated metrics, e.g. "loss" or "train-loss". A round without it
-        does not count.
+        A name among the round's metrics, e.g. "loss", "train-loss", or "server-accuracy" of
+        `evaluate_fn`. A round without it does not count.
     patience : int (default: 10)
         Evaluations without an improvement after which the run ends.
     mode : {"min", "max"} (default: "min")
         Whether less or more is better.
     min_delta : float (default: 0.0)
         By how much at least, to count as an improvement.
-
-    Attributes
-    ----------
-    best : float
-        The best value so far; NaN before the first.
-    best_round : int
-        Its round; 0 before the first.
 
     Notes
     -----
@@ -53,11 +104,19 @@ class EarlyStopping:
         min_delta: float = 0.0,
     ) -> None:
         check_count("patience", patience, least=1)
-        check_choice("mode", mode, ("min", "max"))
-        check_not_negative("min_delta", min_delta)
-        self.metric, self.patience, self.mode, self.min_delta = metric, patience, mode, min_delta
-        self.best, self.best_round = math.nan, 0
+        self.patience = patience
+        self._best = Best("EarlyStopping", metric, mode, min_delta)
         self._waited = 0
+
+    @property
+    def best(self) -> float:
+        """The best value so far; NaN before the first."""
+        return self._best.value
+
+    @property
+    def best_round(self) -> int:
+        """Its round; 0 before the first."""
+        return self._best.server_round
 
     def __call__(self, server_round: int, metrics: Mapping[str, float]) -> bool:
         """Return whether the run is to end.
@@ -67,20 +126,7 @@ class EarlyStopping:
         ValueError
             If the metric is not among those of the first training, or evaluation.
         """
-        if (value := metrics.get(self.metric)) is None:
-            of_training = self.metric.startswith(_TRAIN)
-            known = [name for name in metrics if name.startswith(_TRAIN) == of_training]
-            if known and not self.best_round:
-                raise ValueError(
-                    f"EarlyStopping has metric={self.metric!r}, and the metrics are "
-                    f"{', '.join(metrics)}. Name one of these."
-                )
+        if (improves := self._best.improves(server_round, metrics)) is None:
             return False
-        sign = 1 if self.mode == "min" else -1
-        if not self.best_round or sign * value < sign * self.best - self.min_delta:
-            self._waited = 0
-            if math.isfinite(value):
-                self.best, self.best_round = value, server_round
-            return False
-        self._waited += 1
+        self._waited = 0 if improves else self._waited + 1
         return self._waited >= self.patience

@@ -19,6 +19,7 @@ from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive, Share, WholeNumber, check_count, check_positive
 from .aggregation import MetricsAggrFn
 from .algorithm import Algorithm, OnClient
+from .best import KeepBest, KeepBestBy
 from .callbacks import Callbacks, EvaluateFn, OnRound, StopRule
 from .common.interrupts import explaining
 from .common.settings import HasSettings, as_text, settings_of
@@ -317,6 +318,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         checkpoint_every: int = 1,
         checkpoint_keep: int = 3,
         resume: bool = False,
+        keep_best: KeepBestBy | None = None,
         collect: bool = False,
     ) -> Result:
         """Run the federation, as Flower's `Strategy.start`, with more options.
@@ -333,12 +335,13 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             Evaluate on the clients every so many rounds, and after the last.
         stop : callable, optional
             ``stop(server_round, metrics) -> bool``, called after every round with the round's
-            aggregated metrics: those of the evaluation, and as ``train-NAME`` those of the
-            training. In their means the largest and the smallest tenth of the clients' values, at
-            least one each, are set to the next (of three clients or more), so that no single client
-            can end the run. True ends the run. A resumed run asks it about the rounds before as
-            well, so that a rule that counts goes on counting. One that compares rounds starts anew
-            where ``strategy.membership.version`` has changed: clients have joined or left.
+            aggregated metrics: those of the evaluation, as ``train-NAME`` those of the training,
+            and as ``server-NAME`` what `evaluate_fn` returned. In the clients' means the largest
+            and the smallest tenth of their values, at least one each, are set to the next (of three
+            clients or more), so that no single client can end the run. True ends the run. A resumed
+            run asks it about the rounds before as well, so that a rule that counts goes on
+            counting. One that compares rounds starts anew where ``strategy.membership.version`` has
+            changed: clients have joined or left.
         on_round : callable, optional
             ``on_round(server_round, metrics)``, called when a round is complete, with the same
             metrics; `train_metrics`, `evaluate_metrics` and the state may be read in it. It comes
@@ -358,6 +361,10 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             Continue after the newest checkpoint, with all that was measured before; without one,
             start anew. Algorithm, model, clients and seed must be those of the checkpoint; other
             settings may differ, which is logged. `num_rounds` counts from the first start.
+        keep_best : tuple of str, optional
+            A metric's name and "min" or "max", such as ``("accuracy", "max")``: the models of the
+            best round are kept in ``checkpoint_dir/best``, for `load_models`. The metrics are those
+            of `stop`.
         collect : bool (default: False)
             After the last round, ask for personal models that stay with their clients: `models`. In
             a deployment a client gives its own if its app is ``client_app(..., may_collect=True)``.
@@ -389,6 +396,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         if evaluate_fn is not None and "global" not in self.kinds:
             name = type(self).__name__
             raise ValueError(f"evaluate_fn is given, but {name} has no global model: leave it out.")
+        best = KeepBest(keep_best, self.run, self.models, checkpoint_dir)
         began = time.monotonic()
         log(INFO, f"Starting {type(self).__name__} strategy: {self.form}".rstrip())
         self.summary()
@@ -425,6 +433,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
 
         callbacks = Callbacks(run, self._whole_model, evaluate_fn, stop, on_round)
         stopping = callbacks.catch_up()
+        best.catch_up()
         with (
             explaining(run.resume.after_an_interrupt),
             progress_bar(type(self).__name__, num_rounds, run.last_round, progress) as advance,
@@ -437,13 +446,15 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
                 due = server_round % evaluate_every == 0 or server_round == num_rounds
                 if due:
                     metrics |= evaluate(server_round)
+                callbacks.evaluate(server_round)
                 stopping = callbacks.is_over(server_round, metrics)
                 if stopping and not due:
                     metrics |= evaluate(server_round)
-                callbacks.evaluate(server_round)
+                metrics |= run.record.central(server_round)
                 log(INFO, "[ROUND %s/%s] %s", server_round, num_rounds, in_short(metrics))
                 callbacks.report(server_round, metrics)
                 run.close_round(server_round, last=stopping or server_round == num_rounds)
+                best.look(server_round)
                 advance(server_round, metrics)
         if stopping:
             log(INFO, "The stop rule ended the run after round %s", run.last_round)

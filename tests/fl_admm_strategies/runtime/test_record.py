@@ -52,7 +52,7 @@ def test_a_round_without_a_mean_is_not_in_the_result() -> None:
 
 def test_what_stop_rules_get_is_the_round_as_a_whole() -> None:
     assert two_rounds().measured(1) == {"train-loss": 0.25, "loss": 2.0}
-    assert two_rounds().measured(2) == {"train-loss": 0.5}
+    assert two_rounds().measured(2) == {"train-loss": 0.5, "server-accuracy": 0.5}
     assert two_rounds().measured(5) == {}
 
 
