@@ -39,6 +39,7 @@ from .maths.schedules import GrowingEpochs, RandomDelay, RandomEpochs, StepDecay
 from .runtime.messages.schema import Instruction
 from .runtime.messages.stamp import made_by
 from .runtime.models import Models, load_models
+from .runtime.privacy import ClientDP
 from .runtime.sampled import SampledStrategy
 from .runtime.stopping import EarlyStopping
 from .runtime.strategy import StatefulStrategy
@@ -55,6 +56,7 @@ __all__ = [
     "PACFL",
     "SCAFFOLD",
     "AsyncFPFC",
+    "ClientDP",
     "Ditto",
     "EarlyStopping",
     "FedADMM",

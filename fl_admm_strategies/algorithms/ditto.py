@@ -79,6 +79,7 @@ class Ditto(RobustStrategy):
     method: ClassVar = "Ditto"
     paper: ClassVar = "Li, Hu, Beirami, Smith, ICML 2021, arXiv:2012.04221"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
+    stateless: ClassVar = True  # the global step knows nothing of v_i
 
     lam: NotNegative = 1.0
     lr: StepSize = 0.1

@@ -68,6 +68,7 @@ class FedAvg(RobustStrategy):
         "McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017, arXiv:1602.05629"
     )
     kinds: ClassVar = {"global": "one global model"}
+    stateless: ClassVar = True
 
     lr: StepSize = 0.1
     local_epochs: Count = 1

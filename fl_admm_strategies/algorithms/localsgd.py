@@ -62,6 +62,8 @@ class LocalSGD(SampledStrategy):
     method: ClassVar = "LocalSGD"
     paper: ClassVar = "Stich, ICLR 2019, arXiv:1805.09767"
     kinds: ClassVar = {"global": "one global model"}
+    why_not_private = ""
+    stateless: ClassVar = True
 
     lr: StepSize = 0.1
     local_steps: Count = 5

@@ -97,6 +97,8 @@ class PerFedAvg(SampledStrategy):
     method: ClassVar = "PerFedAvg"
     paper: ClassVar = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948"
     kinds: ClassVar = {"adapted": "adapted by one step", "global": "one global model"}
+    why_not_private = ""
+    stateless: ClassVar = True
     remedy: ClassVar = "a smaller lr or alpha"
 
     mode: Literal["hf", "fo", "exact", "finetune"] = "hf"

@@ -366,6 +366,17 @@ class ConsensusADMM(ByClient):
         """Go on from another w than `aggregate` made; see `Consensus.adopt`."""
         self.mean.adopt(w, len(self.clients), num_replies)
 
+    def add_noise(self, noise: NDArray[Any]) -> None:
+        """Add noise to the sum of this round's u_i - w, and to none of the pi_i; shape (d,).
+
+        The sum is the only way to w, so what is given out has the noise, and no client's later u_i
+        depends on it but by w. It stays in the sum when that would be added up anew.
+        """
+        self.mean.add_change(noise)
+        self.mean.was_replaced = True
+        if self._move is not None:
+            self._move += noise
+
     def set_dual(self, client: int, dual: NDArray[Any]) -> None:
         """Start a client's pi_i at another value than 0; w follows with `update`."""
         if self.on_clients:

@@ -63,6 +63,9 @@ class Algorithm(ABC):
     stays_finite : bool
         Whether no checked upload can make the state infinite. Its updates are never undone then,
         and nothing of the state is copied to be able to.
+    stateless : bool
+        Whether what a client uploads depends on nothing but its data and what it was sent in that
+        round. Then it counts for `privacy` that nobody knows who was drawn.
     seed : int
         The run's.
     wire_dtype : {"float16"}, optional
@@ -87,6 +90,7 @@ class Algorithm(ABC):
     remedy: ClassVar[str] = "a smaller lr"
     in_rounds: ClassVar[bool] = True
     stays_finite: ClassVar[bool] = False
+    stateless: ClassVar[bool] = False
     seed: int
     wire_dtype: WireDtype = None
     state_on_disk: str | os.PathLike[str] | None = None
@@ -206,6 +210,23 @@ class Algorithm(ABC):
         A client that goes on from what it sent, with nobody to tell it what became of that.
         """
         return ""
+
+    @property
+    def why_not_private(self) -> str:
+        """Why one client's part in what is given out has no bound, and what to use.
+
+        Empty where all of it follows from the sums of the rounds' uploads, each of which counts
+        alike; see `take_noise` and docs/privacy.md.
+        """
+        return "no bound on one client's part in what others are sent is derived for it."
+
+    def take_noise(self, noise: Arrays) -> Arrays:
+        """Add noise to the state's sums of uploads, before `update`; return what is left of it.
+
+        For what `update` also keeps by client, where noise must not come: others' later uploads
+        would depend on it. The rest goes into the uploads, in equal parts; here that is all.
+        """
+        return noise
 
     @property
     def all_upload(self) -> bool:

@@ -31,6 +31,7 @@ from .members.membership import MOST_ASKED, Membership
 from .members.sampling import Sampling
 from .messages.records import ClientInstruction, ClientReply, Metrics, Reply, to_array_record
 from .outgoing import Outgoing
+from .privacy import Privacy
 from .record import Record
 from .saving.resume import Resume
 from .saving.state import BASE, Saved, arrays_of, check_base, keep_in, load_arrays, parts_by_client
@@ -55,7 +56,7 @@ class Run:
     ----------
     algorithm : Algorithm
         Whose state changes.
-    membership, sampling, intake, bound
+    membership, sampling, intake, bound, privacy
         The run's collaborators; `record`, `resume` and `underway` are its own.
     patience : int
         Rounds without any usable reply after which the run has failed.
@@ -77,6 +78,7 @@ class Run:
         sampling: Sampling,
         intake: Intake,
         bound: Bound,
+        privacy: Privacy,
         *,
         patience: int,
     ) -> None:
@@ -84,7 +86,7 @@ class Run:
         self.membership = membership
         self.sampling = sampling
         self.intake = intake
-        self.bound = bound
+        self.bound, self.privacy = bound, privacy
         self.record = Record()
         self.resume = Resume()
         self.health = Health(patience, type(algorithm).__name__, algorithm.remedy)
@@ -163,6 +165,7 @@ class Run:
         self.sampling.begin()
         self.intake.begin()
         self.bound.begin()
+        self.privacy.begin()
         self.record.begin(to_array_record(arrays))
         self.guard.begin()
         self.health.begin()
@@ -174,6 +177,7 @@ class Run:
             chance, ids = np.random.default_rng([algorithm.seed, *b"layout"]), self.membership.ids
             order = [ids[place] for place in chance.permutation(len(ids))]
             layout.ask(complete, exchange, self.intake, order)
+        self.privacy.check(algorithm, layout)
         self._init_state()
         if resume.saved is not None:
             self._enter_initial_clients({})
@@ -260,6 +264,7 @@ class Run:
         if not (instructions := self.algorithm.handshake_instructions(clients)):
             return {}, []
         spec = self.algorithm.handshake_spec()
+        self.privacy.check_handshake(type(self.algorithm).__name__, spec)
         asked = self.outgoing.complete(0, {**config, "handshake": True}, instructions, spec)
         replies = exchange(asked, MessageType.TRAIN)
         accepted = self.intake.accept(0, replies, spec, optional=optional)
@@ -364,7 +369,10 @@ class Run:
         for part in parts_by_client(algorithm.state):
             part.add_pending(new)
         instructions = algorithm.train_instructions(server_round, sampled) if sampled else {}
-        asked = self.outgoing.complete(server_round, config, instructions, algorithm.upload_spec())
+        told, spec = {**config, **self.privacy.asks}, algorithm.upload_spec()
+        asked = self.outgoing.complete(server_round, told, instructions, spec)
+        uploading = [client for client in asked if algorithm.upload_spec_of(client)]
+        self.privacy.spend(uploading, len(pool), stateless=algorithm.stateless)
         self._is_open = bool(asked)
         members.mark_uncertain(asked)
         self.record.count_down(server_round, asked)
@@ -386,6 +394,7 @@ class Run:
         for client, reply in taken.items():
             try:
                 algorithm.check_reply(client, reply)
+                self.privacy.check_reply(reply)
             except ValueError as error:
                 self.intake.refuse(server_round, client, str(error))
             else:
@@ -409,7 +418,8 @@ class Run:
         accepted = self.health.count_usable_round(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
         self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
-        altered = [client for client, reply in accepted.items() if reply.altered]
+        local = self.privacy.is_local
+        altered = [client for client, reply in accepted.items() if reply.altered or local]
         # These hold what they sent, not what was taken of it.
         self.membership.mark_uncertain([*held.clipped, *altered])
         self._num_replies = len(accepted)
@@ -422,6 +432,7 @@ class Run:
         else:
             means = aggregated_by(function, "train_metrics_aggr_fn", accepted, key)
         means = means | algorithm.round_metrics() | self.bound.measured()
+        means |= self.privacy.measured()
         self.record.trained(server_round, means)
         return means
 
@@ -492,7 +503,9 @@ class Run:
 
         def take(some: dict[int, Reply]) -> None:
             self._add_members(server_round, [client for client in some if client in joining])
-            algorithm.update(server_round, some)
+            algorithm.update(
+                server_round, self.privacy.noised(server_round, some, algorithm.take_noise)
+            )
 
         if algorithm.stays_finite:
             take(replies)
@@ -623,7 +636,7 @@ class Run:
     def _base(self) -> dict[str, NDArray[Any]]:
         arrays = {"round": np.array(self.last_round, dtype=np.int64)}
         arrays |= self.membership.state_arrays() | self.sampling.state_arrays()
-        arrays |= self.bound.state_arrays()
+        arrays |= self.bound.state_arrays() | self.privacy.state_arrays()
         return prefixed(BASE, arrays)
 
     def go_on_from(self, state: Saved) -> None:
@@ -637,6 +650,11 @@ class Run:
         expected = self._base()
         for name in prefixed(BASE, self.bound.state_arrays()).keys() - state.keys():
             del expected[name]  # the saved run had another bound, or none
+        if prefixed(BASE, self.privacy.state_arrays()).keys() - state.keys():
+            raise ValueError(
+                "The saved run had no privacy=..., so nothing bounds what it has given out. Leave "
+                "privacy out to go on with it, or start a new run."
+            )
         check_base(state, expected, type(self.algorithm).__name__)
         read(under(UNDERWAY, state))
         self.resume.saved = {key: np.array(value) for key, value in state.items()}
@@ -650,6 +668,7 @@ class Run:
         self.membership.load_state_arrays(base)
         self.sampling.load_state_arrays(base)
         self.bound.load_state_arrays(base)
+        self.privacy.load_state_arrays(base)
         self.underway.load_state_arrays(under(UNDERWAY, saved))
         self.last_round = int(base["round"])
         self.health.ever_usable = any(self.membership.last_accepted.values())

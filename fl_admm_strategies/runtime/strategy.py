@@ -38,6 +38,7 @@ from .messages.records import (
 from .messages.stamp import declared_method
 from .messages.wire import WireDtype
 from .models import Models, collect_personal, gather, model_here
+from .privacy import ClientDP, Privacy
 from .progress import in_short, progress_bar
 from .record import Traffic
 from .reserved import check_user_settings
@@ -90,6 +91,10 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     on_excess : {"clip", "refuse"} (default: "clip")
         What becomes of an upload that is further away: it is scaled back to that distance, or
         refused by name. The round's metrics have how many, ``clipped`` or ``refused``.
+    privacy : ClientDP, optional
+        Differential privacy of whole clients: uploads are clipped and noised, and the round's
+        metrics have ``epsilon``. Every upload counts alike then, and there is no `max_norm` where
+        the noise is added at the server. See docs/privacy.md.
     max_examples : int, optional
         A client that reports more examples counts as if it had so many. By default ten times the
         median of what clients have reported, of three or more.
@@ -126,6 +131,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     patience: Count = 3
     max_norm: MaxNorm = None
     on_excess: OnExcess = "clip"
+    privacy: ClientDP | None = None
     max_examples: Count | None = None
     weighted_by_key: str = NUM_EXAMPLES
     train_metrics_aggr_fn: MetricsAggrFn | None = None
@@ -157,11 +163,16 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             min_evaluate=self.min_evaluate_nodes,
             seed=self.seed,
         )
-        method, bound = declared_method(type(self)), Bound(self.max_norm, self.on_excess)
+        method, privacy = declared_method(type(self)), Privacy(self.privacy, self.seed)
+        bound = Bound(self.max_norm, self.on_excess)
+        if self.privacy is not None and privacy.is_central:
+            bound = Bound(self.privacy.clip, "clip")
         intake = Intake(
             self.weighted_by_key, self.membership, method, self.max_examples, self.why_unaltered
         )
-        self.run = Run(self, self.membership, sampling, intake, bound, patience=self.patience)
+        self.run = Run(
+            self, self.membership, sampling, intake, bound, privacy, patience=self.patience
+        )
         self._collected: dict[int, Arrays] | None = None
         self._known: dict[str, Array] = {}  # the global model, as whoever calls the hooks has it
         self._link = GridLink(
@@ -281,6 +292,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
     def idle_settings(self) -> frozenset[str]:
         """What bounds and evaluates nothing does nothing."""
         unbounded = {"on_excess"} if self.max_norm is None else set()
+        if self.privacy is not None and self.privacy.noise_at == "server":
+            unbounded = {"max_norm", "on_excess"}
         unevaluated = {"min_evaluate_nodes"} if self.fraction_evaluate == 0 else set()
         return super().idle_settings | unbounded | unevaluated
 
@@ -290,6 +303,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             name: value
             for name, value in settings_of(self).items()
             if value is not None and name not in self.idle_settings
+            if name != "seed" or self.privacy is None  # the noise follows from it
         }
         log(INFO, f"\t└──> {type(self).__name__}: {self.form}".rstrip())
         for position, (name, value) in enumerate(settings.items()):
@@ -396,6 +410,11 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         if evaluate_fn is not None and "global" not in self.kinds:
             name = type(self).__name__
             raise ValueError(f"evaluate_fn is given, but {name} has no global model: leave it out.")
+        if collect and self.run.privacy.is_local:
+            raise ValueError(
+                "collect is True beside privacy with the noise at the clients, and personal models "
+                "come as they are, without noise. Leave collect out."
+            )
         best = KeepBest(keep_best, self.run, self.models, checkpoint_dir)
         began = time.monotonic()
         log(INFO, f"Starting {type(self).__name__} strategy: {self.form}".rstrip())

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.common.settings import refuse_unknown
+from fl_admm_strategies.runtime.messages.noise import CLIP, NOISE, NOISED, with_noise
 from fl_admm_strategies.runtime.messages.records import (
     ARRAYS,
     UPLOAD,
@@ -181,6 +182,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
             metrics = metrics | {INITIAL_LOSS: self.initial_loss}
         uploaded = self.ordered(upload, parameters, config)
         sealed = {SEAL: seal(uploaded)} if self.seals and "run" in config else {}
+        if CLIP in config:
+            sealed = {NOISED: 1}  # the server does not know what the client holds
         return uploaded, num_examples, metrics | sealed | self.stamp()
 
     @plain_errors()
@@ -252,6 +255,9 @@ class MethodClient(NumPyClient, Generic[Asked]):
                 "have. Use one model definition on both sides."
             )
         travelling = {name: upload[name] for name in names}
+        if CLIP in config:
+            sent = next(iter(split_groups(parameters, config).values()))
+            travelling = with_noise(travelling, sent, config[CLIP], config[NOISE])
         return list(reduced_upload(travelling, config, self.buffer_names()).values())
 
     def wanted_names(self, parameters: list[NDArray[Any]], config: Scalars) -> list[str]:

@@ -161,6 +161,13 @@ class RobustStrategy(SampledStrategy):
         idle = {"mean": {"aggregation", "malicious"}, "median": {"malicious"}}
         return super().idle_settings | idle.get(self.aggregation, set())
 
+    @property
+    def why_not_private(self) -> str:
+        """A robust rule is no mean of the uploads."""
+        if self.aggregation == "mean":
+            return ""
+        return f"aggregation is {self.aggregation!r}, and what it gives out is no sum of uploads."
+
     def check_enough(self, num_uploads: int) -> None:
         """Raise ValueError if a round of so many uploads is too small for the rule."""
         if self.aggregation != "mean":

@@ -46,6 +46,7 @@ class SplitStrategy(SampledStrategy):
     """
 
     kinds: ClassVar = {"personal": "personal model", "global": "shared part"}
+    why_not_private = ""
     personal: str | None = field(init=False)
     """Regular expression searched in the names of the arrays: v_i. None: nothing is personal."""
 

@@ -132,6 +132,9 @@ def check_base(saved: Saved, expected: Saved, owner: str) -> None:
     sizes |= dict.fromkeys(("owned_ids", "owner_keys"), "owned_ids")
     sizes |= dict.fromkeys(("counted_ids", "counted"), "counted_ids")
     sizes |= dict.fromkeys(("waiting_ids", "waiting"), "waiting_ids")
+    if f"{BASE}privacy_ids" in expected:
+        sizes |= dict.fromkeys(("privacy_ids", "privacy_spent"), "privacy_ids")
+        sizes["privacy_rounds"] = "privacy_rounds"
     wanted = dict(expected)
     for name, of in sizes.items():
         like = expected[f"{BASE}{name}"]

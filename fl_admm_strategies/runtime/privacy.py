@@ -1,0 +1,293 @@
+"""Differential privacy of whole clients: uploads are clipped and noised, and epsilon is counted.
+
+Two federations are neighbours if they differ in the data of one client. Its upload, clipped to a
+distance C from what it was sent, moves the sum of a round's uploads by 2 C at most. Where all that
+a server gives out follows from these sums, noise of standard deviation z C in each makes every
+round a Gaussian mechanism (docs/privacy.md has the derivations, and what is not covered).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from importlib import import_module
+from logging import WARNING
+from typing import Any, Literal
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Spec
+from ..maths.checks import Fraction, NotNegative, Positive, check_fields, listing
+from .algorithm import Algorithm
+from .messages.noise import CLIP, NOISE, NOISED
+from .messages.records import Metrics, Reply, Scalar
+from .trust.layout import Layout
+
+_ORDERS = range(2, 65)
+"""Of Renyi divergence. Between them the sampled Gaussian mechanism's bound is interpolated."""
+_GUESSABLE = 2**64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientDP:
+    """Client-level differential privacy: the ``privacy`` of a strategy.
+
+    Needs ``pip install 'fl-admm-strategies[privacy]'``, which counts epsilon.
+
+    Parameters
+    ----------
+    clip : float
+        C, how far an upload may be from what its client was sent, as the Euclidean norm over all of
+        its arrays. One that is further away is scaled back to it.
+    noise_multiplier : float
+        z: the noise's standard deviation is z C in every number, of the sum of a round's uploads or
+        of each upload. 0 clips only.
+    delta : float
+        Of (epsilon, delta): below one over the number of clients.
+    noise_at : {"server", "client"} (default: "server")
+        "server" (central): the server is trusted with uploads, and adds the noise once a round.
+        "client" (local): every client clips and adds noise itself, and nobody is trusted.
+
+    Raises
+    ------
+    ImportError
+        If the library that counts epsilon is not installed.
+    """
+
+    clip: Positive
+    noise_multiplier: NotNegative
+    delta: Fraction
+    noise_at: Literal["server", "client"] = "server"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.delta >= 1:
+            raise ValueError(f"delta is {self.delta}, expected a number in (0, 1), such as 1e-5.")
+        try:
+            import_module("dp_accounting")
+        except ImportError as error:
+            raise ImportError(
+                "ClientDP needs dp-accounting, which counts epsilon, and it cannot be imported: "
+                f"{error}. Run: pip install 'fl-admm-strategies[privacy]'"
+            ) from error
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise."""
+        return self.clip * self.noise_multiplier
+
+
+class Privacy:
+    """Adds a run's noise at the server, and counts its epsilon.
+
+    Parameters
+    ----------
+    setting : ClientDP or None
+    seed : int
+        The run's.
+    """
+
+    def __init__(self, setting: ClientDP | None, seed: int) -> None:
+        if setting is not None and not isinstance(setting, ClientDP):
+            raise TypeError(
+                f"privacy is {setting!r}, expected ClientDP(clip=..., noise_multiplier=..., "
+                "delta=...)."
+            )
+        self.setting = setting
+        self._seed = seed
+        self.begin()
+
+    @property
+    def is_central(self) -> bool:
+        """Whether the server clips and adds the noise."""
+        return self.setting is not None and self.setting.noise_at == "server"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the clients do."""
+        return self.setting is not None and self.setting.noise_at == "client"
+
+    @property
+    def asks(self) -> dict[str, Scalar]:
+        """What clients that add the noise are told."""
+        dp = self.setting
+        return {CLIP: dp.clip, NOISE: dp.std} if dp is not None and self.is_local else {}
+
+    def begin(self) -> None:
+        """Start a run."""
+        self._spent: dict[int, float] = {}  # the sum of 1/z^2 over the rounds a client was asked in
+        self._rounds = Counter[tuple[float, int, int]]()  # by z, the clients asked, and all
+        self._accountant: Any = None  # of the same rounds
+
+    def check(self, algorithm: Algorithm, layout: Layout) -> None:
+        """Refuse a run in which epsilon would not be true, before anybody trains.
+
+        Raises
+        ------
+        ValueError
+            If the method's state is no function of noisy sums, uploads are not counted alike, or
+            the model has arrays that cannot be noised.
+        """
+        if self.setting is None:
+            return
+        name, reason = type(algorithm).__name__, ""
+        if self.is_local:
+            reason = algorithm.why_unaltered
+        elif algorithm.why_not_private:
+            reason = f"{algorithm.why_not_private} Or give noise_at='client'."
+        elif getattr(algorithm, "weights", "uniform") == "size":
+            reason = (
+                "weights is 'size', and one client's part in a mean by examples has no bound. "
+                "Give weights='uniform'."
+            )
+        if reason:
+            raise ValueError(f"{name} cannot have privacy={self.setting}: {reason}")
+        if others := [array for array in layout.to_send() if array not in layout.trained]:
+            raise ValueError(
+                f"{name} cannot have privacy=ClientDP(...) with a model whose {listing(others)} "
+                "are not trained: with noise a variance may be negative, and a counter has none. "
+                "Take GroupNorm in place of BatchNorm."
+            )
+        if self.is_central and self.setting.noise_multiplier and self._seed < _GUESSABLE:
+            log(
+                WARNING,
+                "privacy: the noise follows from seed=%s, which can be guessed. That is good for "
+                "experiments; where epsilon must hold, give seed=secrets.randbits(128).",
+                self._seed,
+            )
+
+    def check_handshake(self, name: str, spec: Spec) -> None:
+        """Raise ValueError if clients were asked for arrays in which there would be no noise."""
+        if self.is_local and spec:
+            raise ValueError(
+                f"{name} cannot have privacy={self.setting}: before a client's first round it asks "
+                f"for {listing([*spec])}, which is made of its data, and no noise is added to it. "
+                "Take other settings, or a method that asks for no arrays."
+            )
+
+    # ------------------------------------------------------------------------------------------
+    # Noise
+    # ------------------------------------------------------------------------------------------
+
+    def noised(
+        self,
+        server_round: int,
+        replies: dict[int, Reply],
+        take_noise: Callable[[Arrays], Arrays],
+    ) -> dict[int, Reply]:
+        """Return clipped replies that count alike, with noise in the sum of their uploads.
+
+        Each upload gets an equal part of the noise, less what `take_noise` has added elsewhere.
+        """
+        if self.setting is None or not self.is_central:
+            return replies
+        replies = {client: replace(reply, num_examples=1.0) for client, reply in replies.items()}
+        uploads = {client: reply.arrays for client, reply in replies.items() if reply.arrays}
+        if not uploads or not self.setting.noise_multiplier:
+            return replies
+        chance, like = self._chance(server_round, uploads), next(iter(uploads.values()))
+        noise = {n: chance.normal(0.0, self.setting.std, a.shape) for n, a in like.items()}
+        rest = {name: array / len(uploads) for name, array in take_noise(noise).items()}
+        for client, arrays in uploads.items():
+            noisy = {name: (arrays[name] + rest[name]).astype(arrays[name].dtype) for name in rest}
+            replies[client] = replace(replies[client], arrays=arrays | noisy)
+        return replies
+
+    def _chance(self, server_round: int, uploads: Mapping[int, Arrays]) -> np.random.Generator:
+        """Return the generator of a round's noise.
+
+        It depends on the uploads. If a round is done again after an interrupt, with other uploads,
+        it gets other noise; with the same noise, the difference of both would be without any.
+        """
+        key = self._seed.to_bytes((self._seed.bit_length() + 7) // 8 + 1, "little")
+        digest = blake2b(key=key if len(key) <= 64 else blake2b(key).digest())
+        digest.update(str((server_round, [*uploads])).encode())
+        for arrays in uploads.values():
+            for array in arrays.values():
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return np.random.default_rng(int.from_bytes(digest.digest(), "little"))
+
+    def check_reply(self, reply: Reply) -> None:
+        """Raise ValueError if a client was to add noise and does not say that it did."""
+        if self.is_local and reply.metrics.pop(NOISED, 0) != 1:
+            raise ValueError(
+                "its reply does not say that the client has clipped its upload and added noise, "
+                f"for which privacy asks. Use a client of this library; one of your own adds the "
+                f"metric {NOISED!r}: 1."
+            )
+
+    # ------------------------------------------------------------------------------------------
+    # Epsilon
+    # ------------------------------------------------------------------------------------------
+
+    def spend(self, clients: Collection[int], num_clients: int, *, stateless: bool) -> None:
+        """Count a round in which these clients, out of so many, were asked for an upload.
+
+        `stateless`: what they upload depends on nothing but their data and what they were sent.
+        """
+        if self.setting is None or not clients:
+            return
+        z = self.setting.noise_multiplier / 2  # times 2 C, what replacing a client can change
+        for client in clients:
+            self._spent[client] = self._spent.get(client, 0.0) + (1 / z**2 if z else math.inf)
+        if stateless and z and self.is_central:
+            self._compose((z, len(clients), num_clients))
+
+    def measured(self) -> Metrics:
+        """Return ``epsilon``, what all rounds so far have cost together."""
+        return {} if self.setting is None else {"epsilon": self.epsilon(self.setting.delta)}
+
+    def epsilon(self, delta: float) -> float:
+        """Return epsilon of the client that was asked most often.
+
+        Its rounds are one Gaussian mechanism. Where clients are `stateless`, that nobody knows who
+        was drawn counts as well: the bound for fixed-size sampling of Wang, Balle, Kasiviswanathan
+        (AISTATS 2019) may be smaller.
+        """
+        most = max(self._spent.values(), default=0.0)
+        found: float = self._library.get_epsilon_gaussian(most**-0.5 if most else math.inf, delta)
+        if self._accountant is not None and math.isfinite(found):
+            found = min(found, self._accountant.get_epsilon(delta))
+        return float(found)
+
+    @cached_property
+    def _library(self) -> Any:
+        return import_module("dp_accounting")
+
+    def _compose(self, sampled: tuple[float, int, int], count: int = 1) -> None:
+        self._rounds[sampled] += count
+        library = self._library
+        if self._accountant is None:
+            self._accountant = library.rdp.RdpAccountant(
+                _ORDERS, library.NeighboringRelation.REPLACE_ONE
+            )
+        z, size, num_clients = sampled
+        event = library.GaussianDpEvent(z)
+        drawn = library.SampledWithoutReplacementDpEvent(num_clients, size, event)
+        self._accountant.compose(drawn, count)
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what a resumed run goes on counting from."""
+        if self.setting is None:
+            return {}
+        rounds = [[*sampled, count] for sampled, count in self._rounds.items()]
+        return {
+            "privacy_ids": np.array([*self._spent], dtype=np.int64),
+            "privacy_spent": np.array([*self._spent.values()], dtype=np.float64),
+            "privacy_rounds": np.array(rounds, dtype=np.float64).reshape(-1),
+        }
+
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what `state_arrays` returned."""
+        if self.setting is None:
+            return
+        ids, spent = arrays["privacy_ids"].tolist(), arrays["privacy_spent"].tolist()
+        self._spent = dict(zip(ids, spent, strict=True))
+        for z, size, num_clients, count in arrays["privacy_rounds"].reshape(-1, 4).tolist():
+            self._compose((z, int(size), int(num_clients)), int(count))
