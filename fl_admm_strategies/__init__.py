@@ -43,6 +43,7 @@ from .runtime.privacy import ClientDP
 from .runtime.sampled import SampledStrategy
 from .runtime.stopping import EarlyStopping
 from .runtime.strategy import StatefulStrategy
+from .runtime.tracking import metrics_frame, to_mlflow, to_tensorboard, to_wandb
 
 __version__ = "0.1.0"
 
@@ -98,5 +99,9 @@ __all__ = [
     "initial_item_factors",
     "load_models",
     "made_by",
+    "metrics_frame",
     "run_in_process",
+    "to_mlflow",
+    "to_tensorboard",
+    "to_wandb",
 ]
