@@ -98,9 +98,10 @@ def metrics_frame(strategy: StatefulStrategy) -> Any:
 
     Examples
     --------
+    >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=60)
     >>> frame = metrics_frame(strategy)
     >>> means = frame[frame["client"].isna()]
-    >>> means.pivot(index="round", columns=["phase", "metric"], values="value")
+    >>> table = means.pivot(index="round", columns=["phase", "metric"], values="value")
     """
     pandas, result = _imported("pandas", "pandas"), strategy.run.record.result
     aggregated = {

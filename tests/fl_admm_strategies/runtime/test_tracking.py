@@ -103,6 +103,7 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "log", log)
     strategy = tracked(to_wandb)
     wandb.finish()
+    wandb.teardown()  # until then the file is its service's
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert b"client-5/train-loss" in file.read_bytes()
     found: dict[str, list[tuple[int, float]]] = {}
