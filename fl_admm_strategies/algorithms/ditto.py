@@ -95,6 +95,8 @@ class Ditto(RobustStrategy):
                 f"weights is 'size', expected 'uniform' beside aggregation={self.aggregation!r}, "
                 "in which every upload counts alike."
             )
+        if self.aggregation == "mean":
+            self.counted_by = self.weights
 
     def init_state(self, arrays: Arrays) -> DittoState:
         """Start with w^0 and all v_i^0 the initial model."""

@@ -217,13 +217,13 @@ class FedADMM(ConsensusStrategy):
     @property
     def why_not_private(self) -> str:
         """Say where a client's part in the sum of the duals is more than its clipped upload."""
+        if self.duals == "client":
+            return super().why_not_private
         if self.averaging == "all":
             return (
                 "w is the mean of all z_i, and a z_i moves by more than the upload, which is what "
                 "is clipped. Leave out published=True, or averaging='all'."
             )
-        if self.duals == "client":
-            return f"its server may not clip uploads: {self.why_unaltered}"
         if self.max_missed_rounds is not None:
             return (
                 "a client that leaves takes its dual out of the sum, where there is no noise in "

@@ -84,7 +84,7 @@ class FedALA(SampledStrategy):
     method: ClassVar = "FedALA"
     paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, arXiv:2212.01197"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
-    why_not_private = ""
+    counted_by = "size"
 
     layers: WholeNumber = 1
     sample: Fraction = 0.8

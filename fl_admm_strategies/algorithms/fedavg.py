@@ -68,6 +68,7 @@ class FedAvg(RobustStrategy):
         "McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017, arXiv:1602.05629"
     )
     kinds: ClassVar = {"global": "one global model"}
+    counted_by = "size"
     stateless: ClassVar = True
 
     lr: StepSize = 0.1

@@ -90,7 +90,7 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
 
     method: ClassVar = "FedMAvg"
     paper: ClassVar = "Wang, Chang, IEEE TSP 2022, arXiv:2002.04930"
-    why_not_private = ""
+    counted_by = "uniform"
 
     step: Literal["unscaled", "paper"] = "unscaled"
     user_steps: Count = 10

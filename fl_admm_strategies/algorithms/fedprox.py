@@ -59,7 +59,7 @@ class FedProx(SampledStrategy):
     method: ClassVar = "FedProx"
     paper: ClassVar = "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, arXiv:1812.06127"
     kinds: ClassVar = {"global": "one global model"}
-    why_not_private = ""
+    counted_by = "size"
     stateless: ClassVar = True
 
     mu: NotNegative = 0.1

@@ -62,7 +62,7 @@ class LocalSGD(SampledStrategy):
     method: ClassVar = "LocalSGD"
     paper: ClassVar = "Stich, ICLR 2019, arXiv:1805.09767"
     kinds: ClassVar = {"global": "one global model"}
-    why_not_private = ""
+    counted_by = "uniform"
     stateless: ClassVar = True
 
     lr: StepSize = 0.1

@@ -97,7 +97,6 @@ class PerFedAvg(SampledStrategy):
     method: ClassVar = "PerFedAvg"
     paper: ClassVar = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948"
     kinds: ClassVar = {"adapted": "adapted by one step", "global": "one global model"}
-    why_not_private = ""
     stateless: ClassVar = True
     remedy: ClassVar = "a smaller lr or alpha"
 
@@ -114,6 +113,10 @@ class PerFedAvg(SampledStrategy):
     def title(self) -> str:
         """The method's name as its paper writes it."""
         return "FedAvg, fine-tuned" if self.mode == "finetune" else f"Per-FedAvg ({self.mode})"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.counted_by = self.weights
 
     @property
     def idle_settings(self) -> frozenset[str]:

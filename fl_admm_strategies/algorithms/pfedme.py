@@ -88,7 +88,7 @@ class PFedMe(EnvelopeStrategy):
     method: ClassVar = "PFedMe"
     paper: ClassVar = "T. Dinh, Tran, Nguyen, NeurIPS 2020, arXiv:2006.08848"
     kinds: ClassVar = KINDS
-    why_not_private = ""
+    counted_by = "uniform"
     remedy: ClassVar = "a smaller lr or outer_lr"
 
     lr: StepSize = 0.05

@@ -9,6 +9,7 @@ from functools import partial
 from logging import INFO, WARNING
 from typing import Any, Self
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common import (
     EvaluateIns,
@@ -27,12 +28,19 @@ from flwr.common import (
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
 from ..maths.blocks import Arrays
 from ..maths.checks import check_count
 from ..runtime.best import KeepBest, KeepBestBy
 from ..runtime.callbacks import saving_if_it_raises
-from ..runtime.composition import check_clipping, check_wrappers, overridden, strategies_around
+from ..runtime.composition import (
+    check_clipping,
+    check_secure_aggregation,
+    check_wrappers,
+    overridden,
+    strategies_around,
+)
 from ..runtime.members.discovery import Discovery
 from ..runtime.members.owners import Owners
 from ..runtime.messages import records as wire
@@ -46,6 +54,7 @@ from ..runtime.messages.records import (
 )
 from ..runtime.reserved import check_user_settings
 from ..runtime.strategy import StatefulStrategy
+from ..runtime.trust.bound import Bound
 from ..runtime.trust.layout import NAMES, answer_in
 from .background import in_background
 
@@ -66,6 +75,12 @@ _MODS = (
     "If the ClientApp has mods that change uploads: under the legacy API they take every message "
     "for one model. Use client_app(client_fn, mods=[...]) and the current API; "
     "docs/composition.md says which methods go with which mods."
+)
+
+_SECAGG = (
+    "Its app has secaggplus_mod, which takes every training message for a stage of SecAgg+: run "
+    "DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(...)), and clients of this library "
+    "(docs/privacy.md)."
 )
 
 EvaluateFn = Callable[[int, NDArrays, dict[str, Scalar]], tuple[float, dict[str, Scalar]] | None]
@@ -167,11 +182,21 @@ class LegacyStrategy(Strategy):
         self._names: list[str] = []  # of the global model
         self._known: list[bytes] = []  # its arrays, as Flower's server has them
         self._not_connected: list[int] = []  # of the clients that are asked in this phase
+        self._secure: dict[str, int] = {}  # what clients are told where uploads are masked
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Wait for the clients, learn who they are, start the state or put back a saved one."""
         wrappers = strategies_around(self, Strategy)
         check_wrappers(self.strategy, wrappers)
+        for workflow in strategies_around(self, DefaultWorkflow):
+            if isinstance(workflow.fit_workflow, SecAggPlusWorkflow):
+                strategy, run = self.strategy, self.strategy.run
+                is_private = run.privacy.is_central
+                check_secure_aggregation(strategy, strategy.max_norm, is_private=is_private)
+                run.bound = Bound(None, "clip")  # nobody sees a single upload
+                alike = strategy.counted_by == "uniform"
+                weight = max(1, int(workflow.fit_workflow.max_weight)) if alike else 0
+                self._secure = {wire.SECURE: weight}
         self.strategy.summary()
         self.strategy.run.open_checkpoints(
             self.initial_arrays,
@@ -246,6 +271,13 @@ class LegacyStrategy(Strategy):
         self, asked: dict[int, ClientInstruction], message_type: str
     ) -> list[ClientReply]:
         """Send training instructions to their clients and return what came back."""
+        if self._secure and any(NAMES not in ins.config for ins in asked.values()):
+            raise ValueError(
+                f"SecAggPlusWorkflow is around {type(self.strategy).__name__}, which asks clients "
+                "before their first round, and secaggplus_mod takes every training message for one "
+                "of its own. Where weights is 'size', give 'uniform'; or take another method "
+                "(docs/privacy.md)."
+            )
 
         def ask(client: int) -> ClientReply:
             if (answer := self._ask_about_names(client, asked[client])) is not None:
@@ -257,7 +289,8 @@ class LegacyStrategy(Strategy):
                 res = proxy.fit(ins, timeout=None, group_id=0)
             except Exception as error:  # whatever the client raises
                 check_actor(str(error))
-                return client, RawReply(error=wire.brief(f"{error} {_MODS}"))
+                advice = _SECAGG if "secaggplus_configs" in str(error) else _MODS
+                return client, RawReply(error=wire.brief(f"{error} {advice}"))
             return client, self._reply(res, asked[client].upload_names())
 
         with ThreadPoolExecutor() as pool:
@@ -286,6 +319,12 @@ class LegacyStrategy(Strategy):
 
     def _reply(self, res: FitRes, names: list[str]) -> RawReply:
         arrays, error = _read(res.parameters, names)
+        if self._secure:  # the mean, in double precision
+            dtypes = {name: dtype for name, (_, dtype) in self.strategy.upload_spec().items()}
+            arrays = {
+                name: (array if dtypes[name].kind == "f" else np.rint(array)).astype(dtypes[name])
+                for name, array in arrays.items()
+            }
         metrics = {**res.metrics, self.strategy.weighted_by_key: res.num_examples}
         return RawReply(None if error else arrays, metrics, error or None)
 
@@ -307,7 +346,8 @@ class LegacyStrategy(Strategy):
             restarted=moved,
         )
         self._discovery.forget(gone)
-        asked = self.strategy.run.configure_train(server_round, self.train_config)
+        config = {**self.train_config, **self._secure}
+        asked = self.strategy.run.configure_train(server_round, config)
         return [(proxy, FitIns(*_payload(asked[c]))) for c, proxy in self._reachable(asked)]
 
     def aggregate_fit(

@@ -12,7 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -66,6 +66,9 @@ class Algorithm(ABC):
     stateless : bool
         Whether what a client uploads depends on nothing but its data and what it was sent in that
         round. Then it counts for `privacy` that nobody knows who was drawn.
+    counted_by : {"size", "uniform"}, optional
+        How uploads count in their mean, where `update` makes no other use of them: by examples, or
+        alike. None: it needs every upload for itself.
     seed : int
         The run's.
     wire_dtype : {"float16"}, optional
@@ -91,6 +94,7 @@ class Algorithm(ABC):
     in_rounds: ClassVar[bool] = True
     stays_finite: ClassVar[bool] = False
     stateless: ClassVar[bool] = False
+    counted_by: Literal["size", "uniform"] | None = None
     seed: int
     wire_dtype: WireDtype = None
     state_on_disk: str | os.PathLike[str] | None = None
@@ -215,10 +219,14 @@ class Algorithm(ABC):
     def why_not_private(self) -> str:
         """Why one client's part in what is given out has no bound, and what to use.
 
-        Empty where all of it follows from the sums of the rounds' uploads, each of which counts
-        alike; see `take_noise` and docs/privacy.md.
+        Empty where all of it follows from the sums of the rounds' uploads, as it does where
+        `counted_by` says so; see `take_noise` and docs/privacy.md.
         """
-        return "no bound on one client's part in what others are sent is derived for it."
+        if self.why_unaltered:
+            return f"its server may not clip uploads: {self.why_unaltered}"
+        if self.counted_by is None:
+            return "no bound on one client's part in what others are sent is derived for it."
+        return ""
 
     def take_noise(self, noise: Arrays) -> Arrays:
         """Add noise to the state's sums of uploads, before `update`; return what is left of it.

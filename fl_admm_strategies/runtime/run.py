@@ -447,7 +447,7 @@ class Run:
         if self._is_open:
             reason = (
                 "its replies were not passed on to aggregate_train, as Flower's privacy wrappers "
-                "do where a client has failed: the log above says which, and why"
+                "and SecAgg+ do where a client has failed: the log above says which, and why"
             )
             log(WARNING, "the last round changed nothing: %s", reason)
             self.health.count_empty_round(reason, hopeless=False)

@@ -17,6 +17,7 @@ from fl_admm_strategies.runtime.common.settings import refuse_unknown
 from fl_admm_strategies.runtime.messages.noise import CLIP, NOISE, NOISED, with_noise
 from fl_admm_strategies.runtime.messages.records import (
     ARRAYS,
+    SECURE,
     UPLOAD,
     parse_groups,
     read_names,
@@ -181,10 +182,12 @@ class MethodClient(NumPyClient, Generic[Asked]):
         if self.initial_loss is not None and config.get("version") == 0:
             metrics = metrics | {INITIAL_LOSS: self.initial_loss}
         uploaded = self.ordered(upload, parameters, config)
-        sealed = {SEAL: seal(uploaded)} if self.seals and "run" in config else {}
+        seals = self.seals and "run" in config and SECURE not in config
+        sealed = {SEAL: seal(uploaded)} if seals else {}
         if CLIP in config:
             sealed = {NOISED: 1}  # the server does not know what the client holds
-        return uploaded, num_examples, metrics | sealed | self.stamp()
+        counted = int(config.get(SECURE, 0)) or num_examples
+        return uploaded, counted, metrics | sealed | self.stamp()
 
     @plain_errors()
     def evaluate(

@@ -169,6 +169,7 @@ class ConsensusForm(SampledStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bound_of_changes(self.duals, self.max_norm, self.on_excess)
+        self.counted_by = "uniform" if self.duals == "client" else None
         for name, paper, default in (
             ("start_at", "own", self.default_start),
             ("averaging", "all", "participants"),
@@ -258,6 +259,7 @@ class SummedStrategy(SampledStrategy):
     left or has lost its own: nobody can take it out of the sum.
     """
 
+    counted_by = "uniform"
     _block: Block = field(init=False)  # what is trained; `init_state` sets it
 
     def __post_init__(self) -> None:

@@ -155,6 +155,9 @@ class RobustStrategy(SampledStrategy):
                 "so much is cut off at both ends. Lower it, or take another aggregation."
             )
 
+        if self.aggregation != "mean":
+            self.counted_by = None
+
     @property
     def idle_settings(self) -> frozenset[str]:
         """The plain mean is no rule, and the median takes no share of the uploads for false."""
@@ -165,7 +168,7 @@ class RobustStrategy(SampledStrategy):
     def why_not_private(self) -> str:
         """A robust rule is no mean of the uploads."""
         if self.aggregation == "mean":
-            return ""
+            return super().why_not_private
         return f"aggregation is {self.aggregation!r}, and what it gives out is no sum of uploads."
 
     def check_enough(self, num_uploads: int) -> None:

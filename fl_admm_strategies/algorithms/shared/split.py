@@ -46,11 +46,14 @@ class SplitStrategy(SampledStrategy):
     """
 
     kinds: ClassVar = {"personal": "personal model", "global": "shared part"}
-    why_not_private = ""
     personal: str | None = field(init=False)
     """Regular expression searched in the names of the arrays: v_i. None: nothing is personal."""
 
     weights: Weights = "size"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.counted_by = self.weights
 
     def init_state(self, arrays: Arrays) -> SplitState:
         """Start with u^0, the shared part of the initial model."""
