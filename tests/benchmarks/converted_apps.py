@@ -3,9 +3,10 @@
 Run with `python -m tests.benchmarks.converted_apps advanced-pytorch FedAvg FedADMM` in the
 repository (long). Needs the apps in $FL_ADMM_APPS and the files of their data in $FL_ADMM_DATA.
 Settings, clients a round and local work are the app's, and what the guide says; --rho gives FedADMM
-a rho. A seed draws the initial model, which is the same for all methods, the clients and the
-batches; --samples takes so many training images for all clients together, and less time. "FedAvg,
-one head" is the advanced example without the last layers of its clients' own.
+a rho. A seed draws the initial model, which is the same for all methods, the clients and the batches;
+--samples takes so many training images for all clients together, and less time. The clients'
+accuracy is the mean over their test images. "FedAvg, one head" is the advanced example without the
+last layers of its clients' own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import MetricRecord
+from flwr.server.history import History
 from flwr.serverapp.strategy import Result
 
 from tests.apps import conversions
@@ -54,6 +57,16 @@ class App:
     changes: dict[str, str]
 
 
+def of_our_own(model: str, rounds: int, *, legacy: bool = False) -> App:
+    """Return an app of `tests/apps/own`."""
+
+    def convert(to: Path, method: str | None, *, samples: int) -> Path:
+        return conversions.own(to, model, method, legacy=legacy, rounds=2 * rounds)
+
+    changes = {"local_epochs=1": "local_epochs=1, seed={seed},"}
+    return App(convert, "own", 10, (rounds, 2 * rounds), changes)
+
+
 CENTRAL = '        """Evaluate model on central data."""\n'
 APPS = {
     "advanced-pytorch": App(
@@ -78,6 +91,16 @@ APPS = {
             "# Create ServerApp\n": "from tests.apps.data import jax_accuracy\n",
         },
     ),
+    "opacus": App(
+        conversions.opacus,
+        "opacus_fl",
+        10,
+        (3, 6),
+        {"(\n        lr=0.001,": "(\n        seed={seed},\n        lr=0.001,"},
+    ),
+    "own-legacy": of_our_own("mlp", 30, legacy=True),
+    "own-transformer": of_our_own("transformer", 30),
+    "own-resnet": of_our_own("resnet", 10),
 }
 AS_IT_IS = ("FedAvg", "FedAvg, one head")
 
@@ -85,11 +108,16 @@ AS_IT_IS = ("FedAvg", "FedAvg, one head")
 def run(app: App, method: str, seed: int, rho: float | None, samples: int) -> Result:
     """Run an app once; return what was measured."""
     results: list[Result] = []
-    plain = Result.__init__
+    histories: list[History] = []
 
-    def kept(self: Result, *args: Any, **given: Any) -> None:
-        plain(self, *args, **given)
-        results.append(self)
+    def keeping(kind: type[Any], found: list[Any]) -> Callable[..., None]:
+        plain = kind.__init__
+
+        def kept(self: Any, *args: Any, **given: Any) -> None:
+            plain(self, *args, **given)
+            found.append(self)
+
+        return kept
 
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
         folder = app.convert(Path(place), None if method in AS_IT_IS else method, samples=samples)
@@ -105,10 +133,17 @@ def run(app: App, method: str, seed: int, rho: float | None, samples: int) -> Re
         server.write_text(text)
         project = tomllib.loads((folder / "pyproject.toml").read_text())
         config = project["tool"]["flwr"]["app"]["config"] | {"num-server-rounds": app.looks[-1]}
-        patch.setattr(Result, "__init__", kept)
+        patch.setattr(Result, "__init__", keeping(Result, results))
+        patch.setattr(History, "__init__", keeping(History, histories))
         random.seed(seed)
         with redirect_stdout(StringIO()):
             run_app(folder, app.package, app.num_clients, config, patch, seed=seed)
+    for history in histories:  # of the legacy API
+        results.append(found := Result())
+        for name, values in history.metrics_distributed.items():
+            for server_round, value in values:
+                metrics = found.evaluate_metrics_clientapp.setdefault(server_round, MetricRecord())
+                metrics[name] = float(value)
     # The advanced example makes one of its own, beside the strategy's.
     return max(results, key=lambda result: len(accuracies(result, app.looks[-1])))
 
