@@ -10,13 +10,21 @@ from tests.apps.converted import ROOT, block, copy_of, patched, swapped
 ADVANCED = "advanced-pytorch/pytorch_example"
 JAX = "quickstart-jax/jaxexample"
 WANDB = """
+import sys
+
+run = sys.modules[__name__]
 def init(**options): ...
 def log(metrics, step): ...
 """
 
 
-def advanced_pytorch(to: Path, method: str | None, *, samples: int = 60_000) -> Path:
-    """Copy the advanced example with data from here, and convert it to a method; None: as it is."""
+def advanced_pytorch(
+    to: Path, method: str | None, *, samples: int = 60_000, own_strategy: bool = True
+) -> Path:
+    """Copy the advanced example with data from here, and convert it to a method; None: as it is.
+
+    By the guide's first way, with the app's own strategy, or by the second, without.
+    """
     folder = copy_of("advanced-pytorch", to)
     (folder / "wandb.py").write_text(WANDB, encoding="utf-8")
     task, server, strategy, client = (
@@ -25,19 +33,21 @@ def advanced_pytorch(to: Path, method: str | None, *, samples: int = 60_000) -> 
     )
     texts = {file: file.read_text(encoding="utf-8") for file in (task, server, strategy, client)}
     if method is not None:
-        for file in (task, server, strategy):
-            texts[file] = patched(texts[file], block(f"app: {ADVANCED}/{file.name}"))
+        texts[task] = patched(texts[task], block(f"app: {ADVANCED}/task.py"))
         texts[client] = swapped(
-            block(f"app: {ADVANCED}/{client.name}"), {"FedADMMClient": f"{method}Client"}
+            block(f"app: {ADVANCED}/client_app.py"), {"FedADMMClient": f"{method}Client"}
         )
-        texts[strategy] = swapped(texts[strategy], {"FedADMM": method})
-    if method == "FedAPM":  # whose global model is no whole one
-        server_text = swapped(
-            texts[server], {"CustomFedAvg(\n": 'CustomFedAvg(\n        "^fc2",\n'}
-        )
-        evaluation = "        evaluate_fn=get_global_evaluate_fn(device=device),\n"
-        saving = "    torch.save(state_dict, "
-        texts[server] = swapped(server_text, {evaluation: "", saving: "    torch.save({}, "})
+        way = "app" if own_strategy else "plain"
+        texts[server] = patched(texts[server], block(f"{way}: {ADVANCED}/server_app.py"))
+        if own_strategy:
+            texts[strategy] = patched(texts[strategy], block(f"app: {ADVANCED}/strategy.py"))
+            texts[strategy] = swapped(texts[strategy], {"FedADMM": method})
+        else:
+            texts[server] = swapped(texts[server], {"FedADMM": method})
+            del texts[strategy]
+            strategy.unlink()
+    if method == "FedAPM":
+        texts[server] = swapped(texts[server], {"FedAPM(\n": 'FedAPM(\n        "^fc2",\n'})
     # Flower 1.41 has no such name there; the app's is 1.27.
     typing = {"from flwr.common.typing import UserConfig": "UserConfig = dict"}
     texts[task] = swapped(texts[task], typing)

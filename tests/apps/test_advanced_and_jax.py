@@ -17,11 +17,18 @@ pytestmark = pytest.mark.slow
 
 ROUNDS = 6
 """The advanced example halves its step size in round 5."""
+CONFIG = {
+    "num-server-rounds": ROUNDS,
+    "fraction-train": 0.5,
+    "fraction-evaluate": 0.5,
+    "local-epochs": 1,
+    "server-device": "cpu",
+}
 
 
 @needs_app("advanced-pytorch")
 @needs_fashion
-@pytest.mark.parametrize("method", ["FedADMM", "FedAPM", "Ditto"])
+@pytest.mark.parametrize("method", ["FedADMM", "Ditto"])
 def test_advanced_pytorch(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[StatefulStrategy]
 ) -> None:
@@ -29,14 +36,7 @@ def test_advanced_pytorch(
     server = folder / "pytorch_example" / "server_app.py"
     # At the app's 0.1 with momentum 0.9 a run may collapse, with FedAvg as well.
     server.write_text(swapped(server.read_text(encoding="utf-8"), {"lr=0.1": "lr=0.02"}))
-    config = {
-        "num-server-rounds": ROUNDS,
-        "fraction-train": 0.5,
-        "fraction-evaluate": 0.5,
-        "local-epochs": 1,
-        "server-device": "cpu",
-    }
-    run_app(folder, "pytorch_example", 8, config, monkeypatch)
+    run_app(folder, "pytorch_example", 8, CONFIG, monkeypatch)
     (strategy,) = made
     assert strategy.settings()["lr"] == 0.01
     assert all(len(clients) == 4 for clients in strategy.train_metrics.values())
@@ -48,9 +48,36 @@ def test_advanced_pytorch(
     assert losses[-1] < losses[0]
     kind = next(iter(strategy.kinds))
     assert rounds[-1]["evaluate_metrics_clientapp"][f"{kind}-accuracy"] > 0.3
-    if method != "FedAPM":
-        assert rounds[-1]["evaluate_metrics_serverapp"]["accuracy"] > 0.3
-        assert list(results.parent.glob("model_state_acc_*.pth"))
+    assert rounds[-1]["evaluate_metrics_serverapp"]["accuracy"] > 0.3
+    assert list(results.parent.glob("model_state_acc_*.pth"))
+
+
+@needs_app("advanced-pytorch")
+@needs_fashion
+@pytest.mark.parametrize("method", ["FedADMM", "FedAPM"])
+def test_advanced_pytorch_without_a_strategy_of_its_own(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[StatefulStrategy]
+) -> None:
+    folder = advanced_pytorch(tmp_path, method, samples=4000, own_strategy=False)
+    server = folder / "pytorch_example" / "server_app.py"
+    lowered = {"0.1 if server_round < 5 else 0.05": "0.02 if server_round < 5 else 0.01"}
+    server.write_text(swapped(server.read_text(encoding="utf-8"), lowered))
+    run_app(folder, "pytorch_example", 8, CONFIG, monkeypatch)
+    (strategy,) = made
+    assert (folder / "final_model.pt").is_file()
+    (best,) = folder.glob("outputs/*/*/best/best.json")
+    kept = json.loads(best.read_text(encoding="utf-8"))
+    central = strategy.run.record.result.evaluate_metrics_serverapp
+    accuracies = {r: metrics["accuracy"] for r, metrics in central.items() if r > 0}
+    assert kept["value"] == max(accuracies.values()) == accuracies[kept["round"]]
+    losses = [
+        metrics["train_loss"]
+        for metrics in strategy.run.record.result.train_metrics_clientapp.values()
+    ]
+    assert losses[-1] < losses[0]
+    kind = next(iter(strategy.kinds))
+    found = strategy.run.record.result.evaluate_metrics_clientapp[ROUNDS]
+    assert found[f"{kind}-accuracy"] > 0.3
 
 
 @needs_app("quickstart-jax")

@@ -3,7 +3,7 @@
 Run with `python -m tests.benchmarks.converted_apps advanced-pytorch FedAvg FedADMM` in the
 repository (long). Needs the apps in $FL_ADMM_APPS and the files of their data in $FL_ADMM_DATA.
 Settings, clients a round and local work are the app's, and what the guide says; --rho gives FedADMM
-a rho. A seed draws the initial model, which is the same for all methods, the clients and the batches;
+a rho. A seed draws the initial model, the same for all methods, the clients and the batches;
 --samples takes so many training images for all clients together, and less time. The clients'
 accuracy is the mean over their test images. "FedAvg, one head" is the advanced example without the
 last layers of its clients' own.
@@ -63,7 +63,7 @@ def of_our_own(model: str, rounds: int, *, legacy: bool = False) -> App:
     def convert(to: Path, method: str | None, *, samples: int) -> Path:
         return conversions.own(to, model, method, legacy=legacy, rounds=2 * rounds)
 
-    changes = {"local_epochs=1": "local_epochs=1, seed={seed},"}
+    changes = {"local_epochs=1": "local_epochs=1, seed={seed}"}
     return App(convert, "own", 10, (rounds, 2 * rounds), changes)
 
 
