@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -86,11 +87,13 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         it ends with the clients' error, and at its end.
     max_norm : float or "auto", optional
         How far an upload may be from what its client was sent, as the Euclidean norm over all of
-        its arrays. "auto": 1.5 times the running median. By default it may be anything finite. See
+        its arrays. "auto": 1.5 times the running median. By default an upload is refused, by name,
+        that is beyond 10 times the largest running median of the run so far; not so with
+        ``published=True`` and FPFC's given penalties. ``math.inf``: no bound. See
         docs/robustness.md.
     on_excess : {"clip", "refuse"} (default: "clip")
-        What becomes of an upload that is further away: it is scaled back to that distance, or
-        refused by name. The round's metrics have how many, ``clipped`` or ``refused``.
+        What becomes of an upload beyond `max_norm`: it is scaled back to that distance, or refused
+        by name. The round's metrics have how many, ``clipped`` or ``refused``.
     privacy : ClientDP, optional
         Differential privacy of whole clients: uploads are clipped and noised, and the round's
         metrics have ``epsilon``. Every upload counts alike then, and there is no `max_norm` where
@@ -164,7 +167,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             seed=self.seed,
         )
         method, privacy = declared_method(type(self)), Privacy(self.privacy, self.seed)
-        bound = Bound(self.max_norm, self.on_excess)
+        bound = Bound(self.default_norm if self.max_norm is None else self.max_norm, self.on_excess)
         if self.privacy is not None and privacy.is_central:
             bound = Bound(self.privacy.clip, "clip")
         intake = Intake(
@@ -289,9 +292,14 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         return settings_of(self)
 
     @property
+    def default_norm(self) -> float | None:
+        """What bounds uploads without a `max_norm`: infinity for nothing, None for outliers."""
+        return None
+
+    @property
     def idle_settings(self) -> frozenset[str]:
         """What bounds and evaluates nothing does nothing."""
-        unbounded = {"on_excess"} if self.max_norm is None else set()
+        unbounded = {"on_excess"} if self.max_norm in (None, math.inf) else set()
         if self.privacy is not None and self.privacy.noise_at == "server":
             unbounded = {"max_norm", "on_excess"}
         unevaluated = {"min_evaluate_nodes"} if self.fraction_evaluate == 0 else set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +24,7 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 CLIENTS = 20
 ATTACKS = ("same-value", "sign-flip", "gaussian", "one-huge")
 BOUNDS: dict[str, dict[str, Any]] = {
-    "none": {},
+    "none": {"max_norm": math.inf},
     "clip": {"max_norm": "auto"},
     "refuse": {"max_norm": "auto", "on_excess": "refuse"},
 }

@@ -13,7 +13,7 @@ from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
 
 from clients import FedProxClient, client_app
-from fl_admm_strategies import FedADMM, FedProx, InProcessGrid, LegacyStrategy, run_in_process
+from fl_admm_strategies import FPFC, FedADMM, FedProx, InProcessGrid, LegacyStrategy, run_in_process
 from fl_admm_strategies.algorithms.fedadmm import FedADMMInstruction
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from simulations.attacks import Attack, attacked_client_fn
@@ -69,6 +69,23 @@ def test_nothing_is_left_of_a_huge_number(case: Case, warned: Warned) -> None:
         assert warned() == []
 
 
+GUARDED = [
+    case
+    for case in UPLOADING
+    if not (getattr(case.strategy(), "published", False) or isinstance(case.strategy(), FPFC))
+]
+"""What refuses outliers by default: not the papers' forms, nor FPFC, whose penalty does."""
+
+
+@pytest.mark.parametrize("case", GUARDED, ids=lambda case: case.name)
+def test_a_huge_upload_is_refused_by_default(case: Case, warned: Warned) -> None:
+    strategy = case.strategy(seed=1, fraction_evaluate=0)
+    fn = attacked_client_fn(client_fn_of(case.client_class), HUGE)
+    strategy.start(InProcessGrid(client_app(fn), NUM_CLIENTS), case.initial_arrays(), 3)
+    assert strategy.train_metrics[3].keys() == {*range(NUM_CLIENTS)} - {LIAR}
+    assert warned(f"client {LIAR}", "bound")
+
+
 @at_any_pace
 def test_a_bound_that_nobody_exceeds_changes_no_bit(case: Case) -> None:
     unbounded, _ = plain(case)
@@ -76,7 +93,7 @@ def test_a_bound_that_nobody_exceeds_changes_no_bit(case: Case) -> None:
         unbounded = run(case, grid_of(case), strategy=sampling(case, max_norm=1e10))
     strategy = sampling(case, **bound_of(case, max_norm=1e20))
     strategy.start(grid_of(case), case.initial_arrays(), 3)
-    assert_same_bits(strategy.state_dict(), unbounded.state_dict())
+    assert_same_bits(arrays_of(strategy.state), arrays_of(unbounded.state))
     assert strategy.train_metrics == unbounded.train_metrics
 
 

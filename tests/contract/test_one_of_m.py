@@ -2,9 +2,9 @@
 
 The others' run starts, goes on and ends, all of them take part in every round, and their models are
 about as good as without the bad client. What is said beside the training changes no bit of it.
-Where uploads are false numbers a bound holds them: `max_norm`, which is off by default; what they
-do without one is in docs/robustness.md. AsyncFPFC and quick clients: test_async_fpfc.py; ids that a
-node claims before the start: test_one_bad.py.
+What is far beyond the others is refused by default; the papers' forms need `max_norm="auto"` for
+that, and so does everybody for lies that are as large as honest uploads (docs/robustness.md).
+AsyncFPFC and quick clients: test_async_fpfc.py; ids that a node claims: test_one_bad.py.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def assert_unharmed(strategy: StatefulStrategy, case: Case, **settings: Any) -> 
 
 def bounded(case: Case, behaviour: str) -> dict[str, Any]:
     """Return the settings under which a method holds false uploads."""
-    if behaviour not in (LIES, HUGE):
+    is_papers = getattr(case.strategy(), "published", False)
+    if behaviour != LIES and not (behaviour == HUGE and is_papers):
         return {}
     try:
         case.strategy(max_norm="auto")

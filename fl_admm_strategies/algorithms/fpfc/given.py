@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from logging import INFO
@@ -137,8 +138,8 @@ class PenaltySetting(DeclaredPenalty):
         penalty = self._penalty = self.penalty
         if self.max_norm is None and penalty == "auto":
             self.run.bound = Bound("auto", self.on_excess, self._is_settled, self._is_of_newcomer)
-        else:
-            self.run.bound = Bound(self.max_norm, self.on_excess)
+        else:  # a penalty holds far clients off by itself
+            self.run.bound = Bound(self.max_norm or math.inf, self.on_excess)
         hold_out = HoldOut(
             self.validation_share, lambda ids: self.run.sampling.client_seeds(ids, 0)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -181,6 +182,11 @@ class ConsensusForm(SampledStrategy):
                     f"paper's iteration. Leave out one of the two."
                 )
             setattr(self, name, given or (paper if self.published else default))
+
+    @property
+    def default_norm(self) -> float | None:
+        """The paper's iteration takes in every upload as it is."""
+        return math.inf if self.published else None
 
     @property
     def is_published(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,7 +26,12 @@ FACTOR = 1.5
 LOOSE = 5.0
 """The same of a run that has settled, where a bound that honest uploads reach would move what the
 run converges to: what is beyond this one is refused."""
+FAR = 10.0
+"""Without a `max_norm`: an upload beyond so many times the largest running median is refused.
+Honest clients whose numbers of samples differ a hundredfold stay below it (docs/robustness.md)."""
 _NORMS = 50  # the last distances, of which it is the median
+_PART = 2**15  # numbers that are measured at once
+_FEWEST = 3  # distances without which nobody is far from the others
 
 
 class Held(NamedTuple):
@@ -58,9 +64,11 @@ class Bound:
     max_norm : float, "auto" or None
         The largest distance. "auto": `FACTOR` times the median of the last 50, those of the present
         round among them (all of these, should they be more). In it an earlier upload counts as no
-        more than the bound of its round. None: there is no bound.
+        more than the bound of its round. None: an upload is refused that is beyond `FAR` times the
+        largest such median of the run so far, which no upload is before there are three. Infinity:
+        there is no bound.
     on_excess : {"clip", "refuse"}
-        What becomes of an upload beyond it.
+        What becomes of an upload beyond a `max_norm`.
     is_loose : callable, optional
         Returns whether the factor is `LOOSE` now, and what is beyond it refused.
     is_free : callable, optional
@@ -74,7 +82,7 @@ class Bound:
         is_loose: Callable[[], bool] = lambda: False,
         is_free: Callable[[ClientInstruction], bool] = lambda sent: False,
     ) -> None:
-        if max_norm is not None and max_norm != "auto":
+        if max_norm not in (None, "auto", math.inf):
             if isinstance(max_norm, str):
                 raise ValueError(f"max_norm is {max_norm!r}, expected 'auto' or a number > 0.")
             check_positive("max_norm", max_norm)
@@ -87,11 +95,13 @@ class Bound:
     def begin(self) -> None:
         """Start a run."""
         self._norms: deque[float] = deque(maxlen=_NORMS)
+        self._largest_median = 0.0
         self._measured: Metrics = {}
 
     def begin_anew(self) -> None:
         """Forget past distances, where clients are asked for something else from now on."""
         self._norms.clear()
+        self._largest_median = 0.0
 
     def hold(
         self,
@@ -113,14 +123,16 @@ class Bound:
         moved = [
             c for c, reply in replies.items() if reply.arrays and not self._is_free(reply.asked)
         ]
-        if self.max_norm is None or not moved:
+        if self.max_norm == math.inf or not moved:
             return Held(replies, [], {})
         starts = {client: reference(replies[client].asked) for client in moved}
         norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
         limit = self._limit(norms)
         excess = {client: norm for client, norm in norms.items() if norm > limit}
-        refuses = self.on_excess == "refuse" or self._is_loose()
+        refuses = self.max_norm is None or self.on_excess == "refuse" or self._is_loose()
         self._measured = {"refused" if refuses else "clipped": len(excess), "norm-bound": limit}
+        if self.max_norm is None and not excess:
+            self._measured = {}
         if refuses:
             return Held(
                 {client: reply for client, reply in replies.items() if client not in excess},
@@ -148,23 +160,40 @@ class Bound:
         if self.max_norm is not None and self.max_norm != "auto":
             return float(self.max_norm)
         known = [*self._norms, *norms.values()][-max(_NORMS, len(norms)) :]
-        limit = (LOOSE if self._is_loose() else FACTOR) * median_low(known)
+        if self.max_norm is None:
+            # The largest so far: late in a run most hardly move, but for who joins it. And where a
+            # whole round moves further (another step size), that is what is usual now.
+            for group in (known, list(norms.values())):
+                if len(group) >= _FEWEST:
+                    self._largest_median = max(self._largest_median, median_low(group))
+            limit = FAR * self._largest_median or math.inf
+        else:
+            limit = (LOOSE if self._is_loose() else FACTOR) * median_low(known)
         # What is beyond the bound counts as the bound, refused or not: if honest clients come to
         # move further all at once, the bound follows in some rounds. From 0 it could not.
         self._norms.extend(min(norm, limit) if limit > 0 else norm for norm in norms.values())
         return limit
 
     def measured(self) -> Metrics:
-        """Return ``clipped`` or ``refused``, how many the last round had, and ``norm-bound``."""
+        """Return ``clipped`` or ``refused``, how many the last round had, and ``norm-bound``.
+
+        Without a `max_norm` only of a round in which there were any.
+        """
         return self._measured
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what a resumed run needs: the last norms, NaN where there are fewer."""
-        if self.max_norm != "auto":
+        """Return what a resumed run needs.
+
+        The last norms, NaN where there are fewer, and the largest median.
+        """
+        if self.max_norm not in (None, "auto"):
             return {}
         norms = np.full(_NORMS, np.nan)
         norms[: len(self._norms)] = self._norms
-        return {"norms": norms}
+        largest = (
+            {"largest-median": np.array(self._largest_median)} if self.max_norm is None else {}
+        )
+        return {"norms": norms, **largest}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned; a run that had no such bound starts with none.
@@ -174,10 +203,14 @@ class Bound:
         ValueError
             If a norm is infinite.
         """
-        saved = arrays.get("norms", np.zeros(0))
-        if np.isinf(saved).any():
+        saved, largest = (
+            arrays.get("norms", np.zeros(0)),
+            arrays.get("largest-median", np.zeros(())),
+        )
+        if np.isinf(saved).any() or not np.isfinite(largest):
             raise ValueError("The saved 'norms' are infinite, which no run's are: it is damaged.")
         self._norms = deque(saved[~np.isnan(saved)].tolist(), maxlen=_NORMS)
+        self._largest_median = float(largest)
 
 
 def _distance(arrays: Arrays, reference: Arrays) -> float:
@@ -185,11 +218,28 @@ def _distance(arrays: Arrays, reference: Arrays) -> float:
     norm = 0.0
     for name, array in arrays.items():
         if array.dtype.kind == "f" and array.size:
-            change = (array - _start(array, reference.get(name))).ravel()
-            largest = float(np.abs(change).max())
-            if largest > 0:  # so that no square overflows
-                norm = float(np.hypot(norm, largest * np.linalg.norm(change / largest)))
+            start = reference.get(name)
+            if start is None or start.shape != array.shape:
+                start = np.zeros_like(array)
+            for part, begun in zip(_parts(array), _parts(start), strict=True):
+                norm = math.hypot(norm, _norm(np.subtract(part, begun, dtype=np.float64)))
     return norm
+
+
+def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return an array in parts that stay in the processor's cache."""
+    flat = array.ravel()
+    return [flat[first : first + _PART] for first in range(0, flat.size, _PART)]
+
+
+def _norm(change: NDArray[np.float64]) -> float:
+    """Return a norm of which no square overflows, the same with any number of threads."""
+    with np.errstate(over="ignore"):
+        square = float(np.square(change).sum())
+    if math.isfinite(square):
+        return math.sqrt(square)
+    largest = float(np.abs(change).max())
+    return largest * math.sqrt(float(np.square(change / largest).sum()))
 
 
 def _scaled(reply: Reply, reference: Arrays, factor: float) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from fl_admm_strategies import FLAME, FedADMM, FedMCADMM, SquaredL2
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, Reply
-from fl_admm_strategies.runtime.trust.bound import FACTOR, Bound, Held
+from fl_admm_strategies.runtime.trust.bound import FACTOR, FAR, Bound, Held
 from tests.support.federation import Mean
 from tests.support.refusals import refused
 
@@ -83,6 +84,57 @@ def test_what_has_no_counterpart_is_measured_from_0() -> None:
     held = hold(Bound(1.0, "clip"), {0: reply(w=np.ones(2), dual=np.full(4, 2.0))}, reference)
     assert_array_equal(held.replies[0].arrays["w"], np.ones(2))
     assert_allclose(held.replies[0].arrays["dual"], 0.5)  # of norm 1
+
+
+# --- Without a max_norm ---------------------------------------------------------------------------
+
+
+def accepted(bound: Bound, *norms: float) -> list[int]:
+    return list(hold(bound, moved(*norms)).replies)
+
+
+def test_what_is_far_beyond_the_others_is_refused() -> None:
+    bound = Bound(None, "clip")
+    assert accepted(bound, 1.0, 2.0, 0.9 * FAR, 3.0) == [0, 1, 2, 3]
+    assert bound.measured() == {}
+    assert accepted(bound, 1.0, 2.0, 2.1 * FAR, 3.0) == [0, 1, 3]  # the median is 2
+    assert bound.measured() == {"refused": 1, "norm-bound": 2.0 * FAR}
+
+
+def test_the_bound_of_outliers_holds_on_to_the_largest_median() -> None:
+    """Late in a run most hardly move, but a client that joins has its whole way before it."""
+    bound = Bound(None, "clip")
+    accepted(bound, 1.0, 1.0, 1.0)
+    for _ in range(40):
+        accepted(bound, 1e-6, 1e-6, 1e-6)
+    assert accepted(bound, 1e-6, 1e-6, 5.0) == [0, 1, 2]
+    assert accepted(bound, 1e-6, 1e-6, 1.01 * FAR) == [0, 1]
+
+
+def test_nobody_is_far_from_one_other_and_nobody_from_those_at_rest() -> None:
+    assert accepted(Bound(None, "clip"), 1.0, 1e9) == [0, 1]
+    assert accepted(Bound(None, "clip"), 0.0, 0.0, 1.0) == [0, 1, 2]
+
+
+def test_a_round_in_which_all_move_further_counts() -> None:
+    bound = Bound(None, "clip")
+    for _ in range(20):
+        accepted(bound, 1.0, 1.0, 1.0)
+    assert accepted(bound, 100.0, 110.0, 120.0) == [0, 1, 2]
+
+
+def test_infinity_is_no_bound() -> None:
+    assert accepted(Bound(math.inf, "clip"), 1.0, 1.0, 1e30) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("norms", [[1.0, 2.0], [3.0, 3.0, 3.0], [7.0] * 60])
+def test_the_state_of_the_bound_of_outliers(norms: list[float]) -> None:
+    bound, other = Bound(None, "clip"), Bound(None, "clip")
+    hold(bound, moved(*norms))
+    other.load_state_arrays(bound.state_arrays())
+    for more in ([1.0, 80.0], [1e-3] * 60, [69.0], [71.0]):
+        assert accepted(other, *more) == accepted(bound, *more)
+        assert other.measured() == bound.measured()
 
 
 # --- "auto" ---------------------------------------------------------------------------------------
