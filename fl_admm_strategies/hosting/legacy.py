@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -193,7 +194,7 @@ class LegacyStrategy(Strategy):
                 strategy, run = self.strategy, self.strategy.run
                 is_private = run.privacy.is_central
                 check_secure_aggregation(strategy, strategy.max_norm, is_private=is_private)
-                run.bound = Bound(None, "clip")  # nobody sees a single upload
+                run.bound = Bound(math.inf, "clip")  # nobody sees a single upload
                 alike = strategy.counted_by == "uniform"
                 weight = max(1, int(workflow.fit_workflow.max_weight)) if alike else 0
                 self._secure = {wire.SECURE: weight}
