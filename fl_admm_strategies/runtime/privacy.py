@@ -236,8 +236,9 @@ class Privacy:
         z = self.setting.noise_multiplier / 2  # times 2 C, what replacing a client can change
         for client in clients:
             self._spent[client] = self._spent.get(client, 0.0) + (1 / z**2 if z else math.inf)
-        if stateless and z and self.is_central:
-            self._compose((z, len(clients), num_clients))
+        if stateless and z:  # noise of a client's own, for all who know that it was drawn
+            size = len(clients) if self.is_central else num_clients
+            self._compose((z, size, num_clients))
 
     def measured(self) -> Metrics:
         """Return ``epsilon``, what all rounds so far have cost together."""

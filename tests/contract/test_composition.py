@@ -19,6 +19,7 @@ from numpy.testing import assert_allclose
 from clients import FedADMMClient, answer, client_app
 from fl_admm_strategies import AsyncFPFC, FedADMM, FedAvg, FedDyn, LegacyStrategy
 from fl_admm_strategies.runtime.messages.packing import unpack_instructions
+from fl_admm_strategies.runtime.messages.seal import ALTERED, SEAL
 from tests.support import companions
 from tests.support.cases import ASYNC, CASES, NUM_CLIENTS, Case, case_of, grid_of
 from tests.support.companions import (
@@ -363,6 +364,16 @@ def test_what_a_mod_changed_is_what_the_client_is_told_that_it_sent() -> None:
     for message in grid.phase("train", 2):
         ((_, instruction),) = unpack_instructions(message.content)
         assert instruction.groups["dual"]  # the server's
+
+
+@pytest.mark.parametrize(
+    ("mod", "tells"), [(LocalDpMod(**LOCAL_DP), False), (message_size_mod, True)]
+)
+def test_no_checksum_tells_what_an_upload_was_without_its_noise(mod: Any, tells: bool) -> None:
+    grid = WatchedGrid(client_app(client_fn_of(FedADMMClient), mods=[mod]), NUM_CLIENTS)
+    FedADMM(rho=0.1, lr=0.5, seed=1).start(grid, initial_arrays(), 1)
+    seals = [reply.content["metrics"][SEAL] for reply in grid.replies("train", 1)]
+    assert all((found != ALTERED) == tells for found in seals)
 
 
 def test_an_upload_that_must_not_change_ends_the_run_in_its_first_round() -> None:

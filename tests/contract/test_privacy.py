@@ -222,6 +222,20 @@ def test_epsilon_of_clients_that_keep_nothing_counts_the_draw() -> None:
     assert found < dp_accounting.get_epsilon_gaussian(4, DELTA)
 
 
+def test_a_run_that_goes_on_with_the_noise_elsewhere_counts_both_parts() -> None:
+    def part(dp: ClientDP, num_rounds: int, state: Any = None) -> FedAvg:
+        strategy = FedAvg(seed=SECRET, privacy=dp, fraction_evaluate=0, lr=0.5)
+        if state is not None:
+            strategy.load_state_dict(state)
+        run_of(strategy, SGDClient, num_rounds)
+        return strategy
+
+    half = part(LOCAL, 2)
+    found = epsilons(part(DP, 4, half.state_dict()))[-1]
+    expected = dp_accounting.get_epsilon_gaussian(Z / 2 / math.sqrt(4), DELTA)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize("client", [SGDClient, FedADMMClient])
 def test_a_resumed_run_goes_on_to_the_same_bits_and_the_same_epsilon(
     client: Any, tmp_path: Path

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 
+import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
@@ -30,6 +31,7 @@ from fl_admm_strategies.runtime.messages.records import (
     RawReply,
     groups_setting,
 )
+from fl_admm_strategies.runtime.messages.seal import ALTERED, SEAL
 from fl_admm_strategies.runtime.trust.layout import NAMES
 
 Run = Callable[[ClientInstruction], RawReply]
@@ -105,6 +107,7 @@ def through(
         names = list(received)
     shown = _floating(dict(zip(names, received.values(), strict=True)))
     beside: Arrays = {}  # of the upload
+    before: Arrays = {}  # the upload that mods saw
 
     def innermost(asked: Message, _: Context) -> Message:
         (seen,) = dict(unpack_instructions(asked.content)).values()
@@ -113,6 +116,7 @@ def through(
         whole = {**groups, first: dict(zip(received, arrays, strict=True))}
         reply = run(ClientInstruction(whole, {**seen.config, GROUPS: groups_setting(groups)}))
         uploaded = None if reply.arrays is None else _floating(reply.arrays)
+        before.update(uploaded or {})
         beside.update({n: a for n, a in (reply.arrays or {}).items() if n not in (uploaded or {})})
         return Message(pack_replies({None: RawReply(uploaded, reply.metrics)}), reply_to=asked)
 
@@ -129,9 +133,13 @@ def through(
     (replied,) = dict(unpack_replies(answer.content)).values()
     if replied.error is not None:
         raise ModRefusedError(f"A mod has made something else of the reply: {replied.error}.")
-    return RawReply(
-        None if replied.arrays is None else {**replied.arrays, **beside}, replied.metrics
-    )
+    if replied.arrays is None:
+        return RawReply(None, replied.metrics)
+    metrics, changed = replied.metrics, replied.arrays
+    same = all(n in changed and np.array_equal(changed[n], a) for n, a in before.items())
+    if SEAL in metrics and not same:
+        metrics = {**metrics, SEAL: ALTERED}  # its checksum would tell what it was without noise
+    return RawReply({**changed, **beside}, metrics)
 
 
 def _call(mod: Mod, call_next: Callable[[Message, Context], Message], *given: object) -> Message:
