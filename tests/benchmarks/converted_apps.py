@@ -20,6 +20,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from difflib import unified_diff
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from statistics import mean, pstdev
@@ -76,6 +78,16 @@ APPS = {
         (10, 20),
         {
             "(\n        lr=0.1,": "(\n        seed={seed},\n        lr=0.1,",
+            CENTRAL: CENTRAL + "        if server_round % 5:\n            return None\n",
+        },
+    ),
+    "advanced-pytorch-plain": App(
+        partial(conversions.advanced_pytorch, own_strategy=False),
+        "pytorch_example",
+        50,
+        (10, 20),
+        {
+            "(\n        lr=lambda": "(\n        seed={seed},\n        lr=lambda",
             CENTRAL: CENTRAL + "        if server_round % 5:\n            return None\n",
         },
     ),
@@ -148,6 +160,25 @@ def run(app: App, method: str, seed: int, rho: float | None, samples: int) -> Re
     return max(results, key=lambda result: len(accuracies(result, app.looks[-1])))
 
 
+def lines_changed(app: App, method: str) -> tuple[int, int]:
+    """Return how many lines of an app's code are new, and gone, blank ones aside."""
+    with tempfile.TemporaryDirectory() as before, tempfile.TemporaryDirectory() as after:
+        old, new = (
+            {file.name: file.read_text() for file in (folder / app.package).glob("*.py")}
+            for folder in (
+                app.convert(Path(before), None, samples=1000),
+                app.convert(Path(after), method, samples=1000),
+            )
+        )
+    changes = [
+        line[0]
+        for name in old
+        for line in unified_diff(old[name].splitlines(), new.get(name, "").splitlines(), n=0)
+        if line[1:].strip() and not line.startswith(("+++", "---", "@@"))
+    ]
+    return changes.count("+"), changes.count("-")
+
+
 def accuracies(result: Result, server_round: int) -> dict[str, float]:
     """Return what was measured after a round, in percent, on the server and by the clients."""
     found = {}
@@ -176,6 +207,8 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     app = APPS[given.app]
     rounds = range(1, app.looks[-1] + 1)
+    added, gone = lines_changed(app, "FedADMM")
+    print(f"lines changed: {added} new, {gone} gone", flush=True)
     for method in given.methods:
         runs = []
         for seed in range(given.first_seed, given.first_seed + given.seeds):
