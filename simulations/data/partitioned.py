@@ -27,6 +27,10 @@ Scheme = Literal[
     "label-subset",
     "label-group",
     "rotation",
+    "iid",
+    "linear",
+    "square",
+    "pathological",
 ]
 QUARTERS = {1: 4, 2: 2, 4: 1}
 """Quarter turns from one group to the next, by the number of groups."""
@@ -73,9 +77,11 @@ def partitioned(
         (Dir(beta) sizes) or 'hybrid' (half #label=k, half Dir(beta) sizes), all of FLAME; PACFL's
         'label-subset' (k random labels a client) and 'label-group' (groups of clients with classes
         of their own), and IFCA's 'rotation' (groups with pictures turned by 90 or 180 degrees more;
-        each deals all samples). With the last two the true clusters are known. See `partitions`.
+        each deals all samples). With the last two the true clusters are known. And
+        flwr-datasets' 'iid', 'linear', 'square' (sizes) and 'pathological' (k random
+        labels a client); its Dirichlet partitioner is 'dirichlet-label'. See `partitions`.
     labels_per_client : int
-        k of 'label-count', 'hybrid' and 'label-subset'.
+        k of 'label-count', 'hybrid', 'label-subset' and 'pathological'.
     beta : float
         beta of 'dirichlet-label', 'dirichlet-quantity' and 'hybrid'.
     sigma : float
@@ -143,6 +149,8 @@ def partitioned(
             if groups not in QUARTERS:
                 raise ValueError(f"groups is {groups}, expected 1, 2 or 4 with 'rotation'.")
             dealt = partitions.in_groups(len(labels), clients, groups, rng)
+        case "iid" | "linear" | "square" | "pathological":
+            dealt = partitions.by_flower(partition, labels, clients, labels_per_client, rng)
     grouped = partition in ("label-group", "rotation")
     truth = partitions.groups_of(clients, groups) if grouped else None
 

@@ -1,4 +1,4 @@
-"""The six ways in which FLAME's experiments deal samples to clients, and three for clusters.
+"""The six ways in which FLAME's experiments deal samples to clients, three for clusters, Flower's.
 
 FLAME's are in its section VI; see docs/methods/flame-notes.md, P13. `label_subset` is PACFL's label
 skew (arXiv:2209.10526), `label_group` its clients in groups with classes of their own, and
@@ -136,6 +136,50 @@ def dirichlet_label(
             f"With clients={clients} and beta={beta} no draw of the label shares of {len(labels)} "
             f"samples gave every client {MIN_LABEL_SKEW}. Use fewer clients, more samples or a "
             "larger beta."
+        ) from error
+
+
+def by_flower(
+    name: str, labels: Index, clients: int, labels_per_client: int, rng: np.random.Generator
+) -> list[Index]:
+    """Deal by one of flwr-datasets' partitioners, which has its rule.
+
+    Parameters
+    ----------
+    name : {"iid", "linear", "square", "pathological"}
+        Alike parts; sizes that grow with the client's number, or its square; or `labels_per_client`
+        labels a client, which are all dealt where there are as many clients.
+    labels : ndarray, shape (n,)
+        Class of each sample.
+    clients : int
+        Number of clients, m.
+    labels_per_client : int
+        Of "pathological".
+    rng : Generator
+        Decides who gets which samples.
+
+    Raises
+    ------
+    ValueError
+        If a client would have no samples.
+    """
+    from flwr_datasets import partitioner as flowers
+
+    order, seed = rng.permutation(len(labels)), int(rng.integers(2**32))
+    made: Partitioner
+    if name == "pathological":
+        made = flowers.PathologicalPartitioner(
+            clients, "label", labels_per_client, "first-deterministic", shuffle=False, seed=seed
+        )
+    else:
+        made = getattr(flowers, f"{name.capitalize()}Partitioner")(clients)
+    try:
+        return _load(made, clients, label=labels[order], index=order)
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            f"flwr-datasets' {type(made).__name__} cannot deal {len(labels)} samples to "
+            f"clients={clients}: {str(error).rstrip('.')}. Use fewer clients or more samples, and "
+            "with 'pathological' at most as many labels_per_client as there are classes."
         ) from error
 
 

@@ -34,7 +34,7 @@ def size(client: ClientData) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", FLAMES)
+@pytest.mark.parametrize("scheme", [*FLAMES, "linear", "pathological"])
 def test_what_every_scheme_gives(scheme: str) -> None:
     data = load("digits", 1, partition=scheme)
     assert (data.name, data.num_classes, data.input_shape) == ("digits", 10, (64,))
@@ -108,7 +108,7 @@ def test_samples_takes_a_subset_with_the_class_shares_of_the_whole() -> None:
         ({"partition": "dirichlet-label", "beta": 0}, ["beta", 0]),
         ({"partition": "noise", "overlap": True}, ["overlap", "noise"]),
         ({"partition": "writer"}, ["digits", "mnist-writers"]),
-        ({"partition": "iid"}, ["partition", "iid"]),
+        ({"partition": "alike"}, ["partition", "alike"]),
         ({"partition": "noise", "clients": 1000}, ["1 sample(s)", "clients"]),
         ({"partition": "rotation", "groups": 3}, ["groups", 3]),
         ({"partition": "rotation"}, ["digits", "(64,)"]),

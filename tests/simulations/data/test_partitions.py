@@ -8,6 +8,7 @@ from numpy.testing import assert_array_equal
 
 from simulations.data import partitions
 from simulations.data.partitions import (
+    by_flower,
     by_writer,
     dirichlet_label,
     dirichlet_quantity,
@@ -224,6 +225,25 @@ def test_every_group_sees_all_samples() -> None:
         assert sorted(np.concatenate(dealt[first:last])) == list(range(12))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["iid", "linear", "square", "pathological"])
+def test_flowers_partitioners_deal_by_their_rules(scheme: str) -> None:
+    dealt, again = (by_flower(scheme, LABELS, 10, 3, generator(1)) for _ in range(2))
+    sizes = np.array([len(part) for part in dealt])
+    every = np.concatenate(dealt)
+    assert len(np.unique(every)) == len(every)
+    for part, same in zip(dealt, again, strict=True):
+        assert_array_equal(part, same)
+        assert not np.array_equal(part, np.sort(part))  # not the first samples, in their order
+    if scheme == "pathological":
+        assert [len(np.unique(LABELS[part])) for part in dealt] == [3] * 10
+    else:
+        power = {"iid": 0, "linear": 1, "square": 2}[scheme]
+        shares = np.arange(1.0, 11.0) ** power
+        assert np.abs(sizes - len(LABELS) * shares / shares.sum()).max() <= 10  # rounding
+        assert len(every) == len(LABELS)
+
+
 @pytest.mark.parametrize(
     ("deal", "named"),
     [
@@ -238,6 +258,8 @@ def test_every_group_sees_all_samples() -> None:
         (lambda rng: label_subset(LABELS, 5, 11, rng), ["labels_per_client", 11]),
         (lambda rng: label_group(LABELS, 20, 11, rng), ["groups", 11]),
         (lambda rng: in_groups(12, 5, 0, rng), ["groups", 0]),
+        (lambda rng: by_flower("linear", LABELS[:20], 10, 2, rng), ["clients=10", "20 samples"]),
+        (lambda rng: by_flower("pathological", LABELS, 5, 11, rng), ["labels_per_client"]),
     ],
 )
 def test_what_a_scheme_refuses(deal, named: list[Any]) -> None:
