@@ -442,7 +442,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
 
         def train(server_round: int) -> Metrics:
             if hooked:
-                return self._train_by_hooks(grid, timeout, server_round, train_config)
+                return self._by_hooks(MessageType.TRAIN, grid, timeout, server_round, train_config)
             self._update_membership(grid, server_round, exchange, train_config)
             asked = run.configure_train(server_round, train_config)
             replies = self._link.train(grid, timeout, server_round, asked)
@@ -452,7 +452,9 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             if self.fraction_evaluate == 0:
                 return {}
             if hooked:
-                return self._evaluate_by_hooks(grid, timeout, server_round, evaluate_config)
+                return self._by_hooks(
+                    MessageType.EVALUATE, grid, timeout, server_round, evaluate_config
+                )
             self.membership.mark_uncertain(self._link.refresh(grid))
             self._link.pause(grid, timeout, last=stopping or server_round == num_rounds)
             asked = run.configure_evaluate(server_round, evaluate_config)
@@ -569,28 +571,22 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             self.run.adopt(from_array_record(arrays))
             self._known = dict(arrays)
 
-    def _train_by_hooks(
-        self, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
+    def _by_hooks(
+        self, kind: str, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
     ) -> Metrics:
-        """Train in a round of a user's class, which has hooks of its own."""
-        known = ArrayRecord(dict(self._known))
-        messages = self.configure_train(server_round, known, config, grid)
+        """Do a phase of a round of a user's class, which has hooks of its own."""
+        training = kind == MessageType.TRAIN
+        configure = self.configure_train if training else self.configure_evaluate
+        messages = configure(server_round, ArrayRecord(dict(self._known)), config, grid)
         replies = grid.send_and_receive(messages, timeout=timeout)
-        arrays, metrics = self.aggregate_train(server_round, replies)
-        if arrays is not None:
-            self._take_back(arrays)
+        if training:
+            arrays, metrics = self.aggregate_train(server_round, replies)
+            self._take_back(arrays or ArrayRecord())
+        else:
+            metrics = self.aggregate_evaluate(server_round, replies)
         means = cast(Metrics, dict(metrics or {}))
-        self.run.record.trained(server_round, means)
-        return means
-
-    def _evaluate_by_hooks(
-        self, grid: Grid, timeout: float, server_round: int, config: ConfigRecord
-    ) -> Metrics:
-        known = ArrayRecord(dict(self._known))
-        messages = self.configure_evaluate(server_round, known, config, grid)
-        replies = grid.send_and_receive(messages, timeout=timeout)
-        means = cast(Metrics, dict(self.aggregate_evaluate(server_round, replies) or {}))
-        self.run.record.evaluated(server_round, means)
+        record = self.run.record
+        (record.trained if training else record.evaluated)(server_round, means)
         return means
 
     def _replies(self, replies: Iterable[Message]) -> list[ClientReply]:

@@ -24,17 +24,18 @@ from tests.support import companions
 from tests.support.cases import ASYNC, CASES, NUM_CLIENTS, Case, case_of, grid_of
 from tests.support.companions import (
     ADOPTED,
+    CLIENT_SIDE,
     CLIP,
     COMPANIONS,
+    LEGACY_CLIENT_SIDE,
+    LEGACY_SERVER_SIDE,
     LOCAL_DP,
     ROWS,
+    SERVER_SIDE,
     Companion,
     as_table,
-    client_side,
-    legacy_client_side,
-    legacy_server_side,
     row_of,
-    server_side,
+    wrapped_by,
 )
 from tests.support.federation import (
     WatchedGrid,
@@ -104,7 +105,7 @@ def test_the_clients_are_sent_what_the_wrapper_made_of_the_model(name: str) -> N
     case = case_of(name)
     grid, strategy = grid_of(case), case.strategy(seed=1)
     given: dict[int, ArrayRecord] = {}
-    wrapper = server_side(1e3)(strategy)
+    wrapper = wrapped_by(SERVER_SIDE, 1e3)(strategy)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> None:
         given[server_round] = arrays
@@ -134,14 +135,16 @@ def test_clipping_around_a_method_is_that_of_its_own_bound(name: str, where: str
     expected.start(grid_of(case), case.initial_arrays(), 3)
     if where == "legacy-client":
         mod = companions.legacy_mods.fixedclipping_mod
-        companion = Companion("", "", legacy_client_side(0.0), [mod], legacy=True)
+        companion = Companion("", "", wrapped_by(LEGACY_CLIENT_SIDE, 0.0), [mod], legacy=True)
     elif where == "legacy":
-        companion = Companion("", "", legacy_server_side(0.0), legacy=True)
+        companion = Companion("", "", wrapped_by(LEGACY_SERVER_SIDE, 0.0), legacy=True)
     elif where == "server":
-        companion = Companion("", "", server_side(0.0))
+        companion = Companion("", "", wrapped_by(SERVER_SIDE, 0.0))
     else:
         per_node = 3 if where == "packed" else 1
-        companion = Companion("", "", client_side(0.0), [fixedclipping_mod], per_node=per_node)
+        companion = Companion(
+            "", "", wrapped_by(CLIENT_SIDE, 0.0), [fixedclipping_mod], per_node=per_node
+        )
     strategy = case.strategy(seed=1)
     companion.run(case, strategy, 3)
     bound = expected.run.record.result.train_metrics_clientapp[3]["clipped"]
@@ -157,7 +160,7 @@ def test_a_wrapper_that_drops_every_round_ends_the_run(
     # Flower's drop a round in which a client has failed. Here all do: none has the mod.
     caplog.set_level("INFO")
     case = case_of("FedAvg")
-    wrapper = client_side()(case.strategy(seed=1))
+    wrapper = wrapped_by(CLIENT_SIDE)(case.strategy(seed=1))
     if drops < 3:
         wrapper.start(grid_of(case), case.initial_arrays(), drops)
     else:
@@ -169,7 +172,7 @@ def test_a_wrapper_that_drops_every_round_ends_the_run(
 
 def test_it_is_refused_that_a_wrapper_clips_several_clients_as_one() -> None:
     case = case_of("FedAvg")
-    companion = Companion("", "", server_side(), per_node=3)
+    companion = Companion("", "", wrapped_by(SERVER_SIDE), per_node=3)
     with refused(ValueError, "DifferentialPrivacyServerSideFixedClipping", "fixedclipping_mod"):
         companion.run(case, case.strategy(seed=1))
 
@@ -178,7 +181,7 @@ def test_what_only_those_drawn_upload_is_refused_in_a_wrapper() -> None:
     case = case_of("PFedMe")
     strategy = case.strategy(seed=1, everyone_trains=True, fraction_train=0.5)
     with refused(ValueError, "PFedMe", "everyone_trains=False"):
-        server_side()(strategy).start(grid_of(case), case.initial_arrays(), 1)
+        wrapped_by(SERVER_SIDE)(strategy).start(grid_of(case), case.initial_arrays(), 1)
 
 
 # --- Hooks of a subclass --------------------------------------------------------------------------
@@ -400,4 +403,6 @@ def test_where_every_reply_is_a_round_mods_work_as_well(mods: Any) -> None:
     strategy.start(WatchedGrid(app, NUM_CLIENTS), ASYNC.initial_arrays(), 8)
     assert strategy.last_round == 8
     with refused(RuntimeError, "AsyncFPFC", "start(grid, initial_arrays, num_rounds)"):
-        server_side()(ASYNC.strategy()).start(WatchedGrid(app, 6), ASYNC.initial_arrays(), 1)
+        wrapped_by(SERVER_SIDE)(ASYNC.strategy()).start(
+            WatchedGrid(app, 6), ASYNC.initial_arrays(), 1
+        )

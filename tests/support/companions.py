@@ -77,33 +77,18 @@ class Companion:
         return self.wrap(strategy).start(grid, case.initial_arrays(), num_rounds)
 
 
-def server_side(noise: float = NOISE) -> Callable[[Any], Any]:
-    wrapper = flowers.DifferentialPrivacyServerSideFixedClipping
-    return lambda strategy: wrapper(strategy, noise, CLIP, NUM_CLIENTS)
+def wrapped_by(wrapper: type[Any], noise: float = NOISE) -> Callable[[Any], Any]:
+    """Return what puts a strategy into one of Flower's privacy wrappers, of either API."""
+    bound = [CLIP] if "Fixed" in wrapper.__name__ else []  # the adaptive ones find theirs
+    return lambda strategy: wrapper(strategy, noise, *bound, NUM_CLIENTS)
 
 
-def client_side(noise: float = NOISE) -> Callable[[Any], Any]:
-    wrapper = flowers.DifferentialPrivacyClientSideFixedClipping
-    return lambda strategy: wrapper(strategy, noise, CLIP, NUM_CLIENTS)
-
-
-def adaptive_server_side(strategy: Any) -> Any:
-    return flowers.DifferentialPrivacyServerSideAdaptiveClipping(strategy, NOISE, NUM_CLIENTS)
-
-
-def adaptive_client_side(strategy: Any) -> Any:
-    return flowers.DifferentialPrivacyClientSideAdaptiveClipping(strategy, NOISE, NUM_CLIENTS)
-
-
-def legacy_server_side(noise: float = NOISE) -> Callable[[Any], Any]:
-    wrapper = legacy_flowers.DifferentialPrivacyServerSideFixedClipping
-    return lambda strategy: wrapper(strategy, noise, CLIP, NUM_CLIENTS)
-
-
-def legacy_client_side(noise: float = NOISE) -> Callable[[Any], Any]:
-    wrapper = legacy_flowers.DifferentialPrivacyClientSideFixedClipping
-    return lambda strategy: wrapper(strategy, noise, CLIP, NUM_CLIENTS)
-
+SERVER_SIDE = flowers.DifferentialPrivacyServerSideFixedClipping
+CLIENT_SIDE = flowers.DifferentialPrivacyClientSideFixedClipping
+ADAPTIVE_SERVER_SIDE = flowers.DifferentialPrivacyServerSideAdaptiveClipping
+ADAPTIVE_CLIENT_SIDE = flowers.DifferentialPrivacyClientSideAdaptiveClipping
+LEGACY_SERVER_SIDE = legacy_flowers.DifferentialPrivacyServerSideFixedClipping
+LEGACY_CLIENT_SIDE = legacy_flowers.DifferentialPrivacyClientSideFixedClipping
 
 SERVER, CLIENT, LOCAL = "wrapper, server side", "wrapper, client side", "`LocalDpMod`"
 OTHER, LEGACY, ADOPTED = "sizes, your own mods", "legacy API's mods", "another model back"
@@ -111,12 +96,16 @@ COLUMNS = [SERVER, CLIENT, LOCAL, OTHER, LEGACY, ADOPTED]
 """Of the table in docs/composition.md."""
 
 COMPANIONS = [
-    Companion("server-side", SERVER, server_side()),
-    Companion("adaptive-server-side", SERVER, adaptive_server_side),
-    Companion("legacy-server-side", SERVER, legacy_server_side(), legacy=True),
-    Companion("client-side", CLIENT, client_side(), [fixedclipping_mod]),
-    Companion("client-side-packed", CLIENT, client_side(), [fixedclipping_mod], per_node=3),
-    Companion("adaptive-client-side", CLIENT, adaptive_client_side, [adaptiveclipping_mod]),
+    Companion("server-side", SERVER, wrapped_by(SERVER_SIDE)),
+    Companion("adaptive-server-side", SERVER, wrapped_by(ADAPTIVE_SERVER_SIDE)),
+    Companion("legacy-server-side", SERVER, wrapped_by(LEGACY_SERVER_SIDE), legacy=True),
+    Companion("client-side", CLIENT, wrapped_by(CLIENT_SIDE), [fixedclipping_mod]),
+    Companion(
+        "client-side-packed", CLIENT, wrapped_by(CLIENT_SIDE), [fixedclipping_mod], per_node=3
+    ),
+    Companion(
+        "adaptive-client-side", CLIENT, wrapped_by(ADAPTIVE_CLIENT_SIDE), [adaptiveclipping_mod]
+    ),
     Companion("local", LOCAL, mods=[LocalDpMod(**LOCAL_DP)]),
     Companion("local-packed", LOCAL, mods=[LocalDpMod(**LOCAL_DP)], per_node=3),
     Companion("other", OTHER, mods=[message_size_mod, arrays_size_mod, own_mod]),
@@ -124,7 +113,7 @@ COMPANIONS = [
     Companion(
         "legacy-client-side",
         CLIENT,
-        legacy_client_side(),
+        wrapped_by(LEGACY_CLIENT_SIDE),
         [legacy_mods.fixedclipping_mod],
         legacy=True,
     ),
