@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from simulations.experiments.experiment import load_experiment
 from simulations.experiments.run_config import RunConfig
 from simulations.settings.tables import setting_of
@@ -26,6 +28,14 @@ def test_ditto_by_the_mean_has_no_rule_and_no_bound() -> None:
 def test_a_rule_and_a_bound_are_there_where_they_act() -> None:
     parts = caption("ditto-digits", "algorithm.aggregation=krum", "algorithm.max-norm=2.0")
     assert {"aggregation=krum", "malicious=0.2", "on-excess=clip", "max-norm=2"} <= set(parts)
+
+
+def test_privacy_is_there_and_takes_the_place_of_a_bound() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra 'privacy'")
+    table = "algorithm.privacy={ clip = 0.5, noise-multiplier = 2.0, delta = 1e-3 }"
+    parts = caption("ditto-digits", table, "algorithm.max-norm=2.0")
+    assert {"privacy=(clip=0.5", "noise-multiplier=2", "delta=0.001)"} <= set(parts)
+    assert "max-norm" not in names(parts)
 
 
 def test_zero_is_a_value() -> None:
