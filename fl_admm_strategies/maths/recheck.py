@@ -17,6 +17,7 @@ NEAREST = 3  # groups that a client may join
 SPLIT, SPLIT_OF_A_HALF, MERGE = 3.0, 4.0, 2.0  # in standard errors
 CONFIRMED = 0.2  # in a client's standard errors, on average: what a split gains on held-out samples
 AGAINST = -1.0  # what a half or a group may say against it
+MATTERS = 0.01  # the share of its loss that a half must gain where the other one gains nothing
 LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where nobody else is in the client's own
 VAGUE = 10.0  # times the median, of an even number the smaller one
 _TINY = np.finfo(float).tiny
@@ -128,13 +129,17 @@ class Recheck:
         """Return the cosine of two directions from the center."""
         return float(_unit(probe - self._center) @ _unit(model - self._center))
 
-    def decide(self, answers: NDArray[np.float64]) -> NDArray[np.int64]:
+    def decide(
+        self, answers: NDArray[np.float64], losses: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
         """Return the groups from now on.
 
         Parameters
         ----------
         answers : ndarray of shape (2, m, 3 + L)
             By how much a choice lowers the client's loss, and the standard error; NaN: unknown.
+        losses : ndarray of shape (m,)
+            The client's loss by its group as it is; NaN: unknown.
 
         Returns
         -------
@@ -177,12 +182,28 @@ class Recheck:
                 least = CONFIRMED * np.sqrt(known.sum())
                 if known.any() and _score(answers, members, HELD_OUT) <= least:
                     continue
+                if _is_petty(answers, losses, halves) or _is_petty(answers, losses, halves[::-1]):
+                    continue
                 changes[group] = True
                 new[members] = 2 * count + cells[members]
                 leaves &= ~members | self.is_lone  # the others would leave what spoils the group
         joins = leaves & ~changes[best]
         new[joins] = best[joins]
         return new
+
+
+def _is_petty(
+    answers: NDArray[np.float64], losses: NDArray[np.float64], halves: list[NDArray[np.bool_]]
+) -> bool:
+    """Return whether the first half has hardly anything of a split, and the second nothing.
+
+    What a client of a few samples uploads is noise to those of many: all of them are a little
+    better without it, which is clear and no reason; and to it everything is lost.
+    """
+    shares = answers[0, halves[0], HALF] / losses[halves[0]]
+    known = shares[np.isfinite(shares)]
+    is_little = known.size == 0 or float(np.median(known)) <= MATTERS
+    return is_little and _score(answers, halves[1], HALF) <= 0
 
 
 def _silence_vague(answers: NDArray[np.float64], rows: NDArray[np.bool_]) -> None:

@@ -102,14 +102,16 @@ class Judge(Everybody):
         """Set groups by those who replied; a new one sets out from the mean of its probes."""
         recheck = search.comparison or _comparison(search, state.clients)
         answers = np.full((2, len(search.local), JOIN + recheck.labels.max() + 1), np.nan)
+        now = np.full(len(search.local), np.nan)
         for row, client in enumerate(search.local):
-            if (reply := replies.get(client)) is None:
-                continue
             ballot, base = recheck.ballot(client), 0
+            if (reply := replies.get(client)) is None or not ballot:
+                continue
             said = {
                 name: (reported(reply, name, len(ballot)), loss_errors(reply, name, len(ballot)))
                 for name in (HELD_OUT_LOSS, TRAINING_LOSS)
             }
+            now[row] = said[TRAINING_LOSS][0][0]
             for k, (choice, _) in enumerate(ballot):
                 base = k if choice == STAY else base
                 own_is_among = recheck.is_lone[row] if choice == HALF else recheck.is_alone[row]
@@ -120,7 +122,7 @@ class Judge(Everybody):
                     answers[:, row, column] = losses[base] - losses[k], errors[base, k]
         # Every look at the same samples is another chance to be wrong.
         answers[1] *= np.sqrt(1 + search.rechecks)
-        new = recheck.decide(answers)
+        new = recheck.decide(answers, now)
         search.rechecks, search.rechecked = search.rechecks + 1, server_round
         if np.array_equal(new, recheck.labels):
             _end(search)
