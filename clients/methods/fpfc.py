@@ -137,7 +137,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         if held_out is not None:
             data[HELD_OUT_LOSS] = held_out
         parts: dict[str, list[Any]] = {}
-        if not asked.local_epochs and not asked.choosing:
+        if not asked.local_epochs:
             split = self.train_problem.split_batch
             parts = {name: in_parts(loader, split, PARTS) for name, loader in data.items()}
         of_parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in data}
@@ -151,8 +151,6 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 found = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
                 metrics = metrics or found
                 upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
-            elif asked.choosing:
-                metrics[f"{TRAINING_LOSS}-{k}"] = self._loss(kept)
             else:
                 for name in parts:
                     losses, sizes = self._losses(parts[name])

@@ -160,16 +160,14 @@ def settled(points: NDArray[np.floating], labels: Labels) -> Labels:
     return found
 
 
-def candidate_groups(
-    updates: NDArray[np.floating], cuts: int, settle: bool = False
-) -> list[Labels]:
+def candidate_groups(updates: NDArray[np.floating], cuts: int) -> list[Labels]:
     """Return groupings that are worth a trial, the coarsest first, each once.
 
     "One group" and "everybody alone", and the cuts of Ward's tree of the updates' directions
     ``u_i/||u_i||`` at the largest relative jumps of its merges' heights: where the groups that are
     merged next are much further apart than the last ones were. Of these only cuts into m/2 groups
     or fewer: where hardly anybody is together, "alone" says the same, and the few pairs would
-    decide the comparison of the losses.
+    decide the comparison of the losses. Clients that the tree has misplaced are moved (`settled`).
 
     Parameters
     ----------
@@ -177,8 +175,6 @@ def candidate_groups(
         How far every client went from a common model on its own.
     cuts : int
         The number of jumps.
-    settle : bool (default: False)
-        Move clients that the tree has misplaced (`settled`).
     """
     m = len(updates)
     lengths = np.linalg.norm(updates.astype(np.float64), axis=1)
@@ -188,9 +184,7 @@ def candidate_groups(
     jumps = heights[1:] / np.maximum(heights[:-1], floor)
     counts = np.arange(m - 1, 1, -1)  # of the groups below every jump
     largest = [t for t in np.argsort(-jumps, kind="stable") if counts[t] <= m / 2][:cuts]
-    parts = [cut(merges, int(counts[t])) for t in largest]
-    if settle:
-        parts = [settled(directions, labels) for labels in parts]
+    parts = [settled(directions, cut(merges, int(counts[t]))) for t in largest]
     found = {*parts, (0,) * m, tuple(range(m))}
     return sorted(found, key=lambda labels: (max(labels), labels))
 

@@ -39,6 +39,8 @@ from fl_admm_strategies.algorithms.fpfc.source import NO_FUSION, scad
 from fl_admm_strategies.algorithms.fpfc.stages import (
     CUTS,
     FOLDS,
+    LONGER,
+    MOST_REFITS,
     PROBE_FACTOR,
     REFIT_ROUNDS,
     RENEWAL,
@@ -189,11 +191,9 @@ def errors_of_differences(
 
 
 def study(
-    name: str, seed: int, participation: float, rounds: int, validation: str, joins: bool
+    name: str, seed: int, participation: float, rounds: int, validation: str
 ) -> tuple[bool, bool, bool]:
     """Search in one draw of the data and print what was found.
-
-    Without `joins`, clients stay in the groups that the tree has them in.
 
     Returns whether it is the truth; whether the truth was tried; and whether it is found without
     the votes of clients with few samples.
@@ -241,44 +241,49 @@ def study(
         omega[old], is_new[some] = old_models, False
     center = omega.mean(0, keepdim=True).expand_as(omega)
     probes = trained.descend(center, PROBE_FACTOR * epochs, lr)
-    tried = candidate_groups((probes - center).reshape(m, -1).numpy(), CUTS, settle=are_many)
+    tried = candidate_groups((probes - center).reshape(m, -1).numpy(), CUTS)
     flat = dict(enumerate(probes.flatten(1).numpy()))
     candidates = Candidates(range(m), tried, np.stack(list(flat.values())))
-
-    def of_clients() -> Tensor:
-        own = np.stack([np.stack(candidates.models_of(i)) for i in range(m)])
-        return torch.from_numpy(own).reshape(m, -1, outputs, features)
-
-    def refit() -> dict[int, NDArray[Any]]:
-        made = trained.descend(of_clients(), epochs, lr)
-        uploads = dict(enumerate(made.flatten(2).numpy()))
-        candidates.refit(uploads)
-        return uploads
-
-    if joins and candidates.open_to_change and not are_many:
-        candidates.uploads = refit()
-        offered = [np.stack(candidates.models_without(i)) for i in range(m)]
-        models = torch.from_numpy(np.stack(offered)).reshape(m, -1, outputs, features)
-        candidates.join(dict(enumerate(trained.loss(models)[0].double().numpy())), flat)
-        tried = [numbered(column) for column in np.stack(list(candidates.labels.values())).T]
-    for _ in range(0 if are_many else REFIT_ROUNDS):
-        refit()
-    losses = scored.loss(of_clients())[0].double().numpy()
-    errors = errors_of_differences(held_out, outputs, of_clients())
-    counts = [max(labels) + 1 for labels in tried]
-    if validation in ("none", "few-corrected"):
-        own = trained.loss(of_clients())[0].double().numpy()
-        others = np.flatnonzero(few) if few.any() else np.arange(m)
-        some = [train[i] for i in others]
-        errors[others] = np.nan
-        o = optimism(some, outputs, center[others], (PROBE_FACTOR * epochs, lr), seed)
-        for i, o_i in zip(others, o, strict=True):
-            sizes = np.array([labels.count(labels[i]) for labels in tried])
-            losses[i] = corrected(own[i], o_i, sizes, len(train[i][1]))
-    groups, voters = np.array(tried).T, list(range(m))
+    voters, corrects = list(range(m)), validation in ("none", "few-corrected")
     if are_many:
         voters = candidates.voters(np.random.default_rng(seed).permutation(m).tolist(), VOTERS)
-    found = compare(losses[voters], errors[voters], groups[voters], STANDARD_ERRORS)
+    own = np.flatnonzero(few) if few.any() else np.arange(m)  # who votes by training losses
+    if corrects:
+        some, descent = [train[i] for i in own], (PROBE_FACTOR * epochs, lr)
+        o = optimism(some, outputs, center[own], descent, seed)
+
+    def of_clients() -> Tensor:
+        models = np.stack([np.stack(candidates.models_of(i)) for i in range(m)])
+        return torch.from_numpy(models).reshape(m, -1, outputs, features)
+
+    def refit(some: Tensor) -> None:
+        made = trained.only(some).descend(of_clients()[some], epochs, lr)
+        candidates.refit(dict(zip(some.tolist(), made.flatten(2).numpy(), strict=True)))
+
+    def scores() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        losses = scored.loss(of_clients())[0].double().numpy()
+        errors = errors_of_differences(held_out, outputs, of_clients())
+        if corrects:
+            training, errors[own] = trained.loss(of_clients())[0].double().numpy(), np.nan
+            for i, o_i in zip(own, o, strict=True):
+                sizes = np.array([labels.count(labels[i]) for labels in tried])
+                losses[i] = corrected(training[i], o_i, sizes, len(train[i][1]))
+        return losses, errors
+
+    for _ in range(0 if are_many else REFIT_ROUNDS):
+        refit(torch.arange(m))
+    counts, is_tried, refits = [max(of) + 1 for of in tried], set(tried), REFIT_ROUNDS
+    while True:
+        (losses, errors), groups = scores(), np.array(tried).T
+        found = compare(losses[voters], errors[voters], groups[voters], STANDARD_ERRORS)
+        if are_many or refits == MOST_REFITS or found.chosen < len(tried) - 1:
+            break
+        coarser = losses[:, :-1], errors[:, :-1, :-1], groups[:, :-1]
+        kept = [compare(*coarser, STANDARD_ERRORS).chosen, len(tried) - 1]
+        candidates.keep(kept)
+        tried, refits = [tried[k] for k in kept], refits + LONGER
+        for _ in range(LONGER):
+            refit(active())
     with_many = compare(losses[~few], errors[~few], groups[~few], STANDARD_ERRORS)
     of_voters = tried[with_many.chosen]
     labels = tried[found.chosen]
@@ -295,7 +300,7 @@ def study(
     )
     if rounds:
         fuse(trained, starts, (lam, needed), (truth, labels), active, (epochs, lr, rounds))
-    return labels == truth, truth in tried, of_voters == truth
+    return labels == truth, truth in is_tried, of_voters == truth
 
 
 def fuse(
@@ -341,19 +346,11 @@ def main() -> None:
     parser.add_argument("--participation", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--validation", choices=VALIDATIONS, default="share")
-    parser.add_argument("--tree-only", action="store_true", help="without the step of joining")
     given = parser.parse_args()
     torch.set_num_threads(1)
     first, last = map(int, given.seeds.split("-"))
     results = [
-        study(
-            given.data,
-            seed,
-            given.participation,
-            given.rounds,
-            given.validation,
-            not given.tree_only,
-        )
+        study(given.data, seed, given.participation, given.rounds, given.validation)
         for seed in range(first, last + 1)
     ]
     right, possible, without = np.sum(results, axis=0)

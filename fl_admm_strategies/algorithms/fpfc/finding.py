@@ -1,4 +1,4 @@
-"""The stages in which the groups are found: consensus, probe, trial, join, refit, score."""
+"""The stages in which the groups are found: consensus, probe, refit, score."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from .source import FPFCState, Replies, RoundStart, Task, fusion_tasks, scad
 from .stages import (
     CUTS,
     FOLDS,
+    FUSION_ROUNDS,
     GRADIENT_NORM,
     HELD_OUT_LOSS,
+    LONGER,
+    MOST_REFITS,
     NO_VOTE,
     OPTIMISM,
     PROBE_FACTOR,
@@ -110,8 +113,7 @@ class Probe(Everybody):
             )
         client_ids = sorted(search.probes)
         probes = np.stack([search.probes[client] for client in client_ids])
-        are_many = len(client_ids) > VOTERS
-        groupings = candidate_groups(probes - search.center, CUTS, settle=are_many)
+        groupings = candidate_groups(probes - search.center, CUTS)
         search.candidates = Candidates(client_ids, groupings, probes)
         log(
             INFO,
@@ -119,9 +121,7 @@ class Probe(Everybody):
             len(groupings),
             ", ".join(str(max(labels) + 1) for labels in groupings),
         )
-        if are_many:
-            return Score
-        return Trial if search.candidates.open_to_change else Refit
+        return Score if len(client_ids) > VOTERS else Refit
 
     def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
         """Return the clients whose probes are missing."""
@@ -160,66 +160,38 @@ class Trying(Everybody):
         search.center = start.pairs.omega.mean(axis=0)
         return Probe
 
-    def refit(self, search: Search, replies: Replies) -> dict[int, NDArray[Any]]:
-        """Set every group's model to the mean of its clients'; return what each of them made."""
-        places = search.candidates.labels
-        trained = {c: self.uploads(search, reply) for c, reply in replies.items() if c in places}
-        search.candidates.refit(trained)
-        return trained
-
-
-class Trial(Trying):
-    """The groups' models of all groupings are trained for a round, each by its own clients."""
-
-    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
-        """Take in what clients made of their groups' models, and keep it for the choice."""
-        search.candidates.uploads = self.refit(search, replies)
-        return Join
-
 
 class Refit(Trying):
-    """The groups' models are trained from the probes again, for `REFIT_ROUNDS`."""
+    """The groups' models are trained for `REFIT_ROUNDS`, each by its own clients.
 
-    def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
-        """Take in what clients made of their groups' models."""
-        self.refit(search, replies)
-        search.rounds += 1
-        return Score if search.rounds >= REFIT_ROUNDS else None
-
-
-class Join(Trying):
-    """In every grouping each client joins the group whose model suits it best.
-
-    That is the model, as the others made it, of the least loss on the samples that the client
-    trains on. Then all groups' models begin anew from the probes.
+    With few labels a client soon does well alone, and its group's model comes later. So where
+    "everybody alone" was taken then, that and the best other grouping are trained on, by the
+    clients that are sampled, and compared every `LONGER` rounds.
     """
 
-    epochs_factor = 0
-    settings: ClassVar = {"choosing": True}
+    def begin_round(self, search: Search, start: RoundStart) -> Next:
+        """Let the next choice be the last one where the run is about to end."""
+        if search.refits >= REFIT_ROUNDS and start.rounds_left <= FUSION_ROUNDS:
+            search.refits = MOST_REFITS
+            return Score
+        return super().begin_round(search, start)
 
-    def models(self, search: Search, client: int) -> list[NDArray[Any]]:
-        """Return the models of the groups that a client chooses among."""
-        return search.candidates.models_without(client)
+    def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
+        """Ask everybody at first, later who is sampled."""
+        is_longer = search.refits >= REFIT_ROUNDS
+        return super().tasks(
+            search, start._replace(connected=start.sampled) if is_longer else start
+        )
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
-        """Let every client join the group whose model has the least loss."""
-        candidates = search.candidates
-        moved = candidates.join(
-            {
-                client: reported(reply, TRAINING_LOSS, len(candidates.options(client)))
-                for client, reply in replies.items()
-                if client in candidates.labels
-            },
-            search.probes,
+        """Set every group's model to the mean of what its clients made of it."""
+        places = search.candidates.labels
+        search.candidates.refit(
+            {c: self.uploads(search, reply) for c, reply in replies.items() if c in places}
         )
-        log(
-            INFO,
-            "round %s: %s client%s joined another group in one grouping or more",
-            server_round,
-            moved,
-            "" if moved == 1 else "s",
-        )
-        return Refit
+        search.refits += 1
+        is_over = search.refits >= REFIT_ROUNDS and (search.refits - REFIT_ROUNDS) % LONGER == 0
+        return Score if is_over else None
 
 
 class Score(Trying):
@@ -249,7 +221,15 @@ class Score(Trying):
         unknown = np.full((2 + count, count), np.nan)
         scores = np.stack([search.scores.get(c, unknown) for c in search.candidates.labels])
         voted = ~np.isnan(scores[:, 0]).all(axis=1)
-        found = compare(scores[voted, 0], scores[voted, 2:], labels[voted], STANDARD_ERRORS)
+        losses, errors = scores[voted, 0], scores[voted, 2:]
+        found = compare(losses, errors, labels[voted], STANDARD_ERRORS)
+        is_alone = 0 < found.chosen == count - 1
+        if is_alone and 0 < search.refits < MOST_REFITS:
+            others = labels[voted, :-1]
+            best = compare(losses[:, :-1], errors[:, :-1, :-1], others, STANDARD_ERRORS)
+            search.candidates.keep([best.chosen, count - 1])
+            search.scores = {}
+            return Refit
         groups = labels[:, found.chosen]
         b = smallest_distance(search.candidates.models[found.chosen][np.unique(groups)])
         needed = holding_lambda(numbered(groups), scores[:, 1, found.chosen])

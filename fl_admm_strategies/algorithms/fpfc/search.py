@@ -1,7 +1,7 @@
 """How `FPFC` without a lambda finds its groups, and with them lambda.
 
 Not in FPFC's paper. The search is a list of stages, each a few rounds of the same run: consensus,
-probe, trial, join, refit, score, and then fusion, which are FPFC's own rounds. What each of them
+probe, refit, score, and then fusion, which are FPFC's own rounds. What each of them
 does is in `finding`, `recheck` and `together`; docs/methods/fpfc.md, "Without a lambda", has the
 reasons and the evidence.
 """
@@ -19,7 +19,7 @@ from ...maths.blocks import Block, Spec
 from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.penalties import Penalty
-from .finding import Consensus, Join, Probe, Refit, Score, Trial
+from .finding import Consensus, Probe, Refit, Score
 from .recheck import Judge, Reprobe, is_due
 from .source import (
     NO_FUSION,
@@ -48,7 +48,7 @@ class FoundGroups:
     labels : dict of int to int
         The settled group of every client that took part in the search.
     num_groups : ndarray of shape (K,)
-        Of every grouping that was tried.
+        Of every grouping in the last comparison.
     losses : ndarray of shape (K,)
         Mean loss on the held-out data, or the corrected training loss.
     against : ndarray of shape (K,)
@@ -119,8 +119,6 @@ class GroupSearch(PenaltySource):
         self.stages: list[Stage] = [
             consensus,
             Probe(),
-            Trial(),
-            Join(),
             Refit(),
             Score(),
             Reprobe(),
@@ -130,8 +128,8 @@ class GroupSearch(PenaltySource):
         ]
         self.stage: Stage = consensus
         self.found = Search(block, hold_out, center=np.zeros(0, block.dtype))
-        # Probe, trial, join and score take a round each where no reply is lost.
-        self.least_rounds = consensus_rounds + REFIT_ROUNDS + 4
+        # Probe and score take a round each where no reply is lost.
+        self.least_rounds = consensus_rounds + REFIT_ROUNDS + 2
 
     def _enter(self, kind: type[Stage]) -> None:
         (self.stage,) = (stage for stage in self.stages if type(stage) is kind)
@@ -267,7 +265,7 @@ class GroupSearch(PenaltySource):
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
         found, tried = self.found, self.found.candidates
-        by_client = (found.probes, found.local, tried.uploads)
+        by_client = (found.probes, found.local)
         parts = [found.center, *tried.models, *(v for by in by_client for v in by.values())]
         return all(bool(np.isfinite(part).all()) for part in parts)
 
@@ -283,7 +281,6 @@ class GroupSearch(PenaltySource):
             "optimism": (found.optimism, (1,), np.float64),
             "label": (tried.labels, (count,), np.int64),
             "group": (found.groups, (), np.int64),
-            "upload": (tried.uploads, (count, d), dtype),
             "score": (found.scores, (2 + tried_then, tried_then), np.float64),
         }
 
@@ -295,7 +292,7 @@ class GroupSearch(PenaltySource):
             "stage": np.array(
                 [
                     self.stages.index(self.stage),
-                    *(found.rounds, found.last_round, found.fused_from),
+                    *(found.rounds, found.refits, found.last_round, found.fused_from),
                     *(found.rechecks, found.rechecked),
                 ]
             ),
@@ -334,7 +331,7 @@ class GroupSearch(PenaltySource):
         if (
             any(part.ndim != 2 or part.shape[1] != found.block.size for part in models)
             or found.center.shape not in ((0,), (found.block.size,))
-            or arrays["stage"].shape != (6,)
+            or arrays["stage"].shape != (7,)
             or any(
                 arrays[f"{name}_rows"].shape != (len(arrays[f"{name}_ids"]), *shape)
                 for name, (_, shape, _) in self._by_client.items()
@@ -348,10 +345,8 @@ class GroupSearch(PenaltySource):
         for name, (rows, _, _) in self._by_client.items():
             ids = map(int, arrays[f"{name}_ids"])
             rows |= dict(zip(ids, np.array(arrays[f"{name}_rows"]), strict=True))
-        place, found.rounds, found.last_round, found.fused_from, *rechecks = map(
-            int, arrays["stage"]
-        )
-        found.rechecks, found.rechecked = rechecks
+        place, found.rounds, found.refits, *places = map(int, arrays["stage"])
+        found.last_round, found.fused_from, found.rechecks, found.rechecked = places
         self.stage = self.stages[place]
         found.lam, found.lam_inside = map(float, arrays["lam"])
         found.unplaced, found.moved = (

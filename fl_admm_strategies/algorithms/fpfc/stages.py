@@ -37,6 +37,7 @@ from .source import (
 PROBE_FACTOR = 5
 PROBE_ROUNDS = 3  # at most: who did not reply is asked again
 REFIT_ROUNDS = 5
+LONGER, MOST_REFITS = 15, 50  # where everybody was better alone: from choice to choice; in all
 VOTERS = 40  # of more clients these choose a grouping, by models that are not refitted
 FOLDS = 4
 CUTS = 3
@@ -84,6 +85,8 @@ class Search:
         What the re-check compares, made of the rest.
     optimism : dict of int to ndarray of shape (1,)
         What clients without held-out data said of their training losses.
+    refits : int
+        How often the groups' models were trained since.
     candidates : Candidates
         The groupings that are tried, with their groups' models.
     unplaced : set of int
@@ -116,6 +119,7 @@ class Search:
     center: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
     probes: dict[int, NDArray[Any]] = field(default_factory=dict)
     optimism: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    refits: int = 0
     candidates: Candidates = field(default_factory=Candidates)
     local: dict[int, NDArray[Any]] = field(default_factory=dict)
     rechecks: int = 0

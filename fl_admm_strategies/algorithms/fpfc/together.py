@@ -12,7 +12,6 @@ import numpy as np
 from flwr.common import log
 
 from ...maths.blocks import Arrays, prefixed
-from ...maths.candidates import OPTIONS
 from ...maths.clustering import cluster_models
 from ...maths.pairs import Groups
 from .source import FPFCState, Matrix, Replies, RoundStart, Rows, Task, fusion_tasks, scad
@@ -26,6 +25,8 @@ from .stages import (
     Stage,
     reported,
 )
+
+OPTIONS = 8  # groups that a client chooses among which comes after the search
 
 
 class Together(Stage):

@@ -26,8 +26,7 @@ class FPFCInstruction(Instruction):
 
     In the search for groups: how many models to train or measure (`candidates`), the first of them
     in the anchor, the blocks of the others in `more`; the share of its samples that the client
-    holds out, chosen by a seed of its own; the `folds` of one that holds none out; and whether it
-    is `choosing` among groups, and so measures on the samples that it trains on. On a path of
+    holds out, chosen by a seed of its own; and the `folds` of one that holds none out. On a path of
     lambdas: what it is to `monitor` on those held out.
     `in_full`: it measures on all its samples, too.
     With `others_fixed` only the clustered block is trained.
@@ -44,7 +43,6 @@ class FPFCInstruction(Instruction):
     held_out: float | None = None
     held_out_seed: int | None = None
     folds: int | None = None
-    choosing: bool | None = None
     in_full: bool | None = None
     monitor: str | None = None
     others_fixed: bool | None = None

@@ -94,9 +94,9 @@ def test_who_does_not_reply_goes_where_its_group_goes_and_is_heard_later(
 def test_a_later_look_at_the_same_samples_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     said, decide = [], Recheck.decide
 
-    def noted(self: Recheck, answers: Any) -> Any:
+    def noted(self: Recheck, answers: Any, losses: Any) -> Any:
         said.append(answers.copy())
-        return decide(self, answers)
+        return decide(self, answers, losses)
 
     monkeypatch.setattr(Recheck, "decide", noted)
     for looks in range(RECHECKS):
