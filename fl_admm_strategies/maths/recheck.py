@@ -17,7 +17,11 @@ NEAREST = 3  # groups that a client may join
 SPLIT, SPLIT_OF_A_HALF, MERGE = 3.0, 4.0, 2.0  # in standard errors
 CONFIRMED = 0.2  # in a client's standard errors, on average: what a split gains on held-out samples
 AGAINST = -1.0  # what a half or a group may say against it
-MATTERS = 0.01  # the share of its loss that a half must gain where the other one gains nothing
+MATTERS = 0.03
+"""The share of its loss that half of a group must gain by a split where the other half loses. What
+a client of few samples uploads is noise to those of many: all of them are a little better without
+it, which is clear and no reason; and to it everything is lost. (By medians: of who lies only the
+sign counts.)"""
 LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where nobody else is in the client's own
 VAGUE = 10.0  # times the median, of an even number the smaller one
 _TINY = np.finfo(float).tiny
@@ -147,6 +151,8 @@ class Recheck:
             A group that is none of the present ones has a number from L on.
         """
         count, labels, cells = len(self._sizes), self.labels, self.cells
+        gains, errors = answers[:, :, HALF]
+        shares = np.where(np.isfinite(errors), gains / losses, np.nan)
         answers = answers.copy()
         # One client is not to decide for others; a lone half, which knows little, only objects.
         heard = ~self.is_lone
@@ -182,7 +188,8 @@ class Recheck:
                 least = CONFIRMED * np.sqrt(known.sum())
                 if known.any() and _score(answers, members, HELD_OUT) <= least:
                     continue
-                if _is_petty(answers, losses, halves) or _is_petty(answers, losses, halves[::-1]):
+                of_halves = [_middle(shares[half]) for half in halves]
+                if min(of_halves) <= 0 and max(of_halves) <= MATTERS:  # see `MATTERS`
                     continue
                 changes[group] = True
                 new[members] = 2 * count + cells[members]
@@ -192,18 +199,10 @@ class Recheck:
         return new
 
 
-def _is_petty(
-    answers: NDArray[np.float64], losses: NDArray[np.float64], halves: list[NDArray[np.bool_]]
-) -> bool:
-    """Return whether the first half has hardly anything of a split, and the second nothing.
-
-    What a client of a few samples uploads is noise to those of many: all of them are a little
-    better without it, which is clear and no reason; and to it everything is lost.
-    """
-    shares = answers[0, halves[0], HALF] / losses[halves[0]]
-    known = shares[np.isfinite(shares)]
-    is_little = known.size == 0 or float(np.median(known)) <= MATTERS
-    return is_little and _score(answers, halves[1], HALF) <= 0
+def _middle(values: NDArray[np.float64]) -> float:
+    """Return the median of those that are finite; 0 where none is."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if finite.size else 0.0
 
 
 def _silence_vague(answers: NDArray[np.float64], rows: NDArray[np.bool_]) -> None:
