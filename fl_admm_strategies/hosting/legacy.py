@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from logging import INFO, WARNING
@@ -434,8 +434,7 @@ class LegacyStrategy(Strategy):
         # In a resumed run Flower asks about the rounds before, too, and has no models of them.
         if found is not None and server_round >= self.strategy.last_round:
             central = self.strategy.run.record.result.evaluate_metrics_serverapp
-            numbers = {k: v for k, v in found[1].items() if isinstance(v, int | float)}
-            central[server_round] = MetricRecord({"loss": float(found[0]), **numbers})
+            central[server_round] = MetricRecord(_numbers({"loss": found[0], **found[1]}))
         return found
 
     def _close_round(self, server_round: int) -> None:
@@ -541,8 +540,16 @@ def _identity(proxy: ClientProxy, *, has_begun: bool) -> Identity:
 def _by_legacy(function: MetricsAggrFn, records: list[RecordDict], key: str) -> MetricRecord:
     """Aggregate the clients' metrics by a function of the legacy API."""
     metrics: list[dict[str, Any]] = [dict(record[wire.METRICS]) for record in records]
-    found: dict[str, Any] = function([(int(own.pop(key)), own) for own in metrics])
-    return MetricRecord(found)
+    return MetricRecord(_numbers(function([(int(own.pop(key)), own) for own in metrics])))
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers among metrics of the legacy API, which may be texts as well."""
+    return {
+        name: int(value) if isinstance(value, int | np.integer) else float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float | np.number)
+    }
 
 
 def _parameters(model: Arrays) -> Parameters:

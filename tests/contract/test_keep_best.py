@@ -108,7 +108,10 @@ def test_the_legacy_api_keeps_the_same(tmp_path: Path) -> None:
     legacy = LegacyStrategy(
         case.strategy(seed=1),
         case.initial_arrays(),
-        evaluate_fn=lambda r, arrays, config: (0.0, {"score": -SCORES[r], "name": "a text"}),
+        evaluate_fn=lambda r, arrays, config: (
+            0.0,
+            {"score": -SCORES[r], "name": "a text", "done": True},
+        ),
         keep_best=by,
         checkpoint_dir=tmp_path / "legacy",
     )
