@@ -62,8 +62,8 @@ class KeepBest:
             )
         if checkpoint_dir is None:
             raise ValueError(
-                "keep_best needs a folder to keep the best round's models in. Give a checkpoint_dir "
-                "as well."
+                "keep_best needs a folder to keep the best round's models in. Give a "
+                "checkpoint_dir as well."
             )
         self._best = Best("keep_best", *by)
         self._folder = Path(checkpoint_dir) / FOLDER
