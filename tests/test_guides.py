@@ -1,4 +1,4 @@
-"""The snippets of docs/after-training.md, robustness.md and tasks.md run as they stand there."""
+"""The snippets of docs/after-training.md, tracking.md, robustness.md and tasks.md run as they are."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from safetensors.numpy import load_file
 from torch import nn
 
 import clients
 import fl_admm_strategies
-from clients import DittoClient, FPFCClient, client_app
+from clients import DittoClient, FedADMMClient, FPFCClient, client_app
 from fl_admm_strategies import FPFC, Ditto, InProcessGrid, SmoothedSCAD
 from tests.support.federation import client_fn_of, dataset, initial_arrays, make_model
 from tests.support.ratings import NUM_ITEMS, new_context, ratings
@@ -69,6 +69,27 @@ def test_after_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert losses == sorted(losses)
     assert names["cluster"] in names["models"].clusters
     assert names["own"].keys() == initial_arrays().keys()
+
+
+def test_tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {**vars(fl_admm_strategies), **vars(clients), "MetricRecord": MetricRecord}
+    aggregated, _, _, frame, best, schedules = snippets("tracking.md")
+    exec(aggregated, names)
+    names["arrays"] = initial_arrays()
+    with InProcessGrid(client_app(client_fn_of(FedADMMClient)), NUM_CLIENTS) as grid:
+        names["grid"] = grid
+        names["evaluate"] = lambda r, arrays: MetricRecord({"accuracy": 1 / (1 + abs(r - 2))})
+        exec(best, names)
+    strategy = names["strategy"]
+    assert strategy.last_round == 22  # 20 rounds after the best
+    assert names["best"].global_.keys() == initial_arrays().keys()
+    exec(frame, names)
+    assert set(names["means"]["phase"]) == {"train", "evaluate", "server"}
+    worst = names["means"][names["means"]["metric"] == "worst-accuracy"].set_index("round")["value"]
+    each = strategy.evaluate_metrics[2].values()
+    assert worst[2] == min(own["global-accuracy"] for own in each)
+    exec(schedules, names)
 
 
 def test_robustness() -> None:
