@@ -1,4 +1,4 @@
-"""The snippets of docs/after-training.md, tracking.md, robustness.md and tasks.md run as they are."""
+"""The snippets of docs/after-training.md, tracking.md, robustness.md and tasks.md run."""
 
 from __future__ import annotations
 
