@@ -114,7 +114,7 @@ class Probe(Everybody):
         client_ids = sorted(search.probes)
         probes = np.stack([search.probes[client] for client in client_ids])
         groupings = candidate_groups(probes - search.center, CUTS)
-        search.candidates = Candidates(client_ids, groupings, probes)
+        search.candidates, search.refits = Candidates(client_ids, groupings, probes), 0
         log(
             INFO,
             "%s groupings of the clients are tried, of %s groups",
@@ -177,11 +177,10 @@ class Refit(Trying):
         return super().begin_round(search, start)
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
-        """Ask everybody at first, later who is sampled."""
-        is_longer = search.refits >= REFIT_ROUNDS
-        return super().tasks(
-            search, start._replace(connected=start.sampled) if is_longer else start
-        )
+        """Ask everybody at first; later who is sampled, if one of them has a place."""
+        if search.refits >= REFIT_ROUNDS and self.asked(search, start.sampled):
+            start = start._replace(connected=start.sampled)
+        return super().tasks(search, start)
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Set every group's model to the mean of what its clients made of it."""

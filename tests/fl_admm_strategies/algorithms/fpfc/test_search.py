@@ -254,6 +254,21 @@ def test_where_alone_is_taken_the_best_other_grouping_has_more_time(
         assert {len(models) for models in sent(grid, server_round).values()} == {2}
 
 
+@pytest.mark.slow
+def test_more_time_where_only_a_client_without_a_place_is_sampled() -> None:
+    # Client 3 is lost in the probe. In some round it alone is sampled: then all others are asked.
+    spoil = {PROBE + k: without(3) for k in range(PROBE_ROUNDS)}
+    grid = WatchedGrid(app_of(of_one_feature_each), 4, spoil=spoil)
+    strategy = auto(fraction_train=0.25, max_norm=1e6)
+    run(strategy, 90, grid)
+    search = strategy.diagnostics().search
+    assert search is not None
+    longer = range(SCORE + PROBE_ROUNDS, search.last_round)
+    counts = [len(asked(grid, r)) for r in longer]
+    assert set(counts) == {1, 3}
+    assert not [r for r in longer if 3 in asked(grid, r)]
+
+
 def test_of_many_clients_a_few_choose_and_the_one_of_its_kind_is_among_them() -> None:
     # 43 of one regression and 1 of another; models are not refitted.
     count, odd = 44, 7
