@@ -99,7 +99,7 @@ def test_an_upload_too_large_for_any_sum_is_refused_by_name(case: Case, warned: 
 
 
 # rho so large that rho (u - w) overflows float32: 1e10 * 4e33. Each of these lets it into its sum
-# in another place: the dual, w_i, the message.
+# in another place: the dual, w_i, the message. Without a bound, which would refuse it before.
 OVERFLOWING: dict[str, tuple[Callable[..., StatefulStrategy], type[NumPyClient]]] = {
     "FedADMM": (lambda **base: FedADMM(rho=1e10, lr=1e-12, **base), FedADMMClient),
     "FLAME": (lambda **base: FLAME(lam=1e10, rho=1e5, lr=1e-12, **base), FLAMEClient),
@@ -120,7 +120,7 @@ def test_an_update_that_overflows_is_done_without_the_replies_that_made_it(
     def two(replies: list[Message]) -> list[Message]:
         return upload(-4e33, client=1)(upload(4e33)(replies))
 
-    strategy = make(seed=1, fraction_evaluate=0)
+    strategy = make(seed=1, fraction_evaluate=0, max_norm=math.inf)
     strategy.start(grid_of(case, spoil={2: two}), initial_arrays(), 3)
     assert len(warned()) == 2
     assert all(len(warned("round 2", f"client {client}", "4e+33")) == 1 for client in (1, VICTIM))
@@ -134,9 +134,9 @@ def test_an_update_that_overflows_is_done_without_the_replies_that_made_it(
 def test_the_state_is_as_if_the_culprit_had_not_been_asked() -> None:
     make, client_class = OVERFLOWING["FedADMM"]
     case = Case("FedADMM", make, client_class)
-    strategy = make(seed=1, fraction_evaluate=0)
+    strategy = make(seed=1, fraction_evaluate=0, max_norm=math.inf)
     strategy.start(grid_of(case, spoil={2: upload(4e33)}), initial_arrays(), 2)
-    expected = without_victim(make(seed=1, fraction_evaluate=0))
+    expected = without_victim(make(seed=1, fraction_evaluate=0, max_norm=math.inf))
     expected.start(grid_of(case), initial_arrays(), 2)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
@@ -154,7 +154,7 @@ def test_a_joining_client_whose_upload_overflows_does_not_belong_to_the_run(
     grid = Grid(
         client_app(client_fn_of(client_class)), [0, 1, 2, 3], {0: [2, 3, 4], 2: [2, 3, 4, 5]}
     )
-    strategy = make(seed=1, fraction_evaluate=0)
+    strategy = make(seed=1, fraction_evaluate=0, max_norm=math.inf)
     members: dict[int, list[int]] = {}
     strategy.start(
         grid,
@@ -242,7 +242,7 @@ def test_nothing_is_left_of_a_large_upload_once_its_sender_has_left(
     rest = [node for node in everybody if node != node_of(VICTIM)]
     app = client_app(quadratic_client(client_class))
     grid = Grid(app, range(5), {0: everybody, 3: rest})
-    strategy = make(seed=1, fraction_evaluate=0, max_missed_rounds=1)
+    strategy = make(seed=1, fraction_evaluate=0, max_norm=math.inf, max_missed_rounds=1)
     # Changes are float32, so a sum is right again after the next time it is rebuilt.
     for method in (fedadmm, flame):
         monkeypatch.setattr(method, "REBUILD_EVERY", 100)

@@ -163,9 +163,9 @@ class Bound:
         if self.max_norm is None:
             # The largest so far: late in a run most hardly move, but for who joins it. And where a
             # whole round moves further (another step size), that is what is usual now.
-            for group in (known, list(norms.values())):
-                if len(group) >= _FEWEST:
-                    self._largest_median = max(self._largest_median, median_low(group))
+            if len(known) >= _FEWEST:
+                own = median_low(norms.values()) if len(norms) > 1 else 0.0
+                self._largest_median = max(self._largest_median, median_low(known), own)
             limit = FAR * self._largest_median or math.inf
         else:
             limit = (LOOSE if self._is_loose() else FACTOR) * median_low(known)
