@@ -139,8 +139,8 @@ class Privacy:
         name, reason = type(algorithm).__name__, ""
         if self.is_local:
             reason = algorithm.why_unaltered
-        elif algorithm.why_not_private:
-            reason = f"{algorithm.why_not_private} Or give noise_at='client'."
+        elif reason := algorithm.why_not_private:
+            reason += "" if algorithm.why_unaltered else " Or give noise_at='client'."
         elif getattr(algorithm, "weights", "uniform") == "size":
             reason = (
                 "weights is 'size', and one client's part in a mean by examples has no bound. "
@@ -241,21 +241,19 @@ class Privacy:
             self._compose((z, size, num_clients))
 
     def measured(self) -> Metrics:
-        """Return ``epsilon``, what all rounds so far have cost together."""
-        return {} if self.setting is None else {"epsilon": self.epsilon(self.setting.delta)}
-
-    def epsilon(self, delta: float) -> float:
-        """Return epsilon of the client that was asked most often.
+        """Return ``epsilon``: what the rounds have cost the client that was asked most often.
 
         Its rounds are one Gaussian mechanism. Where clients are `stateless`, that nobody knows who
         was drawn counts as well: the bound for fixed-size sampling of Wang, Balle, Kasiviswanathan
         (AISTATS 2019) may be smaller.
         """
-        most = max(self._spent.values(), default=0.0)
+        if self.setting is None:
+            return {}
+        most, delta = max(self._spent.values(), default=0.0), self.setting.delta
         found: float = self._library.get_epsilon_gaussian(most**-0.5 if most else math.inf, delta)
         if self._accountant is not None and math.isfinite(found):
             found = min(found, self._accountant.get_epsilon(delta))
-        return float(found)
+        return {"epsilon": float(found)}
 
     @cached_property
     def _library(self) -> Any:

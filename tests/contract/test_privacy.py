@@ -36,7 +36,7 @@ from tests.support.federation import (
     initial_arrays,
     trained,
 )
-from tests.support.refusals import Warned, refused
+from tests.support.refusals import Warned, names, refused
 
 dp_accounting = pytest.importorskip("dp_accounting", reason="needs the extra 'privacy'")
 
@@ -79,8 +79,11 @@ def test_noise_at_the_server_is_in_the_state_or_refused_before_round_1(
 ) -> None:
     if case.name not in CENTRAL:
         strategy = case.strategy(seed=SECRET, privacy=DP)
-        with refused(ValueError, type(strategy).__name__, "privacy"):
+        with pytest.raises(ValueError, match="privacy") as caught:
             begun(strategy, case, 2)
+        assert names(caught.value, type(strategy).__name__)
+        # It is no advice where the client's noise is refused as well.
+        assert names(caught.value, "noise_at='client'") == (not strategy.why_unaltered)
         assert strategy.last_round == 0
         assert not strategy.run.has_begun
         return
