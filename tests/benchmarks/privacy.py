@@ -1,0 +1,286 @@
+"""Which epsilon costs what accuracy: `ClientDP` in FedAvg, FedADMM and Ditto, on digits and HAR.
+
+Run with `python -m tests.benchmarks.privacy --out docs/results/privacy --plot docs/privacy.svg` in
+the repository: ten minutes of one processor. It needs the extra `privacy`, and reads files
+of data from $FL_ADMM_DATA. For one seed all runs have the same data, initial model, clients and
+batches. Every run becomes a line of OUT/curve.csv; one that stands there already is not repeated.
+Then a markdown table is printed: mean and standard deviation over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import ArrayRecord, Context
+from torch import nn
+
+import clients
+import fl_admm_strategies as library
+from clients import Minibatches, accuracy, client_app
+from fl_admm_strategies import ClientDP, InProcessGrid
+from simulations.data.federated import FederatedData
+from simulations.data.registry import load
+from simulations.problems.models import build, initialise
+from tests.benchmarks.participation import percent, spread
+
+
+def softmax(data: FederatedData) -> nn.Module:
+    """Return softmax regression: 650 parameters for digits."""
+    return build("mlr", data)
+
+
+def filters(data: FederatedData) -> nn.Module:
+    """Return a network of 16 filters for nine sensors: 2,710 parameters, since noise is in each."""
+    return nn.Sequential(
+        nn.Conv1d(9, 16, kernel_size=16, stride=8),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool1d(4),
+        nn.Flatten(),
+        nn.Linear(64, 6),
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data, a model and the local work, the same for all methods; everybody takes part.
+
+    `clip` is about the median distance that clients move in FedAvg's first rounds.
+    """
+
+    title: str
+    data: str
+    options: dict[str, Any]
+    model: Callable[[FederatedData], nn.Module]
+    clip: float
+    rounds: int = 20
+    lr: float = 0.1
+    local_epochs: int = 3
+    batch_size: int = 16
+    delta: float = 1e-3
+
+
+PROBLEMS = {
+    "digits": Problem(
+        "digits, 100 clients, 650 parameters",
+        "digits",
+        {"partition": "noise", "sigma": 0.0, "clients": 100},
+        softmax,
+        clip=0.25,
+    ),
+    "har": Problem(
+        "UCI HAR, 30 persons, 2,710 parameters",
+        "uci-har",
+        {},
+        filters,
+        clip=0.4,
+        lr=0.2,
+        local_epochs=2,
+        batch_size=64,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A strategy with its settings and its client."""
+
+    strategy: str
+    client: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    noise_at: Any = "server"
+
+
+METHODS = {
+    "FedAvg": Method("FedAvg", "SGDClient"),
+    "FedADMM": Method("FedADMM", settings={"rho": 0.1}),
+    "Ditto": Method("Ditto"),
+    "FedAvg, noise at the clients": Method("FedAvg", "SGDClient", noise_at="client"),
+}
+NOISE = (None, 0.3, 1.0, 3.0, 8.0)
+"""Noise multipliers; None: nothing is clipped either."""
+
+
+class Line(NamedTuple):
+    """One kind of model at the end of one run."""
+
+    problem: str
+    method: str
+    noise: float
+    """The noise multiplier; NaN: no privacy at all."""
+    seed: int
+    kind: str
+    epsilon: float
+    accuracy: float
+    """In percent, over the test samples of all clients."""
+
+    @classmethod
+    def read(cls, fields: Sequence[str]) -> Line:
+        """Return a line of a CSV file."""
+        types = (str, str, float, int, str, float, float)
+        return cls(*(kind(field) for kind, field in zip(types, fields, strict=True)))
+
+
+def run(name: str, title: str, noise: float | None, seed: int) -> list[Line]:
+    """Return how well the models of a run do at its end."""
+    problem, method = PROBLEMS[name], METHODS[title]
+    data = load(problem.data, seed, None, **problem.options)
+    client_class = getattr(clients, method.client or f"{method.strategy}Client")
+
+    def client_fn(context: Context) -> Any:
+        samples = data.clients[int(context.node_config["partition-id"])]
+        return client_class(
+            context,
+            initialise(problem.model(data), seed),
+            Minibatches(*samples.train, problem.batch_size),
+            nn.CrossEntropyLoss(),
+            test_loader=[samples.test],
+            metrics={"accuracy": accuracy},
+        )
+
+    privacy = None
+    if noise is not None:
+        privacy = ClientDP(
+            clip=problem.clip,
+            noise_multiplier=noise,
+            delta=problem.delta,
+            noise_at=method.noise_at,
+        )
+    strategy = getattr(library, method.strategy)(
+        seed=seed,
+        lr=problem.lr,
+        local_epochs=problem.local_epochs,
+        privacy=privacy,
+        **method.settings,
+    )
+    start = ArrayRecord(initialise(problem.model(data), seed).state_dict())
+    app = client_app(client_fn, num_clients=len(data.clients))
+    with InProcessGrid(app, 1) as grid:
+        rounds = problem.rounds
+        result = strategy.start(grid, start, num_rounds=rounds, evaluate_every=rounds)
+    epsilon = result.train_metrics_clientapp[rounds].get("epsilon", math.inf)
+    found = result.evaluate_metrics_clientapp[rounds]
+    return [
+        Line(
+            name,
+            title,
+            math.nan if noise is None else noise,
+            seed,
+            kind,
+            round(float(epsilon), 3),  # type: ignore[arg-type]
+            percent(found[f"{kind}-accuracy"]),
+        )
+        for kind in strategy.kinds
+    ]
+
+
+def label(line: Line) -> str:
+    """Return what a table or a legend calls a line."""
+    return line.method if line.kind == "global" else f"{line.method}, {line.kind}"
+
+
+def grouped(lines: Sequence[Line]) -> dict[str, dict[str, dict[float | None, list[Line]]]]:
+    """Return lines by problem, label and noise, in the order of the methods; Ditto's personal."""
+    found: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for line in sorted(lines, key=lambda line: [*METHODS].index(line.method)):
+        if (line.method, line.kind) == ("Ditto", "global"):
+            continue  # FedAvg's
+        noise = None if math.isnan(line.noise) else line.noise
+        found[line.problem][label(line)][noise].append(line)
+    return found  # type: ignore[no-any-return]
+
+
+def table(lines: Sequence[Line]) -> list[str]:
+    """Return the lines of a markdown table: a row for each problem and noise."""
+    shown: list[str] = []
+    for name, methods in grouped(lines).items():
+        heads = " | ".join(methods)
+        shown += [
+            "",
+            f"| {PROBLEMS[name].title}: z | ε | {heads} |",
+            "|---" * (2 + len(methods)) + "|",
+        ]
+        for noise in NOISE:
+            rows = [by_noise[noise] for by_noise in methods.values()]
+            epsilon = mean(line.epsilon for line in rows[0])
+            first = ["no privacy" if noise is None else f"{noise:g}"]
+            first += ["∞" if math.isinf(epsilon) else f"{epsilon:.3g}"]
+            cells = [spread([line.accuracy for line in row]) for row in rows]
+            shown.append(f"| {' | '.join([*first, *cells])} |")
+    return shown
+
+
+def plot(lines: Sequence[Line], path: Path) -> None:
+    """Draw accuracy over epsilon, with the range over the seeds."""
+    from matplotlib.figure import Figure
+
+    problems = grouped(lines)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(problems), squeeze=False)[0]
+    for axis, (name, methods) in zip(axes, problems.items(), strict=True):
+        for number, (title, by_noise) in enumerate(methods.items()):
+            noisy = {noise: by_noise[noise] for noise in NOISE if noise}
+            epsilons = [mean(line.epsilon for line in row) for row in noisy.values()]
+            heights = [[line.accuracy for line in row] for row in noisy.values()]
+            means = [mean(row) for row in heights]
+            axis.plot(epsilons, means, "o-", ms=4, color=f"C{number}", label=title)
+            low, high = [min(row) for row in heights], [max(row) for row in heights]
+            axis.fill_between(epsilons, low, high, color=f"C{number}", alpha=0.15, lw=0)
+            axis.axhline(
+                mean(line.accuracy for line in by_noise[None]), color=f"C{number}", ls=":", lw=1
+            )
+        axis.set(xscale="log", xlabel="ε of a client", title=PROBLEMS[name].title)
+    axes[0].set_ylabel("accuracy in %")
+    axes[-1].legend(fontsize=7)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Run what is not there yet, print the tables, and draw the plot."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="problems and methods; without, all")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/privacy"))
+    parser.add_argument("--plot", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "curve.csv"
+    lines: list[Line] = []
+    if path.exists():
+        with path.open(newline="") as file:
+            lines = [Line.read(fields) for fields in list(csv.reader(file))[1:]]
+    done = {(line.problem, line.method, str(line.noise), line.seed) for line in lines}
+    names = [name for name in PROBLEMS if name in given.names] or [*PROBLEMS]
+    methods = [name for name in METHODS if name in given.names] or [*METHODS]
+    for name in names:
+        for seed in range(given.seeds):
+            for method in methods:
+                for noise in NOISE:
+                    value = math.nan if noise is None else noise
+                    if (name, method, str(value), seed) in done:
+                        continue
+                    found = run(name, method, noise, seed)
+                    is_new = not path.exists()
+                    with path.open("a", newline="") as file:
+                        csv.writer(file).writerows([Line._fields, *found] if is_new else found)
+                    lines += found
+    print("\n".join(table(lines)))
+    if given.plot:
+        plot(lines, given.plot)
+
+
+if __name__ == "__main__":
+    main()
