@@ -151,9 +151,8 @@ class Recheck:
             A group that is none of the present ones has a number from L on.
         """
         count, labels, cells = len(self._sizes), self.labels, self.cells
-        gains, errors = answers[:, :, HALF]
-        shares = np.where(np.isfinite(errors), gains / losses, np.nan)
-        answers = answers.copy()
+        gained = np.where(np.isfinite(answers[1, :, HALF]), answers[0, :, HALF], np.nan)
+        worth, answers = gained - MATTERS * np.abs(losses), answers.copy()
         # One client is not to decide for others; a lone half, which knows little, only objects.
         heard = ~self.is_lone
         objects = self.is_lone & (np.bincount(labels, heard, count)[labels] > 0)
@@ -188,8 +187,8 @@ class Recheck:
                 least = CONFIRMED * np.sqrt(known.sum())
                 if known.any() and _score(answers, members, HELD_OUT) <= least:
                     continue
-                of_halves = [_middle(shares[half]) for half in halves]
-                if min(of_halves) <= 0 and max(of_halves) <= MATTERS:  # see `MATTERS`
+                one_loses = any(_middle(gained[half]) <= 0 for half in halves)
+                if one_loses and all(_middle(worth[half]) <= 0 for half in halves):
                     continue
                 changes[group] = True
                 new[members] = 2 * count + cells[members]
