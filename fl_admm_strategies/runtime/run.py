@@ -404,7 +404,9 @@ class Run:
             server_round, self.intake.infinite * len(asked) / max(training, 1)
         )
         self.last_round = server_round
-        held = self.bound.hold(server_round, uploads, algorithm.upload_reference)
+        held = self.bound.hold(
+            server_round, uploads, algorithm.upload_reference, len(self.membership.ids)
+        )
         for client, reason in held.refused.items():
             self.intake.refuse(server_round, client, reason)
         accepted = self._update_state(server_round, held.replies) if held.replies else {}

@@ -89,8 +89,8 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         How far an upload may be from what its client was sent, as the Euclidean norm over all of
         its arrays. "auto": 1.5 times the running median. By default an upload is refused, by name,
         that is beyond 10 times the largest running median of the run so far; not so with
-        ``published=True`` and FPFC's given penalties. ``math.inf``: no bound. See
-        docs/robustness.md.
+        fewer than five clients, ``published=True`` and FPFC's given penalties. ``math.inf``: no
+        bound. See docs/robustness.md.
     on_excess : {"clip", "refuse"} (default: "clip")
         What becomes of an upload beyond `max_norm`: it is scaled back to that distance, or refused
         by name. The round's metrics have how many, ``clipped`` or ``refused``.

@@ -31,7 +31,7 @@ FAR = 10.0
 Honest clients whose numbers of samples differ a hundredfold stay below it (docs/robustness.md)."""
 _NORMS = 50  # the last distances, of which it is the median
 _PART = 2**15  # numbers that are measured at once
-_FEWEST = 3  # distances without which nobody is far from the others
+_FEWEST_CLIENTS, _FEWEST_NORMS = 5, 3  # without which nobody is far from the others
 
 
 class Held(NamedTuple):
@@ -65,8 +65,8 @@ class Bound:
         The largest distance. "auto": `FACTOR` times the median of the last 50, those of the present
         round among them (all of these, should they be more). In it an earlier upload counts as no
         more than the bound of its round. None: an upload is refused that is beyond `FAR` times the
-        largest such median of the run so far, which no upload is before there are three. Infinity:
-        there is no bound.
+        largest such median of the run so far; nobody is before there are three, nor in a run of
+        fewer than five clients. Infinity: there is no bound.
     on_excess : {"clip", "refuse"}
         What becomes of an upload beyond a `max_norm`.
     is_loose : callable, optional
@@ -108,6 +108,7 @@ class Bound:
         server_round: int,
         replies: dict[int, Reply],
         reference: Callable[[ClientInstruction], Arrays],
+        num_clients: int,
     ) -> Held:
         """Return what may be used of a round's replies.
 
@@ -118,6 +119,8 @@ class Bound:
         reference : callable
             Returns what an upload is measured from, by what its client was sent; an array that is
             missing there, or has another shape, is measured from 0.
+        num_clients : int
+            Of the run.
         """
         # Who uploads nothing is at no distance, and would draw the median to 0.
         moved = [
@@ -127,19 +130,22 @@ class Bound:
             return Held(replies, [], {})
         starts = {client: reference(replies[client].asked) for client in moved}
         norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
-        limit = self._limit(norms)
+        limit = self._limit(norms, num_clients)
         excess = {client: norm for client, norm in norms.items() if norm > limit}
         refuses = self.max_norm is None or self.on_excess == "refuse" or self._is_loose()
         self._measured = {"refused" if refuses else "clipped": len(excess), "norm-bound": limit}
         if self.max_norm is None and not excess:
             self._measured = {}
         if refuses:
+            advice = ""
+            if self.max_norm is None:
+                advice = f", {FAR:g} times what is usual. If you trust it, give max_norm=math.inf"
             return Held(
                 {client: reply for client, reply in replies.items() if client not in excess},
                 [],
                 {
                     client: f"its upload is {norm:.3g} from what it was sent, the bound is "
-                    f"{limit:.3g}"
+                    f"{limit:.3g}{advice}"
                     for client, norm in excess.items()
                 },
             )
@@ -156,14 +162,14 @@ class Bound:
         clipped = {c: _scaled(replies[c], starts[c], limit / norm) for c, norm in excess.items()}
         return Held(replies | clipped, list(clipped), {})
 
-    def _limit(self, norms: Mapping[int, float]) -> float:
+    def _limit(self, norms: Mapping[int, float], num_clients: int) -> float:
         if self.max_norm is not None and self.max_norm != "auto":
             return float(self.max_norm)
         known = [*self._norms, *norms.values()][-max(_NORMS, len(norms)) :]
         if self.max_norm is None:
             # The largest so far: late in a run most hardly move, but for who joins it. And where a
             # whole round moves further (another step size), that is what is usual now.
-            if len(known) >= _FEWEST:
+            if num_clients >= _FEWEST_CLIENTS and len(known) >= _FEWEST_NORMS:
                 own = median_low(norms.values()) if len(norms) > 1 else 0.0
                 self._largest_median = max(self._largest_median, median_low(known), own)
             limit = FAR * self._largest_median or math.inf

@@ -24,10 +24,12 @@ def reply(**arrays: Any) -> Reply:
     return Reply(named, 10.0, {"loss": 1.0}, largest)
 
 
-def hold(bound: Bound, replies: dict[int, Reply], reference: Arrays | None = None) -> Held:
+def hold(
+    bound: Bound, replies: dict[int, Reply], reference: Arrays | None = None, num_clients: int = 9
+) -> Held:
     asked = ClientInstruction({"model": reference or {}})
     uploads = {client: replace(reply, asked=asked) for client, reply in replies.items()}
-    return bound.hold(4, uploads, Mean().upload_reference)
+    return bound.hold(4, uploads, Mean().upload_reference, num_clients)
 
 
 def moved(*norms: float) -> dict[int, Reply]:
@@ -114,6 +116,14 @@ def test_the_bound_of_outliers_holds_on_to_the_largest_median() -> None:
 def test_nobody_is_far_from_one_other_and_nobody_from_those_at_rest() -> None:
     assert accepted(Bound(None, "clip"), 1.0, 1e9) == [0, 1]
     assert accepted(Bound(None, "clip"), 0.0, 0.0, 1.0) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("num_clients", "expected"), [(4, [0, 1, 2]), (5, [0, 1])])
+def test_nobody_is_far_from_three_others(num_clients: int, expected: list[int]) -> None:
+    """Of so few clients one may well differ from the others by that much."""
+    held = hold(Bound(None, "clip"), moved(1.0, 1.0, 1e3), num_clients=num_clients)
+    assert list(held.replies) == expected
+    assert all("max_norm=math.inf" in reason for reason in held.refused.values())
 
 
 def test_a_round_in_which_all_move_further_counts() -> None:
