@@ -38,8 +38,8 @@ LIES: dict[str, dict[str, Any]] = {
     "infinite": {"accuracy": math.inf},
     "perfect": {"accuracy": 1.0, "num-examples": 2**53},
     "huge": {"accuracy": 1e300, "num-examples": 2**53},
-    "many": {"accuracy": 0.5, **{f"{k:0>100}": 0.1234567890123456 * k for k in range(290)}},
-    "unprintable": {"accuracy": 0.5, "\N{SNOWMAN}" * 200: 1.0},
+    "many": {"accuracy": 0.5, **{f"{k:0>100}": 0.1234567890123456 * k for k in range(3000)}},
+    "unprintable": {"accuracy": 0.5, **{"\N{SNOWMAN}" * 100 + str(k): 1.0 for k in range(290)}},
 }
 
 
