@@ -281,7 +281,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         self.state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)
         from_v = self.duals == "client" or self.start_at == "global"  # so distances are measured
         is_first = not any(self.membership.last_accepted.values())
-        if from_v and is_first and self.y0 == "handshake":
+        if self.max_norm == "auto" and from_v and is_first and self.y0 == "handshake":
             # The Y_i^0 have just entered V and moved it by their mean: distances say that now (P3).
             self.run.bound.begin_anew()
 

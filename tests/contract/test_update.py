@@ -148,8 +148,8 @@ def test_an_update_that_is_undone_is_as_if_its_culprit_had_not_come(
     strategy, expected = case.strategy(seed=1), case.strategy(seed=1)
     hold = strategy.run.bound.hold
 
-    def suspect(server_round: int, replies: dict[int, Reply], reference: Any) -> Any:
-        held = hold(server_round, replies, reference)
+    def suspect(server_round: int, replies: dict[int, Reply], *others: Any) -> Any:
+        held = hold(server_round, replies, *others)
         if JOINING in replies and server_round == 3:
             large = replace(replies[JOINING], largest=2 * SUSPICIOUS)
             held = held._replace(replies=held.replies | {JOINING: large})
