@@ -133,7 +133,7 @@ def method(name: str, *first: Any, client: str = "", rounds: int = ROUNDS) -> Me
 
 
 METHODS = {
-    # 31 rounds in which it finds groups, and the last 30.
+    # Some 30 rounds in which it finds groups, and the last 30.
     "FPFC": method("FPFC", rounds=64),
     "FedADMM": method("FedADMM"),
     "FedAPM": method("FedAPM", "bias"),
@@ -147,9 +147,13 @@ METHODS = {
     "PerFedAvg": method("PerFedAvg"),
     "Ditto": method("Ditto"),
     "PFedMe": method("PFedMe"),
+    "PFedMeMatched": method("PFedMeMatched"),
+    "LpProj": method("LpProj"),
     "LpProjADMM": method("LpProjADMM"),
     "FedALA": method("FedALA"),
     "FedAlt": method("FedAlt", "bias"),
+    "FedSim": method("FedSim", "bias"),
+    "LGFedAvg": method("LGFedAvg", "bias"),
     "FedRoD": method("FedRoD"),
     "FedCP": method("FedCP"),
     "IFCA": method("IFCA", 3),

@@ -24,6 +24,7 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 CLIENTS = 20
 ATTACKS = ("same-value", "sign-flip", "gaussian", "one-huge")
 BOUNDS: dict[str, dict[str, Any]] = {
+    "default": {},
     "none": {"max_norm": math.inf},
     "clip": {"max_norm": "auto"},
     "refuse": {"max_norm": "auto", "on_excess": "refuse"},
@@ -103,7 +104,9 @@ def main() -> None:
     """Run everything and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--bounds", nargs="+", default=[*BOUNDS, *RULES], choices=[*BOUNDS, *RULES])
+    parser.add_argument(
+        "--bounds", nargs="+", default=["none", "clip", "refuse", *RULES], choices=[*BOUNDS, *RULES]
+    )
     known = [method for methods in METHODS.values() for method in methods]
     parser.add_argument("--methods", nargs="+", default=known, choices=known)
     parser.add_argument("--workers", type=int, default=2)
