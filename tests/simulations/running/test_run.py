@@ -48,17 +48,17 @@ def test_the_default_experiment_finds_the_three_groups(tmp_path: Path) -> None:
     assert result["rounds"] == 200
     # lambda was found: three groups of the five groupings that were tried.
     search = result["search"]
-    assert (search["last_round"], search["num_groups"][search["chosen"]]) == (29, 3)
+    assert (search["last_round"], search["num_groups"][search["chosen"]]) == (27, 3)
     assert result["lam"] == pytest.approx(2 * result["nu"] / 3.7)
     # 10 x 64 weights and 10 biases. All 12 once; in the consensus 6 up and 6 down for 20 rounds,
     # the model that half of them start from with it where they have not trained yet; 12 both ways
-    # for the probes, K models each for 1 + 5 rounds, and down only for the scores and for the
-    # groups that one may join; 12 both ways and two models down for the re-check, the group as it
-    # is and the client's half of it; then 6 both ways.
-    candidates, groups = len(search["num_groups"]), sum(search["num_groups"][1:-1])
-    search_sent = 12 + 2 * 12 + candidates * 12 * (2 * 6 + 1) + groups * 12
+    # for the probes, K models each for 5 rounds, and down only for the scores; 12 both ways and
+    # two models down for the re-check, the group as it is and the client's half of it; then 6
+    # both ways.
+    candidates = len(search["num_groups"])
+    search_sent = 12 + 2 * 12 + candidates * 12 * (2 * 5 + 1)
     recheck_sent = 2 * 12 + 2 * 12
-    sent = 12 + 2 * 6 * 20 + search_sent + recheck_sent + 2 * 6 * (200 - 29 - 2)
+    sent = 12 + 2 * 6 * 20 + search_sent + recheck_sent + 2 * 6 * (200 - 27 - 2)
     assert result["cost"] == 650 * sent
     # Within a group the models agree, between groups they do not (heat map and embedding).
     models = load_file(default_run / "state.safetensors")["state/pairs/omega"]
@@ -191,12 +191,11 @@ def test_the_report_tells_of_the_search_for_groups(
 
     quick = ("training.num-rounds=12", "algorithm.consensus-rounds=1", "algorithm.lr=0.5")
     found, output = search("groups", *quick)
-    assert found["last_round"] == 10
+    assert found["last_round"] == 8
     # What went both ways in these rounds: half of the clients train in the consensus.
-    groups = sum(found["num_groups"][1:-1])
-    sent = 6 * (2 + 1) + 12 * 2 + len(found["losses"]) * 12 * (2 * 6 + 1) + groups * 12
+    sent = 6 * (2 + 1) + 12 * 2 + len(found["losses"]) * 12 * (2 * 5 + 1)
     taken = f"{found['losses'][found['chosen']]:.3g}, taken"
-    assert names(output, "rounds 1 to 10", taken, f"{650 * sent:,} numbers")
+    assert names(output, "rounds 1 to 8", taken, f"{650 * sent:,} numbers")
     one = "data={ name = 'digits', options = { partition = 'noise', clients = 5, sigma = 0.05 } }"
     _, output = search("one", *quick, one)
     assert names(output, "FPFC found 1 group", "5 clients")
