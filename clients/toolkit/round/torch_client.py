@@ -98,6 +98,7 @@ class TorchClient(MethodClient[Asked]):
     """
 
     cohort = staticmethod(fit_together)
+    _seed: int | None = None  # of this round
 
     def __init__(
         self,
@@ -144,6 +145,7 @@ class TorchClient(MethodClient[Asked]):
             If it returned no dict.
         """
         objective, name = asked.objective, f"{type(self).__name__}.minimise"
+        self.begin_descent(asked)
         with self.training_on(self.problem_of(asked)), objective.others_fixed(self.model) as moving:
             if objective.wants_step_sum and self.known_step(asked.lr) is None:
                 objective.meter = StepMeter(moving)
@@ -447,16 +449,29 @@ class TorchClient(MethodClient[Asked]):
         The state of torch's generators outside is left as it was. Randomness of a user's own that
         does not come from torch is the user's to seed, with ``config["seed"]``.
         """
-        seed = int(config.get("seed", 0))
-        on_cpu = self.device.type == "cpu"
+        self._seed = int(config.get("seed", 0))
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            # torch.manual_seed notes down the stack for each accelerator that it does not find,
-            # which costs half a millisecond, and sets the generators of those that it does find.
-            (torch.default_generator.manual_seed if on_cpu else torch.manual_seed)(seed)
-            generator = getattr(self.train_problem.loader, "generator", None)
-            if generator is not None:
-                generator.manual_seed(seed)
+            self._seed_torch(self._seed)
             yield
+
+    def begin_descent(self, asked: Minimisation) -> None:
+        """Let a descent have the batches that the first of this client's round would have.
+
+        So methods are paired: the order follows from the run's seed, the client, the round and the
+        epoch, whatever a method drew before, such as for measuring. Where it draws its own batches
+        (`draws`), these go on.
+        """
+        if asked.loader is None and self._seed is not None:
+            self._seed_torch(self._seed)
+
+    def _seed_torch(self, seed: int) -> None:
+        # torch.manual_seed notes down the stack for each accelerator that it does not find, which
+        # costs half a millisecond, and sets the generators of those that it does find.
+        on_cpu = self.device.type == "cpu"
+        (torch.default_generator.manual_seed if on_cpu else torch.manual_seed)(seed)
+        generator = getattr(self.train_problem.loader, "generator", None)
+        if generator is not None:
+            generator.manual_seed(seed)
 
 
 def find_device(device: str | torch.device) -> torch.device:

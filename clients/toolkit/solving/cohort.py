@@ -175,6 +175,9 @@ class _Session(Session):
     def advance(self, perform: Any = None) -> None:
         """Go on, and note where the random numbers are at the next step."""
         super().advance(perform)
+        if self.asked is not None:
+            with self.in_turn():
+                self.client.begin_descent(self.asked)
         self._at_step = self._random
 
     def advance_alone(self) -> None:

@@ -1,0 +1,139 @@
+"""What equals FedAvg in a limit equals it bit for bit: same clients, batches, weights and attacks.
+
+Data are shuffled, of uneven sizes; a part of the clients trains in a round, three local epochs. Two
+equal it to rounding: IFCA uploads changes, and Flower's own mean is added up in single precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.client import NumPyClient
+from flwr.serverapp import strategy as flowers
+from torch import nn
+
+import clients as of
+import fl_admm_strategies as library
+from clients import Minibatches, TwoHeaded, client_app
+from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.messages.records import from_array_record
+from simulations.attacks import SIGMAS, Attack, Kind, attacked_client_fn
+from tests.support.federation import assert_same_bits, make_model
+
+NUM_CLIENTS, ROUNDS, SEED, LR, EPOCHS = 9, 4, 3, 0.1, 3
+
+
+def samples(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(client)
+    inputs = torch.randn(13 + 11 * client, 3, generator=generator)
+    return inputs, (inputs.argmax(dim=1) + client) % 3
+
+
+def with_dropout() -> nn.Module:
+    body, bend, head = make_model().children()
+    return nn.Sequential(body, bend, nn.Dropout(0.3), head)
+
+
+def dealt(
+    client_class: Callable[..., NumPyClient], model: Callable[[], nn.Module]
+) -> Callable[[Context], Any]:
+    def client_fn(context: Context) -> Any:
+        data = samples(int(context.node_config["partition-id"]))
+        loader = Minibatches(*data, 8)
+        return client_class(context, model(), loader, nn.CrossEntropyLoss()).to_client()
+
+    return client_fn
+
+
+def end_of(
+    strategy: StatefulStrategy,
+    client_class: Callable[..., NumPyClient],
+    model: Callable[[], nn.Module] = make_model,
+    attack: Attack | None = None,
+) -> Arrays:
+    """Return the one model of all after some rounds."""
+    client_fn = dealt(client_class, model)
+    if attack is not None:
+        client_fn = attacked_client_fn(client_fn, attack)
+    with InProcessGrid(client_app(client_fn, num_clients=NUM_CLIENTS), 1) as grid:
+        strategy.start(grid, ArrayRecord(model().state_dict()), num_rounds=ROUNDS)
+    models = strategy.models()
+    return dict(models.clusters[1] if models.global_ is None else models.global_)
+
+
+def setting(name: str, *args: Any, share: float = 0.5, **settings: Any) -> StatefulStrategy:
+    base = {"lr": LR, "local_epochs": EPOCHS, "seed": SEED, "fraction_train": share}
+    # Without a bound of uploads, so that an attack has its effect.
+    unbounded = {"max_norm": float("inf"), "fraction_evaluate": 0.0}
+    made: StatefulStrategy = getattr(library, name)(*args, **base, **unbounded, **settings)
+    return made
+
+
+IFCA = "IFCA of one"
+LIMITS: dict[str, tuple[Callable[[], StatefulStrategy], Callable[..., NumPyClient]]] = {
+    "FedProx, mu = 0": (lambda: setting("FedProx", mu=0.0), of.FedProxClient),
+    "FedALA, no layers": (lambda: setting("FedALA", layers=0), of.FedALAClient),
+    "CFL, eps1 = 0": (lambda: setting("CFL", 0.0, 1.0, weights="size"), of.CFLClient),
+    "PACFL, 90 degrees": (lambda: setting("PACFL", 90.0), of.PACFLClient),
+    IFCA: (lambda: setting("IFCA", 1, weights="size"), of.IFCAClient),
+    "Ditto's global model": (lambda: setting("Ditto", weights="size"), of.DittoClient),
+}
+
+
+def assert_alike(name: str, found: Arrays, expected: Arrays) -> None:
+    """Compare to rounding where a change was uploaded, else to the bit."""
+    if name != IFCA:
+        assert_same_bits(found, expected)
+    for array, value in zip(found.values(), expected.values(), strict=True):
+        np.testing.assert_allclose(array, value, rtol=1e-5, atol=1e-5)
+
+
+def fedavg() -> StatefulStrategy:
+    return setting("FedAvg")
+
+
+@pytest.mark.parametrize("model", [make_model, with_dropout], ids=["plain", "dropout"])
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_that_is_fedavg_has_its_bits(name: str, model: Callable[[], nn.Module]) -> None:
+    strategy, client_class = LIMITS[name]
+    expected = end_of(fedavg(), of.SGDClient, model)
+    assert_alike(name, end_of(strategy(), client_class, model), expected)
+
+
+@pytest.mark.parametrize("kind", SIGMAS)
+@pytest.mark.parametrize("name", LIMITS)
+def test_an_attack_means_the_same_model_in_every_method(name: str, kind: Kind) -> None:
+    strategy, client_class = LIMITS[name]
+    attack = Attack(kind, ratio=0.25)
+    attacked = end_of(fedavg(), of.SGDClient, attack=attack)
+    honest = end_of(fedavg(), of.SGDClient)
+    assert abs(attacked["head.weight"] - honest["head.weight"]).max() > 0.1
+    assert_alike(name, end_of(strategy(), client_class, attack=attack), attacked)
+
+
+def test_fedrods_generic_model_without_its_prior_is_fedavgs() -> None:
+    def two_headed() -> TwoHeaded:
+        return TwoHeaded.of(make_model())
+
+    generic = end_of(setting("FedRoD", gamma=0.0), of.FedRoDClient, two_headed)
+    plain = end_of(fedavg(), of.SGDClient)
+    values = [generic[name] for name in generic if not name.startswith("personal_head")]
+    assert_same_bits(dict(zip(plain, values, strict=True)), plain)
+
+
+def test_flowers_own_fedavg_gives_the_same_model() -> None:
+    theirs = flowers.FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
+    config = ConfigRecord({"lr": LR, "local-epochs": EPOCHS, "seed": SEED})
+    app = client_app(dealt(of.SGDClient, make_model))
+    with InProcessGrid(app, NUM_CLIENTS) as grid:
+        start = ArrayRecord(make_model().state_dict())
+        result = theirs.start(grid, start, num_rounds=ROUNDS, train_config=config)
+    ours = end_of(setting("FedAvg", share=1.0), of.SGDClient)
+    for name, array in from_array_record(result.arrays).items():
+        np.testing.assert_allclose(ours[name], array, rtol=1e-6, atol=1e-6)
