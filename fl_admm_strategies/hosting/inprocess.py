@@ -567,22 +567,35 @@ def _reply_of(
 def _copied(pair: tuple[Message, Context]) -> tuple[Message, Context]:
     """Return a copy by pickle, but for large bytes, such as arrays: nobody can change these."""
     large: list[bytes] = []
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, item: object) -> int | None:
-            if type(item) is not bytes or len(item) < _LARGE:
-                return None
-            large.append(item)
-            return len(large) - 1
-
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, place: int) -> bytes:
-            return large[place]
-
     file = BytesIO()
-    Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(pair)
+    _Pickler(file, large).dump(pair)
     file.seek(0)
-    return cast(tuple[Message, Context], Unpickler(file).load())
+    return cast(tuple[Message, Context], _Unpickler(file, large).load())
+
+
+class _Pickler(pickle.Pickler):
+    """Puts large bytes into a list, and their places into the file."""
+
+    def __init__(self, file: BytesIO, large: list[bytes]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._large = large
+
+    def persistent_id(self, item: object) -> int | None:
+        if type(item) is not bytes or len(item) < _LARGE:
+            return None
+        self._large.append(item)
+        return len(self._large) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes large bytes out of a list again."""
+
+    def __init__(self, file: BytesIO, large: list[bytes]) -> None:
+        super().__init__(file)
+        self._large = large
+
+    def persistent_load(self, place: int) -> bytes:
+        return self._large[place]
 
 
 def _failure(error: BaseException) -> _Failure:

@@ -34,6 +34,7 @@ from tests.support.cases import CASES, CHEAP, NUM_CLIENTS, Case, case_of, each_c
 from tests.support.federation import (
     assert_same_bits,
     assert_same_runs,
+    client_fn_of,
     make_client,
     node_of,
     not_asking,
@@ -280,6 +281,42 @@ def what_stays(
     assert len(strategy.train_metrics) == num_rounds
     assert (len(trained) > 1) == bool(faults)
     return stays
+
+
+def large_in_cycles(least: int) -> list[str]:
+    """Return the kinds of large arrays that nothing but the collector of cycles would free."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        found = [*gc.garbage, *gc.get_referents(*gc.garbage)]
+        large = [item for item in found if type(item) is bytes and len(item) >= least]
+        arrays = [item for item in found if isinstance(item, np.ndarray | torch.Tensor)]
+        large += [array for array in arrays if array.nbytes >= least]
+        return [type(item).__name__ for item in large]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+@each_case
+@pytest.mark.parametrize(
+    "packed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["a node each", "packed"]
+)
+def test_no_large_array_outlives_its_round(case: Case, packed: bool) -> None:
+    width = 6_000
+    if not (case.two_heads or case.small_messages):
+        case = case.enlarged(case, width)
+    client_fn = client_fn_of(case.client_class)
+    app = client_app(client_fn, num_clients=NUM_CLIENTS if packed else None)
+    with InProcessGrid(app, 2 if packed else NUM_CLIENTS) as grid:
+        gc.collect()
+        gc.disable()
+        try:
+            strategy = run(case, grid, 2)  # kept: a strategy and its run refer to each other
+            assert large_in_cycles(2 * width) == []
+        finally:
+            gc.enable()
+    assert strategy.last_round == 2
 
 
 def traced() -> int:

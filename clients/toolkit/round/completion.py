@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Never, Protocol, TypeVar
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
 from fl_admm_strategies.algorithms.shared.completion import FedMCFactors
@@ -306,8 +306,8 @@ class CompletionClient(MethodClient[Asked]):
         RuntimeError
             If the client has neither trained nor evaluated yet.
         """
-        if _EVALUATED in self.context.state:
-            return from_array_record(self.context.state.array_records[_EVALUATED])
+        if isinstance(record := self.context.state.get(_EVALUATED), ArrayRecord):
+            return from_array_record(record)
         latest = self.memory.latest()
         factors = {"user-factors": latest["U"], "item-factors": latest.get("W")}
         return {name: array for name, array in factors.items() if array is not None}

@@ -10,7 +10,7 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from flwr.common import log
 from numpy.typing import NDArray
 
@@ -51,8 +51,10 @@ class ContextStore:
 
     def read(self, server_round: int, run: str | None) -> Arrays | None:
         """Return the arrays of a round; a context belongs to one run."""
-        record = self._state.array_records.get(f"{self._prefix}{server_round}")
-        return None if record is None else from_array_record(record)
+        # Not of `array_records`: that and the state would refer to each other, so that all that the
+        # state holds would outlive its message until Python looks for cycles.
+        record = self._state.get(f"{self._prefix}{server_round}")
+        return from_array_record(record) if isinstance(record, ArrayRecord) else None
 
     def write(self, server_round: int, arrays: Mapping[str, NDArray[Any]], run: str) -> None:
         """Store the arrays of a round."""
