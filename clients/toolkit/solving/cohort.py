@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,15 +17,20 @@ from torch import Tensor, nn
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
 from ..models.arrays import parameters_of
+from .chains import Chain, chain_of
 from .objective import ProjectedTerm
+from .sample_losses import by_sample
 from .solvers import Batch, LocalProblem
-from .stacked import Member, Step, by_sample, descend, plain_step, rows_of, stacked_forward
+from .stacked import Member, StackedModel, Step, descend, plain_step, rows_of
 from .steps import Choice, Job, Reply, Scalars, Session, in_stacks, run_together
+from .vmapped import AnyModel, stacked_forward
 
-LARGEST = 30_000
+LARGEST = 200_000
 """Parameters of a model up to which stacks are faster on a CPU, as measured in docs/scaling.md."""
 STACK_BYTES = 2**28
-"""Bytes of samples that one stack holds, unless a client alone has more: 256 MiB."""
+"""Bytes of samples and parameters that one stack holds, unless a client alone has more: 256 MiB."""
+_COPIES = 4
+"""How often it has the parameters: as they are, their gradient, and what an objective brings."""
 
 # Layers that treat every sample by itself, in training too, and of which stacks have the same bits.
 _LAYERS: tuple[type[nn.Module], ...] = (
@@ -72,20 +77,36 @@ def _of_unknown_class(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("torch.")
 
 
+_CHAINS: dict[Hashable, Chain | None] = {}
 _TRIED: dict[Hashable, bool] = {}
 
 
-def _stacks(model: nn.Module, looks: Hashable, inputs: Tensor) -> bool:
-    """Return whether a model gives in a stack what it gives by itself, sample by sample.
+def _stacked_model(
+    model: nn.Module, looks: Hashable, inputs: Tensor, groups: Iterable[Sequence[str]]
+) -> StackedModel | None:
+    """Return how models stack that give in a stack what they give alone, sample by sample.
 
     PyTorch's own layers are known to. A user's class is tried out, once in a process.
+
+    Parameters
+    ----------
+    model : nn.Module
+    looks : Hashable
+        What it is compared by.
+    inputs : Tensor of shape (n, ...)
+        Some of its samples.
+    groups : iterable of sequence of str
+        Parameters that must be told from others: those that move, those of a term.
     """
-    if not any(_of_unknown_class(module) for module in model.modules()):
-        return True
     key = looks, tuple(inputs.shape[1:]), inputs.dtype
     if key not in _TRIED:
-        _TRIED[key] = _tried(copy.deepcopy(model).train(), inputs[:3])
-    return _TRIED[key]
+        unknown = any(_of_unknown_class(module) for module in model.modules())
+        _TRIED[key] = not unknown or _tried(copy.deepcopy(model).train(), inputs[:3])
+        _CHAINS[key] = chain_of(model, inputs[:3]) if _TRIED[key] else None
+    if not _TRIED[key]:
+        return None
+    chain = _CHAINS[key]
+    return chain if chain and all(map(chain.whole, groups)) else AnyModel(model)
 
 
 def _tried(model: nn.Module, inputs: Tensor) -> bool:
@@ -158,7 +179,8 @@ class _Plan:
 
     key: Hashable
     step: Step
-    length: int
+    model: StackedModel
+    rows: int
     bytes: int
 
 
@@ -200,25 +222,27 @@ class _Session(Session):
         if step is None:
             return None
         try:
-            looks = _module(client.model), _parameters(client.model), _loss(problem.loss_fn)
+            looks = _module(client.model), _parameters(client.model)
             with objective.others_fixed(client.model) as moving:
                 names = tuple(moving)
             self._rewind()
             first = self._epoch()
-            length = rows_of(first, client.full_batch)
+            samples = _samples(first)
+            groups = [names, *([n for n in term.names if n in names] for term in objective.pulls)]
+            model = _stacked_model(client.model, looks, first[0].inputs, groups)
+            if model is None:
+                return None
+            rows = rows_of(first, client.full_batch, model.unit)
             key = (
-                *looks,
-                *(_samples(first), step, self.asked.epochs, client.full_batch, names),
-                tuple(map(_term, objective.pulls)),
-                length,
+                *(*looks, _loss(problem.loss_fn), samples, step, rows, names),
+                *(self.asked.epochs, client.full_batch, tuple(map(_term, objective.pulls))),
             )
         except Exception:  # the client's own descent raises it again
             return None
         self._first = first
-        if not _stacks(client.model, key[:2], first[0].inputs):
-            return None
         size = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in first)
-        return _Plan(key, step, length, size)
+        size += _COPIES * sum(parameter.nbytes for parameter in client.model.parameters())
+        return _Plan(key, step, model, rows, size)
 
     def member(self) -> Member:
         """Return what a stack needs; it may be asked for anew."""
@@ -301,10 +325,11 @@ def _descend(sessions: Sequence[_Session], plan: _Plan) -> None:
     try:
         losses = descend(
             [session.member() for session in sessions],
+            model=plan.model,
             step=plan.step,
             epochs=sessions[0].asked.epochs,
             full_batch=sessions[0].client.full_batch,
-            length=plan.length,
+            rows=plan.rows,
         )
     except Interrupted:
         raise

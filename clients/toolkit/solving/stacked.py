@@ -1,49 +1,36 @@
 """Descent of many clients at once: their models in one stack of parameters, their batches in one.
 
 What is computed for a client does not depend on who is beside it, to the last bit, so that it does
-not matter which clients a node hosts or a round samples. That takes care in three places:
+not matter which clients a node hosts or a round samples. That takes care in four places:
 
-* A client's rows stand in blocks whose length is a function of its own batches (`CHUNK`), and all
-  products are those of a batch of matrices, one for each block, that all begin on a line of the
-  cache. Linear layers and functions of single entries are known to allow that.
-* PyTorch's vectorised loops end in scalar code, which rounds exp and tanh in another way. The last
-  slots of a stack are therefore padding, which belongs to no client.
+* A client's samples fill rows whose number is a function of its own batches (`rows_of`).
+* Products are those of a batch of two matrices or more, since one by itself is rounded in another
+  way, and all of these begin on a line of the cache.
+* PyTorch's vectorised loops end in scalar code, which rounds exp and tanh, and sums of products, in
+  another way. A client's parameters are therefore padded to whole vectors, and the last slots of a
+  stack belong to nobody.
 * Everything is on one thread.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn import functional as F  # noqa: N812
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from ..models.arrays import parameters_of
+from .chains import Room
 from .objective import LinearTerm, LocalObjective, ProjectedTerm, ProximalTerm
-from .solvers import Batch, LocalProblem, LossFn, OptimizerFn, one_thread
+from .sample_losses import CannotStackError, sample_losses
+from .solvers import Batch, LocalProblem, OptimizerFn, one_thread
 
-CHUNK = 64
-"""The most rows of a block; a step of a client with more samples has several blocks."""
-_LINE = 64
-"""Bytes of a line of the cache."""
-_ROWS = 16
-"""Blocks have a multiple of so many rows, so that those of numbers in float32 fill lines."""
 _TAIL = 64
-"""Entries at the end of a tensor in which vectorised code may end: 2 vectors of AVX-512, twice."""
-
-
-class CannotStackError(Exception):
-    """These clients cannot be trained in one stack; alone they may."""
+"""Numbers at the end of a tensor in which vectorised code may end: 2 vectors of AVX-512, twice."""
 
 
 @dataclass(frozen=True)
@@ -97,331 +84,266 @@ def plain_step(
     return Step(lr, max_grad_norm=max_grad_norm, **options)
 
 
-# ----------------------------------------------------------------------------------------------
-# Losses by sample
-# ----------------------------------------------------------------------------------------------
+class StackedModel(Protocol):
+    """Models of one architecture, whose parameters lie in blocks: `Chain` or `AnyModel`.
 
-_MEANS = (
-    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss),
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
-)
-_FUNCTIONS = (
-    *(F.cross_entropy, F.nll_loss, F.multi_margin_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss),
-    *(F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
-)
-
-
-def by_sample(loss_fn: LossFn | None) -> LossFn | None:
-    """Return what gives the loss of every sample, where the mean of these is a loss function.
-
-    Known are PyTorch's losses with ``reduction="mean"``, classes derived from them and the
-    functions of the same names. None for all others, and for weights of classes, with which the
-    mean is another.
+    Attributes
+    ----------
+    blocks : dict of str to tuple of int
+        Shapes of what a client has in each block: whole vectors of numbers.
+    unit : int
+        A client's rows are a multiple of it.
+    least : int
+        The fewest numbers for a row of samples that anything is computed with.
     """
-    known: Any = loss_fn
-    if isinstance(known, _MEANS):
-        if known.reduction != "mean" or getattr(known, "weight", None) is not None:
-            return None
-        single = copy.copy(known)
-        single.reduction = "none"
-        return single
-    if any(known is function for function in _FUNCTIONS):
-        return partial(known, reduction="none")
-    return None
+
+    blocks: dict[str, tuple[int, ...]]
+    unit: int
+    least: int
+
+    def block_of(self, name: str) -> str:
+        """Return the block that a parameter is in."""
+
+    def part(self, name: str, block: Tensor) -> Tensor:
+        """Return a parameter of all clients, as a view of its block."""
+
+    def gradients(
+        self,
+        blocks: Mapping[str, Tensor],
+        moving: Collection[str],
+        inputs: Tensor,
+        losses: Callable[[Tensor], Tensor],
+        weights: Tensor,
+        room: Room,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the samples' losses, and the gradient of their weighted sums.
+
+        Parameters
+        ----------
+        blocks : mapping of str to Tensor
+            The clients' parameters.
+        moving : collection of str
+            The blocks that move, for which the gradient is returned.
+        inputs : Tensor of shape (clients, rows, ...)
+        losses : callable
+            Of the models' outputs, shape (clients, rows, ...).
+        weights : Tensor of shape (clients, rows)
+        room : Room
+            Memory for what is computed.
+        """
 
 
-def _ignored(loss: LossFn) -> int | None:
-    """Return the target that a loss leaves out of its mean."""
-    if isinstance(loss, partial):
-        return -100 if "ignore_index" in inspect.signature(loss.func).parameters else None
-    return getattr(loss, "ignore_index", None)
+def rows_of(batches: Sequence[Batch], full_batch: bool, unit: int) -> int:
+    """Return how many rows a client's largest step fills: up to a quarter more than its samples.
 
-
-def _sample_losses(loss: LossFn, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the losses of stacked samples, shape (blocks, rows)."""
-    classes = outputs.ndim == 3 and targets.ndim == 2 and not targets.is_floating_point()
-    if (ignored := _ignored(loss)) is not None and classes and bool((targets == ignored).any()):
-        raise CannotStackError
-    if classes and ignored is not None:
-        # Samples last: three times faster than classes last.
-        return loss(outputs.transpose(1, 2), targets)
-    if not classes and outputs.shape != targets.shape:  # would be broadcast over the batch
-        raise CannotStackError
-    values = loss(outputs.flatten(0, 1), targets.flatten(0, 1))
-    if values.ndim == 0 or len(values) != outputs.shape[0] * outputs.shape[1]:
-        raise CannotStackError
-    return values.view(*outputs.shape[:2], -1).mean(2)
-
-
-# ----------------------------------------------------------------------------------------------
-# Models
-# ----------------------------------------------------------------------------------------------
-
-
-_ALONE = frozenset(
-    (
-        *("relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "tanh", "sigmoid", "hardtanh"),
-        *("flatten", "view", "reshape", "squeeze", "unsqueeze", "__get__", "__len__", "size"),
-        *("add", "sub", "mul", "div", "neg", "__add__", "__sub__", "__mul__", "__truediv__"),
-    )
-)
-"""Functions whose results are those of every entry by itself, wherever it stands."""
-
-
-class _SameBits(TorchFunctionMode):
-    """Lets a model do what gives a client the same bits in every stack, and nothing else."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear:
-            return _linear(*args, **kwargs)
-        if getattr(func, "__name__", "") not in _ALONE:
-            raise CannotStackError
-        return func(*args, **kwargs)
-
-
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``inputs @ weight.T + bias`` of one block of samples.
-
-    How a product is rounded depends on where its matrices begin in memory, so these have sizes of
-    which every one begins on a line of the cache. The weight is on the left, which is faster.
+    Not as many as it has samples, so that clients of like size share a stack.
     """
-    if inputs.ndim != 2:
+    sizes = [batch.size for batch in batches]
+    largest = sum(sizes) if full_batch else max(sizes)
+    while largest > 8 * unit:
+        unit *= 2
+    return -(-largest // unit) * unit
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What the first members of a stack take a step on, and nobody's slots.
+
+    Attributes
+    ----------
+    sizes : Tensor of shape (members,)
+    inputs, targets : Tensor of shape (slots, rows, ...)
+    weights : Tensor of shape (slots, rows)
+        1/n of a client's samples, 0 of what fills its rows up.
+    """
+
+    sizes: Tensor
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+def _samples(
+    steps: Sequence[Sequence[Batch]], rows: int, spare: int, dtype: torch.dtype
+) -> _Samples:
+    """Stack the batches of one step of each member."""
+    inputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    sizes = [sum(batch.size for batch in batches) for batches in steps]
+    if max(sizes) > rows:  # of a loader whose epochs differ
         raise CannotStackError
-    outputs, entries = len(weight), _LINE // weight.itemsize
-    multiple = entries // math.gcd(entries, weight.shape[1])
-    if fill := -outputs % multiple:
-        weight = F.pad(weight, (0, 0, 0, fill))
-    product = (weight @ inputs.t())[:outputs]
-    return (product if bias is None else product + bias[:, None]).t()
+    for size, batches in zip(sizes, steps, strict=True):
+        for whole, parts in (
+            (inputs, [batch.inputs for batch in batches]),
+            (targets, [batch.targets for batch in batches]),
+        ):
+            whole += parts
+            if size < rows:  # with rows of its own: finite where these are
+                whole.append(parts[0][:1].expand(rows - size, *parts[0].shape[1:]))
+    for whole in (inputs, targets):
+        whole.append(whole[-1][-1:].expand(spare * rows, *whole[-1].shape[1:]))
+    counts = torch.tensor(sizes)
+    weights = torch.zeros((len(sizes) + spare, rows), dtype=dtype)
+    within = torch.arange(rows) < counts[:, None]
+    weights[: len(sizes)] = within / counts.to(dtype)[:, None]
 
+    def stacked(parts: list[Tensor]) -> Tensor:
+        whole = torch.cat(parts)
+        return whole.view(-1, rows, *whole.shape[1:])
 
-def stacked_forward(model: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
-    """Return a model as a function of stacked parameters and blocks of samples."""
-    twin = copy.deepcopy(model).train()
-
-    def call(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        with _SameBits():
-            outputs: Tensor = functional_call(twin, parameters, (inputs,))
-        return outputs
-
-    return vmap(call)
+    return _Samples(counts, stacked(inputs), stacked(targets), weights)
 
 
 class _Stack:
     """The parameters of some members, the terms of their objectives, and nobody's slots."""
 
-    def __init__(self, members: Sequence[Member], spare: int, step: Step) -> None:
-        self.members = members
+    def __init__(
+        self, members: Sequence[Member], model: StackedModel, spare: int, step: Step
+    ) -> None:
+        self.model = model
         self.step = step
-        self.forward = stacked_forward(members[0].problem.model)
-        self.loss = by_sample(members[0].problem.loss_fn)
-        models = [parameters_of(member.problem.model) for member in members]
-        with members[0].objective.others_fixed(members[0].problem.model) as moving:
-            self.moving = list(moving)
         self.spare = spare
-        self.parameters = {
-            name: self._stacked([parameters[name].detach() for parameters in models])
-            for name in models[0]
-        }
-        self.momentum = (
-            {name: torch.zeros_like(self.parameters[name]) for name in self.moving}
-            if step.momentum
-            else {}
-        )
+        self._room = Room()
+        self.loss = sample_losses(members[0].problem.loss_fn)
+        self._models = [parameters_of(member.problem.model) for member in members]
+        with members[0].objective.others_fixed(members[0].problem.model) as moving:
+            self._names = list(moving)
+        self.moving = list(dict.fromkeys(map(model.block_of, self._names)))
+        self.dtype = next(iter(self._models[0].values())).dtype
+        self.blocks = self._filled(self._models, self._models[0])
+        momentum = self.moving if step.momentum else []
+        self.momentum = {name: torch.zeros_like(self.blocks[name]) for name in momentum}
         terms = zip(*(member.objective.pulls for member in members), strict=True)
-        self.terms = [self._term(like) for like in terms]
+        self._terms = [self._term(like) for like in terms]
 
-    def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
-        return torch.stack([*tensors, *[tensors[-1]] * self.spare])
+    def _filled(
+        self, of_members: Sequence[Mapping[str, Tensor]], names: Collection[str]
+    ) -> dict[str, Tensor]:
+        """Return blocks of what each member has for some parameters."""
+        slots = len(of_members) + self.spare
+        blocks: dict[str, Tensor] = {}
+        for name in names:
+            block = self.model.block_of(name)
+            if block not in blocks:
+                blocks[block] = torch.zeros(slots, *self.model.blocks[block], dtype=self.dtype)
+            tensors = [own[name].detach() for own in of_members]
+            part = self.model.part(name, blocks[block])
+            torch._foreach_copy_(part.unbind(), [*tensors, *[tensors[-1]] * self.spare])
+        return blocks
 
-    def _term(self, like: Sequence[Any]) -> Callable[[dict[str, Tensor], Any], dict[str, Tensor]]:
-        """Return the gradient of one term of all members' objectives."""
+    def _term(self, like: Sequence[Any]) -> Callable[[dict[str, Tensor], dict[str, Tensor]], None]:
+        """Return what adds the gradient of one term of all members' objectives."""
         first = like[0]
-        dtype = next(iter(self.parameters.values())).dtype
-        weights = self._stacked([torch.tensor(term.weight, dtype=dtype) for term in like])
+        weights = torch.tensor([term.weight for term in like], dtype=self.dtype)
+        weights = torch.cat([weights, weights[-1:].expand(self.spare)])
+        moving = [name for name in first.names if name in self._names]
 
-        def weighted(gradient: Tensor, rows: Any) -> Tensor:
-            return gradient * weights[rows].view(-1, *[1] * (gradient.ndim - 1))
-
-        def by_name(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-            names = [name for name in first.names if name in self.moving]
-            return {name: self._stacked([of[name] for of in tensors]) for name in names}
+        def weighted(values: Tensor) -> Tensor:
+            return values * weights[: len(values)].view(-1, *[1] * (values.ndim - 1))
 
         if isinstance(first, LinearTerm):
-            slopes = by_name([term.slope for term in like])
+            slopes = self._filled([term.slope for term in like], moving)
+            slopes = {name: weighted(slope) for name, slope in slopes.items()}
 
-            def slope(parameters: dict[str, Tensor], rows: Any) -> dict[str, Tensor]:
-                return {name: weighted(stack[rows], rows) for name, stack in slopes.items()}
+            def slope(blocks: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+                for name, constant in slopes.items():
+                    gradients[name] += constant[: len(gradients[name])]
 
             return slope
         if isinstance(first, ProximalTerm):
-            anchors = by_name([term.anchor for term in like])
+            anchors = self._filled([term.anchor for term in like], moving)
 
-            def pull(parameters: dict[str, Tensor], rows: Any) -> dict[str, Tensor]:
-                return {n: weighted(parameters[n] - a[rows], rows) for n, a in anchors.items()}
+            def pull(blocks: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+                for name, anchor in anchors.items():
+                    gap = blocks[name] - anchor[: len(blocks[name])]
+                    gradients[name] += weighted(gap)
 
             return pull
         assert isinstance(first, ProjectedTerm)
         if not all(torch.equal(term.projection, first.projection) for term in like):
             raise CannotStackError
-        targets = self._stacked([term.target for term in like])
-        names = list(first.names)
+        targets = torch.stack([*(term.target for term in like), *[like[-1].target] * self.spare])
+        matrices = self._columns(first)
+        matrix = torch.cat([columns.flatten(1) for columns in matrices.values()], 1)
 
-        def pull_image(parameters: dict[str, Tensor], rows: Any) -> dict[str, Tensor]:
-            flat = torch.cat([parameters[name].flatten(1) for name in names], 1)
-            matrix = first.projection.expand(len(flat), -1, -1)
-            gap = (matrix @ flat.to(matrix.dtype)[:, :, None]).squeeze(2) - targets[rows]
-            psi = first.slope(gap)
-            gradient = weighted((psi[:, None, :] @ matrix).squeeze(1), rows).to(flat.dtype)
-            parts = torch.split(gradient, [parameters[n][0].numel() for n in names], 1)
-            return {n: part.view_as(parameters[n]) for n, part in zip(names, parts, strict=True)}
+        def pull_image(blocks: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+            flat = torch.cat([blocks[name].flatten(1) for name in matrices], 1).to(matrix.dtype)
+            each = matrix.expand(len(flat), -1, -1)
+            gap = (each @ flat[:, :, None]).squeeze(2) - targets[: len(flat)]
+            slopes = weighted((first.slope(gap)[:, None, :] @ each).squeeze(1))
+            parts = torch.split(slopes, [m[0].numel() for m in matrices.values()], 1)
+            for name, part in zip(matrices, parts, strict=True):
+                gradients[name] += part.view_as(gradients[name])
 
         return pull_image
 
-    def take(self, block: _Block) -> Tensor:
-        """Take one step of those who have rows in a block; return their losses before it."""
-        assert self.loss is not None
-        active = block.rows
-        parameters = {name: stack[active] for name, stack in self.parameters.items()}
-        used = parameters
-        if block.owner is not None:
-            used = {name: stack[block.owner] for name, stack in parameters.items()}
-        leaves = {n: t.detach().requires_grad_(n in self.moving) for n, t in used.items()}
-        losses = _sample_losses(self.loss, self.forward(leaves, block.inputs), block.targets)
-        found = torch.autograd.grad(
-            losses, [leaves[name] for name in self.moving], block.weights, allow_unused=True
-        )
-        gradients = {
-            name: torch.zeros_like(parameters[name]) if gradient is None else block.summed(gradient)
-            for name, gradient in zip(self.moving, found, strict=True)
-        }
-        with torch.no_grad():
-            for term in self.terms:
-                for name, gradient in term(parameters, active).items():
-                    gradients[name] += gradient
-            self._move(parameters, gradients, active)
-            return block.summed((losses * block.weights).sum(1))
+    def _columns(self, term: ProjectedTerm) -> dict[str, Tensor]:
+        """Return the columns of a projection as blocks."""
+        shapes = [self._models[0][name].shape for name in term.names]
+        parts = torch.split(term.projection, [shape.numel() for shape in shapes], 1)
+        blocks: dict[str, Tensor] = {}
+        for name, shape, part in zip(term.names, shapes, parts, strict=True):
+            block = self.model.block_of(name)
+            empty = part.new_zeros(len(part), *self.model.blocks[block])
+            self.model.part(name, blocks.setdefault(block, empty)).copy_(part.view(-1, *shape))
+        return blocks
 
-    def _move(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor], rows: Any) -> None:
-        """Step as `torch.optim.SGD` does; products apart from sums, which a tail might fuse."""
+    def take(self, samples: _Samples) -> Tensor:
+        """Take one step of those who have samples; return their losses before it."""
+        slots, count = len(samples.inputs), len(samples.sizes)
+        blocks = {name: block[:slots] for name, block in self.blocks.items()}
+        losses, gradients = self.model.gradients(
+            blocks,
+            self.moving,
+            samples.inputs,
+            partial(self._losses, samples.targets),
+            samples.weights,
+            self._room,
+        )
+        for add in self._terms:
+            add(blocks, gradients)
+        self._move(gradients, count)
+        return (losses * samples.weights).sum(1)[:count]
+
+    def _losses(self, targets: Tensor, outputs: Tensor) -> Tensor:
+        return self.loss(outputs, targets)
+
+    def _move(self, gradients: dict[str, Tensor], count: int) -> None:
+        """Let the first members step as `torch.optim.SGD` does."""
         step = self.step
         if step.max_grad_norm is not None:
-            squares = [g.flatten(1).square().sum(1) for g in gradients.values()]
+            squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
             # Not a sum over an axis, whose order depends on how many columns there are.
             norms = functools.reduce(torch.add, squares).sqrt()
             factors = (step.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
             for gradient in gradients.values():
                 gradient *= factors.view(-1, *[1] * (gradient.ndim - 1))
         for name, gradient in gradients.items():
+            moved, along = self.blocks[name][:count], gradient[:count]
             if step.weight_decay:
-                gradient = gradient + step.weight_decay * parameters[name]
+                along = along.add_(moved, alpha=step.weight_decay)
             if step.momentum:
-                velocity = self.momentum[name][rows] * step.momentum + gradient
-                self.momentum[name][rows] = velocity
-                gradient = gradient + step.momentum * velocity if step.nesterov else velocity
-            self.parameters[name][rows] = parameters[name] - gradient * step.lr
+                velocity = self.momentum[name][:count].mul_(step.momentum).add_(along)
+                along = along.add_(velocity, alpha=step.momentum) if step.nesterov else velocity
+            moved.add_(along, alpha=-step.lr)
 
     def put_back(self) -> None:
         """Give the members' models their parameters."""
         with torch.no_grad():
-            for slot, member in enumerate(self.members):
-                parameters = parameters_of(member.problem.model)
-                for name in self.moving:
-                    parameters[name].copy_(self.parameters[name][slot])
-
-
-# ----------------------------------------------------------------------------------------------
-# Data
-# ----------------------------------------------------------------------------------------------
-
-
-def rows_of(batches: Sequence[Batch], full_batch: bool) -> int:
-    """Return the length of a client's blocks: that of its largest step, but not above `CHUNK`."""
-    sizes = [batch.size for batch in batches]
-    largest = sum(sizes) if full_batch else max(sizes)
-    return min(-(-largest // _ROWS) * _ROWS, CHUNK)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """What one step of some members is taken on.
-
-    Attributes
-    ----------
-    rows : slice or Tensor
-        Whose step it is, by slot, nobody's at the end.
-    owner : Tensor of shape (blocks,), or None
-        To whom of these a block belongs; None where each has one.
-    inputs, targets : Tensor of shape (blocks, rows, ...)
-    weights : Tensor of shape (blocks, rows)
-        1/n of a client's samples, 0 of what fills a block up.
-    """
-
-    rows: Any
-    owner: Tensor | None
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor
-
-    def summed(self, of_blocks: Tensor) -> Tensor:
-        """Return the sum of something over every member's blocks."""
-        if self.owner is None:
-            return of_blocks
-        count = int(self.owner[-1]) + 1
-        total = torch.zeros((count, *of_blocks.shape[1:]), dtype=of_blocks.dtype)
-        return total.index_add_(0, self.owner, of_blocks)
-
-
-def _block(
-    steps: Sequence[tuple[int, Sequence[Batch]]], slots: int, length: int, spare: int, like: Tensor
-) -> _Block:
-    """Stack what some members, given by slot, take their step on."""
-    inputs: list[Tensor] = []
-    targets: list[Tensor] = []
-    owner: list[int] = []
-    counts: list[tuple[int, int]] = []
-    for place, (_, batches) in enumerate(steps):
-        size = sum(batch.size for batch in batches)
-        blocks = -(-size // length)
-        for tensors, whole in (
-            ([batch.inputs for batch in batches], inputs),
-            ([batch.targets for batch in batches], targets),
-        ):
-            whole += tensors
-            if fill := blocks * length - size:  # with rows of its own: finite where these are
-                whole.append(tensors[0][:1].expand(fill, *tensors[0].shape[1:]))
-        owner += [place] * blocks
-        counts.append((size, blocks * length - size))
-    extra = spare * length
-    for whole in (inputs, targets):
-        whole.append(whole[-1][-1:].expand(extra, *whole[-1].shape[1:]))
-    owner += range(len(steps), len(steps) + spare)
-    weights = torch.zeros(len(owner) * length, dtype=like.dtype)
-    at = 0
-    for size, fill in counts:
-        weights[at : at + size] = 1 / size
-        at += size + fill
-    everybody = len(steps) == slots
-    rows = [slot for slot, _ in steps] + list(range(slots, slots + spare))
-
-    def folded(parts: list[Tensor]) -> Tensor:
-        whole = torch.cat(parts)
-        return whole.view(len(owner), length, *whole.shape[1:])
-
-    return _Block(
-        slice(None) if everybody else torch.tensor(rows),
-        None if len(owner) == len(steps) + spare else torch.tensor(owner),
-        folded(inputs),
-        folded(targets),
-        weights.view(-1, length),
-    )
+            for name in self._names:
+                part = self.model.part(name, self.blocks[self.model.block_of(name)])
+                own: list[Tensor] = [parameters[name] for parameters in self._models]
+                torch._foreach_copy_(own, part.unbind()[: len(own)])
 
 
 def descend(
-    members: Sequence[Member], *, step: Step, epochs: int, full_batch: bool, length: int
+    members: Sequence[Member],
+    *,
+    model: StackedModel,
+    step: Step,
+    epochs: int,
+    full_batch: bool,
+    rows: int,
 ) -> list[float]:
     """Do for all members what `solvers.gradient_descent` does for one, equal to rounding.
 
@@ -429,11 +351,13 @@ def descend(
     ----------
     members : sequence of Member
         Of one architecture, loss and kind of objective, with samples of one shape.
+    model : StackedModel
+        The architecture.
     step : Step
     epochs : int
     full_batch : bool
         As in `gradient_descent`.
-    length : int
+    rows : int
         `rows_of` their batches.
 
     Returns
@@ -444,41 +368,45 @@ def descend(
     Raises
     ------
     CannotStackError
-        If samples cannot be told from what fills the blocks; nothing has changed then, as with
-        every other error.
+        If samples cannot be told from what fills the rows, or the epochs of a loader differ;
+        nothing has changed then, as with every other error.
     """
     with one_thread():
-        spare = -(-_TAIL // length)
-        stack = _Stack(members, spare, step)
-        like = next(iter(stack.parameters.values()))
-        slots = len(members)
-        firsts: list[float] = []
-        taken = [0] * slots
-        whole: _Block | None = None
+        plans = [member.epoch() for member in members]
+        # Those with the most batches come first, so that who takes a step is the first so many.
+        order = sorted(range(len(members)), key=lambda place: -len(plans[place]))
+        members, plans = [members[place] for place in order], [plans[place] for place in order]
+        spare = -(-_TAIL // (rows * model.least))
+        stack = _Stack(members, model, spare, step)
         lists = all(isinstance(member.problem.loader, list | tuple) for member in members)
-        for _ in range(epochs):
-            totals, seen = [0.0] * slots, [0] * slots
-            if full_batch:
-                if whole is None or not lists:
-                    parts = [(slot, member.epoch()) for slot, member in enumerate(members)]
-                    whole = _block(parts, slots, length, spare, like)
-                totals, seen = stack.take(whole).tolist()[:slots], [1] * slots
-                firsts = firsts or totals
-                taken = [count + 1 for count in taken]
-                continue
-            plans = [member.epoch() for member in members]
-            taken = [count + len(plan) for count, plan in zip(taken, plans, strict=True)]
-            for number in range(max(map(len, plans))):
-                now = [(s, [plan[number]]) for s, plan in enumerate(plans) if number < len(plan)]
-                losses = stack.take(_block(now, slots, length, spare, like)).tolist()
-                firsts = firsts or losses[:slots]
-                for (slot, (batch,)), loss in zip(now, losses, strict=False):
-                    totals[slot] += loss * batch.size
-                    seen[slot] += batch.size
+        taken = [0] * len(members)
+        firsts: Tensor | None = None
+        whole: _Samples | None = None
+        for epoch in range(epochs):
+            if epoch and not (full_batch and lists):
+                plans = [member.epoch() for member in members]
+            totals = torch.zeros(len(members), dtype=torch.float64)
+            seen = torch.zeros(len(members), dtype=torch.float64)
+            counts = [1 if full_batch else len(plan) for plan in plans]
+            if counts != sorted(counts, reverse=True):
+                raise CannotStackError
+            for number in range(counts[0]):
+                if full_batch:
+                    if whole is None or not lists:
+                        whole = _samples(plans, rows, spare, stack.dtype)
+                    samples = whole
+                else:
+                    batches = [[plan[number]] for plan in plans if number < len(plan)]
+                    samples = _samples(batches, rows, spare, stack.dtype)
+                losses, count = stack.take(samples), len(samples.sizes)
+                totals[:count] += losses * samples.sizes
+                seen[:count] += samples.sizes
+                firsts = losses if firsts is None else firsts
+            taken = [before + count for before, count in zip(taken, counts, strict=True)]
         stack.put_back()
-    for member, first, steps in zip(members, firsts, taken, strict=False):
+    assert firsts is not None
+    for member, first, steps in zip(members, firsts.tolist(), taken, strict=True):
         member.objective.note_loss(first)
         member.objective.steps = steps
-    if not epochs:
-        return [float("nan")] * slots
-    return [total / count for total, count in zip(totals, seen, strict=True)]
+    found = dict(zip(order, (totals / seen).tolist(), strict=True))
+    return [found[place] for place in range(len(order))]
