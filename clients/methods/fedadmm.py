@@ -37,15 +37,22 @@ class FedADMMClient(TorchClient[Any]):
         metrics, kept = yield from self.local_step(asked, anchor, config)
         new = self.block(asked.optimised)
         upload = self.arrays()
-        if dual:
-            move = {name: new[name] - w[name] for name in dual}
-            dual = {name: dual[name] + asked.rho * move[name] for name in dual}  # (12)
         if asked.duals == "client":
-            if asked.averaging == "all":  # z_i - z_i of before = (u - u before) + (u - w)
-                move = {name: (new[name] - u[name]) + move[name] for name in dual}
-            whole, held_back = self.whole_change(to_numpy(move), config, first=asked.begins)
+            change, of_all = {name: new[name] - w[name] for name in w}, asked.averaging == "all"
+            if of_all:  # z_i - z_i of before = (u - u before) + (u - w)
+                change = {name: (new[name] - u[name]) + change[name] for name in w}
+            sent = asked.averaged
+            averaged = {name: array for name, array in upload.items() if name in sent}
+            upload, share = self.clipped(averaged | to_numpy(change), sent, config)
+            if share < 1:
+                back = (1 - share) / (2 if of_all else 1)
+                new = {name: array - back * change[name] for name, array in new.items()}
+            changes = {name: upload[name] for name in change}
+            whole, held_back = self.whole_change(changes, config, first=asked.begins)
             upload |= whole
             kept |= held_back
+        if dual:  # (12)
+            dual = {name: dual[name] + asked.rho * (new[name] - w[name]) for name in dual}
         kept |= prefixed(BUFFERS, self.buffers())
         if dual:
             kept[RHO] = np.array(asked.rho)

@@ -40,7 +40,8 @@ class FedDynClient(TorchClient[FedDynInstruction]):
         metrics = yield Minimisation(objective, asked.lr, asked.local_epochs)
         new = self.block(asked.optimised)
         change = {name: new[name] - theta[name] for name in theta}
-        grad = {name: grad[name] - alpha * change[name] for name in theta}
-        upload, held_back = self.whole_change(to_numpy(change), config, first=asked.begins)
+        moved, share = self.clipped(to_numpy(change), {}, config)
+        grad = {name: grad[name] - share * alpha * change[name] for name in theta}
+        upload, held_back = self.whole_change(moved, config, first=asked.begins)
         self.memory.keep(config, held_back | to_numpy(grad, GRADIENT))
         return self.arrays() | upload, metrics

@@ -329,14 +329,17 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         new = {"U": users, "W": items}
         upload = dict.fromkeys(asked.anchor, new["W"])
         change = new["W"] - received
-        if "Y" in held:
-            new["Y"] = held["Y"] + asked.beta * change  # (13)
         if asked.duals == "client":
-            if asked.averaging == "all":
+            of_all = asked.averaging == "all"
+            if of_all:
                 change += new["W"] - held["W"]  # of Z_i: the first is (Y_new - Y_old)/beta
-            whole = dict.fromkeys(asked.anchor, change)
+            whole, share = self.clipped(dict.fromkeys(asked.anchor, change), {}, config)
+            if share < 1:
+                new["W"] = items - (1 - share) / (2 if of_all else 1) * change
             upload, held_back = self.whole_change(whole, config, first=asked.begins)
             new |= held_back
+        if "Y" in held:
+            new["Y"] = held["Y"] + asked.beta * (new["W"] - received)  # (13)
         self.keep(config, new)
         return upload, {"loss": loss}
 

@@ -85,15 +85,26 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             anchor = local_w
         metrics = yield from self._theta_step(asked, anchor, weight)
         new, upload = to_numpy(self.block(names)), self.arrays()
-        kept = prefixed(THETA, new) | prefixed(BUFFERS, self.buffers())
+        kept = prefixed(BUFFERS, self.buffers())
         if asked.duals == "client" or asked.anchor_on == "joint":
-            local_w, change = asked.advance(new, dual, local_w)
-            kept |= prefixed(LOCAL_W, local_w)
+            before = local_w
+            local_w, change = asked.advance(new, dual, before)
         if asked.duals == "client":
-            whole, held_back = self.whole_change(change, config, first=asked.begins)
+            sent = asked.averaged
+            whole = {name: array for name, array in upload.items() if name in sent} | change
+            upload, share = self.clipped(whole, sent, config)
+            if share < 1:
+                back = (1 - share) / asked.slope
+                new = {name: array - back * change[name] for name, array in new.items()}
+                local_w, change = asked.advance(new, dual, before)
+            whole, held_back = self.whole_change(
+                {name: upload[name] for name in change}, config, first=asked.begins
+            )
             upload |= whole
             kept |= held_back
-        self.memory.keep(config, kept)
+        if asked.duals == "client" or asked.anchor_on == "joint":
+            kept |= prefixed(LOCAL_W, local_w)
+        self.memory.keep(config, kept | prefixed(THETA, new))
         return upload, metrics
 
     def _held(

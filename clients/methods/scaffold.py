@@ -44,7 +44,10 @@ class SCAFFOLDClient(TorchClient[SCAFFOLDInstruction]):
         metrics = yield Minimisation(objective, asked.lr, asked.local_epochs)
         y, length = self.block(list(c)), objective.steps * asked.lr
         change = {name: (x[name] - y[name]) / length - c[name] for name in c}  # option II of (4)
-        new = {name: c_i[name] + change[name] for name in c}
-        upload, held_back = self.whole_change(to_numpy(change, CONTROL), config, first=asked.fresh)
+        upload = {name: array for name, array in self.arrays().items() if name in asked.model}
+        upload, share = self.clipped(upload | to_numpy(change, CONTROL), asked.model, config)
+        new = {name: c_i[name] + share * change[name] for name in c}
+        changes = {CONTROL + name: upload[CONTROL + name] for name in c}
+        whole, held_back = self.whole_change(changes, config, first=asked.fresh)
         self.memory.keep(config, held_back | to_numpy(new, CONTROL))
-        return self.arrays() | upload, metrics
+        return upload | whole, metrics

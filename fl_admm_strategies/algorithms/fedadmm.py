@@ -214,28 +214,6 @@ class FedADMM(ConsensusStrategy):
         self.state.consensus.adopt(self._block.vector(model), num_replies)
         self.state.averaged_arrays = self._block.rest(model)
 
-    @property
-    def why_not_private(self) -> str:
-        """Say where a client's part in the sum of the duals is more than its clipped upload."""
-        if self.duals == "client":
-            return super().why_not_private
-        if self.averaging == "all":
-            return (
-                "w is the mean of all z_i, and a z_i moves by more than the upload, which is what "
-                "is clipped. Leave out published=True, or averaging='all'."
-            )
-        if self.max_missed_rounds is not None:
-            return (
-                "a client that leaves takes its dual out of the sum, where there is no noise in "
-                "it. Leave out max_missed_rounds."
-            )
-        return ""
-
-    def take_noise(self, noise: Arrays) -> Arrays:
-        """Add noise to the sum of the duals; the averaged arrays' goes into the uploads."""
-        self.state.consensus.add_noise(self._block.vector(noise))
-        return self._block.rest(noise)
-
     def round_metrics(self) -> Metrics:
         """Return the residuals of ADMM (Boyd et al., 2011, section 3.3).
 

@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 from ..maths.blocks import Arrays, Block, Spec, under
 from ..maths.checks import Count, Fraction, Positive, check_positive, largest_allowed, listing
 from ..maths.clienttable import ClientTable, Row
+from ..maths.seeds import short
 from ..runtime.algorithm import OnClient
 from ..runtime.callbacks import StopRule
-from ..runtime.messages.records import Metrics, Reply
+from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.strategy import StatefulStrategy
 from ..runtime.trust.means import largest_reported, too_large
-from .shared.base import Duals
+from .shared.base import FORGETS, Duals
 
 DUAL = "dual/"
 """Before the names of the arrays of pi_i in an upload; those of z_i have the model's names."""
@@ -64,6 +65,8 @@ class FedGiAState:
         f(x) and ||grad f(x)||^2 at `point`; NaN where not every client reported.
     slope, slope_point : ndarray of shape (n,)
         The last gradient of f that is known, and where; of shape (0,) where nothing is followed.
+    noise : ndarray of shape (n,)
+        What `privacy` has added to the sum of the z_i; of shape (0,) where that adds nothing.
     num_slopes : int
         How many were known since the set of clients last changed.
     path_curvature, next_curvature : float
@@ -76,6 +79,7 @@ class FedGiAState:
     group_seed: int
     slope: NDArray[np.float64]
     slope_point: NDArray[np.float64]
+    noise: NDArray[np.float64]
     num_slopes: int = 0
     objective: float = math.nan
     squared_gradient: float = math.nan
@@ -240,7 +244,8 @@ class FedGiA(StatefulStrategy):
         dual = {"pi": np.zeros_like(first)} if self.duals == "strategy" else {}
         clients = ClientTable(message=first, curvature=math.nan, **dual)
         slope = np.zeros(self._block.size if self._follows else 0)
-        return FedGiAState(clients, first, first, self.seed, slope, slope)
+        noise = np.zeros(self._block.size if self.run.privacy.is_central else 0)
+        return FedGiAState(clients, first, first, short(self.seed), slope, slope, noise)
 
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedGiAQuestion]:
         """Ask clients for their r_i, at the global model, unless it was given.
@@ -387,6 +392,8 @@ class FedGiA(StatefulStrategy):
                     sent = FedGiAInstruction.read(reply.asked)
                     self._add_gradient(row, sent.sigma, gradient)
             total += row.message
+        if len(state.noise):
+            total += state.noise
         state.point, state.x = state.x, (total / len(self.client_ids)).astype(self._block.dtype)
         everybody = len(replies) == len(self.client_ids)  # (12) is a mean over all
         losses = [reply.metrics.get("loss", math.nan) for reply in replies.values()]
@@ -427,6 +434,24 @@ class FedGiA(StatefulStrategy):
             "they hold pi_i, or a gradient, beside a model. Give duals='client', and leave out "
             "report_gradient."
         )
+
+    @property
+    def why_not_private(self) -> str:
+        """Say what x is made of beside the sum of the z_i."""
+        if self.why_unaltered:
+            return super().why_not_private
+        if self.curvature is None:
+            return "sigma follows from the r_i that clients report. Give curvature."
+        return FORGETS if self.max_missed_rounds is not None else ""
+
+    def still_point(self, client_id: int, sent: ClientInstruction) -> Arrays:
+        """Return the last z_i."""
+        return self._block.arrays(self.state.clients[client_id].message)
+
+    def take_noise(self, noise: Arrays, num_uploads: int) -> Arrays:
+        """Add noise to the sum of the z_i, for good."""
+        self.state.noise = self.state.noise + self._block.vector(noise)
+        return self._block.rest(noise)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Compare no gradient with one of before: f is another function now."""

@@ -290,6 +290,21 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         self.state.consensus.adopt(self._block.vector(model), num_replies)
 
     @property
+    def why_not_private(self) -> str:
+        """Say where V has parts that no clipped upload changed."""
+        if self.rows == "rated":
+            return (
+                "of the items that a client did not rate its copy follows V, so that V tells "
+                "which those are, whatever is clipped. Leave out rows='rated'."
+            )
+        if self.y0 == "handshake":
+            return (
+                "the clients' Y_i^0 enter V as they are, gradients of the ratings. Leave out "
+                "y0='handshake'."
+            )
+        return super().why_not_private
+
+    @property
     def why_not_adopted(self) -> str:
         """Why no V can be put in the place of the method's own."""
         all_rows = self.rows == "all"

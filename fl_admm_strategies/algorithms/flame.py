@@ -24,7 +24,7 @@ from ..maths.blocks import Arrays, Block, prefixed, under, weighted_average
 from ..maths.checks import Count, Fraction, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
-from ..maths.moreau import advance, messages
+from ..maths.moreau import advance, messages, slope, still
 from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
@@ -77,11 +77,9 @@ class FLAMEInstruction(ConsensusInstruction):
         sent = {name: upload[name] for name in self.optimised}
         if self.duals == "strategy":
             return sent
-        a, factor = self.lam * self.alpha, 2 if self.averaging == "all" else 1
         nothing = {name: np.zeros_like(array) for name, array in sent.items()}
         _, fixed = self.advance(nothing, *self._held(held))
-        slope = factor * a / (a + self.rho)  # of the change of the message in theta_i
-        return {name: (array - fixed[name]) / slope for name, array in sent.items()}
+        return {name: (array - fixed[name]) / self.slope for name, array in sent.items()}
 
     def upload_of(
         self, model: Arrays, upload: Arrays, metrics: Mapping[str, Any], held: Arrays
@@ -106,6 +104,12 @@ class FLAMEInstruction(ConsensusInstruction):
     def _held(self, held: Arrays) -> tuple[Arrays, Arrays]:
         theta, local_w = under(THETA, held), under(LOCAL_W, held)
         return self.dual_of(theta, local_w), local_w
+
+    @property
+    def slope(self) -> float:
+        """Of the change of the message in theta_i."""
+        over = self.averaging == "participants"
+        return slope(a=self.lam * self.alpha, rho=self.rho, of_participants=over)
 
     def dual_of(self, theta: Arrays, local_w: Arrays) -> Arrays:
         """Return pi_i = a_i (theta_i - w_i)."""
@@ -340,6 +344,23 @@ class FLAME(ConsensusStrategy):
             consensus.rebuild(self._messages(self.client_ids))
         consensus.aggregate(len(self.membership), move=move)  # (14), where w is over all
         self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
+
+    @property
+    def _slope(self) -> float:
+        a = self.lam / self.membership.num_initial  # with privacy all weigh alike
+        return slope(a=a, rho=self.penalty, of_participants=self._of_participants)
+
+    def _still(self, client: int) -> NDArray[Any]:
+        row = self.state.clients[client]
+        a = self.lam * float(row.alpha)
+        return still(
+            a * (row.theta - row.local_w),
+            row.local_w,
+            self.state.consensus.w,
+            a=a,
+            rho=self.penalty,
+            of_participants=self._of_participants,
+        )
 
     def adopt(self, model: Arrays, num_replies: int) -> None:
         """Go on from another w; the averaged arrays are those that came with it."""

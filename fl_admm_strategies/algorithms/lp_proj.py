@@ -18,17 +18,23 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern
+from ..maths.blocks import Arrays, Block, Pattern, Spec, compile_pattern
 from ..maths.checks import Count, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
-from ..maths.moreau import advance, messages
+from ..maths.moreau import advance, messages, slope, still
 from ..maths.projection import projected_block, projection
 from ..maths.schedules import StepSize
+from ..maths.seeds import short
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import OwnModelEvaluation, WeightedStrategy, evaluate_own_models
+from .shared.base import (
+    OwnModelEvaluation,
+    SummedMessages,
+    WeightedStrategy,
+    evaluate_own_models,
+)
 
 IMAGE = "P theta"
 """The name of the one array that a client uploads."""
@@ -72,7 +78,7 @@ class LpProjInstruction(Instruction):
     projected: list[str]
 
 
-class LpProjADMM(WeightedStrategy):
+class LpProjADMM(SummedMessages, WeightedStrategy):
     """Federated learning with low-dimensional projections, by ADMM (Lp-Proj-2).
 
     Parameters
@@ -134,14 +140,14 @@ class LpProjADMM(WeightedStrategy):
         """Start with theta_i^0 the initial model, w_i^0 = w^0 = P theta_i^0 and pi_i^0 = 0."""
         self._block = projected_block(arrays, self.trained, self._unprojected, self.dimension)
         theta = self._block.vector(arrays)
-        first = projection(self.seed, self.dimension, theta.size, theta.dtype.name) @ theta
+        first = projection(short(self.seed), self.dimension, theta.size, theta.dtype.name) @ theta
         return LpProjState(
             consensus=Consensus(
                 first, first.astype(np.float64) * self.membership.num_initial, first
             ),
             first=first,
             initial=arrays,
-            projection_seed=self.seed,
+            projection_seed=short(self.seed),
             clients=ClientTable(alpha=0.0, image=first, local_w=first),
         )
 
@@ -174,6 +180,21 @@ class LpProjADMM(WeightedStrategy):
         """Measure P theta_i from w_i."""
         return {IMAGE: sent.groups["anchor"]["w_i"]}
 
+    @property
+    def _summed(self) -> Block:
+        return Block(self.upload_spec())
+
+    @property
+    def _slope(self) -> float:
+        a = self.lam / self.membership.num_initial  # with privacy all weigh alike
+        return slope(a=a, rho=self.penalty, of_participants=False)
+
+    def _still(self, client: int) -> NDArray[Any]:
+        row, w = self.state.clients[client], self.state.consensus.w
+        a = self.lam * float(row.alpha)
+        dual = a * (row.image - row.local_w)
+        return still(dual, row.local_w, w, a=a, rho=self.penalty, of_participants=False)
+
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in P theta_i of the participants; w is the mean of u_i over all clients."""
         consensus = self.state.consensus
@@ -204,7 +225,8 @@ class LpProjADMM(WeightedStrategy):
 
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Take u_i out of the mean."""
-        self.state.consensus.rebuild(self._messages(self.client_ids))
+        gone = self._messages(client_ids)
+        self.state.consensus.drop(gone, lambda: self._messages(self.client_ids))
 
     def _messages(self, client_ids: Sequence[int]) -> NDArray[Any]:
         """Return u_i of some clients, shape (k, dimension)."""

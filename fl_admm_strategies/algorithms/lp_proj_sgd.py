@@ -23,6 +23,7 @@ from ..maths.blocks import Arrays, Pattern, Spec, average, compile_pattern
 from ..maths.checks import Count
 from ..maths.projection import projected_block, projection
 from ..maths.schedules import StepSize, rate_in
+from ..maths.seeds import short
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
@@ -130,10 +131,10 @@ class LpProj(EnvelopeStrategy):
         """Start with theta_i^0 the initial model and w^0 = 0."""
         self._block = projected_block(arrays, self.trained, self._unprojected, self.dimension)
         block = self._block
-        matrix = projection(self.seed, self.dimension, block.size, block.dtype.name)
+        matrix = projection(short(self.seed), self.dimension, block.size, block.dtype.name)
         self._norm = float(np.linalg.norm(matrix, 2))  # ||P||
         self._check_steps(1)
-        return LpProjState(np.zeros(self.dimension, self._block.dtype), arrays, self.seed)
+        return LpProjState(np.zeros(self.dimension, self._block.dtype), arrays, short(self.seed))
 
     def _check_steps(self, server_round: int) -> None:
         """Refuse steps that diverge on any loss that is convex."""
@@ -169,6 +170,11 @@ class LpProj(EnvelopeStrategy):
     def upload_spec(self) -> Spec:
         """Return the shape of w_i."""
         return {W: ((self.dimension,), self._block.dtype)}
+
+    @property
+    def why_not_private(self) -> str:
+        """All that is given out is w, which follows from the sums of the sampled clients' w_i."""
+        return ""
 
     def upload_reference(self, sent: ClientInstruction) -> Arrays:
         """Measure w_i from w."""

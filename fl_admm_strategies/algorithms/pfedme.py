@@ -25,8 +25,7 @@ from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledStrategy
-from .shared.base import OwnModelEvaluation, evaluate_own_models
+from .shared.base import OwnModelEvaluation, SummedMessages, evaluate_own_models
 from .shared.envelope import EnvelopeStrategy, averaged, check_outer_step
 
 KINDS = {"personal": "personal model", "global": "one global model"}
@@ -177,7 +176,7 @@ class PFedMeMatchedInstruction(Instruction):
     local_epochs: int
 
 
-class PFedMeMatched(SampledStrategy):
+class PFedMeMatched(SummedMessages):
     """pFedMe with the local work of FLAME, as FLAME's paper compares with it.
 
     theta_i stays with its client from round to round and takes H epochs near w; then w_i takes one
@@ -260,6 +259,10 @@ class PFedMeMatched(SampledStrategy):
             consensus.rebuild(self._local_ws(self.client_ids))
         consensus.aggregate(len(self.membership))
         self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
+
+    def _still(self, client: int) -> NDArray[Any]:
+        found: NDArray[Any] = self.state.clients[client].local_w
+        return found
 
     def adopt(self, model: Arrays, num_replies: int) -> None:
         """Go on from another w; the buffers are those that came with it."""

@@ -85,6 +85,9 @@ class Consensus:
     of_participants: bool = False
     was_replaced: bool = False
 
+    def __post_init__(self) -> None:
+        self._noise: NDArray[np.float64] | None = None  # of the mean of this round's u_i
+
     @classmethod
     def start(cls, first: NDArray[Any], *, of_participants: bool = False) -> Self:
         """Start with w = `first`, whose dtype is kept, and no client."""
@@ -94,6 +97,22 @@ class Consensus:
     def add_change(self, change: NDArray[Any]) -> None:
         """Take in the change of one client's message, shape (d,); that of pi_i/rho is u_i - w."""
         self.total += change
+
+    def add_noise(self, noise: NDArray[Any], num_replies: int) -> None:
+        """Add noise to the sum of the changes of this round, and to no client's variables.
+
+        The sum is the only way to w, so what is given out has the noise, and no client's later
+        variables depend on it but by w. It stays in the sum, which is not added up anew.
+
+        Parameters
+        ----------
+        noise : ndarray of shape (d,)
+        num_replies : int
+            k, of this round.
+        """
+        self.total += noise
+        self.was_replaced = True
+        self._noise = noise / num_replies
 
     def aggregate(
         self,
@@ -116,6 +135,9 @@ class Consensus:
         mean = self.total / num_clients
         if move is not None:
             mean += self.w + move
+            if self._noise is not None:
+                mean += self._noise
+        self._noise = None
         w = mean.astype(self.w.dtype)
         self.w = w if prox is None else prox(w)
 
@@ -366,16 +388,16 @@ class ConsensusADMM(ByClient):
         """Go on from another w than `aggregate` made; see `Consensus.adopt`."""
         self.mean.adopt(w, len(self.clients), num_replies)
 
-    def add_noise(self, noise: NDArray[Any]) -> None:
-        """Add noise to the sum of this round's u_i - w, and to none of the pi_i; shape (d,).
+    def add_noise(self, noise: NDArray[Any], num_replies: int) -> None:
+        """Add noise to this round's changes of the sum; see `Consensus.add_noise`."""
+        self.mean.add_noise(noise, num_replies)
 
-        The sum is the only way to w, so what is given out has the noise, and no client's later u_i
-        depends on it but by w. It stays in the sum when that would be added up anew.
+    def still(self, client: int) -> NDArray[Any]:
+        """Return the u_i with which a client's message would stay as it is, shape (d,).
+
+        pi_i/rho changes by u_i - w, and z_i by u_i less the last u_i more.
         """
-        self.mean.add_change(noise)
-        self.mean.was_replaced = True
-        if self._move is not None:
-            self._move += noise
+        return self.w if self.of_participants else (self.clients[client].u + self.w) / 2
 
     def set_dual(self, client: int, dual: NDArray[Any]) -> None:
         """Start a client's pi_i at another value than 0; w follows with `update`."""

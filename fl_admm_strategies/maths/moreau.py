@@ -66,6 +66,25 @@ def advance(
     return new, change
 
 
+def slope(*, a: float, rho: float, of_participants: bool) -> float:
+    """Return by how much a message changes when the new theta_i does by 1; see `advance`."""
+    return (1 if of_participants else 2) * a / (a + rho)
+
+
+def still(
+    dual: NDArray[Any],
+    w_i: NDArray[Any],
+    w: NDArray[Any],
+    *,
+    a: float,
+    rho: float,
+    of_participants: bool,
+) -> NDArray[Any]:
+    """Return the new theta_i with which a message stays as it is, shape (d,); see `advance`."""
+    at: NDArray[Any] = w if of_participants else ((a + rho) * w_i - (rho - a) * w) / (2 * a)
+    return at + dual / a
+
+
 def messages(
     theta: NDArray[Any],
     w_i: NDArray[Any],

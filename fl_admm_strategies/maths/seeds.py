@@ -7,6 +7,8 @@ O'Neill, "Developing a seed_seq Alternative" (2015).
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,16 @@ class _Hash:
         self._constant = self._constant * self._factor % 2**32
         words = words * np.uint32(self._constant)
         return words ^ (words >> _SHIFT)
+
+
+def short(seed: int) -> int:
+    """Return a seed of 63 bits, which a message and a saved state can hold.
+
+    Itself, or the digest of a longer one, which does not tell that: it may have to stay secret.
+    """
+    if seed < 2**63:
+        return seed
+    return int.from_bytes(blake2b(str(seed).encode(), digest_size=8).digest()) >> 1
 
 
 def words_of(number: int) -> list[int]:

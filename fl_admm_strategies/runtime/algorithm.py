@@ -216,23 +216,40 @@ class Algorithm(ABC):
         return ""
 
     @property
+    def clips_itself(self) -> bool:
+        """Whether with `privacy` clients clip their uploads, since they go on from what they sent.
+
+        The server refuses what is longer then. Here it does the clipping.
+        """
+        return False
+
+    @property
     def why_not_private(self) -> str:
         """Why one client's part in what is given out has no bound, and what to use.
 
         Empty where all of it follows from the sums of the rounds' uploads, as it does where
-        `counted_by` says so; see `take_noise` and docs/privacy.md.
+        `counted_by` says so; see `still_point`, `take_noise` and docs/privacy.md.
         """
-        if self.why_unaltered:
+        if self.why_unaltered and not self.clips_itself:
             return f"its server may not clip uploads: {self.why_unaltered}"
         if self.counted_by is None:
             return "no bound on one client's part in what others are sent is derived for it."
         return ""
 
-    def take_noise(self, noise: Arrays) -> Arrays:
+    def still_point(self, client_id: int, sent: ClientInstruction) -> Arrays:
+        """Return the upload with which a client would leave the round's sums as they are.
+
+        From it `privacy` measures uploads, so that its clip bounds what a client changes. Arrays
+        that are not in it are measured from 0. Here it is the `upload_reference`.
+        """
+        return self.upload_reference(sent)
+
+    def take_noise(self, noise: Arrays, num_uploads: int) -> Arrays:
         """Add noise to the state's sums of uploads, before `update`; return what is left of it.
 
         For what `update` also keeps by client, where noise must not come: others' later uploads
-        would depend on it. The rest goes into the uploads, in equal parts; here that is all.
+        would depend on it. The rest goes into the uploads, in equal parts; here that is all. Noise
+        is that of a sum of uploads: where a sum changes by more or less than they do, so does it.
         """
         return noise
 

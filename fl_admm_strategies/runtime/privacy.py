@@ -113,11 +113,13 @@ class Privacy:
         """Whether the clients do."""
         return self.setting is not None and self.setting.noise_at == "client"
 
-    @property
-    def asks(self) -> dict[str, Scalar]:
-        """What clients that add the noise are told."""
-        dp = self.setting
-        return {CLIP: dp.clip, NOISE: dp.std} if dp is not None and self.is_local else {}
+    def asks(self, clips_itself: bool) -> dict[str, Scalar]:
+        """Return what clients are told that add the noise, or that clip (`clips_itself`)."""
+        if (dp := self.setting) is None:
+            return {}
+        if self.is_local:
+            return {CLIP: dp.clip, NOISE: dp.std}
+        return {CLIP: dp.clip} if clips_itself else {}
 
     def begin(self) -> None:
         """Start a run."""
@@ -145,6 +147,11 @@ class Privacy:
             reason = (
                 "weights is 'size', and one client's part in a mean by examples has no bound. "
                 "Give weights='uniform'."
+            )
+        elif algorithm.clips_itself and algorithm.wire_dtype is not None:
+            reason = (
+                f"wire_dtype is {algorithm.wire_dtype!r}, and rounding would take uploads beyond "
+                "the clip, which its clients keep to themselves. Leave out wire_dtype."
             )
         if reason:
             raise ValueError(f"{name} cannot have privacy={self.setting}: {reason}")
@@ -179,7 +186,7 @@ class Privacy:
         self,
         server_round: int,
         replies: dict[int, Reply],
-        take_noise: Callable[[Arrays], Arrays],
+        take_noise: Callable[[Arrays, int], Arrays],
     ) -> dict[int, Reply]:
         """Return clipped replies that count alike, with noise in the sum of their uploads.
 
@@ -193,7 +200,8 @@ class Privacy:
             return replies
         chance, like = self._chance(server_round, uploads), next(iter(uploads.values()))
         noise = {n: chance.normal(0.0, self.setting.std, a.shape) for n, a in like.items()}
-        rest = {name: array / len(uploads) for name, array in take_noise(noise).items()}
+        left = take_noise(noise, len(uploads))
+        rest = {name: array / len(uploads) for name, array in left.items()}
         for client, arrays in uploads.items():
             noisy = {name: (arrays[name] + rest[name]).astype(arrays[name].dtype) for name in rest}
             replies[client] = replace(replies[client], arrays=arrays | noisy)

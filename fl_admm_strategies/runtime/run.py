@@ -369,7 +369,8 @@ class Run:
         for part in parts_by_client(algorithm.state):
             part.add_pending(new)
         instructions = algorithm.train_instructions(server_round, sampled) if sampled else {}
-        told, spec = {**config, **self.privacy.asks}, algorithm.upload_spec()
+        told = {**config, **self.privacy.asks(algorithm.clips_itself)}
+        spec = algorithm.upload_spec()
         asked = self.outgoing.complete(server_round, told, instructions, spec)
         uploading = [client for client in asked if algorithm.upload_spec_of(client)]
         self.privacy.spend(uploading, len(pool), stateless=algorithm.stateless)
@@ -404,9 +405,7 @@ class Run:
             server_round, self.intake.infinite * len(asked) / max(training, 1)
         )
         self.last_round = server_round
-        held = self.bound.hold(
-            server_round, uploads, algorithm.upload_reference, len(self.membership.ids)
-        )
+        held = self.bound.hold(server_round, uploads, self._measured_from, len(self.membership.ids))
         for client, reason in held.refused.items():
             self.intake.refuse(server_round, client, reason)
         accepted = self._update_state(server_round, held.replies) if held.replies else {}
@@ -437,6 +436,12 @@ class Run:
         means |= self.privacy.measured()
         self.record.trained(server_round, means)
         return means
+
+    def _measured_from(self, client: int, sent: ClientInstruction) -> Arrays:
+        """Return what a client's upload is measured from."""
+        if self.privacy.is_central:
+            return self.algorithm.still_point(client, sent)
+        return self.algorithm.upload_reference(sent)
 
     def check_aggregated(self) -> None:
         """Count a round whose replies nobody handed over as one without a usable reply.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays
 from ..maths.checks import Count, Positive, Share, WholeNumber, check_count, check_positive
+from ..maths.seeds import short
 from .aggregation import MetricsAggrFn
 from .algorithm import Algorithm, OnClient
 from .best import KeepBest, KeepBestBy
@@ -164,12 +165,12 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
             fraction_evaluate=self.fraction_evaluate,
             min_train=self.min_train_nodes,
             min_evaluate=self.min_evaluate_nodes,
-            seed=self.seed,
+            seed=short(self.seed),  # clients are told seeds that follow from it
         )
         method, privacy = declared_method(type(self)), Privacy(self.privacy, self.seed)
         bound = Bound(self.default_norm if self.max_norm is None else self.max_norm, self.on_excess)
         if self.privacy is not None and privacy.is_central:
-            bound = Bound(self.privacy.clip, "clip")
+            bound = Bound(self.privacy.clip, "refuse" if self.clips_itself else "clip")
         intake = Intake(
             self.weighted_by_key, self.membership, method, self.max_examples, self.why_unaltered
         )

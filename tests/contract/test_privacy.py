@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,27 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import nn
 
-from clients import DittoClient, FedADMMClient, FPFCClient, SGDClient, client_app
+from clients import (
+    DittoClient,
+    FedADMMClient,
+    FedGiAClient,
+    FLAMEClient,
+    FPFCClient,
+    SGDClient,
+    client_app,
+)
 from fl_admm_strategies import (
+    FLAME,
     FPFC,
     ClientDP,
     Ditto,
     FedADMM,
     FedAvg,
+    FedGiA,
+    FedMCADMM,
     InProcessGrid,
     SmoothedSCAD,
+    SquaredL2,
     StatefulStrategy,
 )
 from fl_admm_strategies.runtime.messages.noise import with_noise
@@ -46,7 +60,10 @@ LOCAL = ClientDP(clip=CLIP, noise_multiplier=Z, delta=DELTA, noise_at="client")
 SECRET = 2**100 + 1  # nobody guesses it, so nothing is logged
 
 CENTRAL = {"FedAvg", "FedProx", "LocalSGD", "PerFedAvg", "FedALA", "FedSim", "FedMAvg", "PFedMe"}
-CENTRAL |= {"FedADMM", "FedAPM", "Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP"}
+CENTRAL |= {"FedADMM", "FedAPM", "Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP", "FLAME"}
+CENTRAL |= {"FedMC-ADMM", "LpProj", "LpProjADMM", "PFedMeMatched", "FedDyn", "SCAFFOLD"}
+CENTRAL |= {"FedADMM-published", "FedADMM-published-client-duals", "FedADMM-client-duals"}
+CENTRAL |= {"FedAPM-client-duals", "FLAME-client-duals", "FedGiA-client-duals"}
 SUMMED = {"FedDyn", "SCAFFOLD", "FedMGS", "IFCA"}
 """Uploads that are added to what clients keep, or are no models: no noise of the client's either"""
 ASKS_FOR_DATA = {"PACFL", "FedMC-ADMM-rated", "FedMC-ADMM-client-duals"}
@@ -65,6 +82,7 @@ def begun(strategy: Any, case: Case, num_rounds: int) -> Any:
 def uniform(case: Case) -> dict[str, Any]:
     """Return what those need whose uploads count by their examples otherwise."""
     by_size = ("Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP")
+    by_size += ("FedADMM-client-duals", "FLAME-client-duals")
     return {"weights": "uniform"} if case.name in by_size else {}
 
 
@@ -197,6 +215,194 @@ def test_a_seed_that_can_be_guessed_is_named(warned: Warned) -> None:
     assert len(warned("seed=7", "secrets.randbits")) == 1
 
 
+# --- What one client can change, and how much noise is in what is given out ----------------------
+
+M = NUM_CLIENTS
+FLAME_RHO = 0.2
+SLOPE = (1 / M) / (1 / M + FLAME_RHO)
+"""FLAME's and Lp-Proj's: w_i' = (a theta + rho w - pi)/(a + rho), with a = lambda alpha_i = 1/m."""
+
+SUMS: dict[str, tuple[str, dict[str, Any], float]] = {
+    "FedADMM": ("FedADMM", {"rho": 0.1}, 1.0),
+    "FedADMM, from its own": ("FedADMM", {"rho": 0.1, "start_at": "own"}, 1.0),
+    "FedADMM, published": ("FedADMM", {"rho": 0.1, "published": True}, 2.0),
+    "FedADMM, client": ("FedADMM", {"rho": 0.1, "duals": "client"}, 1.0),
+    "FedADMM, published, client": (
+        "FedADMM",
+        {"rho": 0.1, "duals": "client", "published": True},
+        1.0,
+    ),
+    "FedAPM": ("FedAPM", {}, 1.0),
+    "FLAME": ("FLAME", {}, SLOPE),
+    "FLAME, published": ("FLAME", {"published": True}, 2 * SLOPE),
+    "FLAME, client": ("FLAME", {"duals": "client"}, 1.0),
+    "FLAME, published, client": ("FLAME", {"published": True, "duals": "client"}, 1.0),
+    "FedMC-ADMM": ("FedMC-ADMM", {"beta": 0.3}, 1.0),
+    "FedMC-ADMM, from V": ("FedMC-ADMM", {"beta": 0.3, "start_at": "global"}, 1.0),
+    "FedMC-ADMM, published": ("FedMC-ADMM", {"beta": 0.3, "published": True}, 2.0),
+    "FedMC-ADMM, client": ("FedMC-ADMM", {"beta": 0.3, "duals": "client"}, 1.0),
+    "LpProjADMM": ("LpProjADMM", {}, 2 * SLOPE),
+    "PFedMeMatched": ("PFedMeMatched", {"outer_lr": 1.0}, 1.0),
+    "FedDyn": ("FedDyn", {}, 1.0),
+}
+"""The case, settings, and by how much a client's message changes when its upload does by 1."""
+
+each_sum = pytest.mark.parametrize(("name", "settings", "slope"), SUMS.values(), ids=SUMS)
+
+
+def total_of(strategy: Any) -> NDArray[np.float64]:
+    consensus = strategy.state.consensus
+    found: NDArray[np.float64] = getattr(consensus, "mean", consensus).total
+    return found.copy()
+
+
+@each_sum
+def test_a_client_changes_the_sum_by_its_clip_at_most(
+    name: str, settings: dict[str, Any], slope: float
+) -> None:
+    """One client a round, whose dual has grown in earlier ones. Its bound is reached, too."""
+    case, clip = case_of(name), 0.02
+    dp = ClientDP(clip=clip, noise_multiplier=0, delta=DELTA)
+    strategy = case.strategy(
+        seed=SECRET, privacy=dp, fraction_evaluate=0, fraction_train=0.17, **settings
+    )
+    totals = []
+    strategy.start(
+        grid_of(case),
+        case.initial_arrays(),
+        12,
+        on_round=lambda server_round, metrics: totals.append(total_of(strategy)),
+    )
+    clients = [c for asked in trained(strategy).values() for c in asked]
+    assert len(clients) == 12 > len(set(clients))  # so some were asked again
+    changes = [np.linalg.norm(b - a) for a, b in pairwise(totals)]
+    assert max(changes) <= slope * clip * (1 + 1e-4)
+    assert max(changes) >= slope * clip * (1 - 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("FedADMM", False),
+        ("FedADMM", True),
+        ("FLAME", False),
+        ("FLAME", True),
+        ("FedMC-ADMM", False),
+    ],
+)
+def test_clients_that_clip_themselves_run_as_those_that_the_server_clips(
+    name: str, published: bool
+) -> None:
+    """The clip is of z_i, or pi_i/rho, where clients keep them, and of the upload elsewhere."""
+    case, slope = case_of(name), (2.0 if published else 1.0) * (SLOPE if name == "FLAME" else 1.0)
+    # A client of FedMC-ADMM starts at the W_i that it has itself, which no server's clip changes.
+    own: dict[str, Any] = {"FedADMM": {"rho": 0.1}, "FedMC-ADMM": {"start_at": "global"}}
+    given = own.get(name, {}) | {"published": published}
+    ends = []
+    for duals, clip in (("strategy", 0.05), ("client", 0.05 * slope)):
+        dp = ClientDP(clip=clip, noise_multiplier=0, delta=DELTA)
+        strategy = private(case, dp, 5, duals=duals, fraction_train=0.5, **given)
+        assert sum(m.get("refused", 0) for m in means_of(strategy)) == 0
+        ends.append(flat(strategy.global_model()))
+    free = private(case, ClientDP(clip=1e6, noise_multiplier=0, delta=DELTA), 5, **given)
+    assert np.abs(ends[0] - flat(free.global_model())).max() > 1e-3
+    np.testing.assert_allclose(*ends, atol=1e-5)
+
+
+def means_of(strategy: StatefulStrategy) -> list[Any]:
+    return [*strategy.run.record.result.train_metrics_clientapp.values()]
+
+
+# By how much noise of 1 in the sum of the uploads is in w, where all m clients train: 1/m of the
+# mean of the uploads, 1/m of the mean dual. V of FedMC-ADMM then shrinks by R's prox, and the one
+# of Lp-Proj is 20 numbers of no model.
+PROX = 1 / (1 + 0.1 / (M * 1.0))
+GAINS: dict[str, tuple[float, dict[str, Any]]] = {
+    **dict.fromkeys(["FedAvg", "FedProx", "LocalSGD", "FedALA", "FedSim", "PFedMe"], (1 / M, {})),
+    **dict.fromkeys(["Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP"], (1 / M, {})),
+    "PerFedAvg": (1 / M, {}),
+    **dict.fromkeys(["FedADMM", "FedAPM", "FedDyn"], (2 / M, {})),
+    "FedADMM-client-duals": (2 / M, {}),
+    "FedADMM-published": (2 / M, {}),
+    "FedADMM-published-client-duals": (1 / M, {}),
+    "FedAPM-client-duals": (1 / M, {}),
+    "FedGiA-client-duals": (1 / M, {}),
+    "FLAME": (2 * SLOPE / M, {}),
+    "FLAME-client-duals": (2 / M, {}),
+    "FedMC-ADMM": (2 * PROX / M, {}),
+    "LpProj": (1 / M, {"dimension": 20}),
+    "LpProjADMM": (2 * SLOPE / M, {"dimension": 20}),
+    "PFedMeMatched": (1 / M, {}),
+    "SCAFFOLD": (0.9 / M, {}),
+}
+
+
+def released(strategy: Any) -> NDArray[np.float64]:
+    if (model := strategy.global_model()) != {}:
+        return flat(model)
+    state = strategy.state
+    return flat({"w": state.w if hasattr(state, "w") else state.consensus.w})
+
+
+@pytest.mark.parametrize("name", GAINS)
+def test_the_noise_that_is_given_out_has_the_size_that_is_derived(name: str) -> None:
+    case, (gain, settings) = case_of(name), GAINS[name]
+    found = []
+    for seed in range(SECRET, SECRET + 9):
+        if sum(map(len, found)) > 90:
+            break
+        noisy, clean = (
+            case.strategy(
+                **{"seed": seed, "privacy": dp, "fraction_evaluate": 0, **settings},
+                **uniform(case),
+            )
+            for dp in (DP, ClientDP(clip=CLIP, noise_multiplier=0, delta=DELTA))
+        )
+        found.append(released(begun(noisy, case, 1)) - released(begun(clean, case, 1)))
+    noise = np.concatenate(found) / (gain * Z * CLIP)
+    assert 0.72 < noise.std() < 1.32  # 4 deviations of 90 numbers; less than the square root of 2
+    assert abs(noise.mean()) < 4 / math.sqrt(len(noise))
+
+
+def test_every_case_with_noise_at_the_server_is_measured() -> None:
+    assert CENTRAL - GAINS.keys() == {"FedMAvg"}  # a proximal step at the server
+
+
+@pytest.mark.parametrize("name", ["FLAME", "PFedMeMatched", "LpProjADMM", "FedMC-ADMM"])
+def test_no_sum_is_added_up_anew_without_its_noise(name: str) -> None:
+    strategy = private(case_of(name))
+    consensus = getattr(strategy.state.consensus, "mean", strategy.state.consensus)
+    before = total_of(strategy)
+    consensus.rebuild(np.zeros((1, before.size)))
+    np.testing.assert_array_equal(total_of(strategy), before)
+
+
+def test_the_control_variates_have_noise_of_their_own() -> None:
+    """Of SCAFFOLD's upload, y_i - x and the change of c_i clipped together: noise in both sums."""
+    clean = ClientDP(clip=CLIP, noise_multiplier=0, delta=DELTA)
+    case = case_of("SCAFFOLD")
+    noisy, plain = (private(case, dp, 1) for dp in (DP, clean))
+    in_c = total_of(noisy) - total_of(plain)
+    in_x = (flat(noisy.global_model()) - flat(plain.global_model())) * M / 0.9
+    assert 0.6 < in_c.std() / (Z * CLIP) < 1.5
+    assert abs(np.corrcoef(in_c, in_x)[0, 1]) < 0.6  # one draw for each number
+    ((change, *_),) = [plain.state.consensus.w[None]]
+    x = flat({n: a.numpy() for n, a in case.initial_arrays().items()})
+    moved = np.linalg.norm([*(change - x) / 0.9, *total_of(plain) / M])
+    assert moved <= CLIP * (1 + 1e-5)
+
+
+def test_a_client_that_does_not_clip_itself_is_refused(warned: Warned) -> None:
+    class Unclipped(FedADMMClient):
+        def clipped(self, upload: Any, sent: Any, config: Any) -> Any:
+            return upload, 1.0
+
+    strategy = FedADMM(rho=0.1, lr=5.0, duals="client", privacy=DP, fraction_evaluate=0)
+    with refused(RuntimeError, "the bound is 0.2"):
+        run_of(strategy, Unclipped, 3)
+    assert warned("client 0 refused", "the bound is 0.2")
+
+
 # --- Epsilon --------------------------------------------------------------------------------------
 
 
@@ -239,17 +445,26 @@ def test_a_run_that_goes_on_with_the_noise_elsewhere_counts_both_parts() -> None
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("client", [SGDClient, FedADMMClient])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("FedAvg", "FedADMM", "FedADMM-published-client-duals", "FLAME", "FLAME-client-duals"),
+        *("FedMC-ADMM", "LpProjADMM", "PFedMeMatched", "FedDyn", "SCAFFOLD", "FedGiA-client-duals"),
+    ],
+)
 def test_a_resumed_run_goes_on_to_the_same_bits_and_the_same_epsilon(
-    client: Any, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    kind: Any = {SGDClient: FedAvg, FedADMMClient: FedADMM}[client]
+    case = case_of(name)
 
     def start(folder: str, num_rounds: int, **options: Any) -> Any:
-        strategy = kind(seed=SECRET, privacy=DP, fraction_train=0.5, lr=0.5, fraction_evaluate=0)
-        grid = InProcessGrid(client_app(client_fn_of(client)), NUM_CLIENTS)
+        strategy = case.strategy(
+            seed=SECRET, privacy=DP, fraction_train=0.5, fraction_evaluate=0, **uniform(case)
+        )
+        client_class = partial(case.client_class, state_dir=tmp_path / folder / "clients")
+        grid = InProcessGrid(client_app(client_fn_of(client_class)), NUM_CLIENTS)
         options = {"checkpoint_dir": tmp_path / folder, **options}
-        strategy.start(grid, initial_arrays(), num_rounds, **options)
+        strategy.start(grid, case.initial_arrays(), num_rounds, **options)
         return strategy
 
     whole = start("whole", 6)
@@ -341,9 +556,19 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (Ditto(weights="size", privacy=DP), DittoClient, ["weights"]),
         (FedAvg(aggregation="median", privacy=DP), SGDClient, ["aggregation"]),
-        (FedADMM(published=True, privacy=DP), FedADMMClient, ["published"]),
-        (FedADMM(duals="client", privacy=DP), FedADMMClient, ["duals"]),
         (FedADMM(max_missed_rounds=3, privacy=DP), FedADMMClient, ["max_missed_rounds"]),
+        (FLAME(max_missed_rounds=3, privacy=DP), FLAMEClient, ["max_missed_rounds"]),
+        (
+            FedGiA(curvature=1.0, duals="client", max_missed_rounds=3, privacy=DP),
+            FedGiAClient,
+            ["max"],
+        ),
+        (FedGiA(duals="client", privacy=DP), FedGiAClient, ["curvature"]),
+        (FLAME(weights="size", privacy=DP), FLAMEClient, ["weights"]),
+        (FedADMM(duals="client", wire_dtype="float16", privacy=DP), FedADMMClient, ["wire_dtype"]),
+        (FedADMM(duals="client", privacy=LOCAL), FedADMMClient, ["duals"]),
+        (FedMCADMM(SquaredL2(0.1), y0="handshake", privacy=DP), FedADMMClient, ["y0"]),
+        (FedMCADMM(SquaredL2(0.1), rows="rated", privacy=DP), FedADMMClient, ["rows"]),
     ],
     ids=lambda value: "",
 )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.common.settings import refuse_unknown
-from fl_admm_strategies.runtime.messages.noise import CLIP, NOISE, NOISED, with_noise
+from fl_admm_strategies.runtime.messages.noise import CLIP, NOISE, NOISED, clipped, with_noise
 from fl_admm_strategies.runtime.messages.records import (
     ARRAYS,
     SECURE,
@@ -184,7 +184,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         uploaded = self.ordered(upload, parameters, config)
         seals = self.seals and "run" in config and SECURE not in config
         sealed = {SEAL: seal(uploaded)} if seals else {}
-        if CLIP in config:
+        if NOISE in config:
             sealed = {NOISED: 1}  # the server does not know what the client holds
         counted = int(config.get(SECURE, 0)) or num_examples
         return uploaded, counted, metrics | sealed | self.stamp()
@@ -258,7 +258,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
                 "have. Use one model definition on both sides."
             )
         travelling = {name: upload[name] for name in names}
-        if CLIP in config:
+        if NOISE in config:
             sent = next(iter(split_groups(parameters, config).values()))
             travelling = with_noise(travelling, sent, config[CLIP], config[NOISE])
         return list(reduced_upload(travelling, config, self.buffer_names()).values())
@@ -281,6 +281,24 @@ class MethodClient(NumPyClient, Generic[Asked]):
             return change, {}
         before = {} if first else self.memory.require(config)
         return with_held_back(change, before, config)
+
+    def clipped(self, upload: Arrays, sent: Arrays, config: Scalars) -> tuple[Arrays, float]:
+        """Clip an upload as `privacy` asks a client to that goes on from what it sends.
+
+        Parameters
+        ----------
+        upload : Arrays
+            All that will be uploaded.
+        sent : Arrays
+            What it is measured from; 0 for arrays that are not in it.
+
+        Returns
+        -------
+        upload : Arrays
+        share : float
+            How much of the change is left; the client goes on as if it had come no further.
+        """
+        return clipped(upload, sent, config[CLIP]) if CLIP in config else (upload, 1.0)
 
     def buffer_names(self) -> Collection[str]:
         """Return which arrays are buffers, which are never rounded on their way; here none."""

@@ -32,6 +32,13 @@ SUMMED = (
 """Why some methods' uploads may not be changed on their way."""
 
 
+FORGETS = (
+    "a client that leaves takes its message out of the sum, where there is no noise in it. Leave "
+    "out max_missed_rounds."
+)
+"""Why `privacy` cannot be where clients leave."""
+
+
 @dataclass
 class SummedState:
     """The global model, and the sum of the variables that the clients keep.
@@ -100,6 +107,11 @@ class ConsensusInstruction(Instruction):
     optimised: list[str]
 
     @property
+    def averaged(self) -> Arrays:
+        """The arrays that are not optimised, as they were sent."""
+        return {n: array for n, array in self.anchor.items() if n not in self.optimised}
+
+    @property
     def begins(self) -> bool:
         """Whether the message has the client's variables: those that it holds do not count."""
         return self.start is not None or self.dual is not None
@@ -130,7 +142,50 @@ class ConsensusInstruction(Instruction):
         return model if held else {}
 
 
-class ConsensusForm(SampledStrategy):
+class SummedMessages(SampledStrategy):
+    """Base of the methods whose server has a message of every client, and their sum.
+
+    The state has the sum as `consensus`. Here a message changes as much as the upload does.
+    """
+
+    _block: Block = field(init=False)  # what is optimised; `init_state` sets it
+
+    @property
+    def _summed(self) -> Block:
+        """The arrays of an upload that a message is made of."""
+        return self._block
+
+    @property
+    def _slope(self) -> float:
+        """By how much a message changes when the upload does by 1."""
+        return 1.0
+
+    def _still(self, client: int) -> NDArray[Any]:
+        """Return the upload with which a client's message would stay as it is, shape (d,)."""
+        found: NDArray[Any] = self.state.consensus.still(client)
+        return found
+
+    @property
+    def why_not_private(self) -> str:
+        """Say where the sum has other parts than what clipped uploads changed in it."""
+        if self.clips_itself:
+            return super().why_not_private
+        return FORGETS if self.max_missed_rounds is not None else ""
+
+    def still_point(self, client_id: int, sent: ClientInstruction) -> Arrays:
+        """Return what would change no message; the other arrays are measured as they were sent."""
+        found = super().still_point(client_id, sent)
+        return found if self.clips_itself else found | self._summed.arrays(self._still(client_id))
+
+    def take_noise(self, noise: Arrays, num_uploads: int) -> Arrays:
+        """Add noise to the sum of the messages, and to none of them; the rest's is left."""
+        if self.clips_itself:
+            return super().take_noise(noise, num_uploads)
+        self.state.consensus.add_noise(self._slope * self._summed.vector(noise), num_uploads)
+        return self._summed.rest(noise)
+
+
+class ConsensusForm(SummedMessages):
     """Base of the ADMM methods whose clients agree on a model: which iteration, and what is where.
 
     Parameters
@@ -165,7 +220,6 @@ class ConsensusForm(SampledStrategy):
     start_at: Literal["global", "own"] | None = None
     averaging: Literal["participants", "all"] | None = None
     duals: Duals = "strategy"
-    _block: Block = field(init=False)  # what is optimised; `init_state` sets it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -216,6 +270,15 @@ class ConsensusForm(SampledStrategy):
     def why_unaltered(self) -> str:
         """Why no upload may be changed on its way where clients keep their variables."""
         return SUMMED.format(instead="Give duals='strategy'.") if self.duals == "client" else ""
+
+    @property
+    def clips_itself(self) -> bool:
+        """Whether clients keep their variables."""
+        return self.duals == "client"
+
+    @property
+    def _slope(self) -> float:
+        return 1.0 if self.averaging == "participants" else 2.0
 
     def variables(
         self, start: NDArray[Any] | None, dual: NDArray[Any] | None
@@ -296,6 +359,11 @@ class SummedStrategy(SampledStrategy):
     def why_unaltered(self) -> str:
         """Why no upload may be changed on its way."""
         return SUMMED.format(instead="Use FedADMM.")
+
+    @property
+    def clips_itself(self) -> bool:
+        """Clients keep a variable, which changes as they say."""
+        return True
 
     def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
         """Begin again: nobody knows the variables that were lost."""

@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from ...maths.blocks import Arrays
 from ...maths.checks import Positive, check_count, check_positive
 from ...maths.regularizers import Regularizer, check_regularizer
+from ...maths.seeds import short
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Metrics
 from ...runtime.messages.schema import Instruction
@@ -137,7 +138,7 @@ class CompletionStrategy(SampledStrategy):
 
     def first_users(self, client: int) -> dict[str, Any]:
         """Return what a client must know to draw its U_i^0, and p."""
-        sequence = np.random.SeedSequence([self.seed, client])
+        sequence = np.random.SeedSequence([short(self.seed), client])
         return {
             "factor_seed": int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)),
             "factor_scale": self.init_scale,

@@ -107,7 +107,7 @@ class Bound:
         self,
         server_round: int,
         replies: dict[int, Reply],
-        reference: Callable[[ClientInstruction], Arrays],
+        reference: Callable[[int, ClientInstruction], Arrays],
         num_clients: int,
     ) -> Held:
         """Return what may be used of a round's replies.
@@ -117,8 +117,8 @@ class Bound:
         server_round : int
         replies : dict of int to Reply
         reference : callable
-            Returns what an upload is measured from, by what its client was sent; an array that is
-            missing there, or has another shape, is measured from 0.
+            Returns what an upload is measured from, by its client and what that was sent; an array
+            that is missing there, or has another shape, is measured from 0.
         num_clients : int
             Of the run.
         """
@@ -128,7 +128,7 @@ class Bound:
         ]
         if self.max_norm == math.inf or not moved:
             return Held(replies, [], {})
-        starts = {client: reference(replies[client].asked) for client in moved}
+        starts = {client: reference(client, replies[client].asked) for client in moved}
         norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
         limit = self._limit(norms, num_clients)
         excess = {client: norm for client, norm in norms.items() if norm > limit}

@@ -29,7 +29,7 @@ def hold(
 ) -> Held:
     asked = ClientInstruction({"model": reference or {}})
     uploads = {client: replace(reply, asked=asked) for client, reply in replies.items()}
-    return bound.hold(4, uploads, Mean().upload_reference, num_clients)
+    return bound.hold(4, uploads, lambda _, sent: Mean().upload_reference(sent), num_clients)
 
 
 def moved(*norms: float) -> dict[int, Reply]:
