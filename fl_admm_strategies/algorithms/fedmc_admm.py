@@ -290,6 +290,21 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         self.state.consensus.adopt(self._block.vector(model), num_replies)
 
     @property
+    def how_counted(self) -> str:
+        """What the sum of the changes of Z_i asks for."""
+        more = " and leave out rows='rated'" if self.rows == "rated" else ""
+        return super().how_counted + more
+
+    @property
+    def why_not_noised(self) -> str:
+        """Say what clients are asked for beside V's change, where it is of their ratings."""
+        if self.rows == "rated":
+            return "it asks every client which items it rated. Leave out rows='rated'."
+        if self.y0 == "handshake":
+            return "it asks every client for Y_i^0. Leave out y0='handshake'."
+        return super().why_not_noised
+
+    @property
     def why_not_private(self) -> str:
         """Say where V has parts that no clipped upload changed."""
         if self.rows == "rated":

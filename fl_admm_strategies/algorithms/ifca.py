@@ -278,7 +278,7 @@ class IFCA(ClusteredStrategy):
     @property
     def why_unaltered(self) -> str:
         """Why no upload may be changed on its way."""
-        return "they are changes, which a clipping around a model would spoil. Use CFL or PACFL."
+        return "they are changes, which a clipping around a model would spoil. Use CFL."
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Move every model by those who took it, and what is everybody's by all."""

@@ -183,6 +183,11 @@ class PACFL(ClusteredStrategy):
         merges, heights = tree(proximity(bases, self.measure), self.linkage)
         return cut(merges, len(bases) - int((heights <= self.threshold).sum()))
 
+    @property
+    def why_not_noised(self) -> str:
+        """Why noise in the models alone hides nothing."""
+        return "it asks every client for directions of its data, which are no upload. Use CFL."
+
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, PACFLQuestion]:
         """Ask every client for the directions of its data."""
         question = PACFLQuestion({}, self.num_vectors, self.per_class)

@@ -216,6 +216,19 @@ class Algorithm(ABC):
         return ""
 
     @property
+    def why_not_noised(self) -> str:
+        """Why clients may add no noise to what they upload, and what to use; empty where they may.
+
+        Where an upload must be as it was, or clients are asked for more of their data than that.
+        """
+        return self.why_unaltered
+
+    @property
+    def how_counted(self) -> str:
+        """What to give so that a method has a `counted_by`; empty where nothing helps."""
+        return ""
+
+    @property
     def clips_itself(self) -> bool:
         """Whether with `privacy` clients clip their uploads, since they go on from what they sent.
 

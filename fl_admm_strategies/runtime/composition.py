@@ -64,14 +64,21 @@ def check_wrappers(strategy: Algorithm, wrappers: Sequence[Any]) -> None:
         if strategy.why_not_adopted:
             raise ValueError(
                 f"{around} is around {name}, whose global model it could not change: "
-                f"{strategy.why_not_adopted}. Run {name} itself, as strategy.start(...); for "
-                "privacy give its clients mods=[LocalDpMod(...)] (docs/composition.md)."
+                f"{strategy.why_not_adopted}. Run {name} itself, as strategy.start(...)"
+                f"{local_noise(strategy)} (docs/composition.md)."
             )
         if _is(wrapper, _CLIPPING) and strategy.why_unaltered:
             raise ValueError(
                 f"{around} is around {name}, whose uploads must arrive as they were sent: "
                 f"{strategy.why_unaltered}"
             )
+
+
+def local_noise(strategy: Algorithm) -> str:
+    """Return what gives a method without a global model privacy, as the end of a sentence."""
+    if strategy.why_not_noised:
+        return f". Noise in what its clients upload would not do: {strategy.why_not_noised}"
+    return "; for privacy give its clients mods=[LocalDpMod(...)]"
 
 
 def check_secure_aggregation(strategy: Algorithm, max_norm: object, *, is_private: bool) -> None:
@@ -93,10 +100,8 @@ def check_secure_aggregation(strategy: Algorithm, max_norm: object, *, is_privat
     name, reason = type(strategy).__name__, ""
     if strategy.counted_by is None:
         reason = "its server takes every upload for itself"
-        if getattr(strategy, "duals", "") == "strategy":
-            reason += ". Give duals='client'"
-        elif getattr(strategy, "aggregation", "mean") != "mean":
-            reason += ". Give aggregation='mean'"
+        if strategy.how_counted:
+            reason += f". {strategy.how_counted}"
     elif not strategy.all_upload:
         reason = "clients that were not drawn upload nothing. Give everyone_trains=False"
     elif strategy.wire_dtype:
@@ -104,7 +109,8 @@ def check_secure_aggregation(strategy: Algorithm, max_norm: object, *, is_privat
     elif max_norm not in (None, math.inf):
         reason = "nobody sees an upload that max_norm could bound. Leave it out"
     elif is_private:
-        reason = "nobody sees an upload that privacy could clip. Give noise_at='client'"
+        reason = "nobody sees an upload that privacy could clip. "
+        reason += "Leave it out" if strategy.why_not_noised else "Give noise_at='client'"
     if reason:
         raise ValueError(
             f"SecAggPlusWorkflow is around {name}, which gets the mean of a round's uploads from "

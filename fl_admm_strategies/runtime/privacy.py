@@ -140,9 +140,9 @@ class Privacy:
             return
         name, reason = type(algorithm).__name__, ""
         if self.is_local:
-            reason = algorithm.why_unaltered
+            reason = algorithm.why_not_noised
         elif reason := algorithm.why_not_private:
-            reason += "" if algorithm.why_unaltered else " Or give noise_at='client'."
+            reason += "" if algorithm.why_not_noised else " Or give noise_at='client'."
         elif getattr(algorithm, "weights", "uniform") == "size":
             reason = (
                 "weights is 'size', and one client's part in a mean by examples has no bound. "

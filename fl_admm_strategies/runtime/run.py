@@ -46,6 +46,7 @@ from .trust.means import weighted_means, without_extremes
 Exchange = Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
 """Sends instructions of a kind to their clients and returns what came back."""
 
+_BY_MODS = "; what clients upload can be changed by client_app(..., mods=[...])."
 _STATE = "state/"  # before the names of the algorithm's own arrays
 
 
@@ -473,8 +474,8 @@ class Run:
         if algorithm.why_not_adopted:
             raise ValueError(
                 f"{name} got back another global model than it returned, and cannot go on from "
-                f"one: {algorithm.why_not_adopted}. Leave it as it is; what clients upload can be "
-                "changed by client_app(..., mods=[...])."
+                f"one: {algorithm.why_not_adopted}. Leave it as it is"
+                + ("." if algorithm.why_not_noised else _BY_MODS)
             )
         now = algorithm.model("global", self.membership.ids[0])
         assert not isinstance(now, OnClient)

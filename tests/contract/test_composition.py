@@ -53,7 +53,7 @@ SENTENCES = {
     "b": "for privacy give its clients mods=[LocalDpMod(...)]",
     "c": "docs/composition.md",
     "d": "docs/composition.md",
-    "e": "Use CFL or PACFL",
+    "e": "Use CFL.",
     "f": "the server has the sum of these variables alone|docs/composition.md",
     "g": "FedMAvg|duals='client'|docs/composition.md",
 }
@@ -95,6 +95,20 @@ def test_a_method_works_in_company_or_is_refused(case: Case, companion: Companio
         companion.run(case, strategy)
     assert any(part in str(caught.value) for part in SENTENCES[note].split("|"))
     assert dict(strategy.train_metrics) == {}  # nobody has trained for anything
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if companions.SERVER in row_of(case).refused],
+    ids=lambda case: case.name,
+)
+def test_a_wrapper_that_is_refused_is_told_of_a_mod_only_where_that_goes(case: Case) -> None:
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        wrapped_by(SERVER_SIDE)(case.strategy(seed=1)).start(
+            grid_of(case), case.initial_arrays(), 1
+        )
+    if "LocalDpMod" in str(caught.value):
+        assert companions.LOCAL not in row_of(case).refused
 
 
 # --- Noise counts ---------------------------------------------------------------------------------
@@ -263,8 +277,10 @@ def test_a_hook_cannot_change_what_is_no_model(case: Case) -> None:
 
     settings = {**getattr(case.strategy, "keywords", {}), "seed": 1}
     strategy = Changing(*getattr(case.strategy, "args", ()), **settings)
-    with refused(ValueError, "Changing", "mods=[...]"):
+    with pytest.raises(ValueError, match="another global model") as caught:
         strategy.start(grid_of(case), case.initial_arrays(), 2)
+    mods_may = row_of(case).refused.get(companions.LOCAL) is None
+    assert ("mods=[...]" in str(caught.value)) == mods_may
 
 
 def test_hooks_where_they_would_never_be_called_are_refused_at_once() -> None:

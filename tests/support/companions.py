@@ -175,11 +175,11 @@ ROWS = [
         never("b", SERVER, CLIENT, ADOPTED) | never("c", LEGACY),
     ),
     Row("`Local`", ["Local"], never("b", SERVER, CLIENT, ADOPTED) | never("d", LEGACY)),
-    Row("`IFCA`", ["IFCA"], never("b", SERVER, CLIENT, ADOPTED) | never("e", LOCAL, LEGACY)),
+    Row("`IFCA`", ["IFCA"], never("e") | never("b", ADOPTED)),
     Row(
         '`PACFL`, `FedMCADMM(rows="rated")`',
         ["PACFL", "FedMC-ADMM-rated"],
-        never("b", SERVER, CLIENT, ADOPTED) | never("c", LOCAL, LEGACY),
+        never("c") | never("b", ADOPTED),
     ),
     Row(
         '`FedDyn`, `SCAFFOLD`, every `duals="client"` but `FedGiA`\'s',

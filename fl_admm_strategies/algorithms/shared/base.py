@@ -272,6 +272,11 @@ class ConsensusForm(SummedMessages):
         return SUMMED.format(instead="Give duals='strategy'.") if self.duals == "client" else ""
 
     @property
+    def how_counted(self) -> str:
+        """The sum of what clients change is enough where they keep their variables."""
+        return "Give duals='client'"
+
+    @property
     def clips_itself(self) -> bool:
         """Whether clients keep their variables."""
         return self.duals == "client"

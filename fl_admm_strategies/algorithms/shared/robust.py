@@ -165,6 +165,11 @@ class RobustStrategy(SampledStrategy):
         return super().idle_settings | idle.get(self.aggregation, set())
 
     @property
+    def how_counted(self) -> str:
+        """The mean needs no single upload."""
+        return "" if self.aggregation == "mean" else "Give aggregation='mean'"
+
+    @property
     def why_not_private(self) -> str:
         """A robust rule is no mean of the uploads."""
         if self.aggregation == "mean":

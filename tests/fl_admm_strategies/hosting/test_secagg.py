@@ -16,13 +16,23 @@ from flwr.server import LegacyContext, ServerConfig
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from numpy.typing import NDArray
 
-from clients import DittoClient, FedADMMClient, FPFCClient, PFedMeClient, SGDClient
+from clients import (
+    DittoClient,
+    FedADMMClient,
+    FedDynClient,
+    FedGiAClient,
+    FPFCClient,
+    PFedMeClient,
+    SGDClient,
+)
 from fl_admm_strategies import (
     FPFC,
     ClientDP,
     Ditto,
     FedADMM,
     FedAvg,
+    FedDyn,
+    FedGiA,
     InProcessGrid,
     LegacyStrategy,
     PFedMe,
@@ -209,6 +219,8 @@ DP = ClientDP(clip=1.0, noise_multiplier=1.0, delta=1e-3)
         (lambda: Ditto(max_norm=1.0), DittoClient, ["max_norm"]),
         (lambda: Ditto(wire_dtype="float16"), DittoClient, ["wire_dtype"]),
         (lambda: Ditto(privacy=DP), DittoClient, ["noise_at='client'"]),
+        (lambda: FedDyn(privacy=DP), FedDynClient, ["Leave it out"]),
+        (lambda: FedGiA(), FedGiAClient, ["every upload for itself (docs"]),
         (lambda: FedADMM(duals="client", weights="size"), FedADMMClient, ["uniform"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
