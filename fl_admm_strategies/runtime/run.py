@@ -567,10 +567,24 @@ class Run:
         function, key = self.algorithm.evaluate_metrics_aggr_fn, self.intake.weighted_by_key
         if function is None:
             means = self.algorithm.evaluation_metrics(clients, weighted_means(accepted, key))
+            means = self._with_headline(means)
         else:
-            means = aggregated_by(function, "evaluate_metrics_aggr_fn", accepted, key)
+            named = {
+                client: replace(reply, metrics=self._with_headline(reply.metrics))
+                for client, reply in accepted.items()
+            }
+            means = aggregated_by(function, "evaluate_metrics_aggr_fn", named, key)
         self.record.evaluated(server_round, means)
         return means
+
+    def _with_headline(self, metrics: Metrics) -> Metrics:
+        """Return metrics with those of the headline model under their plain names as well.
+
+        Projects read ``accuracy``, and clients report ``personal-accuracy`` and others.
+        """
+        headline = f"{next(iter(self.algorithm.kinds))}-"
+        plain = {n.removeprefix(headline): v for n, v in metrics.items() if n.startswith(headline)}
+        return {**metrics, **{name: v for name, v in plain.items() if name not in metrics}}
 
     def for_decisions(self, server_round: int, metrics: Mapping[str, float]) -> Metrics:
         """Return the metrics of a round as a rule that ends a run gets them.
@@ -589,7 +603,8 @@ class Run:
         evaluated = {} if own else self.record.evaluate_metrics.get(server_round, {})
         if evaluated:
             held = without_extremes(evaluated)
-            found |= self.algorithm.evaluation_metrics(held, self.intake.means_of(held))
+            means = self.algorithm.evaluation_metrics(held, self.intake.means_of(held))
+            found |= self._with_headline(means)
         return found | self.record.central(server_round)
 
     def _on_state_lost(self, server_round: int, lost: Sequence[int]) -> None:

@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from clients import client_app
-from fl_admm_strategies import InProcessGrid, LegacyStrategy
-from tests.support.cases import CHEAP, Case, each_case, grid_of
+from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
+from tests.support.cases import CHEAP, NUM_CLIENTS, Case, case_of, each_case, grid_of
 from tests.support.federation import Adding, Mean, client_fn_of, initial_arrays
 from tests.support.legacy import run_workflow
 from tests.support.refusals import refused
@@ -154,3 +154,62 @@ def test_what_is_no_such_function_is_refused() -> None:
     strategy = Mean(evaluate_metrics_aggr_fn=lambda records, key: {"loss": 1.0})  # type: ignore
     with refused(TypeError, "evaluate_metrics_aggr_fn", "dict", "MetricRecord"):
         strategy.start(grid_of(CHEAP), CHEAP.initial_arrays(), 1)
+
+
+# --- The headline's metrics under their plain names -----------------------------------------------
+
+
+def mean_accuracy(records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+    """Return what projects make of FedAvg's clients' metrics."""
+    found: list[Any] = [record["metrics"] for record in records]
+    total = sum(own[weighted_by_key] for own in found)
+    mean = sum(own[weighted_by_key] * own.get("accuracy", 0.0) for own in found) / total
+    return MetricRecord({"accuracy": mean})
+
+
+def weighted_average(clients: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    """Return the same under the legacy API, as Flower's examples have it."""
+    total = sum(count for count, _ in clients)
+    return {"accuracy": sum(count * own.get("accuracy", 0.0) for count, own in clients) / total}
+
+
+each_kind = pytest.mark.parametrize("name", ["FedADMM", "Ditto", "FLAME", "FPFC", "PerFedAvg"])
+
+
+def headline_accuracy(strategy: StatefulStrategy, server_round: int) -> float:
+    """Return the mean over the clients, who report it once, under its model's name."""
+    own = strategy.evaluate_metrics[server_round].values()
+    assert not any("accuracy" in metrics for metrics in own)
+    name = f"{next(iter(strategy.kinds))}-accuracy"
+    mean = sum(m["num-examples"] * m[name] for m in own) / sum(m["num-examples"] for m in own)
+    assert mean > 0
+    return mean
+
+
+@each_kind
+@pytest.mark.parametrize("function", [None, mean_accuracy])
+def test_the_headlines_accuracy_has_its_plain_name_too(name: str, function: Any) -> None:
+    case, asked = case_of(name), dict[int, Mapping[str, float]]()
+    strategy = case.strategy(seed=1, evaluate_metrics_aggr_fn=function)
+
+    def stop(server_round: int, metrics: Mapping[str, float]) -> bool:
+        asked[server_round] = metrics
+        return False
+
+    result = strategy.start(grid_of(case), case.initial_arrays(), 2, stop=stop)
+    found = result.evaluate_metrics_clientapp[2]["accuracy"]
+    assert found == pytest.approx(headline_accuracy(strategy, 2))
+    assert asked[2]["accuracy"] == pytest.approx(found, abs=0.2)  # without extremes
+
+
+@each_kind
+@pytest.mark.parametrize("function", [None, weighted_average])
+def test_so_it_has_under_the_legacy_api(name: str, function: Any) -> None:
+    case = case_of(name)
+    legacy = LegacyStrategy(
+        case.strategy(seed=1), case.initial_arrays(), evaluate_metrics_aggregation_fn=function
+    )
+    grid = InProcessGrid(ClientApp(client_fn=client_fn_of(case.client_class)), NUM_CLIENTS)
+    history = run_workflow(grid, legacy, 2)
+    found = dict(history.metrics_distributed["accuracy"])[2]
+    assert found == pytest.approx(headline_accuracy(legacy.strategy, 2))
