@@ -135,6 +135,7 @@ def run(name: str, title: str, noise: float | None, seed: int) -> list[Line]:
     """Return how well the models of a run do at its end."""
     problem, method = PROBLEMS[name], METHODS[title]
     data = load(problem.data, seed, None, **problem.options)
+    assert isinstance(data, FederatedData)
     client_class = getattr(clients, method.client or f"{method.strategy}Client")
 
     def client_fn(context: Context) -> Any:
@@ -177,7 +178,7 @@ def run(name: str, title: str, noise: float | None, seed: int) -> list[Line]:
             math.nan if noise is None else noise,
             seed,
             kind,
-            round(float(epsilon), 3),  # type: ignore[arg-type]
+            round(float(epsilon), 3),
             percent(found[f"{kind}-accuracy"]),
         )
         for kind in strategy.kinds

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
+from flwr.client import mod as legacy_mods
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod, message_size_mod
 from numpy.testing import assert_allclose
@@ -148,7 +149,7 @@ def test_clipping_around_a_method_is_that_of_its_own_bound(name: str, where: str
     expected = case.strategy(seed=1, max_norm=CLIP)
     expected.start(grid_of(case), case.initial_arrays(), 3)
     if where == "legacy-client":
-        mod = companions.legacy_mods.fixedclipping_mod
+        mod = legacy_mods.fixedclipping_mod
         companion = Companion("", "", wrapped_by(LEGACY_CLIENT_SIDE, 0.0), [mod], legacy=True)
     elif where == "legacy":
         companion = Companion("", "", wrapped_by(LEGACY_SERVER_SIDE, 0.0), legacy=True)
@@ -161,7 +162,7 @@ def test_clipping_around_a_method_is_that_of_its_own_bound(name: str, where: str
         )
     strategy = case.strategy(seed=1)
     companion.run(case, strategy, 3)
-    bound = expected.run.record.result.train_metrics_clientapp[3]["clipped"]
+    bound: Any = expected.run.record.result.train_metrics_clientapp[3]["clipped"]
     assert bound > 0  # the bound is one
     for key, array in expected.global_arrays.items():
         assert_allclose(strategy.global_arrays[key].numpy(), array.numpy(), rtol=1e-4, atol=1e-5)
@@ -211,6 +212,7 @@ class Doubling(FedADMM):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         arrays, metrics = super().aggregate_train(server_round, replies)
         assert arrays is not None
+        assert metrics is not None
         doubled = ArrayRecord({key: Array(2 * array.numpy()) for key, array in arrays.items()})
         self.calls.append(("aggregate", float(norm_of(doubled))))
         return doubled, MetricRecord({**metrics, "mine": 1.0})
@@ -221,6 +223,7 @@ class Doubling(FedADMM):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> Any:
         metrics = super().aggregate_evaluate(server_round, replies)
+        assert metrics is not None
         return MetricRecord({**metrics, "mine": 2.0})
 
 
@@ -296,6 +299,8 @@ def test_hooks_where_they_would_never_be_called_are_refused_at_once() -> None:
 
 def test_a_model_that_cannot_be_used_is_refused_by_a_sentence() -> None:
     class Broken(FedAvg):
+        broken: Any
+
         def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
             arrays, metrics = super().aggregate_train(server_round, replies)
             assert arrays is not None
@@ -305,7 +310,7 @@ def test_a_model_that_cannot_be_used_is_refused_by_a_sentence() -> None:
         (lambda arrays: ArrayRecord({**arrays, "more": Array(np.ones(2))}), "more"),
         (lambda a: ArrayRecord({k: Array(v.numpy() * np.nan) for k, v in a.items()}), "NaN"),
     ):
-        Broken.broken = staticmethod(broken)  # type: ignore[attr-defined]
+        Broken.broken = staticmethod(broken)
         with refused(ValueError, "Broken", named):
             Broken(lr=0.5).start(grid_of(case_of("FedAvg")), initial_arrays(), 1)
 

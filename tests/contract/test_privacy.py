@@ -81,8 +81,8 @@ def begun(strategy: Any, case: Case, num_rounds: int) -> Any:
 
 def uniform(case: Case) -> dict[str, Any]:
     """Return what those need whose uploads count by their examples otherwise."""
-    by_size = ("Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP")
-    by_size += ("FedADMM-client-duals", "FLAME-client-duals")
+    by_size = {"Ditto", "FedAlt", "LG-FedAvg", "FedRoD", "FedCP"}
+    by_size |= {"FedADMM-client-duals", "FLAME-client-duals"}
     return {"weights": "uniform"} if case.name in by_size else {}
 
 
@@ -194,7 +194,7 @@ def test_every_upload_counts_alike() -> None:
     """Clients have 10 to 15 examples; the mean of theirs, unclipped, is the plain one."""
     free = ClientDP(clip=1e6, noise_multiplier=0, delta=DELTA)
     strategy = run_of(FedAvg(seed=3, privacy=free, fraction_evaluate=0), Adding, 1)
-    moves = [m["loss"] for m in strategy.train_metrics[1].values()]
+    moves = [float(m["loss"]) for m in strategy.train_metrics[1].values()]
     moved = flat(strategy.state.model) - flat({n: a.numpy() for n, a in initial_arrays().items()})
     np.testing.assert_allclose(moved, np.mean(moves), rtol=1e-5)
 
@@ -307,7 +307,7 @@ def test_clients_that_clip_themselves_run_as_those_that_the_server_clips(
         ends.append(flat(strategy.global_model()))
     free = private(case, ClientDP(clip=1e6, noise_multiplier=0, delta=DELTA), 5, **given)
     assert np.abs(ends[0] - flat(free.global_model())).max() > 1e-3
-    np.testing.assert_allclose(*ends, atol=1e-5)
+    np.testing.assert_allclose(ends[0], ends[1], atol=1e-5)
 
 
 def means_of(strategy: StatefulStrategy) -> list[Any]:
@@ -348,9 +348,9 @@ def released(strategy: Any) -> NDArray[np.float64]:
 @pytest.mark.parametrize("name", GAINS)
 def test_the_noise_that_is_given_out_has_the_size_that_is_derived(name: str) -> None:
     case, (gain, settings) = case_of(name), GAINS[name]
-    found = []
+    found: list[NDArray[np.float64]] = []
     for seed in range(SECRET, SECRET + 9):
-        if sum(map(len, found)) > 90:
+        if sum(noise.size for noise in found) > 90:
             break
         noisy, clean = (
             case.strategy(
@@ -489,8 +489,8 @@ def test_a_client_clips_over_all_arrays_and_adds_noise() -> None:
     sent = {"a": np.ones(3, np.float32), "b": np.zeros((2, 2), np.float32)}
     upload = {"a": np.array([4, 1, 1], np.float32), "b": np.array([[4, 0], [0, 0]], np.float32)}
     clipped = with_noise(upload, sent, clip=1.0, std=0.0)
-    np.testing.assert_allclose(clipped["a"], [1.6, 1, 1], rtol=1e-6)  # (3, 4)/5 of 1
-    np.testing.assert_allclose(clipped["b"], [[0.8, 0], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(clipped["a"], [1.6, 1.0, 1.0], rtol=1e-6)  # (3, 4)/5 of 1
+    np.testing.assert_allclose(clipped["b"], [[0.8, 0.0], [0.0, 0.0]], rtol=1e-6)
     near = with_noise(upload, sent, clip=10.0, std=0.0)
     assert_same_bits(near, upload)
     wide = {"x": np.zeros(40_000)}
@@ -543,7 +543,7 @@ def test_what_it_cannot_be_is_named(given: dict[str, Any]) -> None:
 
 def test_another_object_is_refused() -> None:
     with refused(TypeError, "privacy", "ClientDP"):
-        FedAvg(privacy=1.0)
+        FedAvg(privacy=1.0)  # type: ignore[arg-type]
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
