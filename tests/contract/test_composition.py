@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -299,7 +299,7 @@ def test_hooks_where_they_would_never_be_called_are_refused_at_once() -> None:
 
 def test_a_model_that_cannot_be_used_is_refused_by_a_sentence() -> None:
     class Broken(FedAvg):
-        broken: Any
+        broken: ClassVar[Any]
 
         def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
             arrays, metrics = super().aggregate_train(server_round, replies)
