@@ -295,7 +295,7 @@ class FLAME(ConsensusStrategy):
         return FLAMEInstruction.of(
             self,
             server_round,
-            anchor=self._own(row.local_w if local else w, client),
+            anchor=self._own(row.local_w if local else w, client, copy=False),
             **self.variables(*self._variables_for(client)),
             rho=self.penalty,
             alpha=row.alpha,
@@ -423,9 +423,9 @@ class FLAME(ConsensusStrategy):
     def _personal(self, client: int) -> Arrays:
         return self._own(self.state.clients[client].theta, client)
 
-    def _own(self, vector: NDArray[Any], client: int) -> Arrays:
+    def _own(self, vector: NDArray[Any], client: int, *, copy: bool = True) -> Arrays:
         """Return a model with the client's own buffers, where they are here."""
-        model = self._model(vector)
+        model = self._block.model(vector, self.state.averaged_arrays, copy=copy)
         on_server = self.duals == "strategy"
         return self._buffers.into(model, self.state.clients[client]) if on_server else model
 

@@ -162,10 +162,15 @@ def largest_of_rows(block: NDArray[Any]) -> NDArray[np.float64]:
     """
     rows = block.reshape(len(block), math.prod(block.shape[1:]))
     found = np.zeros(len(rows))
-    step = max(1, _AT_ONCE // max(1, rows.shape[1]))
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        found[part] = np.abs(rows[part]).max(axis=1, initial=0)
+    if not rows.size:
+        return found
+    for low in range(0, rows.shape[1], _AT_ONCE):
+        step = max(1, _AT_ONCE // rows.shape[1])
+        for start in range(0, len(rows), step):
+            part = rows[start : start + step, low : low + _AT_ONCE]
+            seen = found[start : start + step]
+            for most, sign in ((part.max(axis=1), 1.0), (part.min(axis=1), -1.0)):
+                np.maximum(seen, sign * most.astype(np.float64), out=seen)
     return found
 
 

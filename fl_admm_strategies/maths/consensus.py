@@ -31,14 +31,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import Arrays
+from .blocks import PIECE, Arrays, pieces
 from .checks import in_range
 from .clienttable import ByClient, ClientTable, Row
 
 Prox = Callable[[NDArray[Any]], NDArray[Any]]
 
-PIECE = 2**15
-"""Numbers of a vector that are worked on at a time."""
 NO_PULL = 2.0**-64
 """rho until one is found: it moves nobody. A power of two, so that the duals lose nothing."""
 REBUILD_EVERY = 256
@@ -312,7 +310,7 @@ class ConsensusADMM(ByClient):
             return self.w
         pi, rho, w = self.clients[client].pi, self._scalar(-self.rho), self.w
         anchor: NDArray[Any] = np.empty_like(w)
-        for part in _pieces(len(w)):
+        for part in pieces(len(w)):
             np.divide(pi[part], rho, out=anchor[part])
             anchor[part] += w[part]
         return anchor
@@ -365,7 +363,7 @@ class ConsensusADMM(ByClient):
         """Move a client's variables to its new u_i; return ||u_i - w||."""
         row, rho, squares, mean = self.clients[client], self._scalar(self.rho), 0.0, self.mean
         pi, u, move = row.pi, row.u if "u" in self.clients else None, self._move
-        for part in _pieces(len(uploaded)):
+        for part in pieces(len(uploaded)):
             new = uploaded[part]
             step = self._scratch[0][: len(new)]
             np.subtract(new, mean.w[part], out=step)
@@ -501,8 +499,3 @@ class ConsensusADMM(ByClient):
         if self._found_later:
             self.rho = float(arrays["rho"])
         self.clients.load_state_arrays(arrays)
-
-
-def _pieces(size: int) -> Iterator[slice]:
-    """Yield a vector in pieces that stay in the processor's cache: it is read and written once."""
-    return (slice(start, start + PIECE) for start in range(0, size, PIECE))

@@ -13,7 +13,7 @@ from .common.collector import collector_paused
 from .members.discovery import QUERY_TIMEOUT, Discovery, GridNodes
 from .members.owners import Owners
 from .messages.identity import check_actor
-from .messages.packing import pack_instructions, unpack_replies
+from .messages.packing import Known, pack_instructions, unpack_replies
 from .messages.records import (
     MOD_REFUSED,
     NOT_CONNECTED,
@@ -114,9 +114,10 @@ class GridLink:
         for client, instruction in instructions.items():
             if self.discovery.is_connected(client):
                 by_node.setdefault(self.discovery.node_of[client], {})[client] = instruction
+        known: Known = {}
         messages = [
             Message(
-                pack_instructions(hosted, hosted=self.discovery.num_hosted(node) > 1),
+                pack_instructions(hosted, hosted=self.discovery.num_hosted(node) > 1, known=known),
                 node,
                 message_type,
                 group_id=str(next(iter(hosted.values())).config["server-round"]),

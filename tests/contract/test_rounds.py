@@ -23,6 +23,7 @@ from tests.support.cases import (
     Case,
     State,
     at_any_pace,
+    case_of,
     each_case,
     grid_of,
     plain,
@@ -105,6 +106,16 @@ def test_every_kind_of_model_is_there_or_said_where(case: Case) -> None:
 
 
 # --- Messages -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedADMM", "FLAME", "Ditto"])
+def test_what_all_nodes_get_is_in_memory_once(name: str) -> None:
+    case = case_of(name)
+    grid = grid_of(case)
+    run(case, grid, 2)
+    for array in case.initial_arrays():
+        messages = grid.phase(MessageType.TRAIN, 2)
+        assert len({id(m.content.array_records["arrays"][array].data) for m in messages}) == 1
 
 
 @each_case

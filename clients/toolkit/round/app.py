@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,11 @@ from fl_admm_strategies.runtime.common.collector import collector_paused
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.identity import is_simulated
-from fl_admm_strategies.runtime.messages.packing import pack_replies, unpack_instructions
+from fl_admm_strategies.runtime.messages.packing import (
+    ReplyPacker,
+    pack_replies,
+    unpack_instructions,
+)
 from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, describe
 
 from ..errors import plain_errors
@@ -156,10 +160,13 @@ def client_app(
             passed = partial(_through_mods, mods, message, context, run)
             run_all, at_once = partial(_one_by_one, passed), 1
         instructions = {client: asked[label] for client, label in labels.items()}
-        replies = run_hosted(client_fn, instructions, context, total, run_all, at_once)
+        packer = ReplyPacker(len(asked))
+        hosted_replies = run_hosted(client_fn, instructions, context, total, run_all, at_once)
+        for client_id, reply in hosted_replies:
+            packer.add(labels[client_id], reply)
+            del reply  # before the next one is made
         with collector_paused():
-            content = pack_replies({labels[client]: one for client, one in replies.items()})
-        return Message(content, reply_to=message)
+            return Message(packer.content(), reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -244,8 +251,10 @@ def run_hosted(
     total: int,
     run_all: RunAll,
     at_once: int,
-) -> dict[int, RawReply]:
-    """Have the hosted clients of one message do what they are asked.
+) -> Iterator[tuple[int, RawReply]]:
+    """Have the hosted clients of one message do what they are asked; yield what they reply.
+
+    A client that raises, whatever it raises, fails alone.
 
     Parameters
     ----------
@@ -259,20 +268,21 @@ def run_hosted(
     run_all : callable
         Has some clients do their work.
     at_once : int
-        How many clients are made at a time.
+        How many clients are made at a time; no more of them, and of their replies, are in memory.
 
-    Returns
-    -------
-    dict of int to RawReply
-        A client that raises, whatever it raises, fails alone.
+    Yields
+    ------
+    client : int
+    reply : RawReply
     """
     states = _split_state(context.state)
-    replies: dict[int, RawReply] = {}
     waiting = list(asked.items())
     for start in range(0, len(waiting), at_once):
         jobs: Jobs = {}
+        replies: dict[int, RawReply] = {}
         contexts: dict[int, Context] = {}
-        for client_id, instruction in waiting[start : start + at_once]:
+        some = waiting[start : start + at_once]
+        for client_id, instruction in some:
             hosted = _hosted_context(context, client_id, total, states.get(client_id, {}))
             try:
                 jobs[client_id] = _numpy_client(client_fn(hosted)), instruction
@@ -288,7 +298,9 @@ def run_hosted(
                     del context.state[f"{key}@{client_id}"]
                 for key, record in contexts[client_id].state.items():
                     context.state[f"{key}@{client_id}"] = record
-    return {client_id: replies[client_id] for client_id in asked}
+        jobs.clear()
+        for client_id, _ in some:
+            yield client_id, replies.pop(client_id)
 
 
 def _one_by_one(run: Run, jobs: Jobs) -> dict[int, RawReply]:

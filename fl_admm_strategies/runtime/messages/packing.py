@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from itertools import accumulate, repeat
 from typing import Any
 
@@ -50,11 +51,14 @@ from .records import (
     RawReply,
     brief,
     groups_setting,
-    joined,
+    npy_header,
     parse_groups,
+    to_array,
     to_array_record,
     views,
 )
+
+_AT_ONCE = 2**16  # bytes that are compared
 
 CLIENTS = "clients"
 SHAPES = "shapes"
@@ -67,7 +71,13 @@ def _record(position: int, group: str) -> str:
 # --- Instructions -------------------------------------------------------------------------------
 
 
-def pack_instructions(instructions: Mapping[int, ClientInstruction], *, hosted: bool) -> RecordDict:
+Known = dict[object, Array]
+"""The arrays that were put into messages, by where they are in memory."""
+
+
+def pack_instructions(
+    instructions: Mapping[int, ClientInstruction], *, hosted: bool, known: Known | None = None
+) -> RecordDict:
     """Put the instructions of one node's clients into the content of one message.
 
     Parameters
@@ -76,18 +86,21 @@ def pack_instructions(instructions: Mapping[int, ClientInstruction], *, hosted: 
         With ``hosted=False`` exactly one.
     hosted : bool
         Whether the node hosts several clients.
+    known : dict, optional
+        Taken along from message to message while nothing changes: what several of them hold is
+        then in memory once.
     """
-    content = RecordDict()
+    content, known = RecordDict(), {} if known is None else known
     if not hosted:
         (instruction,) = instructions.values()
         for position, (group, arrays) in enumerate(instruction.groups.items()):
-            content[_record(position, group)] = to_array_record(arrays)
+            content[_record(position, group)] = _shared_record(arrays, known)
         content[CONFIG] = ConfigRecord(dict(instruction.full_config()))
         return content
     common = _common_arrays(instructions.values())
     for record in dict.fromkeys(record for record, _ in common):
         shared = {name: array for (of, name), array in common.items() if of == record}
-        content[record] = to_array_record(shared)
+        content[record] = _shared_record(shared, known)
     for number, clients in enumerate(_alike(instructions, _kind_of_instruction)):
         asked = [instructions[client] for client in clients]
         settings, columns = _split([one.config for one in asked])
@@ -96,9 +109,13 @@ def pack_instructions(instructions: Mapping[int, ClientInstruction], *, hosted: 
         content[f"{CLIENTS}@{number}"] = ConfigRecord({CLIENT_IDS: clients, **columns})
         for position, (group, names) in enumerate(asked[0].groups.items()):
             record = _record(position, group)
-            own_names = [name for name in names if (record, name) not in common]
-            rows = [one.groups[group] for one in asked]
-            _put_block(content, record, number, own_names, rows)
+            blocks: dict[str, _Rows] = {}
+            for name in names:
+                if (record, name) not in common:
+                    blocks[name] = _Rows(asked[0].groups[group][name], len(asked))
+                    for one in asked:
+                        blocks[name].add(one.groups[group][name])
+            _put_block(content, record, number, blocks)
     return content
 
 
@@ -118,10 +135,34 @@ def _common_arrays(
     return {key: array for key, array in first.items() if key not in differing}
 
 
+def _shared_record(arrays: Arrays, known: Known) -> ArrayRecord:
+    found: dict[str, Array] = {}
+    for name, array in arrays.items():
+        place = _place(array)
+        if place not in known:
+            known[place] = to_array(np.asarray(array))
+        found[name] = known[place]
+    return ArrayRecord(found)
+
+
+def _place(array: NDArray[Any]) -> tuple[Any, ...]:
+    """Return where an array is in memory, and how it is read there."""
+    start = array.__array_interface__["data"][0]
+    return start, array.shape, array.strides, array.dtype.str
+
+
 def _same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return one is other or (
-        (one.shape, one.dtype) == (other.shape, other.dtype) and one.tobytes() == other.tobytes()
-    )
+    if one is other:
+        return True
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    if one.nbytes <= _AT_ONCE:
+        return one.tobytes() == other.tobytes()
+    if _place(one) == _place(other):
+        return True
+    left, right = (array.reshape(-1).view(np.uint8) for array in (one, other))
+    parts = (slice(start, start + _AT_ONCE) for start in range(0, one.nbytes, _AT_ONCE))
+    return all(np.array_equal(left[part], right[part]) for part in parts)
 
 
 def _kind_of_arrays(arrays: Arrays) -> tuple[Any, ...]:
@@ -156,22 +197,48 @@ def _split(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[s
     return common, columns
 
 
-def _put_block(
-    content: RecordDict, record: str, number: int, names: Iterable[str], rows: Sequence[Arrays]
-) -> None:
-    """Put arrays into the content as blocks with a row for each client."""
-    blocks: dict[str, Array] = {}
-    shapes: Arrays = {}
-    for name in names:
-        arrays = [row[name] for row in rows]
-        if all(array.shape == arrays[0].shape for array in arrays):
-            blocks[name] = joined(arrays, (len(arrays), *arrays[0].shape))
+class _Rows:
+    """The rows of one array of a block, written one after another into what becomes its bytes."""
+
+    def __init__(self, first: NDArray[Any], count: int) -> None:
+        self._dtype = first.dtype
+        self._start = len(npy_header((count, *first.shape), first.dtype))
+        # Zeros that nobody wrote take no memory.
+        self._file = BytesIO(bytes(self._start + count * first.nbytes))
+        self._file.seek(self._start)
+        self.shapes: list[tuple[int, ...]] = []
+
+    def add(self, array: NDArray[Any]) -> None:
+        self.shapes.append(array.shape)
+        self._file.write(np.ascontiguousarray(array).data)
+
+    @property
+    def alike(self) -> bool:
+        return len(set(self.shapes)) == 1
+
+    def array(self) -> Array:
+        """Return the block, flat where the rows differ in shape; without a copy of it."""
+        first, sizes = self.shapes[0], map(math.prod, self.shapes)
+        shape = (len(self.shapes), *first) if self.alike else (sum(sizes),)
+        header = npy_header(shape, self._dtype)
+        self._file.truncate()  # of the clients that failed there are no rows
+        if len(header) == self._start:
+            self._file.seek(0)
+            self._file.write(header)
+            data = self._file.getvalue()
         else:
-            blocks[name] = joined(arrays, (sum(array.size for array in arrays),))
-            shapes[name] = np.array([array.shape for array in arrays], dtype=np.int64)
+            data = b"".join([header, self._file.getbuffer()[self._start :]])
+        return Array(dtype=str(self._dtype), shape=shape, stype="numpy.ndarray", data=data)
+
+
+def _put_block(content: RecordDict, record: str, number: int, blocks: Mapping[str, _Rows]) -> None:
+    """Put blocks with a row for each client into the content."""
     if blocks:
-        content[f"{record}@{number}"] = ArrayRecord(blocks)
-    if shapes:
+        arrays = {name: rows.array() for name, rows in blocks.items()}
+        content[f"{record}@{number}"] = ArrayRecord(arrays)
+    unequal = {name: rows.shapes for name, rows in blocks.items() if not rows.alike}
+    if unequal:
+        shapes = {name: np.array(found, dtype=np.int64) for name, found in unequal.items()}
         content[f"{SHAPES}.{record}@{number}"] = to_array_record(shapes)
 
 
@@ -325,29 +392,87 @@ def pack_replies(replies: Mapping[Any, RawReply]) -> RecordDict:
     replies : mapping of (int or None) to RawReply
         By client; that of a node's only one is under None. Their arrays hold real numbers.
     """
-    content = RecordDict()
-    if None in replies:
-        (reply,) = replies.values()
-        if reply.error is not None:
-            return RecordDict({ERROR: ConfigRecord({"reason": reply.error})})
-        if reply.arrays is not None:
-            content[ARRAYS] = to_array_record(reply.arrays)
-        content[METRICS] = MetricRecord(reply.metrics)
+    packer = ReplyPacker(len(replies))
+    for client, reply in replies.items():
+        packer.add(client, reply)
+    return packer.content()
+
+
+class ReplyPacker:
+    """Puts replies into the content of one message as they come; see `pack_replies`.
+
+    A reply that was added may be dropped: of large models there is then one at a time in memory
+    beside the message.
+
+    Parameters
+    ----------
+    count : int
+        The clients that the message is of.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._alone: RecordDict | None = None
+        self._blocks: dict[object, _ReplyBlock] = {}
+
+    def add(self, client: int | None, reply: RawReply) -> None:
+        """Add the reply of a client; None is a node's only one."""
+        if client is None:
+            self._alone = _of_the_only_client(reply)
+            return
+        kind = _kind_of_reply(reply)
+        if kind not in self._blocks:
+            self._blocks[kind] = _ReplyBlock(reply, self._count)
+        self._blocks[kind].add(client, reply)
+
+    def content(self) -> RecordDict:
+        """Return the content of the message, once all were added."""
+        if self._alone is not None:
+            return self._alone
+        content = RecordDict()
+        for number, block in enumerate(self._blocks.values()):
+            block.put(content, number)
         return content
-    for number, clients in enumerate(_alike(replies, _kind_of_reply)):
-        said = [replies[client] for client in clients]
-        if said[0].error is not None:
-            errors: dict[str, Any] = {CLIENT_IDS: clients, ERROR: [one.error for one in said]}
-            content[f"{CLIENTS}@{number}"] = ConfigRecord(errors)
-            continue
-        content[f"{CLIENTS}@{number}"] = ConfigRecord({CLIENT_IDS: clients})
-        if said[0].arrays is not None:
-            rows = [one.arrays or {} for one in said]
-            _put_block(content, ARRAYS, number, said[0].arrays, rows)
-        metrics: dict[str, Any] = {
-            name: [one.metrics[name] for one in said] for name in said[0].metrics
-        }
-        content[f"{METRICS}@{number}"] = MetricRecord(metrics)
+
+
+class _ReplyBlock:
+    """The replies of one kind."""
+
+    def __init__(self, first: RawReply, count: int) -> None:
+        self._clients: list[int] = []
+        self._errors: list[str] = []
+        self._metrics: dict[str, list[Any]] = {name: [] for name in first.metrics}
+        self._failed, arrays = first.error is not None, first.arrays or {}
+        self._rows = {name: _Rows(array, count) for name, array in arrays.items()}
+
+    def add(self, client: int, reply: RawReply) -> None:
+        self._clients.append(client)
+        if reply.error is not None:
+            self._errors.append(reply.error)
+            return
+        for name, value in reply.metrics.items():
+            self._metrics[name].append(value)
+        for name, array in (reply.arrays or {}).items():
+            self._rows[name].add(array)
+
+    def put(self, content: RecordDict, number: int) -> None:
+        said: dict[str, Any] = {CLIENT_IDS: self._clients}
+        if self._failed:
+            said[ERROR] = self._errors
+        content[f"{CLIENTS}@{number}"] = ConfigRecord(said)
+        if not self._failed:
+            _put_block(content, ARRAYS, number, self._rows)
+            metrics: dict[str, Any] = self._metrics
+            content[f"{METRICS}@{number}"] = MetricRecord(metrics)
+
+
+def _of_the_only_client(reply: RawReply) -> RecordDict:
+    content = RecordDict()
+    if reply.error is not None:
+        return RecordDict({ERROR: ConfigRecord({"reason": reply.error})})
+    if reply.arrays is not None:
+        content[ARRAYS] = to_array_record(reply.arrays)
+    content[METRICS] = MetricRecord(reply.metrics)
     return content
 
 

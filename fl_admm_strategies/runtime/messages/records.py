@@ -312,20 +312,16 @@ def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 
 def to_array(array: NDArray[Any]) -> Array:
     """Return an array as Flower's `Array` of it, with one copy in place of three."""
-    plain = array.flags.c_contiguous and array.dtype.kind in "biuf"
-    return joined([array], array.shape) if plain else Array(array)
-
-
-def joined(arrays: Sequence[NDArray[Any]], shape: tuple[int, ...]) -> Array:
-    """Return arrays of real numbers of one type, one after another, as one of a given shape."""
-    dtype = arrays[0].dtype
-    parts: list[Any] = [_header(shape, dtype), *map(np.ascontiguousarray, arrays)]
+    if not (array.flags.c_contiguous and array.dtype.kind in "biuf"):
+        return Array(array)
+    shape, dtype = array.shape, array.dtype
+    parts: list[Any] = [npy_header(shape, dtype), np.ascontiguousarray(array)]
     data = b"".join(parts)
     return Array(dtype=str(dtype), shape=shape, stype="numpy.ndarray", data=data)
 
 
 @lru_cache(maxsize=256)
-def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """Return what `numpy.save` writes before the numbers of an array."""
     file, descr = BytesIO(), npy.dtype_to_descr(dtype)
     npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})

@@ -72,7 +72,7 @@ def test_the_largest_of_each_row(shape: tuple[int, ...], dtype: Any) -> None:
     block = (np.random.default_rng(0).standard_normal(shape) * 50).astype(dtype)
     found = largest_of_rows(block)
     assert found.dtype == np.float64
-    assert found.tolist() == [float(np.abs(row).max(initial=0)) for row in block]
+    assert found.tolist() == [np.abs(row.astype(float)).max(initial=0) for row in block]
 
 
 def test_beside_a_nan_the_largest_is_one() -> None:

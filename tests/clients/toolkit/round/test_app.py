@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import gc
+import weakref
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -216,3 +218,26 @@ def test_answer_refuses_what_is_no_client() -> None:
     assert names(reply.error.reason, "answer()", "NoneType")
     with refused(ValueError, "num_clients", "client_fn"):
         client_app(num_clients=4)
+
+
+class Watching(NumPyClient):
+    """Uploads an array of its own, once those of the clients before it are gone."""
+
+    uploads: ClassVar[list[weakref.ref[np.ndarray]]] = []
+
+    def fit(self, parameters, config):
+        assert all(upload() is None for upload in self.uploads)
+        upload = parameters[0] + len(self.uploads)
+        self.uploads.append(weakref.ref(upload))
+        return [upload], 1, {}
+
+
+def test_clients_of_a_node_are_in_memory_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watching, "uploads", [])
+    grid = InProcessGrid(client_app(lambda context: Watching(), num_clients=4), 1)
+    gc.disable()
+    try:
+        found = replies(send(grid, 2, {c: ask() for c in range(4)}))
+    finally:
+        gc.enable()
+    assert [found[c].arrays["w"].tolist() for c in range(4)] == [[c, c] for c in range(4)]
