@@ -18,7 +18,15 @@ from fl_admm_strategies.maths.blocks import Arrays
 from ..toolkit.models.arrays import to_array
 from ..toolkit.round.torch_client import TorchClient, to_numpy
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars
+from ..toolkit.solving.steps import (
+    Evaluation,
+    Measurement,
+    MethodSteps,
+    Minimisation,
+    Reply,
+    Scalars,
+    Steps,
+)
 
 
 class CFLClient(TorchClient[ClusterInstruction]):
@@ -80,7 +88,7 @@ class IFCAClient(TorchClient[IFCAInstruction]):
 
     def steps(self, asked: IFCAInstruction, config: Scalars) -> MethodSteps:
         """Take argmin_j f_i(theta_j); upload j and the change to it, or grad f_i there."""
-        model, metrics = self._taken(asked)
+        model, metrics = yield from self._taken(asked)
         upload: Arrays = {}
         if asked.local_epochs == 0:
             return upload, metrics
@@ -96,23 +104,21 @@ class IFCAClient(TorchClient[IFCAInstruction]):
         floating = {name for name, array in after.items() if array.dtype.kind == "f"}
         return upload | {n: a - model[n] if n in floating else a for n, a in after.items()}, metrics
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the model of the least training loss: ``cluster-loss``, ``cluster-METRIC``."""
         with self.seeded(config):
-            model, taken = self._taken(IFCAEvaluation.decode(parameters, config))
-            loss, num_examples, metrics = self.evaluate_models({"cluster": model})
+            model, taken = yield from self._taken(IFCAEvaluation.decode(parameters, config))
+            loss, num_examples, metrics = yield from self.evaluate_models({"cluster": model})
         return loss, num_examples, metrics | taken
 
-    def _taken(self, asked: IFCAInstruction | IFCAEvaluation) -> tuple[Arrays, Scalars]:
+    def _taken(self, asked: IFCAInstruction | IFCAEvaluation) -> Steps[tuple[Arrays, Scalars]]:
         """Load the model of the least training loss; return its arrays, and what to say of it.
 
         Of several it is the first; a loss that is no number is the largest.
         """
         models = asked.models()
-        losses = []
-        for model in models:
-            self.load(model)
-            losses.append(self.measure(self.train_problem)["loss"])
+        measured = yield Measurement(self.train_problem, models)
+        losses = [metrics["loss"] for metrics in measured]
         cluster = int(np.nan_to_num(losses, nan=np.inf).argmin())
         self.load(models[cluster])  # buffers too
         took = {f"{TOOK}{k}": int(k == cluster) for k in range(len(models))}

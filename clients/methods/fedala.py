@@ -19,7 +19,7 @@ from ..toolkit.round.own_model import OwnModelClient
 from ..toolkit.round.torch_client import to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.solvers import LocalProblem
-from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
+from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Scalars, Steps
 
 W = "W/"
 """Prefix of W_i's parameters in the client's memory, which holds theta_i as well."""
@@ -49,7 +49,7 @@ class FedALAClient(OwnModelClient[FedALAInstruction]):
         self.memory.keep(config, trained | prefixed(W, to_numpy(weights)))
         return trained, metrics
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the model that the client would start a round from now, and w.
 
         Learning W_i for that leaves nothing behind.
@@ -57,7 +57,9 @@ class FedALAClient(OwnModelClient[FedALAInstruction]):
         asked = FedALAEvaluation.decode(parameters, config)
         with self.seeded(config):
             self.load_mixed(asked, config)
-            return self.evaluate_models({"personal": self.arrays(), "global": asked.model})
+            return (
+                yield from self.evaluate_models({"personal": self.arrays(), "global": asked.model})
+            )
 
     def load_mixed(self, asked: FedALAEvaluation, config: Scalars) -> tuple[Block, Scalars]:
         """Load theta_i + (w - theta_i) * W_i, in the top layers, and w below them.

@@ -17,7 +17,7 @@ from ..toolkit.round.split_model import SplitClient, V
 from ..toolkit.round.torch_client import BUFFERS, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.solvers import descend_until
-from ..toolkit.solving.steps import Minimisation, Scalars, Steps
+from ..toolkit.solving.steps import Evaluation, Minimisation, Scalars, Steps
 from .fedadmm import FedADMMClient
 
 U, XI = "u/", "xi"  # prefix of u_i and name of xi_i in the client's memory, beside v_i
@@ -89,7 +89,7 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         # Not before: the u-step moves the running statistics of a personal batch norm.
         return metrics, kept | self.kept(asked)
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the client's own (v_i, u_i), the headline, and (v_i, w).
 
         v_i and u_i are those of its last training that the server accepted, before the first the
@@ -101,7 +101,7 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         if (u := self._kept_u(asked, config)) is not None:
             self.load_block(to_tensors(u, self.device))
         with self.seeded(config):
-            return self.evaluate_models({"personal": self.arrays(), "global": shared})
+            return (yield from self.evaluate_models({"personal": self.arrays(), "global": shared}))
 
     def _kept_u(
         self, asked: FedAPMEvaluation | FedAPMInstruction, config: Scalars

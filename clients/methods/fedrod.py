@@ -18,7 +18,7 @@ from ..toolkit.models.heads import TwoHeaded
 from ..toolkit.round.split_model import is_personal
 from ..toolkit.round.two_headed import TwoHeadedClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
+from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Scalars, Steps
 
 COUNTS = "class-counts"
 """The name of N_i in the client's memory."""
@@ -88,7 +88,7 @@ class FedRoDClient(TwoHeadedClient[FedRoDInstruction]):
             )
         return counts
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate both heads together, and the generic one, which is as if the other were 0."""
         asked = SplitEvaluation.decode(parameters, config)
         self.load_split(asked.global_, asked.personal, config)
@@ -98,7 +98,7 @@ class FedRoDClient(TwoHeadedClient[FedRoDInstruction]):
             for name, array in both.items()
         }
         with self.seeded(config):
-            return self.evaluate_models({"personal": both, "global": generic})
+            return (yield from self.evaluate_models({"personal": both, "global": generic}))
 
 
 class _BothHeads(nn.Module):

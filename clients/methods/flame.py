@@ -24,7 +24,7 @@ from ..toolkit.data.batches import Loader
 from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.solvers import descend_until
-from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
+from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Scalars, Steps
 
 Prox = Callable[[Mapping[str, Tensor], float], Mapping[str, Tensor]]
 
@@ -125,7 +125,9 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         """Minimise f_i(theta) + weight/2 ||theta - anchor||^2 (11) as the server asks."""
         term = ProximalTerm(weight, to_tensors(anchor, self.device))
         if asked.theta_step == "fixed":
-            return (yield Minimisation(LocalObjective([term]), asked.lr, asked.local_epochs))
+            objective = LocalObjective([term])
+            found: Scalars = yield Minimisation(objective, asked.lr, asked.local_epochs)
+            return found
         self.refuse_own_steps(
             f"the server asks for theta_step={asked.theta_step!r}, which takes no other steps than "
             "its own",
@@ -153,7 +155,7 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
     # Personal, global and hybrid model
     # ------------------------------------------------------------------------------------------
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the personal, the global and the hybrid model on the test data.
 
         Hybrid is the better of the two (section IV-D): that of the higher ``accuracy``, where the
@@ -178,7 +180,7 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             personal = asked.global_ | theta
         models = {"personal": personal, "global": asked.global_}
         with self.seeded(config):
-            loss, num_examples, report = self.evaluate_models(models)
+            loss, num_examples, report = yield from self.evaluate_models(models)
             tested = {kind: _of_kind(report, kind) for kind in models}
             report |= _hybrid("hm-oracle", tested, tested)
             if self.validation_problem is not None:

@@ -32,7 +32,7 @@ from ..toolkit.data.holdout import TooFewSamplesError, folds, hold_out, in_parts
 from ..toolkit.round.torch_client import TorchClient, to_numpy, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.solvers import Drawn
-from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars, Steps
+from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Reply, Scalars, Steps
 
 PARTS = 20
 """Of the data that groups are compared on: their losses say how sure the mean loss is."""
@@ -225,11 +225,6 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         losses, sizes = np.array(found, np.float64).T
         return losses, sizes
 
-    @property
-    def has_own_measure(self) -> bool:
-        """Whether its class has a test of its own in place of `measure`."""
-        return type(self).measure is not TorchClient.measure
-
     def _split_in_search(self, asked: FPFCInstruction) -> tuple[Loader, Loader | None]:
         """Return what `_split` does; a client with too few samples, or no share, trains on all."""
         try:
@@ -254,7 +249,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             return problem.loader, self.validation_loader
         return hold_out(problem.loader, problem.split_batch, share, seed or 0)
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the personal, cluster and global model; add the diagnostics the server asks for.
 
         Returns
@@ -268,7 +263,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         asked = FPFCEvaluation.decode(parameters, config)
         models = {"personal": asked.personal, "cluster": asked.cluster, "global": asked.global_}
         with self.seeded(config):
-            _, num_examples, metrics = self.evaluate_models(models)
+            _, num_examples, metrics = yield from self.evaluate_models(models)
             loss = float(metrics[f"{asked.headline or 'personal'}-loss"])
             if asked.mean_dual is not None and self.knows_loss:
                 names = self._clustered(asked.clustered or [])

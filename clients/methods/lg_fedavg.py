@@ -11,7 +11,7 @@ from fl_admm_strategies.algorithms.lg_fedavg import BEFORE, LGFedAvgInstruction
 from fl_admm_strategies.algorithms.shared.split import SplitEvaluation
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from ..toolkit.solving.steps import Scalars
+from ..toolkit.solving.steps import Evaluation, Scalars, Steps
 from .fedsim import FedSimClient
 
 U = "u/"
@@ -30,13 +30,13 @@ class LGFedAvgClient(FedSimClient):
         shared = {name: array for name, array in self.arrays().items() if name in asked.shared}
         return super().kept(asked) | prefixed(U, shared)
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate (u, v_i), or (u_i, v_i) where the client keeps u_i."""
         asked = SplitEvaluation.decode(parameters, config)
         self.load_split(asked.global_, asked.personal, config)
         shared = under(U, self.memory.recall(config) or {})
         with self.seeded(config):
-            return self.evaluate_models({"personal": self.arrays() | shared})
+            return (yield from self.evaluate_models({"personal": self.arrays() | shared}))
 
     def personal_arrays(self) -> Arrays:
         """Return v_i after the last training, with u_i where the client keeps it."""

@@ -19,7 +19,7 @@ from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.hessian import hessian_product
 from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.solvers import gradient_descent
-from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
+from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Scalars, Steps
 
 Block = Mapping[str, Tensor]
 
@@ -102,7 +102,7 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
         parts = torch.split(product, [part.numel() for part in g.values()])
         return {n: part.view_as(g[n]) for n, part in zip(g, parts, strict=True)}
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the model on the test data, as it is and adapted to the training data.
 
         Returns
@@ -115,14 +115,14 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
         """
         asked = PerFedAvgEvaluation.decode(parameters, config)
         with self.seeded(config):
-            adapted = self._adapted(asked)
-            return self.evaluate_models({"adapted": adapted, "global": asked.global_})
+            adapted = yield from self._adapted(asked)
+            return (yield from self.evaluate_models({"adapted": adapted, "global": asked.global_}))
 
-    def _adapted(self, asked: PerFedAvgEvaluation) -> Arrays:
+    def _adapted(self, asked: PerFedAvgEvaluation) -> Steps[Arrays]:
         self.load(asked.global_)
         self.train_size()
         if asked.adapt == "epoch":
-            self.perform(Minimisation(LocalObjective(), asked.alpha, 1))
+            yield Minimisation(LocalObjective(), asked.alpha, 1)
         else:
             gradient_descent(
                 self.train_problem, LocalObjective(), lr=asked.alpha, epochs=1, full_batch=True

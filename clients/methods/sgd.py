@@ -20,7 +20,7 @@ from fl_admm_strategies.runtime.messages.records import (
 
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.objective import LocalObjective
-from ..toolkit.solving.steps import MethodSteps, Minimisation, Reply, Scalars, Steps
+from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Reply, Scalars, Steps
 
 
 class SGDClient(TorchClient[FedAvgInstruction]):
@@ -62,11 +62,11 @@ class SGDClient(TorchClient[FedAvgInstruction]):
         metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
         return self.arrays(), metrics
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the model on the test data: ``global-loss`` and ``global-METRIC``."""
         (model,) = split_groups(parameters, config, self.model_arrays.names).values()
         with self.seeded(config):
-            return self.evaluate_models({"global": model})
+            return (yield from self.evaluate_models({"global": model}))
 
     @contextmanager
     def seeded(self, config: Scalars) -> Iterator[None]:

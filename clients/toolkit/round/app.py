@@ -151,11 +151,12 @@ def client_app(
         _check_consent(asked.values(), allowed)
         labels = {clients[0] if label is None else label: label for label in asked}
         choice: Cohort = False
-        if run is _fit and not mods:
+        if not mods:
             choice = cohort(context) if callable(cohort) else cohort
             check_choice("cohort", choice, ("auto", True, False))
         if choice is True or (choice == "auto" and total >= LEAST_COHORT):
-            run_all, at_once = partial(_together, choice), TOGETHER
+            driven = _together if run is _fit else _tested_together
+            run_all, at_once = partial(driven, choice), TOGETHER
         else:
             passed = partial(_through_mods, mods, message, context, run)
             run_all, at_once = partial(_one_by_one, passed), 1
@@ -332,25 +333,45 @@ def _through_mods(
 
 def _together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
     """Have clients train, together where they can."""
-    drivers: dict[Any, list[int]] = {}
+    drivers: dict[int, Any] = {}
     for client_id, (client, instruction) in jobs.items():
         client.seals = False  # type: ignore[attr-defined]
         if not instruction.config.get(wire.COLLECT):
-            drivers.setdefault(getattr(client, "together", None), []).append(client_id)
-    found: dict[int, Any] = {}
-    for driver, ids in drivers.items():
+            drivers[client_id] = getattr(client, "together", None)
+    return _driven(jobs, drivers, choice, _fit, _uploaded)
+
+
+def _tested_together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
+    """Have clients evaluate, together where they can."""
+    drivers = {i: getattr(client, "evaluate_together", None) for i, (client, _) in jobs.items()}
+    return _driven(jobs, drivers, choice, _evaluate, _evaluated)
+
+
+def _driven(
+    jobs: Jobs,
+    drivers: Mapping[int, Any],
+    choice: Cohort,
+    alone: Run,
+    reply: Callable[[Any, NumPyClient, ClientInstruction], RawReply],
+) -> dict[int, RawReply]:
+    """Have those with one driver do their work together, and all others do it alone."""
+    by_driver: dict[Any, list[int]] = {}
+    for client_id, driver in drivers.items():
         if driver is not None:
-            asked = [jobs[client_id] for client_id in ids]
-            work = [(client, _copied(one), one.full_config()) for client, one in asked]
-            found |= zip(ids, driver(work, choice), strict=True)
+            by_driver.setdefault(driver, []).append(client_id)
+    found: dict[int, Any] = {}
+    for driver, ids in by_driver.items():
+        asked = [jobs[client_id] for client_id in ids]
+        work = [(client, _copied(one), one.full_config()) for client, one in asked]
+        found |= zip(ids, driver(work, choice), strict=True)
     replies: dict[int, RawReply] = {}
     for client_id, job in jobs.items():
         if client_id not in found:
-            replies |= _one_by_one(_fit, {client_id: job})
+            replies |= _one_by_one(alone, {client_id: job})
         elif isinstance(result := found[client_id], BaseException):
             replies[client_id] = RawReply(error=describe(result))
         else:
-            replies |= _one_by_one(partial(_uploaded, result), {client_id: job})
+            replies |= _one_by_one(partial(reply, result), {client_id: job})
     return replies
 
 
@@ -441,7 +462,13 @@ def _personal(client: NumPyClient) -> RawReply:
 
 
 def _evaluate(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
-    loss, num_examples, metrics = client.evaluate(_copied(instruction), instruction.full_config())
+    result = client.evaluate(_copied(instruction), instruction.full_config())
+    return _evaluated(result, client, instruction)
+
+
+def _evaluated(result: Any, client: NumPyClient, instruction: ClientInstruction) -> RawReply:
+    """Return what a client's `evaluate` returned as a reply."""
+    loss, num_examples, metrics = result
     return RawReply(None, {"loss": loss} | _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
 
 

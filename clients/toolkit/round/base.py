@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Never, TypeVar
 
@@ -32,7 +32,15 @@ from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer, as_properties
 
 from ..errors import plain_errors
-from ..solving.steps import Driver, MethodSteps, Reply, Scalars, Steps, take_steps
+from ..solving.steps import (
+    Driver,
+    Evaluation,
+    MethodSteps,
+    Reply,
+    Scalars,
+    Steps,
+    take_steps,
+)
 from .app import identity
 from .memory import Memory
 
@@ -73,6 +81,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
     """Why there is no objective for a `minimise` of one's own; empty where there is one."""
     cohort: Driver | None = None
     """What trains several such clients together, if anything does."""
+    cohort_test: Driver | None = None
+    """What evaluates them together."""
     initial_loss: float | None = None
     seals: bool = True
     """Whether replies have a `seal`: not where nothing can change them on their way."""
@@ -126,12 +136,18 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """
         raise NotImplementedError(f"{type(self).__name__} has neither train() nor steps().")
 
-    def perform(self, asked: Any) -> Scalars:
+    def perform(self, asked: Any) -> Any:
         """Do what a step asks for."""
         raise NotImplementedError(f"{type(self).__name__} has no model to train.")
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
-        """Evaluate models; parameters, result and errors are those of `evaluate`."""
+    def test(
+        self, parameters: list[NDArray[Any]], config: Scalars
+    ) -> Evaluation | Steps[Evaluation]:
+        """Evaluate models; parameters, result and errors are those of `evaluate`.
+
+        It may leave what it wants measured to whoever takes the steps, as `steps` does with what it
+        wants minimised, so that clients are evaluated together.
+        """
         raise ValueError(
             f"{type(self).__name__} cannot evaluate. Switch federated evaluation off with "
             "fraction_evaluate=0."
@@ -190,9 +206,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         return uploaded, counted, metrics | sealed | self.stamp()
 
     @plain_errors()
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Scalars
-    ) -> tuple[float, int, Scalars]:
+    def evaluate(self, parameters: list[NDArray[Any]], config: Scalars) -> Evaluation:
         """Evaluate the models of a message: `test`.
 
         Returns
@@ -207,8 +221,20 @@ class MethodClient(NumPyClient, Generic[Asked]):
         ValueError
             If there is nothing to evaluate on, or the message does not fit the method or the model.
         """
+        return take_steps(self.run_evaluation(parameters, config), self.perform)
+
+    @property
+    def evaluate_together(self) -> Driver | None:
+        """What evaluates such clients together; None where `evaluate` is a user's."""
+        return self.cohort_test if type(self).evaluate is MethodClient.evaluate else None
+
+    def run_evaluation(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
+        """Evaluate the models of a message; parameters and result are those of `evaluate`."""
         self.check_sender(config)
-        loss, num_examples, metrics = self.test(parameters, config)
+        tested = self.test(parameters, config)
+        if isinstance(tested, Generator):
+            tested = yield from tested
+        loss, num_examples, metrics = tested
         return loss, num_examples, metrics | self.stamp()
 
     def check_sender(self, config: Scalars) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fl_admm_strategies.algorithms.shared.base import OwnModelEvaluation
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..solving.steps import Scalars
+from ..solving.steps import Evaluation, Scalars, Steps
 from .base import Asked
 from .torch_client import TorchClient
 
@@ -21,7 +21,7 @@ class OwnModelClient(TorchClient[Asked]):
         """Load the client's own model, or the one to start from where the message has one."""
         self.load(start or self.memory.require(config))
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the client's own model, and the global one where the method has one.
 
         Returns
@@ -37,7 +37,7 @@ class OwnModelClient(TorchClient[Asked]):
         if asked.global_ is not None:
             models["global"] = asked.global_
         with self.seeded(config):
-            return self.evaluate_models(models)
+            return (yield from self.evaluate_models(models))
 
     def personal_arrays(self) -> Arrays:
         """Return the client's own model after its last training: a ``state_dict``.

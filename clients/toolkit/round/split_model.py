@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fl_admm_strategies.algorithms.shared.split import SplitEvaluation
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from ..solving.steps import Scalars
+from ..solving.steps import Evaluation, Scalars, Steps
 from .base import Asked
 from .torch_client import TorchClient
 
@@ -85,12 +85,12 @@ class SplitClient(TorchClient[Asked]):
             )
         return names
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate (u, v_i), with v_i of the last training that the server accepted."""
         asked = SplitEvaluation.decode(parameters, config)
         self.load_split(asked.global_, asked.personal, config)
         with self.seeded(config):
-            return self.evaluate_models({"personal": self.arrays()})
+            return (yield from self.evaluate_models({"personal": self.arrays()}))
 
     def personal_arrays(self) -> Arrays:
         """Return v_i after the last training, the part that the server does not have.

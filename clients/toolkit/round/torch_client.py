@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Never, Protocol, runtime_checkable
+from typing import Any, Never, Protocol
 
 import numpy as np
 import torch
@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_positive
-from fl_admm_strategies.runtime.messages.records import STEP_SUM, brief, split_groups
+from fl_admm_strategies.runtime.messages.records import STEP_SUM, brief, parse_groups, split_groups
 
 from ..data import batches
 from ..data.batches import Loader, SplitBatch
 from ..models.arrays import ModelArrays, in_full, to_array
-from ..solving.cohort import fit_together
+from ..solving.cohort import evaluate_together, fit_together
 from ..solving.features import frozen_layers_applied
 from ..solving.objective import LocalObjective
 from ..solving.solvers import LocalProblem, LossFn, OptimizerFn, SchedulerFn, gradient_descent
 from ..solving.stacked import Step, plain_step
-from ..solving.steps import Minimisation, Scalars
+from ..solving.steps import Evaluation, Measurement, Minimisation, Scalars, Steps
 from ..solving.stepsum import StepMeter, sum_of_steps
 from .base import Asked, MethodClient
 
@@ -39,7 +39,6 @@ BUFFERS = "b/"
 MetricFn = Callable[[Any, Any], float | Tensor]
 
 
-@runtime_checkable
 class RunningMetric(Protocol):
     """A metric that sees the test data batch by batch, as torchmetrics' do."""
 
@@ -51,6 +50,11 @@ class RunningMetric(Protocol):
 
     def reset(self) -> None:
         """Begin anew."""
+
+
+def is_running(metric: MetricFn | RunningMetric) -> bool:
+    """Return whether a metric sees one batch after another."""
+    return all(hasattr(metric, name) for name in ("update", "compute", "reset"))
 
 
 class TorchClient(MethodClient[Asked]):
@@ -98,6 +102,7 @@ class TorchClient(MethodClient[Asked]):
     """
 
     cohort = staticmethod(fit_together)
+    cohort_test = staticmethod(evaluate_together)
     _seed: int | None = None  # of this round
 
     def __init__(
@@ -134,7 +139,25 @@ class TorchClient(MethodClient[Asked]):
             None if test_loader is None else replace(self.train_problem, loader=test_loader)
         )
 
-    def perform(self, asked: Minimisation) -> Scalars:
+    def perform(self, asked: Minimisation | Measurement) -> Any:
+        """Do what a step asks for.
+
+        Returns
+        -------
+        dict, or list of dict
+            The metrics of a minimisation, or those of every model that was measured.
+        """
+        return self._minimised(asked) if isinstance(asked, Minimisation) else self._measured(asked)
+
+    def _measured(self, asked: Measurement) -> list[Scalars]:
+        """Load and `measure` one model after another."""
+        found = []
+        for arrays in asked.models:
+            self.load(arrays)
+            found.append(self.measure(asked.problem))
+        return found
+
+    def _minimised(self, asked: Minimisation) -> Scalars:
         """Call `minimise` for a step, with what does not move held fixed; check what it did.
 
         Raises
@@ -271,7 +294,7 @@ class TorchClient(MethodClient[Asked]):
             raise ValueError("The client's train_loader is empty.")
         return num_examples
 
-    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate every model of the message on the test data.
 
         Returns
@@ -282,10 +305,11 @@ class TorchClient(MethodClient[Asked]):
         metrics : dict
             ``KIND-loss`` and ``KIND-METRIC`` for every kind of model.
         """
+        names = self.model_arrays.names if parse_groups(config) is None else []
         with self.seeded(config):
-            return self.evaluate_models(split_groups(parameters, config, list(self.arrays())))
+            return (yield from self.evaluate_models(split_groups(parameters, config, names)))
 
-    def evaluate_models(self, models: Mapping[str, Arrays]) -> tuple[float, int, Scalars]:
+    def evaluate_models(self, models: Mapping[str, Arrays]) -> Steps[Evaluation]:
         """Evaluate models, given by kind, on the test data."""
         if self.test_problem is None:
             raise ValueError(
@@ -295,11 +319,12 @@ class TorchClient(MethodClient[Asked]):
         num_examples = self.test_problem.num_examples()
         if num_examples == 0:
             raise ValueError("The client's test_loader is empty.")
-        report: Scalars = {}
-        for kind, arrays in models.items():
-            self.load(arrays)
-            for name, value in self.measure(self.test_problem).items():
-                report[f"{kind}-{name}"] = value
+        measured = yield Measurement(self.test_problem, list(models.values()))
+        report = {
+            f"{kind}-{name}": value
+            for kind, metrics in zip(models, measured, strict=True)
+            for name, value in metrics.items()
+        }
         return report[f"{next(iter(models))}-loss"], num_examples, report
 
     def measure(self, problem: LocalProblem) -> Scalars:
@@ -316,8 +341,8 @@ class TorchClient(MethodClient[Asked]):
             ``loss``, and metrics by name.
         """
         self.model.eval()
-        functions = {n: m for n, m in self.metrics.items() if not isinstance(m, RunningMetric)}
-        running = {n: m for n, m in self.metrics.items() if isinstance(m, RunningMetric)}
+        functions: Any = {n: m for n, m in self.metrics.items() if not is_running(m)}
+        running: Any = {n: m for n, m in self.metrics.items() if is_running(m)}
         keep = bool(functions) or (problem.loss_fn is not None and not running)
         for metric in running.values():
             metric.reset()
@@ -370,6 +395,16 @@ class TorchClient(MethodClient[Asked]):
             max_grad_norm=self.max_grad_norm,
         )
         return {"loss": loss}
+
+    @property
+    def has_running_metrics(self) -> bool:
+        """Whether a metric sees one batch after another."""
+        return any(map(is_running, self.metrics.values()))
+
+    @property
+    def has_own_measure(self) -> bool:
+        """Whether its class has a test of its own in place of `measure`."""
+        return type(self).measure is not TorchClient.measure
 
     @property
     def own_loop(self) -> bool:
@@ -454,14 +489,15 @@ class TorchClient(MethodClient[Asked]):
             self._seed_torch(self._seed)
             yield
 
-    def begin_descent(self, asked: Minimisation) -> None:
+    def begin_descent(self, asked: Minimisation | Measurement) -> None:
         """Let a descent have the batches that the first of this client's round would have.
 
         So methods are paired: the order follows from the run's seed, the client, the round and the
         epoch, whatever a method drew before, such as for measuring. Where it draws its own batches
         (`draws`), these go on.
         """
-        if asked.loader is None and self._seed is not None:
+        descends = isinstance(asked, Minimisation) and asked.loader is None
+        if descends and self._seed is not None:
             self._seed_torch(self._seed)
 
     def _seed_torch(self, seed: int) -> None:
@@ -499,11 +535,6 @@ def find_device(device: str | torch.device) -> torch.device:
             "client_resources, --gpus-per-client in the app."
         )
     return found
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of samples whose largest output is the target class."""
-    return (outputs.argmax(dim=1) == targets).float().mean()
 
 
 class MeanMetric:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +109,10 @@ class Chain:
         blocks = {self.block_of(name) for name in names}
         return {name for name in self._place if self.block_of(name) in blocks} == set(names)
 
+    def outputs(self, blocks: Mapping[str, Tensor], inputs: Tensor, room: Room) -> Tensor:
+        """Return what the models make of samples, shape (clients, rows, outputs)."""
+        return self._forward(blocks, inputs, room)[-1].after.transpose(1, 2)
+
     def gradients(
         self,
         blocks: Mapping[str, Tensor],
@@ -119,29 +123,11 @@ class Chain:
         room: Room,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the samples' losses, and the gradient of their weighted sums."""
-        slots, rows = inputs.shape[:2]
-        first = self.layers[0]
-        samples = room("samples", inputs, slots, rows, first.columns)
-        samples[:, :, : first.inputs] = inputs.flatten(2)
-        columns = with_ones(samples.transpose(1, 2), first)
-        seen: list[tuple[Layer, Tensor, Tensor, Tensor]] = []
-        for layer in self.layers:
-            name, used = layer.weight, slice(layer.used)
-            if seen:
-                outputs = seen[-1][-1].detach()
-                columns = room(f"columns of {name}", inputs, slots, layer.columns, rows)
-                columns[:, : layer.inputs] = outputs
-                with_ones(columns, layer)
-            before = room(f"outputs of {name}", inputs, slots, layer.outputs, rows)
-            torch.bmm(blocks[name][:, :, used], columns[:, used], out=before)
-            after = before.requires_grad_()
-            for function in layer.after:
-                after = function(after)
-            seen.append((layer, columns, before, after))
-        values = losses(after.transpose(1, 2))
-        (slope,) = torch.autograd.grad(values, before, weights)
+        passes = self._forward(blocks, inputs, room)
+        values = losses(passes[-1].after.transpose(1, 2))
+        (slope,) = torch.autograd.grad(values, passes[-1].before, weights)
         gradients: dict[str, Tensor] = {}
-        for layer, columns, before, after in reversed(seen):
+        for layer, (columns, before, after) in zip(self.layers[::-1], passes[::-1], strict=True):
             name = layer.weight
             if after is not before and layer is not self.layers[-1]:
                 (slope,) = torch.autograd.grad(after, before, slope)
@@ -151,9 +137,39 @@ class Chain:
             if len(gradients) == len(moving):
                 break
             weight = blocks[name][:, :, : layer.inputs].transpose(1, 2)
-            below = room(f"slope below {name}", inputs, slots, layer.inputs, rows)
+            below = room(f"slope below {name}", inputs, *weight.shape[:2], slope.shape[2])
             slope = torch.bmm(weight, slope, out=below)
         return values.detach(), gradients
+
+    def _forward(self, blocks: Mapping[str, Tensor], inputs: Tensor, room: Room) -> list[_Pass]:
+        """Return what comes into every layer and out of it."""
+        slots, rows = inputs.shape[:2]
+        first = self.layers[0]
+        samples = room("samples", inputs, slots, rows, first.columns)
+        samples[:, :, : first.inputs] = inputs.flatten(2)
+        columns = with_ones(samples.transpose(1, 2), first)
+        passes: list[_Pass] = []
+        for layer in self.layers:
+            name, used = layer.weight, slice(layer.used)
+            if passes:
+                columns = room(f"columns of {name}", inputs, slots, layer.columns, rows)
+                columns[:, : layer.inputs] = passes[-1].after.detach()
+                with_ones(columns, layer)
+            before = room(f"outputs of {name}", inputs, slots, layer.outputs, rows)
+            torch.bmm(blocks[name][:, :, used], columns[:, used], out=before)
+            after = before.requires_grad_(torch.is_grad_enabled())
+            for function in layer.after:
+                after = function(after)
+            passes.append(_Pass(columns, before, after))
+        return passes
+
+
+class _Pass(NamedTuple):
+    """What comes into a layer, out of its product, and out of the functions after it."""
+
+    columns: Tensor
+    before: Tensor
+    after: Tensor
 
 
 def with_ones(columns: Tensor, layer: Layer) -> Tensor:
@@ -184,7 +200,7 @@ class _Calls(TorchFunctionMode):
         return result
 
 
-def chain_of(model: nn.Module, inputs: Tensor) -> Chain | None:
+def chain_of(model: nn.Module, inputs: Tensor, training: bool = True) -> Chain | None:
     """Return a model as a chain; None if it is none.
 
     Parameters
@@ -192,8 +208,10 @@ def chain_of(model: nn.Module, inputs: Tensor) -> Chain | None:
     model : nn.Module
     inputs : Tensor of shape (n, ...)
         Some samples, on which a copy of the model is called.
+    training : bool (default: True)
+        In which mode.
     """
-    twin, value = copy.deepcopy(model).train(), inputs.clone()
+    twin, value = copy.deepcopy(model).train(training), inputs.clone()
     with torch.random.fork_rng([]), torch.no_grad(), _Calls() as calls:
         outputs = twin(value)
     parameters = parameters_of(twin)

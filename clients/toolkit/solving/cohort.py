@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +14,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
 from ..models.arrays import parameters_of
 from .chains import Chain, chain_of
+from .measured import Tested, measure
 from .objective import ProjectedTerm
 from .sample_losses import by_sample
 from .solvers import Batch, LocalProblem
 from .stacked import Member, StackedModel, Step, descend, plain_step, rows_of
-from .steps import Choice, Job, Reply, Scalars, Session, in_stacks, run_together
+from .steps import (
+    Choice,
+    Job,
+    Measurement,
+    Reply,
+    Scalars,
+    Session,
+    in_stacks,
+    run_together,
+)
 from .vmapped import AnyModel, stacked_forward
 
 LARGEST = 200_000
@@ -82,7 +93,12 @@ _TRIED: dict[Hashable, bool] = {}
 
 
 def _stacked_model(
-    model: nn.Module, looks: Hashable, inputs: Tensor, groups: Iterable[Sequence[str]]
+    model: nn.Module,
+    looks: Hashable,
+    inputs: Tensor,
+    groups: Iterable[Sequence[str]] = (),
+    *,
+    training: bool = True,
 ) -> StackedModel | None:
     """Return how models stack that give in a stack what they give alone, sample by sample.
 
@@ -97,20 +113,23 @@ def _stacked_model(
         Some of its samples.
     groups : iterable of sequence of str
         Parameters that must be told from others: those that move, those of a term.
+    training : bool (default: True)
+        Whether it is trained or evaluated.
     """
-    key = looks, tuple(inputs.shape[1:]), inputs.dtype
+    key = looks, tuple(inputs.shape[1:]), inputs.dtype, training
     if key not in _TRIED:
         unknown = any(_of_unknown_class(module) for module in model.modules())
-        _TRIED[key] = not unknown or _tried(copy.deepcopy(model).train(), inputs[:3])
-        _CHAINS[key] = chain_of(model, inputs[:3]) if _TRIED[key] else None
+        _TRIED[key] = not unknown or _tried(copy.deepcopy(model), inputs[:3], training)
+        _CHAINS[key] = chain_of(model, inputs[:3], training) if _TRIED[key] else None
     if not _TRIED[key]:
         return None
     chain = _CHAINS[key]
-    return chain if chain and all(map(chain.whole, groups)) else AnyModel(model)
+    return chain if chain and all(map(chain.whole, groups)) else AnyModel(model, training)
 
 
-def _tried(model: nn.Module, inputs: Tensor) -> bool:
+def _tried(model: nn.Module, inputs: Tensor, training: bool) -> bool:
     count = len(inputs)
+    model.train(training)
     with torch.random.fork_rng([]), torch.no_grad():
         try:
             expected = model(inputs)
@@ -119,7 +138,7 @@ def _tried(model: nn.Module, inputs: Tensor) -> bool:
             found = [
                 model(inputs[:1]),
                 model(others)[:count],
-                *stacked_forward(model)(stack, torch.stack([inputs, inputs])),
+                *stacked_forward(model, training)(stack, torch.stack([inputs, inputs])),
             ]
             return all(torch.allclose(f, expected[: len(f)], 1e-3, 1e-4) for f in found)
         except Exception:  # it does not take such inputs, or vmap cannot go through it
@@ -184,11 +203,29 @@ class _Plan:
     bytes: int
 
 
+@dataclass(frozen=True)
+class _Test:
+    """How models are measured in a stack; those of one `key` can share it."""
+
+    key: Hashable
+    tested: Tested
+    model: StackedModel
+    rows: int
+    bytes: int
+
+
 class _Session(Session):
     """A client with a model, and with random numbers that no other client touches."""
 
-    def __init__(self, client: Any, parameters: list[NDArray[Any]], config: Scalars) -> None:
-        super().__init__(client, parameters, config)
+    def __init__(
+        self,
+        client: Any,
+        parameters: list[NDArray[Any]],
+        config: Scalars,
+        *,
+        evaluating: bool = False,
+    ) -> None:
+        super().__init__(client, parameters, config, evaluating=evaluating)
         self._generator = getattr(client.train_problem.loader, "generator", None)
         self._random: tuple[Tensor, Tensor | None] | None = None
         self._at_step: tuple[Tensor, Tensor | None] | None = None
@@ -243,6 +280,35 @@ class _Session(Session):
         size = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in first)
         size += _COPIES * sum(parameter.nbytes for parameter in client.model.parameters())
         return _Plan(key, step, model, rows, size)
+
+    def test(self, choice: Choice) -> _Test | None:
+        """Return how its models are measured in a stack; None if it must be done alone."""
+        client, asked = self.client, self.asked
+        problem: LocalProblem = asked.problem
+        if client.has_own_measure or client.has_running_metrics:
+            return None
+        if client.device.type != "cpu" or by_sample(problem.loss_fn) is None:
+            return None
+        if choice == "auto" and not _worth_it(client.model):
+            return None
+        try:
+            looks = _module(client.model), _parameters(client.model)
+            with self.in_turn():
+                batches = list(problem.batches())
+            samples = _samples(batches)
+            own = parameters_of(client.model)
+            models = [_tensors(arrays, own) for arrays in asked.models]
+            model = _stacked_model(client.model, looks, batches[0].inputs, training=False)
+            if model is None:
+                return None
+            rows = rows_of(batches, True, model.unit)
+            metrics = tuple((name, id(metric)) for name, metric in client.metrics.items())
+            key = *looks, _loss(problem.loss_fn), samples, rows, metrics, len(models)
+        except Exception:  # the client's own measurement raises it again
+            return None
+        size = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in batches)
+        size += _COPIES * sum(parameter.nbytes for parameter in own.values())
+        return _Test(key, Tested(models, batches), model, rows, size)
 
     def member(self) -> Member:
         """Return what a stack needs; it may be asked for anew."""
@@ -309,15 +375,65 @@ def fit_together(jobs: Sequence[Job], choice: Choice) -> list[Reply | BaseExcept
     return run_together([_Session(*job) for job in jobs], partial(_advance, choice))
 
 
+def evaluate_together(
+    jobs: Sequence[Job], choice: Choice
+) -> list[tuple[float, int, Scalars] | BaseException]:
+    """Do for several clients what their `evaluate` does, as `fit_together` what their `fit` does.
+
+    Models are measured in stacks, and a model that many clients have in one product for all.
+    """
+    sessions = [_Session(*job, evaluating=True) for job in jobs]
+    return run_together(sessions, partial(_advance, choice))
+
+
 def _advance(choice: Choice, waiting: Sequence[_Session]) -> None:
-    """Do the next descent of all."""
-    planned = [(session, session.plan(choice)) for session in waiting]
+    """Do the next descent or measurement of all."""
+    measuring = [session for session in waiting if isinstance(session.asked, Measurement)]
+    tests = [(session, session.test(choice)) for session in measuring]
+    for session, test in tests:
+        if test is None:
+            session.advance_alone()
+    for tested in in_stacks([((s, t), t.key, t.bytes) for s, t in tests if t], STACK_BYTES):
+        _measure([session for session, _ in tested], [test for _, test in tested])
+    descending = [session for session in waiting if session not in measuring]
+    planned = [(session, session.plan(choice)) for session in descending]
     for session, plan in planned:
         if plan is None:
             session.advance_alone()
     members = (((session, plan), plan.key, plan.bytes) for session, plan in planned if plan)
     for stack in in_stacks(members, STACK_BYTES):
         _descend([session for session, _ in stack], stack[0][1])
+
+
+def _measure(sessions: Sequence[_Session], tests: Sequence[_Test]) -> None:
+    """Measure in a stack; if it fails, find the client that made it fail."""
+    client, first = sessions[0].client, tests[0]
+    loss_fn = sessions[0].asked.problem.loss_fn
+    try:
+        found = measure(
+            [test.tested for test in tests], first.model, first.rows, loss_fn, client.metrics
+        )
+    except Interrupted:
+        raise
+    except BaseException:
+        if len(sessions) == 1:
+            sessions[0].advance_alone()
+        else:  # each in a stack of one, which changes no bit
+            for session, test in zip(sessions, tests, strict=True):
+                _measure([session], [test])
+        return
+    for session, metrics in zip(sessions, found, strict=True):
+        session.advance(partial(list, metrics))
+
+
+def _tensors(arrays: Arrays, own: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return all parameters of a model that travelled; those that do not are the client's own."""
+    if arrays.keys() != {name for name, parameter in own.items() if parameter.requires_grad}:
+        raise _CannotCompareError
+    tensors = {n: torch.from_numpy(arrays[n]) if n in arrays else own[n].detach() for n in own}
+    if any(tensor.shape != own[name].shape for name, tensor in tensors.items()):
+        raise _CannotCompareError
+    return {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
 
 
 def _descend(sessions: Sequence[_Session], plan: _Plan) -> None:

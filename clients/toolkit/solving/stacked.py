@@ -107,6 +107,9 @@ class StackedModel(Protocol):
     def part(self, name: str, block: Tensor) -> Tensor:
         """Return a parameter of all clients, as a view of its block."""
 
+    def outputs(self, blocks: Mapping[str, Tensor], inputs: Tensor, room: Room) -> Tensor:
+        """Return what the models make of samples, shape (clients, rows, ...)."""
+
     def gradients(
         self,
         blocks: Mapping[str, Tensor],
@@ -146,7 +149,7 @@ def rows_of(batches: Sequence[Batch], full_batch: bool, unit: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Samples:
+class Samples:
     """What the first members of a stack take a step on, and nobody's slots.
 
     Attributes
@@ -163,9 +166,9 @@ class _Samples:
     weights: Tensor
 
 
-def _samples(
+def samples_of(
     steps: Sequence[Sequence[Batch]], rows: int, spare: int, dtype: torch.dtype
-) -> _Samples:
+) -> Samples:
     """Stack the batches of one step of each member."""
     inputs: list[Tensor] = []
     targets: list[Tensor] = []
@@ -191,7 +194,31 @@ def _samples(
         whole = torch.cat(parts)
         return whole.view(-1, rows, *whole.shape[1:])
 
-    return _Samples(counts, stacked(inputs), stacked(targets), weights)
+    return Samples(counts, stacked(inputs), stacked(targets), weights)
+
+
+def spare_slots(rows: int, model: StackedModel) -> int:
+    """Return how many slots at the end of a stack are nobody's."""
+    return -(-_TAIL // (rows * model.least))
+
+
+def filled(
+    model: StackedModel,
+    of_members: Sequence[Mapping[str, Tensor]],
+    names: Collection[str],
+    spare: int,
+) -> dict[str, Tensor]:
+    """Return blocks of what each member has for some parameters, and nobody's slots."""
+    slots = len(of_members) + spare
+    blocks: dict[str, Tensor] = {}
+    for name in names:
+        block, dtype = model.block_of(name), of_members[0][name].dtype
+        if block not in blocks:
+            blocks[block] = torch.zeros(slots, *model.blocks[block], dtype=dtype)
+        tensors = [own[name].detach() for own in of_members]
+        part = model.part(name, blocks[block])
+        torch._foreach_copy_(part.unbind(), [*tensors, *[tensors[-1]] * spare])
+    return blocks
 
 
 class _Stack:
@@ -210,26 +237,11 @@ class _Stack:
             self._names = list(moving)
         self.moving = list(dict.fromkeys(map(model.block_of, self._names)))
         self.dtype = next(iter(self._models[0].values())).dtype
-        self.blocks = self._filled(self._models, self._models[0])
+        self.blocks = filled(model, self._models, self._models[0], spare)
         momentum = self.moving if step.momentum else []
         self.momentum = {name: torch.zeros_like(self.blocks[name]) for name in momentum}
         terms = zip(*(member.objective.pulls for member in members), strict=True)
         self._terms = [self._term(like) for like in terms]
-
-    def _filled(
-        self, of_members: Sequence[Mapping[str, Tensor]], names: Collection[str]
-    ) -> dict[str, Tensor]:
-        """Return blocks of what each member has for some parameters."""
-        slots = len(of_members) + self.spare
-        blocks: dict[str, Tensor] = {}
-        for name in names:
-            block = self.model.block_of(name)
-            if block not in blocks:
-                blocks[block] = torch.zeros(slots, *self.model.blocks[block], dtype=self.dtype)
-            tensors = [own[name].detach() for own in of_members]
-            part = self.model.part(name, blocks[block])
-            torch._foreach_copy_(part.unbind(), [*tensors, *[tensors[-1]] * self.spare])
-        return blocks
 
     def _term(self, like: Sequence[Any]) -> Callable[[dict[str, Tensor], dict[str, Tensor]], None]:
         """Return what adds the gradient of one term of all members' objectives."""
@@ -242,7 +254,7 @@ class _Stack:
             return values * weights[: len(values)].view(-1, *[1] * (values.ndim - 1))
 
         if isinstance(first, LinearTerm):
-            slopes = self._filled([term.slope for term in like], moving)
+            slopes = filled(self.model, [term.slope for term in like], moving, self.spare)
             slopes = {name: weighted(slope) for name, slope in slopes.items()}
 
             def slope(blocks: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
@@ -251,7 +263,7 @@ class _Stack:
 
             return slope
         if isinstance(first, ProximalTerm):
-            anchors = self._filled([term.anchor for term in like], moving)
+            anchors = filled(self.model, [term.anchor for term in like], moving, self.spare)
 
             def pull(blocks: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
                 for name, anchor in anchors.items():
@@ -288,7 +300,7 @@ class _Stack:
             self.model.part(name, blocks.setdefault(block, empty)).copy_(part.view(-1, *shape))
         return blocks
 
-    def take(self, samples: _Samples) -> Tensor:
+    def take(self, samples: Samples) -> Tensor:
         """Take one step of those who have samples; return their losses before it."""
         slots, count = len(samples.inputs), len(samples.sizes)
         blocks = {name: block[:slots] for name, block in self.blocks.items()}
@@ -376,12 +388,12 @@ def descend(
         # Those with the most batches come first, so that who takes a step is the first so many.
         order = sorted(range(len(members)), key=lambda place: -len(plans[place]))
         members, plans = [members[place] for place in order], [plans[place] for place in order]
-        spare = -(-_TAIL // (rows * model.least))
+        spare = spare_slots(rows, model)
         stack = _Stack(members, model, spare, step)
         lists = all(isinstance(member.problem.loader, list | tuple) for member in members)
         taken = [0] * len(members)
         firsts: Tensor | None = None
-        whole: _Samples | None = None
+        whole: Samples | None = None
         for epoch in range(epochs):
             if epoch and not (full_batch and lists):
                 plans = [member.epoch() for member in members]
@@ -393,11 +405,11 @@ def descend(
             for number in range(counts[0]):
                 if full_batch:
                     if whole is None or not lists:
-                        whole = _samples(plans, rows, spare, stack.dtype)
+                        whole = samples_of(plans, rows, spare, stack.dtype)
                     samples = whole
                 else:
                     batches = [[plan[number]] for plan in plans if number < len(plan)]
-                    samples = _samples(batches, rows, spare, stack.dtype)
+                    samples = samples_of(batches, rows, spare, stack.dtype)
                 losses, count = stack.take(samples), len(samples.sizes)
                 totals[:count] += losses * samples.sizes
                 seen[:count] += samples.sizes

@@ -24,7 +24,9 @@ T = TypeVar("T")
 Scalars = dict[str, Any]
 Reply = tuple[list[NDArray[Any]], int, Scalars]
 """What `fit` returns: arrays, the number of examples, metrics."""
-Steps = Generator[Any, Scalars, T]
+Evaluation = tuple[float, int, Scalars]
+"""What `evaluate` returns: loss, the number of examples, metrics."""
+Steps = Generator[Any, Any, T]
 """Yields what is to be done, is sent the metrics of that, and returns a result."""
 MethodSteps = Steps[tuple[Arrays, Scalars]]
 """A method's part of a round, which results in an upload and metrics."""
@@ -32,8 +34,9 @@ Job = tuple[Any, list[NDArray[Any]], Scalars]
 """A client, and the parameters and configuration that its `fit` would get."""
 Choice = Literal["auto"] | bool
 """Whether clients train together: "auto" if they gain by it."""
-Driver = Callable[[Sequence[Job], Choice], list[Reply | BaseException]]
-"""Does for several clients what their `fit` does, in the order of the jobs."""
+Driver = Callable[[Sequence[Job], Choice], list[Any]]
+"""Does for several clients what their `fit` or `evaluate` does, in the order of the jobs: a list of
+what it returned or raised."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,25 @@ class Minimisation:
     loader: Any = None
 
 
-def take_steps(steps: Steps[T], perform: Callable[[Any], Scalars]) -> T:
+@dataclass(frozen=True)
+class Measurement:
+    """What a method wants measured: some models on the same data.
+
+    It is sent back a list of metrics by name, those of each model.
+
+    Attributes
+    ----------
+    problem : LocalProblem
+        The data, and the model that the arrays are loaded into.
+    models : sequence of Arrays
+        What travels of each.
+    """
+
+    problem: Any
+    models: Sequence[Arrays]
+
+
+def take_steps(steps: Steps[T], perform: Callable[[Any], Any]) -> T:
     """Take all steps, one after another; `perform` does what a step asks for.
 
     An error of `perform` is raised inside the method, at its step. The method therefore leaves its
@@ -86,22 +107,29 @@ class Session:
     asked : Any
         The step that it waits for; None once it is through.
     outcome : tuple or BaseException
-        What its `fit` would have returned or raised, once it is through.
+        What its `fit`, or its `evaluate`, would have returned or raised, once it is through.
     """
 
-    def __init__(self, client: Any, parameters: list[NDArray[Any]], config: Scalars) -> None:
+    def __init__(
+        self,
+        client: Any,
+        parameters: list[NDArray[Any]],
+        config: Scalars,
+        *,
+        evaluating: bool = False,
+    ) -> None:
         self.client = client
         self.asked: Any = None
-        self.outcome: Reply | BaseException = RuntimeError("The round is not over.")
-        self._steps: Steps[Reply] = client.run_round(parameters, config)
+        self.outcome: Any = RuntimeError("The round is not over.")
+        run = client.run_evaluation if evaluating else client.run_round
+        self._steps: Steps[Any] = run(parameters, config)
 
-    def advance(self, perform: Callable[[], Scalars] | None = None) -> None:
+    def advance(self, perform: Callable[[], Any] | None = None) -> None:
         """Do what the client waits for, and go on to its next step or to its end."""
         self.asked = None
         try:
             with plain_errors(), self.in_turn():
-                # Typed for what is sent to a generator that runs; this may be its first step.
-                metrics: Any = None if perform is None else perform()
+                metrics = None if perform is None else perform()
                 try:
                     self.asked = self._steps.send(metrics)
                 except StopIteration as done:
@@ -131,7 +159,7 @@ AnySession = TypeVar("AnySession", bound=Session)
 
 def run_together(
     sessions: Sequence[AnySession], advance: Callable[[Sequence[AnySession]], None]
-) -> list[Reply | BaseException]:
+) -> list[Any]:
     """Run the rounds of several clients; `advance` takes the next step of all that wait."""
     try:
         for session in sessions:

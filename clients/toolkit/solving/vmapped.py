@@ -63,9 +63,11 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return (product if bias is None else product + bias[:, None]).t()
 
 
-def stacked_forward(model: nn.Module) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+def stacked_forward(
+    model: nn.Module, training: bool
+) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
     """Return a model as a function of stacked parameters and stacked samples."""
-    twin = copy.deepcopy(model).train()
+    twin = copy.deepcopy(model).train(training)
 
     def call(parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         with _SameBits():
@@ -90,12 +92,12 @@ class AnyModel:
 
     unit, least = 16, 1
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, training: bool = True) -> None:
         self._shapes = {name: p.shape for name, p in parameters_of(model).items()}
         self.blocks: dict[str, tuple[int, ...]] = {
             n: (-(-s.numel() // WHOLE) * WHOLE,) for n, s in self._shapes.items()
         }
-        self._forward = stacked_forward(model)
+        self._forward = stacked_forward(model, training)
 
     def block_of(self, name: str) -> str:
         """Return the block that a parameter is in."""
@@ -105,6 +107,10 @@ class AnyModel:
         """Return a parameter of all clients, as a view of its block."""
         shape = self._shapes[name]
         return block[:, : shape.numel()].view(len(block), *shape)
+
+    def outputs(self, blocks: Mapping[str, Tensor], inputs: Tensor, room: object) -> Tensor:
+        """Return what the models make of samples, shape (clients, rows, ...)."""
+        return self._forward({n: self.part(n, b) for n, b in blocks.items()}, inputs)
 
     def gradients(
         self,

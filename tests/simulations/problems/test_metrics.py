@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from clients import SGDClient
+from clients.toolkit.solving.steps import take_steps
 from simulations.problems.metrics import auc, macro_f1, weighted_f1
 
 
@@ -91,7 +92,9 @@ def test_a_client_reports_them() -> None:
         test_loader=[(inputs[:1], targets[:1]), (inputs[1:], targets[1:])],
         metrics={"f1": weighted_f1, "auc": auc},
     )
-    _, _, metrics = client.evaluate_models({"personal": {"weight": torch.eye(3).numpy()}})
+    _, _, metrics = take_steps(
+        client.evaluate_models({"personal": {"weight": torch.eye(3).numpy()}}), client.perform
+    )
     # Class 0: F1 1, weight 1/3; class 1: precision 1, recall 1/2, F1 2/3. AUC: sample 2 gives class
     # 0 and 1 the same probability, less than the right one of samples 0 and 1: class 0 is ranked
     # right, and of class 1's two pairs with sample 0 one is in order and one a tie.

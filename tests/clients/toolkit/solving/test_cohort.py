@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients import SGDClient
+from clients import MeanMetric, SGDClient, TorchClient, accuracy
 from clients.toolkit.solving import cohort
-from clients.toolkit.solving.cohort import fit_together
+from clients.toolkit.solving.cohort import evaluate_together, fit_together
+from fl_admm_strategies.runtime.messages.records import groups_setting
 
 CONFIG: dict[str, Any] = {"lr": 0.2, "local-epochs": 2, "seed": 3, "server-round": 1}
 SIZES = (21, 10, 40, 16, 34)
@@ -191,6 +193,138 @@ def test_many_samples_fit_in_little_memory(
     assert stacked[0] == 5
     assert len(stacked) > 2
     assert list(map(arrays_of, parts)) == list(map(arrays_of, whole))
+
+
+# --- Evaluation -----------------------------------------------------------------------------------
+
+
+def top_two(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.topk(2, dim=1).indices == targets[:, None]).any(1).float().mean()
+
+
+def job_of_test(client: SGDClient) -> Any:
+    """Return the job of an evaluation of three models: its own, that of a group, one of all."""
+    number = int(client.context.node_config["partition-id"])
+    own = client.arrays()
+    models = {"own": number, "group": 10 + number % 2, "all": 20}
+    groups = {
+        kind: {n: a + np.float32(0.1 * k) for n, a in own.items()} for kind, k in models.items()
+    }
+    config = {"groups": groups_setting(groups), "seed": 3}
+    return client, [array for arrays in groups.values() for array in arrays.values()], config
+
+
+METRICS = {"accuracy": accuracy, "top-two": top_two}
+TESTED: dict[str, Callable[[int], SGDClient]] = {
+    "a chain": lambda i: with_test(i, network, metrics=METRICS),
+    "shuffled": lambda i: with_test(i, network, loader=shuffled(i)),
+    "any model": lambda i: with_test(i, Net, metrics=METRICS),
+    "float64": lambda i: with_test(i, network, dtype=torch.float64, metrics=METRICS),
+    "hinge": lambda i: with_test(i, network, loss=nn.MultiMarginLoss()),
+    "regression": lambda i: with_test(
+        i, lambda: Scalar(FEATURES, 1), loss=HalfError(), loader=regression(i)
+    ),
+    "frozen": lambda i: with_test(i, half_frozen, metrics=METRICS),
+}
+
+
+def half_frozen() -> nn.Module:
+    model = network()
+    next(iter(model.parameters())).requires_grad_(False)
+    return model
+
+
+def shuffled(client: int, dtype: torch.dtype = torch.float32) -> Any:
+    return DataLoader(TensorDataset(*samples(client, dtype)), batch_size=8, shuffle=True)
+
+
+class Evaluating(SGDClient):
+    """Evaluates every model of a message."""
+
+    test = TorchClient.test  # type: ignore[assignment]
+
+
+def with_test(client: int, model: Any, *, loader: Any = None, **options: Any) -> SGDClient:
+    test_loader = loader or [samples(client, options.get("dtype", torch.float32))]
+    options = {"client_class": Evaluating, **options}
+    return make(client, model, test_loader=test_loader, **options)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of all stacks that are measured."""
+    sizes: list[int] = []
+    measure = cohort.measure
+
+    def counted(clients: Any, *options: Any) -> Any:
+        sizes.append(len(clients))
+        return measure(clients, *options)
+
+    monkeypatch.setattr(cohort, "measure", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("kind", TESTED)
+def test_an_evaluation_together_says_what_each_client_says_alone(
+    kind: str, measured: list[int]
+) -> None:
+    before = torch.get_rng_state()
+    results = evaluate_together([job_of_test(TESTED[kind](i)) for i in range(5)], True)
+    assert sum(measured) == 5
+    assert max(measured) > 1
+    assert torch.equal(torch.get_rng_state(), before)
+    for i, result in enumerate(results):
+        client, arrays, config = job_of_test(TESTED[kind](i))
+        loss, size, metrics = client.evaluate(arrays, config)
+        assert not isinstance(result, BaseException), result
+        assert result[:2] == (pytest.approx(loss, rel=1e-5), size)
+        assert result[2] == pytest.approx(metrics, rel=1e-5)
+
+
+def test_who_is_beside_a_client_changes_nothing_in_its_evaluation(measured: list[int]) -> None:
+    alone = [evaluate_together([job_of_test(TESTED["a chain"](i))], True)[0] for i in range(5)]
+    for company in ([0, 1, 2, 3, 4], [3, 1], [4, 2, 0]):
+        jobs = [job_of_test(TESTED["a chain"](i)) for i in company]
+        assert evaluate_together(jobs, True) == [alone[i] for i in company]
+    assert max(measured) > 1
+
+
+class OwnMeasure(Evaluating):
+    def measure(self, problem: Any) -> Any:
+        return {"loss": 7.0}
+
+
+MEASURED_ALONE: dict[str, Callable[[int], SGDClient]] = {
+    "a running metric": lambda i: with_test(i, network, metrics={"m": MeanMetric(accuracy)}),
+    "a measure of its own": lambda i: with_test(i, network, client_class=OwnMeasure),
+    "batch norm": lambda i: with_test(i, of_layers(nn.BatchNorm1d(4))),
+    "a loss of its own": lambda i: with_test(i, network, loss=lambda out, y: out.mean()),
+    "no test data": lambda i: make(i, network, client_class=Evaluating),
+    "labels that are not there": lambda i: with_test(i, network, loader=mislabelled(i)),
+    "another model": lambda i: with_test(i, lambda: nn.Linear(FEATURES, 4 + i)),
+}
+
+
+@pytest.mark.parametrize("kind", MEASURED_ALONE)
+def test_what_cannot_be_measured_in_a_stack_is_alone_with_the_same_bits(kind: str) -> None:
+    results = evaluate_together([job_of_test(MEASURED_ALONE[kind](i)) for i in range(3)], True)
+    for i, result in enumerate(results):
+        client, arrays, config = job_of_test(MEASURED_ALONE[kind](i))
+        if isinstance(result, BaseException):
+            with pytest.raises(type(result), match=re.escape(str(result))):
+                client.evaluate(arrays, config)
+        elif kind != "another model":
+            assert result == client.evaluate(arrays, config)
+
+
+def test_who_fails_in_an_evaluation_fails_alone() -> None:
+    def client(i: int) -> SGDClient:
+        return with_test(i, network, loader=mislabelled(1) if i == 1 else None)
+
+    first, failed, last = evaluate_together([job_of_test(client(i)) for i in range(3)], True)
+    assert isinstance(failed, IndexError)
+    for i, result in ((0, first), (2, last)):
+        assert result == evaluate_together([job_of_test(client(i))], True)[0]
 
 
 # --- Who cannot -----------------------------------------------------------------------------------
