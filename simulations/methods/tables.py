@@ -91,10 +91,13 @@ def completed(baseline: BaselineTable, algorithm: AlgorithmTable) -> BaselineTab
     """Return a baseline's table with the algorithm's step size and epochs where it has none.
 
     Of ones that change, a baseline that takes none but a number has those of round 1, epochs that
-    differ by client those of client 0.
+    differ by client those of client 0. The step size of an inner problem (pFedMe, Lp-Proj) is
+    another thing: the method's own default.
     """
     lent = {}
     for name in _LENT:
+        if name == "lr" and "inner_steps" in baseline.parameters:
+            continue
         value = getattr(algorithm, name, None)
         if name not in baseline.parameters or getattr(baseline, name) is not None or value is None:
             continue
