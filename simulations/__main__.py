@@ -1,4 +1,4 @@
-"""``python -m simulations``: run experiments, with an exit code that is true."""
+"""``python -m simulations`` and ``fl-admm``: run experiments, with an exit code that is true."""
 
 from __future__ import annotations
 
@@ -17,4 +17,6 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 from .running.cli import main  # noqa: E402 - that is the import
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-main()
+
+if __name__ == "__main__":  # not in worker processes, nor for `fl-admm`
+    main()

@@ -60,6 +60,72 @@ class FederatedData:
     num_classes: int | None
 
 
+def check(name: str, data: object) -> None:
+    """Refuse what a function of the user's own returned, unless it is a `FederatedData` throughout.
+
+    Raises
+    ------
+    ValueError
+        The message names the client, and what was expected.
+    """
+    if not isinstance(data, FederatedData):
+        raise ValueError(
+            f"{name} returned a {type(data).__name__}, expected a simulations.data.FederatedData."
+        )
+    if not data.clients:
+        raise ValueError(f"{name} returned no clients, expected one entry or more.")
+    kind, shape = torch.float32, tuple(data.input_shape)
+    if data.task == "classification":
+        kind = torch.int64
+        if data.num_classes is None:
+            raise ValueError(f"{name} is a classification: give num_classes.")
+    for client, parts in enumerate(data.clients):
+        for part in ("train", "validation", "test"):
+            if (samples := getattr(parts, part)) is None and part == "validation":
+                continue
+            where = f"{name}: the {part} part of client {client}"
+            if not (isinstance(samples, tuple) and all(isinstance(t, Tensor) for t in samples)):
+                raise ValueError(f"{where} is no pair of tensors (inputs, labels).")
+            x, y = samples
+            if not len(y) or tuple(x.shape) != (len(y), *shape) or x.dtype != torch.float32:
+                raise ValueError(
+                    f"{where} has {len(y)} labels and inputs of {x.dtype}, shape "
+                    f"{tuple(x.shape)}, expected float32 of shape (n, *{shape}), n > 0."
+                )
+            if y.dtype != kind or y.ndim != 1:
+                raise ValueError(
+                    f"{where} has labels of {y.dtype}, shape {tuple(y.shape)}, expected {kind} of "
+                    "shape (n,)."
+                )
+            if data.num_classes is not None and not 0 <= int(y.min()) <= int(y.max()) < (
+                data.num_classes
+            ):
+                raise ValueError(
+                    f"{where} has labels from {int(y.min())} to {int(y.max())}, expected 0 to "
+                    f"{data.num_classes - 1}."
+                )
+
+
+def with_validation(data: FederatedData, seed: int) -> FederatedData:
+    """Hold a fifth of each client's training samples out for validation, where none are.
+
+    Raises
+    ------
+    ValueError
+        If a client has but one sample to train on.
+    """
+    clients = []
+    for number, client in enumerate(data.clients):
+        if client.validation is None:
+            x, y = client.train
+            kept, _ = holdout(len(y), validation=True)
+            order = torch.from_numpy(generator(seed, "validation", number).permutation(len(y)))
+            train, held = order[:kept], order[kept:]
+            client = ClientData((x[train], y[train]), (x[held], y[held]), client.test)
+        clients.append(client)
+    return replace(data, clients=clients)
+
+
 def without_newcomers(
     data: FederatedData, share: float, seed: int
 ) -> tuple[FederatedData, FederatedData]:

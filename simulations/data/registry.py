@@ -10,10 +10,11 @@ from typing import Any, TypeAlias, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from ..settings.imported import imported, is_import
 from ..settings.wording import unknown
 from . import sources
 from .digits import digits_swap
-from .federated import FederatedData
+from .federated import FederatedData, check
 from .files import data_root as resolve_root
 from .har import uci_har
 from .housing_bodyfat import housing_bodyfat
@@ -56,18 +57,22 @@ DATASETS: dict[str, Loader] = {
 def kind_of(name: str) -> type:
     """Return the kind of data that a data set is, without loading it.
 
+    A function of the user's own returns `FederatedData` unless its annotation says otherwise.
+
     Raises
     ------
     ValueError
         If there is no data set of this name.
     """
-    kind: type = get_type_hints(loader_of(name))["return"]
+    kind: type = get_type_hints(loader_of(name)).get("return", FederatedData)
     return kind
 
 
 def _loader(name: str) -> Loader:
+    if is_import(name):
+        return imported("data set", name)
     if name not in DATASETS:
-        raise unknown("data set", name, list(DATASETS))
+        raise unknown("data set", name, [*DATASETS, "yourmodule:function"])
     return DATASETS[name]
 
 
@@ -95,7 +100,7 @@ def _checked(name: str, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     for option, value in options.items():
         if option not in known:
             raise unknown(f"option of data set {name}", option, sorted(known))
-        kind = hints[option]
+        kind = hints.get(option, Any)
         try:
             TypeAdapter(kind).validate_python(value, strict=True)  # no text for a number
         except ValidationError:
@@ -108,7 +113,10 @@ def _checked(name: str, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 @lru_cache(maxsize=2)  # images take 0.2 GB
 def _load(name: str, seed: int, root: Path, options: tuple[tuple[str, Any], ...]) -> Data:
-    return DATASETS[name](seed, root, **dict(options))
+    data = _loader(name)(seed, root, **dict(options))
+    if is_import(name) and kind_of(name) is FederatedData:
+        check(name, data)
+    return data
 
 
 def load(name: str, seed: int, data_root: Path | str | None = None, **options: Any) -> Data:
@@ -120,7 +128,8 @@ def load(name: str, seed: int, data_root: Path | str | None = None, **options: A
     Parameters
     ----------
     name : str
-        A key of `DATASETS`.
+        A key of `DATASETS`, or ``module:function``: a function of the user's own with the same
+        parameters, ``function(seed, root, *, option=default)``.
     seed : int
         Decides everything random about the data, not negative.
     data_root : Path or str or None

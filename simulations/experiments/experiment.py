@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..data import FederatedData, kind_of, load, without_newcomers
+from ..data import Data, FederatedData, kind_of, load, without_newcomers
 from ..methods import Federation, completed
 from ..problems import Problem, problem_of
 from ..reports import MethodReport, report_of
@@ -59,22 +59,23 @@ def load_experiment(config: RunConfig) -> Experiment:
     settings = load_settings(
         config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
     )
-    problem = _problem(settings, config.data_root)
+    problem = problem_with(settings, load_data(settings, config.data_root))
     federation, report = _federation(problem, settings.algorithm, settings.client)
     federation = replace(federation, fixed={**federation.fixed, **report.fixed})
-    baselines = {
-        name: _federation(problem, completed(table, settings.algorithm), table.client)[0]
-        for name, table in settings.baselines.methods().items()
-    }
+    baselines = {name: baseline_of(problem, name) for name in settings.baselines.methods()}
     for method in (federation, *baselines.values()):
         method.strategy()  # what a constructor refuses is said now, not after the first run
     return Experiment(Path(config.experiment).stem, federation, report, baselines)
 
 
-def _problem(settings: Settings, data_root: Path | None) -> Problem:
-    name = settings.data.name
-    data = load(name, settings.seed, data_root, **settings.data.options)
-    kind = problem_of(kind_of(name))
+def load_data(settings: Settings, data_root: Path | None) -> Data:
+    """Return the data of an experiment; errors are those of `load`."""
+    return load(settings.data.name, settings.seed, data_root, **settings.data.options)
+
+
+def problem_with(settings: Settings, data: Data) -> Problem:
+    """Return what is learned from some data."""
+    kind = problem_of(kind_of(settings.data.name))
     if settings.newcomers is None:
         return kind(settings, data)
     assert isinstance(data, FederatedData)  # which the methods with new clients learn from
@@ -82,6 +83,13 @@ def _problem(settings: Settings, data_root: Path | None) -> Problem:
     problem = kind(settings, data)
     problem.newcomers = kind(settings.model_copy(update={"attack": None}), held_out)
     return problem
+
+
+def baseline_of(problem: Problem, name: str) -> Federation:
+    """Return a method of ``[baselines]`` over a problem."""
+    settings = problem.settings
+    table = settings.baselines.methods()[name]
+    return _federation(problem, completed(table, settings.algorithm), table.client)[0]
 
 
 def _federation(problem: Problem, method: Built, client: Built) -> tuple[Federation, MethodReport]:

@@ -54,6 +54,13 @@ def load_settings(
         If the experiment, profile or a key does not exist, a value is out of range, or tables do
         not go together. The message lists every mistake that can be seen at once.
     """
+    return checked(raw_settings(experiment, profile, changes, seed), experiment)
+
+
+def raw_settings(
+    experiment: str, profile: str, changes: Sequence[str], seed: int | None
+) -> dict[str, Any]:
+    """Return the tables of an experiment with changes, unchecked; see `load_settings`."""
     raw = read_experiment(experiment)
     if profile:
         profiles = raw.get("profiles")
@@ -63,19 +70,21 @@ def load_settings(
         if not isinstance(profiles[profile], dict):
             raise ValueError(f"profiles.{profile} of {experiment}: is no table of changes")
         for key, value in profiles[profile].items():
-            _change(raw, key, value)
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals:
-            raise ValueError(f"{change!r} is not section.key=value, e.g. algorithm.lr=0.1")
-        _change(raw, key.strip(), _toml_value(text.strip()))
+            change(raw, key, value)
+    for one in changes:
+        change(raw, *key_and_value(one))
     if seed is not None:
         raw["seed"] = seed
+    return raw
+
+
+def checked(raw: dict[str, Any], experiment: str) -> Settings:
+    """Return the settings that tables are; errors are those of `load_settings`."""
     kind = _settings_type(raw)
     try:
         settings = kind.model_validate(raw)
     except ValidationError as error:
-        raise ValueError(_explain(experiment, error, kind)) from None
+        raise ValueError(explained(f"experiment {experiment!r}", error, kind)) from None
     _check(settings)
     return settings
 
@@ -113,7 +122,8 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 # --------------------------------------------------------------------------------------------------
 
 
-def _change(raw: dict[str, Any], key: str, value: Any) -> None:
+def change(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key of the tables of a file."""
     *sections, last = key.split(".")
     table: Any = raw
     for section in sections:
@@ -121,6 +131,14 @@ def _change(raw: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(table, dict):
             raise ValueError(f"{key!r}: {section!r} is a value, not a section")
     table[last] = value
+
+
+def key_and_value(text: str) -> tuple[str, Any]:
+    """Read ``"section.key=value"``; errors as `load_settings`."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} is not section.key=value, e.g. algorithm.lr=0.1")
+    return key.strip(), _toml_value(value.strip())
 
 
 def _toml_value(text: str) -> Any:
@@ -217,8 +235,9 @@ def _check(settings: Settings) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def _explain(experiment: str, error: ValidationError, kind: type[Settings]) -> str:
-    lines = [f"The settings of experiment {experiment!r} are not usable:"]
+def explained(what: str, error: ValidationError, kind: type[Section]) -> str:
+    """Return what is wrong with the tables of a file, one mistake a line."""
+    lines = [f"The settings of {what} are not usable:"]
     for mistake in error.errors():
         key = ".".join(str(part) for part in mistake["loc"] if not _is_tag(part))
         if mistake["type"] == "extra_forbidden":

@@ -56,6 +56,8 @@ class TorchProblem(Problem):
         self._metric = METRICS[key]
         self._metric_fns: dict[str, MetricFn] = {key: accuracy if key == "accuracy" else rmse}
         self._metric_fns |= {name: FURTHER_METRICS[name] for name in asked}
+        self.loss_fn = loss_of(settings.model.name)
+        """What the clients minimise: the mean over a batch."""
         model = build(settings.model.name, data)
         self._model = initialise(model, settings.seed, settings.model.init)
 
@@ -84,7 +86,7 @@ class TorchProblem(Problem):
         return {
             "model": copy.deepcopy(self._model),
             "train_loader": full_batch(x, y) if size is None else Minibatches(x, y, size),
-            "loss_fn": loss_of(self.settings.model.name),
+            "loss_fn": self.loss_fn,
             "test_loader": full_batch(*data.test),
             "validation_loader": None if data.validation is None else full_batch(*data.validation),
             "metrics": self._metric_fns,

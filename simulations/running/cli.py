@@ -1,4 +1,4 @@
-"""The command line: ``python -m simulations list``, ``describe NAME`` and ``run NAME``."""
+"""The command line: ``fl-admm`` or ``python -m simulations``, and what to do."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ cli = typer.Typer(
 )
 
 _INTERRUPTED = 130  # the exit code of what Ctrl-C ended
+
+
+def _program() -> list[str]:
+    """Return the words that started this program."""
+    name = Path(sys.argv[0]).name
+    return [name] if name == "fl-admm" else ["python", "-m", "simulations"]
 
 
 @cli.command("list")
@@ -188,6 +194,110 @@ def run(
         raise typer.Exit(1) from None
 
 
+@cli.command()
+def compare(
+    methods: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD... | FILE.toml",
+            help="Methods, ALIAS=METHOD for one with settings of its own; or a comparison file.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(help="A data set, or yourmodule:function (default: the experiment's)."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds (default: 5).")] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=SPACE",
+            help="Tune a setting: lr=log:0.01:1 of all methods, ditto.lam=linear:0:1 of one; "
+            "int:1:10 for whole numbers.",
+        ),
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Trials of tuning for each method (default: 20).")
+    ] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(help="What settings are chosen by: validation, never test data."),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Report rounds and bytes until the metric was as good, e.g. 90 (%)."),
+    ] = None,
+    experiment: Annotated[
+        str | None,
+        typer.Option(help="Data, model, rounds and settings are this one's (default: compare)."),
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="One of the experiment's profiles.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting: training.num-rounds=50, ditto.lam=1.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the results; a comparison in it goes on.")
+    ] = Path("comparison"),
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at a time, as far as memory allows (default: one a core)."),
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of the data files (default: $FL_ADMM_DATA).")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show tracebacks.")] = False,
+) -> None:
+    """Compare methods over seeds, tuned alike: tables, tests and pictures on one page."""
+    with _ended_by_ctrl_c():
+        from ..comparing import comparison as comparisons
+        from ..comparing.compare import compare as run_comparison
+        from ..comparing.report import write_report
+        from ..experiments.loading import key_and_value
+    console = Console()
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    _quieten(verbose)
+    try:
+        file = Path(methods[0]) if methods[0].endswith(".toml") else None
+        if file is not None and len(methods) > 1:
+            raise ValueError(f"{file} has the methods: leave {' '.join(methods[1:])} out.")
+        given = {
+            "methods": None if file else methods,
+            "data": data,
+            "seeds": seeds,
+            "tune": {key: str(v) for key, v in map(key_and_value, tune)} if tune else None,
+            "budget": budget,
+            "select": select,
+            "target": target,
+            "experiment": experiment,
+            "profile": profile,
+            "set": dict(map(key_and_value, setting)) if setting else None,
+        }
+        options = {key: value for key, value in given.items() if value is not None}
+        comparison = comparisons.read(file, options)
+        outcomes = run_comparison(comparison, out, data_root, workers, say)
+        files = write_report(comparison, outcomes, out)
+    except KeyboardInterrupt:
+        _say("Interrupted. The same command goes on with what is there.")
+        raise typer.Exit(_INTERRUPTED) from None
+    except Exception as error:
+        if verbose:
+            raise
+        _explain(error, "The comparison failed.")
+        raise typer.Exit(1) from None
+    say(f"Results: {out.resolve()}: {', '.join(files)}")
+    if failed := sum("error" in run for one in outcomes for run in one.runs):
+        _say(f"{failed} cells failed; the report says why. The same command runs them again.")
+        raise typer.Exit(1)
+
+
 def resuming(config: RunConfig, host: Host) -> str:
     """Return what is saved of a run that came to no end, and the command that goes on with it."""
     from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
@@ -202,7 +312,7 @@ def resuming(config: RunConfig, host: Host) -> str:
         "data-root": config.data_root,
         "out": config.out,
     }
-    words = ["python", "-m", "simulations", "run", config.experiment]
+    words = [*_program(), "run", config.experiment]
     for option, value in options.items():
         words += [] if value is None else [f"--{option}", str(value)]
     for change in config.changes:
@@ -320,4 +430,4 @@ def _explain(error: Exception, failed: str = "The run failed.") -> None:
 
 def main() -> None:
     """Run the command line."""
-    cli(prog_name="python -m simulations")
+    cli(prog_name=" ".join(_program()))

@@ -176,21 +176,22 @@ def setting_of(settings: Settings, idle: Collection[str]) -> str:
     training, model = settings.training, settings.model
     parts = [f"{name}={_text(value)}" for name, value in settings.data.options.items()]
     if model is not None:
-        parts += [f"model={model.name}", *_given(model, without=("name",))]
-    parts += _given(settings.algorithm, without={"name", *idle}, defaults=True)
-    parts += [f"client.{part}" for part in _given(settings.client)]
-    parts += _given(training, without=("num_rounds", "evaluate_every", "checkpoint_every"))
+        parts += [f"model={model.name}", *given(model, without=("name",))]
+    parts += given(settings.algorithm, without={"name", *idle}, defaults=True)
+    parts += [f"client.{part}" for part in given(settings.client)]
+    parts += given(training, without=("num_rounds", "evaluate_every", "checkpoint_every"))
     if settings.attack is not None and settings.attack.ratio > 0:
-        parts += [f"attack.{part}" for part in _given(settings.attack)]
+        parts += [f"attack.{part}" for part in given(settings.attack)]
     if settings.newcomers is not None:
         parts.append(f"newcomers.share={settings.newcomers.share:g}")
         parts += [
-            f"newcomers.{part}" for part in _given(settings.newcomers, ("share", "num_rounds"))
+            f"newcomers.{part}" for part in given(settings.newcomers, ("share", "num_rounds"))
         ]
     return ", ".join([*parts, f"seed={settings.seed}"])
 
 
-def _given(table: Section, without: Collection[str] = (), defaults: bool = False) -> list[str]:
+def given(table: Section, without: Collection[str] = (), defaults: bool = False) -> list[str]:
+    """Return ``name=value`` of what is not a table's default; with `defaults` of all of it."""
     values = {name: getattr(table, name) for name in type(table).model_fields}
     return [
         f"{field.alias}={_text(values[name])}"
@@ -204,7 +205,7 @@ def _given(table: Section, without: Collection[str] = (), defaults: bool = False
 def _text(value: Any) -> str:
     if isinstance(value, Section):
         kind = getattr(value, "type", "")
-        return f"{kind}({', '.join(_given(value, without=('type',)))})"
+        return f"{kind}({', '.join(given(value, without=('type',)))})"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,245 @@
+"""A cell of a comparison: one method, one seed, one run, one file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fl_admm_strategies import __version__
+
+from ..data import Data, FederatedData, Samples, with_validation
+from ..experiments.experiment import baseline_of, load_data, problem_with
+from ..experiments.loading import checked
+from ..methods import History, run_here
+from ..problems import Problem, TorchProblem
+from ..reports import plain, write_text
+from ..settings.imported import imported, is_import
+from ..settings.tables import Settings
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is run, as a worker process gets it.
+
+    Attributes
+    ----------
+    alias, method : str
+    raw : dict
+        The tables of the experiment; the method is its one baseline.
+    held_out : bool
+        Validation samples are held out of the training samples, where the data have none.
+    on_validation : bool
+        The models are measured on these, and the test samples are out of reach.
+    data_root : Path or None
+    """
+
+    alias: str
+    method: str
+    raw: dict[str, Any]
+    held_out: bool
+    on_validation: bool
+    data_root: Path | None
+
+    @property
+    def seed(self) -> int:
+        """The seed of everything random."""
+        return int(self.raw.get("seed", 0))
+
+    def path(self, folder: Path) -> Path:
+        """Return its file, named by all that the numbers follow from."""
+        name = str(self.raw["data"]["name"])
+        facts = [
+            json.dumps(self.raw, sort_keys=True, default=str),
+            __version__,
+            _source(name) if is_import(name) else "",
+            str((self.held_out, self.on_validation)),
+        ]
+        digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
+        kind = "trial" if self.on_validation else "seed"
+        return folder / f"{self.alias}-{kind}-{self.seed}-{digest}.json"
+
+
+@cache
+def _source(name: str) -> str:
+    """Return the file of the user's module, so that a changed one is not taken for the same."""
+    imported("data set", name)
+    file = import_module(name.partition(":")[0]).__file__
+    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+class Gradients:
+    """Counts the samples whose loss had its gradient computed, in every epoch and inner step."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def watch(self, loss: Tensor, samples: int) -> None:
+        """Count a loss when its gradient is: the mean over samples, or one entry a sample."""
+        if not loss.requires_grad:
+            return
+
+        def add(gradient: Tensor) -> None:
+            # In a stack of clients one entry a sample; those of the padding have weight 0.
+            self.count += samples if loss.ndim == 0 else int(torch.count_nonzero(gradient))
+
+        loss.register_hook(add)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _watched(kind: type[nn.Module]) -> type[nn.Module]:
+    """Derive from a loss function, which clients that train in one stack must know by its class."""
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        _gradients: Gradients
+
+        def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002
+            loss: Tensor = super().forward(input, target)
+            self._gradients.watch(loss, len(target))
+            return loss
+
+    return Watched
+
+
+def count_gradients(problem: Problem) -> Gradients | None:
+    """Have the clients of a problem count their gradients; None where no loss is differentiated."""
+    if not isinstance(problem, TorchProblem):
+        return None
+    kind: Any = type(problem.loss_fn)
+    loss: Any = _watched(kind)()
+    loss._gradients = gradients = Gradients()
+    problem.loss_fn = loss
+    return gradients
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Run a cell in this process.
+
+    Returns
+    -------
+    dict
+        What its file holds, see `_measured`.
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        If the method refuses its settings, or its models are not finite in the end.
+    """
+    settings = checked(cell.raw, cell.alias)
+    problem = problem_with(settings, _data(cell, settings))
+    gradients = count_gradients(problem)
+    federation = baseline_of(problem, cell.method)
+    strategy, training = federation.strategy(), settings.training
+    began = time.perf_counter()
+    history = run_here(
+        federation,
+        strategy,
+        federation.initial_arrays(strategy),
+        num_rounds=training.num_rounds,
+        evaluate_every=training.evaluate_every,
+    )
+    measured = _measured(problem, strategy, history)
+    found: dict[str, Any] = plain(
+        {
+            "alias": cell.alias,
+            "seed": cell.seed,
+            "settings": settings.to_toml(),
+            "seconds": time.perf_counter() - began,
+            "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "gradients": None if gradients is None else gradients.count,
+            **measured,
+        }
+    )
+    return found
+
+
+def _data(cell: Cell, settings: Settings) -> Data:
+    data = load_data(settings, cell.data_root)
+    if not cell.held_out:
+        return data
+    if not isinstance(data, FederatedData):
+        raise ValueError(
+            f"tune is given, but data set {settings.data.name!r} has no validation samples: that "
+            "is for data of samples. Leave it out."
+        )
+    data = with_validation(data, settings.seed)
+    if cell.on_validation:
+        clients = [replace(one, test=cast(Samples, one.validation)) for one in data.clients]
+        data = replace(data, clients=clients)
+    return data
+
+
+def _measured(problem: Problem, strategy: Any, history: History) -> dict[str, Any]:
+    """Return what a run is compared by.
+
+    ``models`` has the scores after the last round by kind of model, the first of them the headline,
+    and every client's value; ``curves`` the means over the clients by round; ``traffic`` the bytes
+    down and up by round.
+    """
+    metric, last = problem.metric, max(history.rounds)
+    if last != problem.settings.training.num_rounds:
+        raise RuntimeError("no client could evaluate a model after the last round.")
+    if not strategy.train_metrics.get(last):
+        raise RuntimeError(
+            f"no upload of round {last}, the last, was usable: the clients' models diverged."
+        )
+    reported = strategy.evaluate_metrics[last]
+    models = {}
+    for kind, title in strategy.kinds.items():
+        if title not in history.last.models:
+            continue
+        key = f"{kind}-{metric.key}"
+        values = {c: metrics[key] for c, metrics in reported.items() if key in metrics}
+        score = history.last.models[title]
+        models[title] = {
+            **{name: getattr(score, name) for name in ("mean", "std", "worst", "best")},
+            "clients": values,
+            "cells": history.last.cells.get(title, {}),
+        }
+    headline = next(iter(models))
+    if not torch.tensor(float(models[headline]["mean"])).isfinite():
+        raise RuntimeError(f"the {headline} diverged: its {metric.measure} is not finite.")
+    curves: dict[str, list[tuple[int, float]]] = {title: [] for title in models}
+    for server_round, scores in history.rounds.items():
+        for title in models.keys() & scores.models.keys():
+            curves[title].append((server_round, scores.models[title].mean))
+    return {
+        "method": history.title,
+        "form": history.form,
+        "data": problem.data.name,
+        "num_clients": problem.num_clients,
+        "metric": metric.key,
+        "models": models,
+        "curves": curves,
+        "traffic": [(number, *moved) for number, moved in sorted(strategy.traffic.items())],
+        "trained": sum(len(clients) for clients in strategy.train_metrics.values()),
+    }
+
+
+def work(cell: Cell, path: Path) -> None:
+    """Run a cell in a process of its own and write its file: the numbers, or why there are none."""
+    try:
+        found = run(cell)
+    except Exception as error:
+        expected = isinstance(error, ValueError | RuntimeError | OSError)
+        kind = "" if expected else f"{type(error).__name__}: "
+        found = {"alias": cell.alias, "seed": cell.seed, "error": f"{kind}{error}"}
+    write_text(path, json.dumps(found, allow_nan=False) + "\n")
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Read a cell's file; None where there is none."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # a file that is cut short is none
+        return None
+    return found

@@ -1,0 +1,220 @@
+"""A comparison from its start to its numbers: what is run when, and what is there already."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_admm_strategies.runtime.saving.files import lock_folder, make_folder
+
+from ..problems.scores import METRICS
+from ..reports import write_text
+from . import cell as cells
+from .cell import Cell
+from .comparison import Comparison
+from .tuning import Study
+from .workers import Workers, num_cores, workers
+
+COMPARISON = "comparison.toml"
+CELLS = "cells"
+
+Found = dict[str, Any]
+"""What a cell's file holds."""
+Say = Callable[[str], None]
+
+
+@dataclass
+class Outcome:
+    """What came of a method.
+
+    Attributes
+    ----------
+    alias : str
+    tuned : dict
+        The settings that tuning chose.
+    trials : list of Found
+        The runs of its tuning.
+    runs : list of Found
+        One a seed; ``error`` says why one has no numbers.
+    """
+
+    alias: str
+    tuned: dict[str, float | int] = field(default_factory=dict)
+    trials: list[Found] = field(default_factory=list)
+    runs: list[Found] = field(default_factory=list)
+
+    @property
+    def finished(self) -> list[Found]:
+        """The runs that have numbers."""
+        return [run for run in self.runs if "error" not in run]
+
+
+def headline(found: Found) -> Any:
+    """Return the scores of the model that a run's method is judged by: the first of its kinds."""
+    return next(iter(found["models"].values()))
+
+
+def compare(
+    comparison: Comparison, out: Path, data_root: Path | None, most: int | None, say: Say
+) -> list[Outcome]:
+    """Run all that a comparison needs and that is not in its folder.
+
+    Parameters
+    ----------
+    comparison : Comparison
+    out : Path
+        The folder; ``cells`` in it has a file for every run.
+    data_root : Path or None
+    most : int or None
+        The most worker processes; None for the number of cores.
+    say : callable
+        Takes a line of progress.
+
+    Raises
+    ------
+    RuntimeError
+        If the comparison in the folder is still going on, or Optuna is missing.
+    """
+    make_folder(out / CELLS)
+    with lock_folder(out / CELLS), workers(most or num_cores()) as pool:
+        write_text(out / COMPARISON, comparison.to_toml())
+        return _Schedule(comparison, out / CELLS, data_root, pool, say).run()
+
+
+Batch = Generator[list[Cell], list[Found], Outcome]
+
+
+def _steps(comparison: Comparison, alias: str, data_root: Path | None) -> Batch:
+    """Yield the cells that a method needs next, are sent what they found; return the outcome."""
+    outcome, seeds = Outcome(alias), comparison.all_seeds
+
+    def cell(seed: int, tuned: dict[str, float | int], trial: bool) -> Cell:
+        raw = comparison.raw_settings(alias, seed, tuned)
+        method = comparison.method_of(alias)
+        return Cell(alias, method, raw, bool(comparison.tune), trial, data_root)
+
+    if spaces := comparison.spaces_of(alias):
+        study = Study(spaces, comparison.budget, seeds[0])
+        while drawn := study.ask():
+            found = yield [cell(seeds[0], tuned, True) for tuned in drawn]
+            outcome.trials += [
+                {**one, "tuned": tuned} for one, tuned in zip(found, drawn, strict=True)
+            ]
+            study.tell([_value(one) for one in found])
+        try:
+            outcome.tuned = study.best()
+        except RuntimeError as error:
+            last = next(one["error"] for one in reversed(outcome.trials) if "error" in one)
+            why = f"{error}; the last: {last}"
+            outcome.runs = [{"alias": alias, "seed": seed, "error": why} for seed in seeds]
+            return outcome
+    outcome.runs = yield [cell(seed, outcome.tuned, False) for seed in seeds]
+    return outcome
+
+
+def _value(found: Found) -> float | None:
+    if "error" in found:
+        return None
+    sign = 1 if METRICS[found["metric"]].higher_is_better else -1
+    return sign * float(headline(found)["mean"])
+
+
+class _Schedule:
+    """Has the methods' cells run side by side; each method waits for its own only."""
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        folder: Path,
+        data_root: Path | None,
+        pool: Workers,
+        say: Say,
+    ) -> None:
+        self.folder, self.pool, self.say = folder, pool, say
+        self.steps = {a: _steps(comparison, a, data_root) for a in comparison.methods}
+        self.outcomes: dict[str, Outcome] = {}
+        self.todo: deque[Path] = deque()
+        self.cells: dict[Path, Cell] = {}
+        self.waiting: dict[str, tuple[list[Path], dict[Path, Found]]] = {}
+        trials = sum(comparison.budget for a in comparison.methods if comparison.spaces_of(a))
+        self.total = trials + len(comparison.methods) * len(comparison.all_seeds)
+        self.done = self.ran = 0
+        self.began = time.monotonic()
+
+    def run(self) -> list[Outcome]:
+        """Run all; return the outcomes in the order of the comparison."""
+        for alias, steps in self.steps.items():
+            self._batch(alias, next(steps))
+        while self.todo or self.pool.running:
+            while self.todo and self.pool.room():
+                path = self.todo.popleft()
+                path.unlink(missing_ok=True)  # why it failed the last time
+                self.pool.start(str(path), cells.work, self.cells[path], path)
+            for name, code in self.pool.ended():
+                self._ended(Path(name), code)
+        return [self.outcomes[alias] for alias in self.steps]
+
+    def _batch(self, alias: str, batch: Sequence[Cell]) -> None:
+        """Take in the next cells of a method; those with a file are not run again."""
+        paths = [cell.path(self.folder) for cell in batch]
+        found: dict[Path, Found] = {}
+        self.waiting[alias] = paths, found
+        kept = 0
+        for path, cell in zip(paths, batch, strict=True):
+            before = cells.read(path)
+            again = path in self.cells  # two trials of a method may have the same settings
+            if before is not None and (again or "error" not in before):
+                found[path] = before
+            elif not again:
+                self.cells[path] = cell
+                self.todo.append(path)
+                continue
+            kept += 1
+        self.done += kept
+        if kept:
+            self.say(f"{self.done}/{self.total} {alias}: {kept} there already")
+        self._go_on(alias)
+
+    def _ended(self, path: Path, code: int) -> None:
+        cell, found = self.cells[path], cells.read(path)
+        if found is None or (code and "error" not in found):
+            killed = ", most likely for want of memory" if code == -9 else ""
+            found = {
+                "alias": cell.alias,
+                "seed": cell.seed,
+                "error": f"the worker process ended with exit code {code}{killed}.",
+            }
+        self.pool.largest = max(self.pool.largest, found.get("memory", 0))
+        self.done, self.ran = self.done + 1, self.ran + 1
+        what = "trial" if cell.on_validation else f"seed {cell.seed}"
+        self.say(
+            f"{self.done}/{self.total} {cell.alias}, {what}: {_in_short(found)}; {self._left()}"
+        )
+        self.waiting[cell.alias][1][path] = found
+        self._go_on(cell.alias)
+
+    def _left(self) -> str:
+        """Say how long it will take, by how long it took; tuning that is not needed is counted."""
+        left = (time.monotonic() - self.began) / self.ran * (self.total - self.done)
+        minutes, seconds = divmod(round(left), 60)
+        return f"about {minutes} min {seconds} s left" if minutes else f"about {seconds} s left"
+
+    def _go_on(self, alias: str) -> None:
+        paths, found = self.waiting[alias]
+        if not all(path in found for path in paths):
+            return
+        try:
+            self._batch(alias, self.steps[alias].send([found[path] for path in paths]))
+        except StopIteration as end:
+            self.outcomes[alias] = end.value
+
+
+def _in_short(found: Found) -> str:
+    if "error" in found:
+        return f"failed: {found['error']}"
+    metric = METRICS[found["metric"]]
+    return f"{metric.text(headline(found)['mean'], unit=True)} in {found['seconds']:.1f} s"

@@ -1,0 +1,207 @@
+"""What is compared: the methods, their settings and search spaces, the seeds, as a TOML file."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import tomli_w
+from pydantic import Field, ValidationError, field_validator
+
+from fl_admm_strategies.runtime.common.settings import parameters_of
+
+from ..experiments.loading import change, checked, explained, raw_settings
+from ..methods import strategy_named
+from ..settings.section import Section
+from ..settings.wording import unknown
+
+_SECTIONS = ("seed", "data", "model", "training", "algorithm", "client", "attack", "report")
+
+
+class Space(NamedTuple):
+    """Where a setting is looked for: ``log:0.01:1``, ``linear:0:1`` or ``int:1:10``."""
+
+    kind: str
+    low: float
+    high: float
+
+    @classmethod
+    def read(cls, key: str, text: str) -> Space:
+        """Read a space.
+
+        Raises
+        ------
+        ValueError
+            If it is none.
+        """
+        kind, *bounds = text.split(":")
+        try:
+            low, high = map(float, bounds)
+        except ValueError:
+            low = high = 0.0
+        whole = low == int(low) and high == int(high)
+        if (
+            kind not in ("log", "linear", "int")
+            or not low < high
+            or (kind == "log" and low <= 0)
+            or (kind == "int" and not whole)
+        ):
+            raise ValueError(
+                f"tune: {key} is {text!r}, expected log:LOW:HIGH with 0 < LOW < HIGH, "
+                "linear:LOW:HIGH or int:LOW:HIGH."
+            )
+        return cls(kind, low, high)
+
+
+class Comparison(Section):
+    """A comparison: a TOML file, or the options of the command line."""
+
+    methods: dict[str, dict[str, Any]] = Field(min_length=1)
+    """The methods by alias: ``name`` (left out: the alias) and the method's settings. What is left
+    out is as in `experiment`'s ``[baselines]``. Or a list of ``METHOD`` and ``ALIAS=METHOD``."""
+    experiment: str = "compare"
+    """The experiment or TOML file that has the data, the model, the rounds and the settings."""
+    profile: str = ""
+    """One of its profiles."""
+    data: str | None = None
+    """Another data set than the experiment's: its name, or ``module:function``."""
+    seeds: int | tuple[int, ...] = 5
+    """How many seeds, from 0 on, or which."""
+    tune: dict[str, str] = Field(default_factory=dict)
+    """Spaces by setting: ``lr`` of every method that has it, ``ALIAS.lr`` of one."""
+    budget: int = Field(default=20, ge=1)
+    """Trials in which the settings of each method are tuned."""
+    select: Literal["validation"] = "validation"
+    """What the settings are chosen by: validation samples of the clients that train."""
+    target: float | None = None
+    """A value of the metric: rounds and bytes until the mean over clients was as good."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Changes of the experiment, and of a method by its alias: dotted key = value."""
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _listed(cls, given: Any) -> Any:
+        """Turn a list of names into tables."""
+        if not isinstance(given, list):
+            return given
+        named = [str(entry).partition("=") for entry in given]
+        aliases = [alias for alias, _, _ in named]
+        if twice := [alias for alias in aliases if aliases.count(alias) > 1]:
+            raise ValueError(
+                f"has {twice[0]!r} twice: give one of them an alias, such as "
+                f"{twice[0]}-2={twice[0]}."
+            )
+        return {alias: {"name": name} if name else {} for alias, _, name in named}
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+    def method_of(self, alias: str) -> str:
+        """Return the name of the method that an alias stands for."""
+        return str(self.methods[alias].get("name", alias))
+
+    def spaces_of(self, alias: str) -> dict[str, Space]:
+        """Return what is tuned of a method: its own spaces before those of all methods."""
+        known = parameters_of(strategy_named(self.method_of(alias)))
+        spaces = {}
+        for key, text in self.tune.items():
+            owner, dot, setting = key.partition(".")
+            if dot and owner == alias:
+                spaces[setting] = Space.read(key, text)
+            elif not dot and key.replace("-", "_") in known and f"{alias}.{key}" not in self.tune:
+                spaces[key] = Space.read(key, text)
+        return spaces
+
+    def raw_settings(self, alias: str, seed: int, tuned: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the experiment of a cell: one baseline alone, which is the method."""
+        raw = raw_settings(self.experiment, self.profile, (), seed)
+        if self.data is not None:
+            raw["data"] = {"name": self.data}
+        own = {key: value for key, value in self.methods[alias].items() if key != "name"}
+        for key, value in self.set.items():
+            owner, _, setting = key.partition(".")
+            if owner == alias:
+                own[setting] = value
+            elif owner not in self.methods:
+                change(raw, key, value)
+        method, algorithm = self.method_of(alias), raw.get("algorithm", {})
+        table = dict(raw.get("baselines", {}).get(method, {}))
+        if not table and algorithm.get("name") == method:
+            table = {key: value for key, value in algorithm.items() if key != "name"}
+            table |= {"client": raw["client"]} if "client" in raw else {}
+        for key in ("profiles", "published", "newcomers"):
+            raw.pop(key, None)
+        raw["baselines"] = {method: table}
+        for key, value in copy.deepcopy(own | dict(tuned)).items():
+            change(table, key, value)
+        return raw
+
+    def check(self) -> None:
+        """Refuse what cannot be run, before anything runs.
+
+        Raises
+        ------
+        ValueError
+            The message says which alias, key or setting.
+        """
+        seeds = self.all_seeds
+        if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
+            raise ValueError(f"seeds is {self.seeds!r}, expected a number > 0, or different seeds.")
+        for alias in self.methods:
+            if alias in _SECTIONS or not alias.replace("-", "").replace("_", "").isalnum():
+                raise ValueError(
+                    f"methods: {alias!r} is no alias; take letters, digits, - and _, and no name "
+                    "of a section."
+                )
+            strategy_named(self.method_of(alias), "method")
+        for key in self.tune:
+            owner, dot, _ = key.partition(".")
+            if dot and owner not in self.methods:
+                raise unknown("method of --tune", owner, [*self.methods])
+            if not dot and not any(key in self.spaces_of(alias) for alias in self.methods):
+                raise ValueError(f"tune: none of the methods has a setting {key!r}.")
+        for key in self.set:
+            if (owner := key.partition(".")[0]) not in (*_SECTIONS, *self.methods):
+                raise unknown("section or method of --set", owner, [*_SECTIONS, *self.methods])
+        for alias in self.methods:
+            for end in ("low", "high"):  # both ends, so that no trial is refused
+                at = {k: _value(s, getattr(s, end)) for k, s in self.spaces_of(alias).items()}
+                checked(self.raw_settings(alias, seeds[0], at), f"{self.experiment}: {alias}")
+
+    def to_toml(self) -> str:
+        """Return it as a file that `read` reads back."""
+        return tomli_w.dumps(self.model_dump(by_alias=True, exclude_none=True))
+
+
+def _value(space: Space, at: float) -> float | int:
+    return int(at) if space.kind == "int" else at
+
+
+def read(file: Path | None, options: Mapping[str, Any]) -> Comparison:
+    """Read a comparison from a file, with options of the command line before what it has.
+
+    Raises
+    ------
+    ValueError
+        If it is not usable.
+    """
+    raw: dict[str, Any] = {}
+    if file is not None:
+        try:
+            raw = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"there is no comparison file {file}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} is not a TOML file: {error}") from None
+    try:
+        comparison = Comparison.model_validate({**raw, **options})
+    except ValidationError as error:
+        name = "on the command line" if file is None else str(file)
+        raise ValueError(explained(f"comparison {name}", error, Comparison)) from None
+    comparison.check()
+    return comparison

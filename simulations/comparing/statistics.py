@@ -1,0 +1,203 @@
+"""What the numbers of several seeds say: intervals, tests and ranks, by SciPy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+LEVEL = 0.05
+"""Of the tests, and of what the intervals leave out."""
+
+
+class Mean(NamedTuple):
+    """A mean over seeds.
+
+    Attributes
+    ----------
+    value : float
+    low, high : float
+        Its 95 % interval; NaN for one seed.
+    std : float
+        Standard deviation over the seeds, of the sample; NaN for one seed.
+    """
+
+    value: float
+    low: float
+    high: float
+    std: float
+
+
+def mean_of(values: ArrayLike) -> Mean:
+    """Return the mean over seeds with its bootstrap interval (bias-corrected, accelerated).
+
+    Parameters
+    ----------
+    values : array_like of shape (n,)
+        One a seed.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if not x.size:
+        raise ValueError("values is empty, expected one a seed.")
+    mean = float(x.mean())
+    if len(x) < 2:
+        return Mean(mean, math.nan, math.nan, math.nan)
+    if np.ptp(x) <= 1e-9 * np.abs(x).max():  # alike but for rounding: no resample is another
+        return Mean(mean, mean, mean, 0.0)
+    found = stats.bootstrap(
+        (x,), np.mean, confidence_level=1 - LEVEL, rng=np.random.default_rng(0)
+    ).confidence_interval
+    return Mean(mean, float(found.low), float(found.high), float(x.std(ddof=1)))
+
+
+class Pair(NamedTuple):
+    """Two methods on the same seeds.
+
+    Attributes
+    ----------
+    first, second : int
+        Rows of the scores.
+    difference : Mean
+        Of first minus second, by seed.
+    wins : int
+        Seeds on which the first is better.
+    p : float
+        Of Wilcoxon's signed-rank test, two-sided.
+    holm : float
+        The same, adjusted for all pairs.
+    """
+
+    first: int
+    second: int
+    difference: Mean
+    wins: int
+    p: float
+    holm: float
+
+
+def pairs_of(scores: ArrayLike, higher_is_better: bool) -> list[Pair]:
+    """Compare every two methods.
+
+    Parameters
+    ----------
+    scores : array_like of shape (k, n)
+        By method and seed.
+    higher_is_better : bool
+    """
+    x = np.asarray(scores, dtype=np.float64)
+    pairs = list(itertools.combinations(range(len(x)), 2))
+    p = [_wilcoxon(x[a] - x[b]) for a, b in pairs]
+    sign = 1 if higher_is_better else -1
+    return [
+        Pair(a, b, mean_of(x[a] - x[b]), int((sign * (x[a] - x[b]) > 0).sum()), raw, adjusted)
+        for (a, b), raw, adjusted in zip(pairs, p, holm(p), strict=True)
+    ]
+
+
+def _wilcoxon(differences: NDArray[np.float64]) -> float:
+    if not differences.any():
+        return 1.0
+    return float(stats.wilcoxon(differences).pvalue)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Holm's step-down procedure."""
+    order = np.argsort(p, kind="stable")
+    factors = len(p) - np.arange(len(p))
+    stepped = np.minimum(np.maximum.accumulate(factors * np.asarray(p)[order]), 1.0)
+    adjusted = np.empty(len(p))
+    adjusted[order] = stepped
+    return adjusted.tolist()
+
+
+class Ranks(NamedTuple):
+    """Where the methods stand on average.
+
+    Attributes
+    ----------
+    means : list of float
+        Mean ranks over the seeds by method, 1 the best; ties share theirs.
+    friedman : float
+        p of Friedman's test that all methods are alike; NaN for fewer than three methods.
+    critical : float
+        The difference of two mean ranks that Nemenyi's test takes for one at 5 %.
+    """
+
+    means: list[float]
+    friedman: float
+    critical: float
+
+
+def ranks_of(scores: ArrayLike, higher_is_better: bool) -> Ranks:
+    """Rank methods; parameters are those of `pairs_of`, with two methods or more.
+
+    Demsar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 7, 2006, section
+    3.2.2; its blocks are data sets, here they are seeds of one.
+    """
+    x = np.asarray(scores, dtype=np.float64)
+    k, n = x.shape
+    ranks = stats.rankdata(-x if higher_is_better else x, axis=0)
+    same = bool(
+        (ranks == ranks[0]).all()
+    )  # all tied on every seed, of which the test knows nothing
+    friedman = 1.0 if same else float(stats.friedmanchisquare(*x).pvalue) if k > 2 else math.nan
+    q = float(stats.studentized_range.ppf(1 - LEVEL, k, math.inf)) / math.sqrt(2)
+    critical = q * math.sqrt(k * (k + 1) / (6 * n))
+    return Ranks(ranks.mean(axis=1).tolist(), friedman, critical)
+
+
+def groups_of(ranks: Ranks) -> list[tuple[int, ...]]:
+    """Return the sets of methods, by rank, whose mean ranks lie within the critical difference."""
+    order = sorted(range(len(ranks.means)), key=lambda row: ranks.means[row])
+    groups: list[tuple[int, ...]] = []
+    for place, row in enumerate(order):
+        group = tuple(
+            other
+            for other in order[place:]
+            if ranks.means[other] - ranks.means[row] <= ranks.critical
+        )
+        if len(group) > 1 and not any({*group} <= {*before} for before in groups):
+            groups.append(group)
+    return groups
+
+
+def smallest_p(seeds: int) -> float:
+    """Return the least p that Wilcoxon's test can have: every difference of the same sign."""
+    return min(1.0, 2.0 ** (1 - seeds))
+
+
+def what_it_can_show(seeds: int, methods: int) -> str:
+    """Say what this number of seeds can show, and what it cannot."""
+    if seeds < 2:
+        return (
+            "One seed shows no spread: the numbers rank nothing. Take 5 seeds or more to see how "
+            "much they move."
+        )
+    pairs, least = methods * (methods - 1) // 2, smallest_p(seeds)
+    text = f"With {seeds} seeds the smallest p that Wilcoxon's test can have is {least:.3g}"
+    if least > LEVEL:
+        text += ", so no pair of methods can differ at the 5 % level, whatever the numbers are"
+    elif pairs > 1 and pairs * least > LEVEL:
+        text += (
+            f", times {pairs} pairs {min(1.0, pairs * least):.2g} at Holm's first step, so no pair "
+            "can differ at the 5 % level"
+        )
+    elif pairs > 1:
+        text += f", times {pairs} pairs {pairs * least:.2g} at Holm's first step"
+    needed = next(n for n in itertools.count(2) if max(pairs, 1) * smallest_p(n) <= LEVEL)
+    if seeds < needed:
+        text += f"; {needed} seeds are needed for that"
+    return (
+        f"{text}. The seeds draw the partition, the initial model, the clients of each round and "
+        "the batches on one data set: the tests say nothing about other data."
+    )

@@ -1,0 +1,138 @@
+"""A cell: its numbers, the gradients it counts, what it may see, and data of the user's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from simulations.comparing import cell as cells
+from simulations.comparing.cell import Cell
+from simulations.comparing.comparison import read
+from simulations.data import load
+from simulations.data.registry import _load
+from tests.support.refusals import names, refused
+
+SHORT = {"training.num-rounds": 2, "algorithm.local-epochs": 3}
+
+OWN = """
+import torch
+from simulations.data import ClientData, FederatedData
+
+SIZES = [6, 9, 20]
+
+
+def load(seed, root, *, test=0.0, classes=2, kind=torch.int64):
+    generator = torch.Generator().manual_seed(seed)
+
+    def samples(n, scale):
+        x = torch.randn(n, 4, generator=generator)
+        return x + scale, (x[:, 0] > 0).to(kind)
+
+    clients = [ClientData(samples(n, 0), None, samples(5, test)) for n in SIZES]
+    return FederatedData("mine", clients, None, "classification", (4,), classes)
+
+
+def nothing(seed, root):
+    return [1, 2]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "minedata.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "minedata", raising=False)
+    return "minedata:load"
+
+
+def cell_of(
+    method: str, trial: bool = False, held_out: bool = False, data: str = "digits-swap", **set_: Any
+) -> Cell:
+    changes = SHORT | {key.replace("__", "."): value for key, value in set_.items()}
+    comparison = read(None, {"methods": [method], "data": data, "set": changes})
+    return Cell(method, method, comparison.raw_settings(method, 1, {}), held_out, trial, None)
+
+
+@pytest.mark.parametrize("cohort", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_epoch_has_a_gradient_of_every_sample(cohort: bool) -> None:
+    found = cells.run(cell_of("fedavg", training__cohort=cohort))
+    samples = sum(len(client.train[1]) for client in load("digits-swap", 1).clients)
+    # Two rounds of three epochs; a stack of clients counts none of its padding.
+    assert found["gradients"] == 2 * 3 * samples
+    assert found["trained"] == 2 * 12
+    parameters = (64 * 128 + 128) + (128 * 64 + 64) + (64 * 10 + 10)
+    assert [up for _, _, up in found["traffic"]] == [4 * 12 * parameters] * 2
+    values = found["models"]["one global model"]["clients"]
+    mean = found["models"]["one global model"]["mean"]
+    assert mean == pytest.approx(sum(values.values()) / 12)
+    assert found["curves"]["one global model"] == [[2, mean]]
+
+
+def test_a_trial_never_sees_the_test_samples(mine: str) -> None:
+    def trial(test: float) -> dict[str, Any]:
+        cell = cell_of("local", trial=True, held_out=True, data=mine)
+        cell.raw["data"]["options"] = {"test": test}
+        return cells.run(cell)["models"]
+
+    assert trial(0.0) == trial(1e6)
+
+
+def test_validation_samples_are_a_fifth_of_the_training_samples_and_not_trained_on(
+    mine: str,
+) -> None:
+    # Of 6, 9 and 20 samples 1, 2 and 4 are held out, in the trials and in the cells alike.
+    for trial in (False, True):
+        found = cells.run(cell_of("local", trial=trial, held_out=True, data=mine))
+        assert found["gradients"] == 2 * 3 * (5 + 7 + 16)
+    assert cells.run(cell_of("local", data=mine))["gradients"] == 2 * 3 * 35
+
+
+def test_a_changed_module_is_another_cell(mine: str, tmp_path: Path) -> None:
+    cell = cell_of("local", data=mine)
+    before = cell.path(tmp_path)
+    assert cell.path(tmp_path) == before
+    (tmp_path / "minedata.py").write_text(OWN + "\n# changed\n", encoding="utf-8")
+    cells._source.cache_clear()
+    assert cell.path(tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "named"),
+    [
+        ("minedata:nothing", {}, ["minedata:nothing", "list", "FederatedData"]),
+        ("minedata:load", {"classes": 1}, ["train", "client 0", "labels from 0 to 1"]),
+        ("minedata:load", {"classes": None}, ["num_classes"]),
+        ("minedata:load", {"kind": torch.float32}, ["train", "client 0", "torch.int64"]),
+        ("minedata:load", {"sizes": 3}, ["sizes", "classes"]),
+    ],
+)
+@pytest.mark.usefixtures("mine")
+def test_what_a_function_returns_is_checked(
+    data: str, options: dict[str, Any], named: list[str]
+) -> None:
+    _load.cache_clear()
+    with refused(ValueError, *named):
+        load(data, 1, **options)
+
+
+def test_a_run_that_diverged_is_a_failed_cell_with_its_reason(tmp_path: Path) -> None:
+    path = tmp_path / "cell.json"
+    # One step of each client is finite, the next is not: the model of round 1 is no result.
+    one_step = {"algorithm.local-epochs": 1, "training.batch-size": 1000}
+    cells.work(cell_of("fedavg", fedavg__lr=1e15, **one_step), path)
+    found = cells.read(path)
+    assert found is not None
+    assert names(found["error"], "round 2", "usable", "diverged")
+    assert (found["alias"], found["seed"]) == ("fedavg", 1)
+
+
+def test_a_file_that_is_cut_short_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "cell.json"
+    assert cells.read(path) is None
+    path.write_text('{"alias": "fed', encoding="utf-8")
+    assert cells.read(path) is None

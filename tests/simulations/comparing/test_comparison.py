@@ -1,0 +1,176 @@
+"""What a comparison may say, and which experiment a cell of it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulations.comparing.cell import Cell
+from simulations.comparing.compare import _steps
+from simulations.comparing.comparison import Comparison, Space, read
+from tests.support.refusals import refused
+
+FILE = """
+experiment = "compare"
+data = "digits-swap"
+seeds = [3, 1, 4]
+budget = 7
+target = 80.0
+[methods]
+fedavg = {}
+ditto = {}
+weak = { name = "ditto", lam = 0.01 }
+[tune]
+lr = "log:0.01:1"
+"weak.lam" = "linear:0.1:0.5"
+[set]
+"training.num-rounds" = 2
+"ditto.lam" = 3.0
+"""
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Comparison:
+    file = tmp_path / "mine.toml"
+    file.write_text(FILE, encoding="utf-8")
+    return read(file, {})
+
+
+def test_a_file_and_the_command_line_say_the_same(comparison: Comparison, tmp_path: Path) -> None:
+    options = {
+        "methods": ["fedavg", "ditto", "weak=ditto"],
+        "data": "digits-swap",
+        "seeds": [3, 1, 4],
+        "tune": {"lr": "log:0.01:1", "weak.lam": "linear:0.1:0.5"},
+        "budget": 7,
+        "target": 80.0,
+        "set": {"training.num-rounds": 2, "ditto.lam": 3.0, "weak.lam": 0.01},
+    }
+    spoken = read(None, options)
+    for alias in comparison.methods:
+        assert spoken.spaces_of(alias) == comparison.spaces_of(alias)
+        assert spoken.raw_settings(alias, 1, {}) == comparison.raw_settings(alias, 1, {})
+    again = tmp_path / "again.toml"
+    again.write_text(comparison.to_toml(), encoding="utf-8")
+    assert read(again, {}) == comparison
+    # An option stands before what the file has.
+    assert read(again, {"seeds": 2}).all_seeds == (0, 1)
+
+
+def test_all_methods_have_the_same_experiment_but_for_their_table(comparison: Comparison) -> None:
+    found = {alias: comparison.raw_settings(alias, 4, {}) for alias in comparison.methods}
+    tables = {alias: raw.pop("baselines") for alias, raw in found.items()}
+    assert found["fedavg"] == found["ditto"] == found["weak"]
+    assert found["fedavg"]["seed"] == 4
+    assert found["fedavg"]["training"]["num-rounds"] == 2
+    assert tables["fedavg"] == {"fedavg": {}}
+    assert tables["ditto"]["ditto"]["lam"] == 3.0
+    assert tables["weak"]["ditto"]["lam"] == 0.01
+    assert comparison.raw_settings("weak", 4, {"lam": 0.2})["baselines"]["ditto"]["lam"] == 0.2
+    assert comparison.raw_settings("weak", 4, {}) == found["weak"] | {"baselines": tables["weak"]}
+
+
+def test_a_change_of_the_experiment_is_that_of_its_own_method_too() -> None:
+    options = {"methods": ["ditto", "local"], "set": {"algorithm.local-epochs": 7}}
+    raw = read(None, options).raw_settings("ditto", 0, {})
+    assert raw["algorithm"]["local-epochs"] == raw["baselines"]["ditto"]["local-epochs"] == 7
+
+
+def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
+    lr = Space("log", 0.01, 1.0)
+    assert comparison.spaces_of("fedavg") == {"lr": lr}
+    assert comparison.spaces_of("weak") == {"lr": lr, "lam": Space("linear", 0.1, 0.5)}
+    own = read(None, {"methods": ["local"], "tune": {"lr": "log:0.1:1", "local.lr": "log:0.2:1"}})
+    assert own.spaces_of("local") == {"lr": Space("log", 0.2, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"methods": ["dito"]}, ["dito", "ditto"]),
+        ({"methods": ["ditto", "ditto"]}, ["methods", "ditto", "alias"]),
+        ({"methods": []}, ["methods"]),
+        ({"methods": ["data=ditto"]}, ["data", "alias"]),
+        ({"methods": ["ditto"], "seeds": 0}, ["seeds", 0]),
+        ({"methods": ["ditto"], "seeds": [1, 1]}, ["seeds"]),
+        ({"methods": ["ditto"], "sede": 3}, ["sede", "seeds"]),
+        ({"methods": ["ditto"], "data": "digits-swop"}, ["digits-swop", "digits-swap"]),
+        ({"methods": ["ditto"], "data": "nowhere:load"}, ["nowhere"]),
+        ({"methods": ["ditto"], "data": "json:load_it"}, ["json", "load_it"]),
+        ({"methods": ["ditto"], "tune": {"mu": "log:0.1:1"}}, ["tune", "mu"]),
+        ({"methods": ["ditto"], "tune": {"local.lr": "log:0.1:1"}}, ["local", "ditto"]),
+        ({"methods": ["ditto"], "tune": {"lr": "log:0:1"}}, ["tune", "lr", "log:0:1"]),
+        ({"methods": ["ditto"], "tune": {"lr": "log:1"}}, ["tune", "lr", "log:1"]),
+        ({"methods": ["ditto"], "tune": {"ditto.lam": "linear:-1:1"}}, ["lam"]),
+        ({"methods": ["ditto"], "tune": {"ditto.lma": "log:1:2"}}, ["lma", "lam"]),
+        ({"methods": ["ditto"], "set": {"ditto.lma": 1}}, ["lma", "lam"]),
+        ({"methods": ["ditto"], "set": {"trainig.num-rounds": 1}}, ["trainig", "training"]),
+        ({"methods": ["ditto"], "select": "test"}, ["select", "validation"]),
+        ({"methods": ["fedmavg"]}, ["fedmavg", "digits-swap"]),
+    ],
+)
+def test_what_cannot_be_run_is_said_at_once(options: dict[str, Any], named: list[str]) -> None:
+    with refused(ValueError, *named):
+        read(None, options)
+
+
+def test_a_cells_file_is_named_by_all_that_its_numbers_follow_from(
+    comparison: Comparison, tmp_path: Path
+) -> None:
+    def path(alias: str, seed: int, tuned: dict[str, Any], trial: bool = False) -> Path:
+        raw = comparison.raw_settings(alias, seed, tuned)
+        return Cell(alias, "ditto", raw, True, trial, None).path(tmp_path)
+
+    same, *others = [
+        path("weak", 3, {"lam": 0.2}),
+        path("weak", 4, {"lam": 0.2}),
+        path("weak", 3, {"lam": 0.3}),
+        path("weak", 3, {"lam": 0.2}, trial=True),
+        path("ditto", 3, {"lam": 0.2}),
+    ]
+    assert path("weak", 3, {"lam": 0.2}) == same
+    assert len({same, *others}) == 5
+
+
+def test_every_method_has_the_same_trials_on_validation_and_the_best_is_taken(
+    comparison: Comparison,
+) -> None:
+    pytest.importorskip("optuna")
+    for alias in comparison.methods:
+        steps = _steps(comparison, alias, None)
+        batch, trials = next(steps), []
+        while batch[0].on_validation:
+            trials += batch
+            # A score that falls with the distance from 0.3; one trial of each batch fails.
+            found: list[dict[str, Any]] = [{"error": "diverged"}]
+            for cell in batch[1:]:
+                lr = next(iter(cell.raw["baselines"].values()))["lr"]
+                score = {"mean": 1 - abs(lr - 0.3)}
+                found.append({"metric": "accuracy", "models": {"m": score}})
+            batch = steps.send(found)
+        assert len(trials) == comparison.budget
+        assert {cell.seed for cell in trials} == {3}
+        assert all(cell.held_out for cell in (*trials, *batch))
+        assert [cell.seed for cell in batch] == [3, 1, 4]
+        drawn = [next(iter(cell.raw["baselines"].values()))["lr"] for cell in trials]
+        valid = [lr for place, lr in enumerate(drawn) if place % 5]
+        best = min(valid, key=lambda lr: abs(lr - 0.3))
+        chosen = {next(iter(cell.raw["baselines"].values()))["lr"] for cell in batch}
+        assert chosen == {best}
+
+
+def test_a_method_of_which_every_trial_failed_has_no_numbers(comparison: Comparison) -> None:
+    pytest.importorskip("optuna")
+    steps = _steps(comparison, "fedavg", None)
+    batch = next(steps)
+    outcome = None
+    while outcome is None:
+        try:
+            batch = steps.send([{"error": "the model diverged"}] * len(batch))
+        except StopIteration as end:
+            outcome = end.value
+    assert len(outcome.trials) == 7
+    assert [run["seed"] for run in outcome.runs] == [3, 1, 4]
+    assert all("the model diverged" in run["error"] for run in outcome.runs)

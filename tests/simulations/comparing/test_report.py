@@ -1,0 +1,180 @@
+"""The report of a comparison, made from results by hand."""
+
+from __future__ import annotations
+
+import csv
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulations.comparing import pages
+from simulations.comparing.compare import Outcome
+from simulations.comparing.comparison import Comparison, read
+from simulations.comparing.pages import Code, Grid, Heading, Image, Paragraph
+from simulations.comparing.report import write_report
+from tests.support.refusals import names, refused
+
+SEEDS = 6
+
+
+def run(alias: str, seed: int, mean: float, kinds: tuple[str, ...] = ("model",)) -> dict[str, Any]:
+    models = {
+        kind: {"mean": mean, "std": 0.1, "worst": mean - 0.2, "best": 1.0, "clients": {}}
+        | {"cells": {"ari": 0.5}}
+        for kind in kinds
+    }
+    work = {"gradients": 2_000, "trained": 4, "seconds": 2.0, "memory": 3e8}
+    return {
+        **{"alias": alias, "seed": seed, "data": "digits", "num_clients": 2, "metric": "accuracy"},
+        **{"models": models, **work, "traffic": [[0, 500, 0], [1, 1e6, 2e6], [2, 1e6, 2e6]]},
+        "curves": {kind: [[1, mean / 2], [2, mean]] for kind in kinds},
+    }
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    options = {"methods": ["ditto", "fedavg", "local"], "seeds": SEEDS, "target": 60.0}
+    return read(None, options)
+
+
+@pytest.fixture
+def outcomes() -> list[Outcome]:
+    gains = {"ditto": 0.2, "fedavg": 0.0, "local": 0.1}
+    return [
+        Outcome(alias, runs=[run(alias, s, 0.5 + gain + 0.01 * s) for s in range(SEEDS)])
+        for alias, gain in gains.items()
+    ]
+
+
+class Page(HTMLParser):
+    """Collects the rows of a page's tables and what it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.loaded: list[str] = []
+        self.cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        given = dict(attrs)
+        self.loaded += [given[key] for key in ("src", "href") if key in given]
+        self.cell = tag in ("td", "th")
+        if tag == "tr":
+            self.rows.append([])
+        elif self.cell:
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self.cell:
+            self.rows[-1][-1] += data
+
+
+def test_the_page_has_everything_in_it_and_the_numbers(
+    comparison: Comparison, outcomes: list[Outcome], tmp_path: Path
+) -> None:
+    files = write_report(comparison, outcomes, tmp_path)
+    assert all((tmp_path / file).stat().st_size for file in files)
+    assert {path.name for path in tmp_path.glob("*.pdf")} == {
+        *("curves.pdf", "ranks.pdf", "fairness.pdf")
+    }
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert len(page.loaded) == 3
+    assert all(source.startswith("data:image/png;base64,") for source in page.loaded)
+    assert "fl-admm compare comparison.toml" in text
+    by_name = {row[0]: row for row in page.rows}
+    best = next(row for row in page.rows if row[0] == "ditto")
+    # 70 to 75 %: mean 72.5; worst 20 points below; 60 % first after round 2, with 6 MB both ways.
+    assert best[2] == "72.50"
+    assert best[5:8] == ["52.50", "10.00", "0.50"]
+    assert best[8:11] == ["2.0 (6/6)", "6.00", "6/6"]
+    order = [row[0] for row in page.rows[1:4]]
+    assert order == ["ditto", "local", "fedavg"]
+    # Fifty-five percent at most: the target was never reached.
+    assert next(row for row in page.rows if row[0] == "fedavg")[8:10] == ["–", "–"]
+    pair = by_name["ditto – fedavg"]
+    assert pair[1:] == ["+20.00", "+20.00 to +20.00", "6/6", "0.0312", "0.0938"]
+
+
+def test_markdown_latex_and_csv_have_the_same_numbers(
+    comparison: Comparison, outcomes: list[Outcome], tmp_path: Path
+) -> None:
+    write_report(comparison, outcomes, tmp_path)
+    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert re.search(r"\| ditto \| model \| 72\.50 \| ", markdown)
+    assert "![" in markdown
+    latex = (tmp_path / "tables.tex").read_text(encoding="utf-8")
+    assert r"ditto & model & 72.50 & " in latex
+    assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") > 2
+    with (tmp_path / "cells.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 3 * SEEDS
+    assert lines[0]["mean"] == "0.7"
+    assert (lines[0]["gradients"], lines[0]["down"], lines[0]["up"]) == (
+        *("2000", "2000500.0", "4000000.0"),
+    )
+    with (tmp_path / "curves.csv").open(encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 3 * SEEDS * 2
+
+
+def test_a_failed_cell_is_a_row_and_its_method_is_not_tested(
+    comparison: Comparison, outcomes: list[Outcome], tmp_path: Path
+) -> None:
+    outcomes[2].runs[4] = {"alias": "local", "seed": 4, "error": "the worker was killed"}
+    write_report(comparison, outcomes, tmp_path)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert ["local", "4", "the worker was killed"] in page.rows
+    assert next(row for row in page.rows if row[0] == "local")[-1] == "5/6"
+    assert not any(row[0] in ("ditto – local", "local – fedavg") for row in page.rows)
+    assert names((tmp_path / "report.md").read_text(encoding="utf-8"), "Left out", "local")
+    outcomes[2].runs = [{"alias": "local", "seed": s, "error": "refused"} for s in range(SEEDS)]
+    write_report(comparison, outcomes, tmp_path)
+    for outcome in outcomes:
+        outcome.runs = [{"alias": outcome.alias, "seed": 0, "error": "no lr fits"}]
+    with refused(RuntimeError, "no lr fits"):
+        write_report(comparison, outcomes, tmp_path)
+
+
+def test_one_seed_has_numbers_and_no_tests(outcomes: list[Outcome], tmp_path: Path) -> None:
+    for outcome in outcomes:
+        outcome.runs = [run(outcome.alias, 0, 0.5, ("model", "one|other"))]
+    write_report(
+        read(None, {"methods": ["ditto", "fedavg", "local"], "seeds": 1}), outcomes, tmp_path
+    )
+    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert names(markdown, "One seed", "Other models")
+    assert "Wilcoxon p" not in markdown
+    assert r"| ditto | one\|other | 50.00 | – |" in markdown
+
+
+def test_what_is_special_is_escaped(tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"1")
+    parts = [
+        Heading("<b>"),
+        Paragraph("a & b"),
+        Code("x < y"),
+        Grid("50 % of a_b", ["n&m", "v"], [["<i>", "–"]]),
+        Image(picture, '"quoted"'),
+    ]
+    page = pages.as_html("<t>", parts)
+    for text in (
+        "&lt;b&gt;",
+        "a &amp; b",
+        "x &lt; y",
+        "&lt;i&gt;",
+        "&quot;quoted&quot;",
+        "&lt;t&gt;",
+    ):
+        assert text in page
+    latex = pages.as_latex(parts)
+    assert r"\caption{50 \% of a\_b}" in latex
+    assert r"n\&m & v \\" in latex
+    assert r"<i> & -- \\" in latex
