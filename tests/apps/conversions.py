@@ -86,8 +86,11 @@ load_data = partial(jax_batches, samples={samples})
 OPACUS = "opacus/opacus_fl"
 
 
-def opacus(to: Path, method: str | None, *, samples: int = 20_000) -> Path:
-    """Copy the Opacus example with data from here, and convert it to FedADMM; None: as it is."""
+def opacus(to: Path, method: str | None, *, samples: int = 20_000, lr: float = 0.001) -> Path:
+    """Copy the Opacus example with data from here, and convert it to FedADMM; None: as it is.
+
+    `lr` in place of the app's step size, here and there.
+    """
     folder = copy_of("opacus", to)
     package = folder / "opacus_fl"
     if method is not None:
@@ -101,6 +104,34 @@ def opacus(to: Path, method: str | None, *, samples: int = 20_000) -> Path:
 from functools import partial
 from tests.apps.data import cifar_parts
 load_data = partial(cifar_parts, samples={samples})
+""")
+    name = "client_app.py" if method is None else "server_app.py"
+    text = (package / name).read_text(encoding="utf-8")
+    (package / name).write_text(swapped(text, {"lr=0.001": f"lr={lr}"}), encoding="utf-8")
+    return folder
+
+
+SECAGG = "flower-secure-aggregation/secaggexample"
+
+
+def secure_aggregation(to: Path, method: str | None, *, samples: int = 20_000) -> Path:
+    """Copy the SecAgg+ example with data from here, and convert it to FedADMM; None: as it is."""
+    folder = copy_of("flower-secure-aggregation", to)
+    package, project = folder / "secaggexample", folder / "pyproject.toml"
+    settings = {"is-demo = true": "is-demo = false", "evaluate = 0.5": "evaluate = 1.0"}
+    project.write_text(swapped(project.read_text(encoding="utf-8"), settings), encoding="utf-8")
+    if method is not None:
+        for name in ("server_app", "task"):
+            text = (package / f"{name}.py").read_text(encoding="utf-8")
+            text = patched(text, block(f"app: {SECAGG}/{name}.py"))
+            (package / f"{name}.py").write_text(text, encoding="utf-8")
+        client = block(f"app: {SECAGG}/client_app.py")
+        (package / "client_app.py").write_text(client, encoding="utf-8")
+    with (package / "task.py").open("a", encoding="utf-8") as file:
+        file.write(f"""
+from tests.apps.data import cifar_parts
+def load_data(partition_id, num_partitions, batch_size, is_demo):
+    return cifar_parts(partition_id, num_partitions, {samples})
 """)
     return folder
 

@@ -69,6 +69,9 @@ def of_our_own(model: str, rounds: int, *, legacy: bool = False) -> App:
     return App(convert, "own", 10, (rounds, 2 * rounds), changes)
 
 
+FASTER = 0.03
+"""A step size at which the Opacus example learns."""
+
 CENTRAL = '        """Evaluate model on central data."""\n'
 APPS = {
     "advanced-pytorch": App(
@@ -109,6 +112,20 @@ APPS = {
         10,
         (3, 6),
         {"(\n        lr=0.001,": "(\n        seed={seed},\n        lr=0.001,"},
+    ),
+    "opacus-faster": App(
+        partial(conversions.opacus, lr=FASTER),
+        "opacus_fl",
+        10,
+        (3, 6),
+        {f"(\n        lr={FASTER},": f"(\n        seed={{seed}},\n        lr={FASTER},"},
+    ),
+    "flower-secure-aggregation": App(
+        conversions.secure_aggregation,
+        "secaggexample",
+        5,
+        (3, 6),
+        {"FedADMM(\n": "FedADMM(\n            seed={seed},\n"},
     ),
     "own-legacy": of_our_own("mlp", 30, legacy=True),
     "own-transformer": of_our_own("transformer", 30),
