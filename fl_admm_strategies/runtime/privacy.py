@@ -1,9 +1,10 @@
 """Differential privacy of whole clients: uploads are clipped and noised, and epsilon is counted.
 
 Two federations are neighbours if they differ in the data of one client. Its upload, clipped to a
-distance C from what it was sent, moves the sum of a round's uploads by 2 C at most. Where all that
-a server gives out follows from these sums, noise of standard deviation z C in each makes every
-round a Gaussian mechanism (docs/privacy.md has the derivations, and what is not covered).
+distance C from where it would change nothing, moves the sum of a round's uploads by 2 C at most.
+Where all that a server gives out follows from these sums, noise of standard deviation z C in each
+makes every round a Gaussian mechanism (docs/privacy.md has the derivations, and what is not
+covered).
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class ClientDP:
     Parameters
     ----------
     clip : float
-        C, how far an upload may be from what its client was sent, as the Euclidean norm over all of
-        its arrays. One that is further away is scaled back to it.
+        C, how far an upload may be from the one that would change nothing at the server, which in
+        most methods is the model that was sent, as the Euclidean norm over all of its arrays. One
+        that is further away is scaled back to it.
     noise_multiplier : float
         z: the noise's standard deviation is z C in every number, of the sum of a round's uploads or
         of each upload. 0 clips only.

@@ -211,6 +211,21 @@ def test_a_round_that_is_done_again_with_other_uploads_has_other_noise() -> None
     assert np.abs(noises[0] - noises[1]).min() > 0
 
 
+@each_case
+def test_no_client_is_told_a_seed_that_must_stay_secret(case: Case) -> None:
+    grid, strategy = grid_of(case), case.strategy(seed=SECRET, fraction_evaluate=0)
+    strategy.start(grid, case.initial_arrays(), 1)
+    configs = [
+        config
+        for _, _, messages in grid.sent
+        for message in messages
+        for config in message.content.config_records.values()
+    ]
+    told = [value for config in configs for value in config.values()]
+    assert told
+    assert not any(isinstance(value, int) and value >= 2**63 for value in told)
+
+
 def test_a_seed_that_can_be_guessed_is_named(warned: Warned) -> None:
     run_of(FedAvg(seed=7, privacy=DP, fraction_evaluate=0), Adding, 1)
     assert len(warned("seed=7", "secrets.randbits")) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fl_admm_strategies.maths.seeds import first_states, words_of
+from fl_admm_strategies.maths.seeds import first_states, short, words_of
 from fl_admm_strategies.runtime.members.sampling import Sampling
 
 
@@ -45,3 +45,12 @@ def test_a_client_has_the_seed_that_it_has_alone(seed: int, server_round: int) -
     }
     assert sampling.client_seeds(clients, server_round) == expected
     assert sampling.client_seeds([], server_round) == {}
+
+
+def test_a_long_seed_is_told_by_a_digest_of_63_bits() -> None:
+    assert [short(seed) for seed in (0, 7, 2**63 - 1)] == [0, 7, 2**63 - 1]
+    long = [2**63, 2**64 + 7, 2**100 + 1, 2**100 + 2]
+    told = [short(seed) for seed in long]
+    assert len(set(told)) == 4
+    assert all(2**32 < seed < 2**63 for seed in told)
+    assert not {*told} & {seed % 2**63 for seed in long}
