@@ -33,7 +33,7 @@ class FedADMMClient(TorchClient[Any]):
         w = to_tensors({name: asked.anchor[name] for name in names}, self.device)
         u, dual = self.held(asked, w, config)
         self.load_block(w if asked.start_at == "global" else u)
-        anchor = {name: w[name] - dual[name] / asked.rho for name in dual} or w
+        anchor = {name: (dual[name] / -asked.rho).add_(w[name]) for name in dual} or w
         metrics, kept = yield from self.local_step(asked, anchor, config)
         new = self.block(asked.optimised)
         upload = self.arrays()
@@ -52,7 +52,7 @@ class FedADMMClient(TorchClient[Any]):
             upload |= whole
             kept |= held_back
         if dual:  # (12)
-            dual = {name: dual[name] + asked.rho * (new[name] - w[name]) for name in dual}
+            dual = {n: (new[n] - w[n]).mul_(asked.rho).add_(dual[n]) for n in dual}
         kept |= prefixed(BUFFERS, self.buffers())
         if dual:
             kept[RHO] = np.array(asked.rho)

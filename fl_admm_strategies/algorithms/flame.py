@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Block, prefixed, under, weighted_average
+from ..maths.blocks import Arrays, Block, pieces, prefixed, under, weighted_average
 from ..maths.checks import Count, Fraction, Positive
-from ..maths.clienttable import ClientTable, Row
+from ..maths.clienttable import ClientRow, ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
 from ..maths.moreau import advance, messages, slope, still
 from ..maths.schedules import StepSize
@@ -322,23 +322,16 @@ class FLAME(ConsensusStrategy):
         consensus, clients = self.state.consensus, self.state.clients
         move = np.zeros(consensus.w.shape) if self._of_participants else None
         for client, reply in replies.items():
-            change, row = self._block.vector(reply.arrays), clients[client]
+            uploaded, row = self._block.vector(reply.arrays), clients[client]
+            for part in pieces(len(uploaded)):
+                change = uploaded[part]
+                if self.duals == "strategy":
+                    change = self._advance(row, change, part)
+                consensus.total[part] += change
+                if move is not None:
+                    move[part] += change / len(replies)
             if self.duals == "strategy":
-                theta, a = change, self.lam * float(row.alpha)
-                row.local_w, change = advance(  # (12), (13)
-                    theta,
-                    a * (row.theta - row.local_w),
-                    row.local_w,
-                    consensus.w,
-                    a=a,
-                    rho=self.penalty,
-                    of_participants=self._of_participants,
-                )
-                row.theta = theta
                 self._buffers.keep(row, reply.arrays)
-            consensus.add_change(change)
-            if move is not None:
-                move += change / len(replies)
             row.tolerance *= self.tolerance_decay
         if server_round % REBUILD_EVERY == 0 and self.duals == "strategy":
             consensus.rebuild(self._messages(self.client_ids))
@@ -361,6 +354,21 @@ class FLAME(ConsensusStrategy):
             rho=self.penalty,
             of_participants=self._of_participants,
         )
+
+    def _advance(self, row: ClientRow, theta: NDArray[Any], part: slice) -> NDArray[Any]:
+        """Move a part of a client's variables to its new theta_i; return its message's change."""
+        a = self.lam * float(row.alpha)
+        row.local_w[part], change = advance(  # (12), (13)
+            theta,
+            a * (row.theta[part] - row.local_w[part]),
+            row.local_w[part],
+            self.state.consensus.w[part],
+            a=a,
+            rho=self.penalty,
+            of_participants=self._of_participants,
+        )
+        row.theta[part] = theta
+        return change
 
     def adopt(self, model: Arrays, num_replies: int) -> None:
         """Go on from another w; the averaged arrays are those that came with it."""

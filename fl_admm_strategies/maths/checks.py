@@ -146,7 +146,8 @@ def in_range(array: NDArray[Any]) -> bool:
     """Return whether numbers are finite, and small enough for sums over the clients."""
     if array.dtype.kind != "f":
         return True
-    return bool(np.abs(array).max(initial=0) <= largest_allowed(array.dtype))
+    most = largest_allowed(array.dtype)
+    return bool(array.max(initial=0) <= most and array.min(initial=0) >= -most)
 
 
 def largest_of_rows(block: NDArray[Any]) -> NDArray[np.float64]:

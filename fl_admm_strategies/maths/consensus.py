@@ -374,8 +374,9 @@ class ConsensusADMM(ByClient):
                 change += step
                 mean.total[part] += change
             else:
-                mean.total[part] += step
-                move[part] += step
+                wide = step.astype(np.float64)  # once, for two sums
+                mean.total[part] += wide
+                move[part] += wide
             step *= rho
             pi[part] += step
             if u is not None:
@@ -413,8 +414,9 @@ class ConsensusADMM(ByClient):
         if anew and not self.on_clients:
             self.mean.rebuild(self._messages(self.clients.ids))
         before, count = self.w, len(self._distances)
-        move = None if self._move is None else self._move / max(count, 1)
-        self.mean.aggregate(len(self.clients), self.prox, move=move)
+        if self._move is not None:
+            self._move /= max(count, 1)
+        self.mean.aggregate(len(self.clients), self.prox, move=self._move)
         self.primal = sum(self._distances) / count if count else math.nan
         self.dual = self.rho * float(np.linalg.norm(self.w - before))
         self._begin_round()

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .blocks import pieces
+
 
 def joint_weight(lam: float, alpha: float, rho: float) -> float:
     """Return the weight of the joint theta-step's pull beside f_i: lambda rho/(a_i + rho)."""
@@ -59,10 +61,18 @@ def advance(
     w_i, change : ndarray of shape (d,)
         The new w_i, and the change of the message.
     """
-    new = (a * theta + rho * w - dual) / (a + rho)
-    if of_participants:
-        return new, new - w
-    change = (new + a * (theta - new) / rho) - (w_i + dual / rho)
+    dtype = np.result_type(theta, dual, w, a, rho)
+    new, change = np.empty(theta.shape, dtype), np.empty(theta.shape, dtype)
+    flat = [np.ravel(array) for array in (theta, dual, w_i, w)]
+    for part in pieces(theta.size):
+        t, d, before, sent = (array[part] for array in flat)
+        moved = (a * t + rho * sent - d) / (a + rho)
+        new.reshape(-1)[part] = moved
+        change.reshape(-1)[part] = (
+            moved - sent
+            if of_participants
+            else (moved + a * (t - moved) / rho) - (before + d / rho)
+        )
     return new, change
 
 

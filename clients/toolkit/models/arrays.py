@@ -106,7 +106,7 @@ class ModelArrays:
                     f"has {shape}. Use one model definition on both sides."
                 )
         self.model.load_state_dict(
-            {self.prefix + name: torch.from_numpy(array) for name, array in arrays.items()},
+            {self.prefix + name: to_read(array) for name, array in arrays.items()},
             strict=False,
         )
 
@@ -155,6 +155,20 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
     """Return a tensor as a numpy array of its own, as it travels: half precision as float32."""
     array: NDArray[Any] = in_full(tensor.detach()).cpu().numpy()
     return array.copy()
+
+
+def to_read(array: NDArray[Any]) -> Tensor:
+    """Return an array, which may be a view of a message, as a tensor of it that nobody changes."""
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Unlocked(array)))
+
+
+class _Unlocked:
+    """An array that is read-only, as one that is not: PyTorch has no tensors of the former."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # which lives as long as what is made of this
+        place, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (place, False)}
 
 
 def in_full(tensor: Tensor) -> Tensor:

@@ -362,7 +362,7 @@ def _driven(
     found: dict[int, Any] = {}
     for driver, ids in by_driver.items():
         asked = [jobs[client_id] for client_id in ids]
-        work = [(client, _copied(one), one.full_config()) for client, one in asked]
+        work = [(client, _received(client, one), one.full_config()) for client, one in asked]
         found |= zip(ids, driver(work, choice), strict=True)
     replies: dict[int, RawReply] = {}
     for client_id, job in jobs.items():
@@ -416,7 +416,7 @@ def identity(context: Context) -> dict[str, Any]:
 def _fit(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
     if instruction.config.get(wire.COLLECT):
         return _personal(client)
-    result = client.fit(_copied(instruction), instruction.full_config())
+    result = client.fit(_received(client, instruction), instruction.full_config())
     return _uploaded(result, client, instruction)
 
 
@@ -433,9 +433,10 @@ def _uploaded(result: Any, client: NumPyClient, instruction: ClientInstruction) 
     return RawReply(named, _numbers(metrics) | {wire.NUM_EXAMPLES: num_examples})
 
 
-def _copied(instruction: ClientInstruction) -> list[NDArray[Any]]:
-    """Return the arrays of an instruction, copied: a client may change what it gets."""
-    return [array.copy() for array in instruction.flat()]
+def _received(client: NumPyClient, instruction: ClientInstruction) -> list[NDArray[Any]]:
+    """Return the arrays of an instruction; copied for a client that may change what it gets."""
+    arrays = instruction.flat()
+    return arrays if getattr(client, "only_reads", False) else [array.copy() for array in arrays]
 
 
 def _numeric(client: NumPyClient, name: str, array: Any) -> NDArray[Any]:
@@ -462,7 +463,7 @@ def _personal(client: NumPyClient) -> RawReply:
 
 
 def _evaluate(client: NumPyClient, instruction: ClientInstruction) -> RawReply:
-    result = client.evaluate(_copied(instruction), instruction.full_config())
+    result = client.evaluate(_received(client, instruction), instruction.full_config())
     return _evaluated(result, client, instruction)
 
 

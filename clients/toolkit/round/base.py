@@ -6,6 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, ClassVar, Generic, Never, TypeVar
 
 from flwr.app import Context
@@ -172,6 +173,14 @@ class MethodClient(NumPyClient, Generic[Asked]):
             the client does not hold the variables that the server takes for its own.
         """
         return take_steps(self.run_round(parameters, config), self.perform)
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether it leaves the arrays of a message as they are; a class of a user's own may not.
+
+        Then they are views of the message, and not copied.
+        """
+        return _is_ours(type(self))
 
     @property
     def together(self) -> Driver | None:
@@ -342,3 +351,11 @@ class MethodClient(NumPyClient, Generic[Asked]):
         self.check_sender(config)
         answer = self.answer_about_names(read_names(NAMES, names))
         return as_properties(answer, self.train_size(), self.stamp())
+
+
+@cache
+def _is_ours(kind: Any) -> bool:
+    """Return whether a client's class, and those that it is made of, are all of this package."""
+    package = __name__.partition(".")[0]
+    own = kind.__mro__[: kind.__mro__.index(MethodClient)]
+    return all(one.__module__.partition(".")[0] == package for one in own)

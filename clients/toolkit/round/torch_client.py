@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import repeat
 from typing import Any, Never, Protocol
 
-import numpy as np
 import torch
 from flwr.app import Context
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from fl_admm_strategies.runtime.messages.records import STEP_SUM, brief, parse_g
 
 from ..data import batches
 from ..data.batches import Loader, SplitBatch
-from ..models.arrays import ModelArrays, in_full, to_array
+from ..models.arrays import ModelArrays, in_full, to_read
 from ..solving.cohort import evaluate_together, fit_together
 from ..solving.features import frozen_layers_applied
 from ..solving.objective import LocalObjective
@@ -574,10 +573,10 @@ def rmse(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def to_numpy(block: Mapping[str, Tensor], prefix: str = "") -> dict[str, NDArray[Any]]:
-    """Return named tensors as numpy arrays, with a prefix to their names."""
-    return {f"{prefix}{name}": to_array(tensor) for name, tensor in block.items()}
+    """Return named tensors as numpy arrays, with a prefix to their names; not copied on the CPU."""
+    return {f"{prefix}{name}": in_full(t.detach()).cpu().numpy() for name, t in block.items()}
 
 
 def to_tensors(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
     """Return named numpy arrays as tensors on a device, copied."""
-    return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
+    return {n: to_read(a).to(device, copy=True) for n, a in arrays.items()}
