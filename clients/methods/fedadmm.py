@@ -88,14 +88,15 @@ class FedADMMClient(TorchClient[Any]):
         self, asked: Any, w: dict[str, Tensor], config: Scalars
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return u_i (w, if nobody needs it) and, where the client keeps or gets it, pi_i."""
-        zero = {name: torch.zeros_like(array) for name, array in w.items()}
         if asked.start is not None:
-            u, dual = to_tensors(asked.start, self.device), zero
+            u, dual = to_tensors(asked.start, self.device), _zeros(w)
         elif asked.dual is not None:
-            u, dual = w, to_tensors(asked.dual, self.device) or zero
+            u, dual = w, to_tensors(asked.dual, self.device) or _zeros(w)
         else:
             held = self.memory.require(config)
-            u, dual = (to_tensors(under(f"{part}/", held), self.device) for part in ("u", "dual"))
+            dual = to_tensors(under("dual/", held), self.device)
+            needed = asked.start_at == "own" or asked.duals == "client"
+            u = to_tensors(under("u/", held), self.device) if needed else w
             if (rho := float(held.get(RHO, asked.rho))) != asked.rho:  # pi_i/rho is what stays
                 dual = {name: array * (asked.rho / rho) for name, array in dual.items()}
         return u, dual if asked.duals == "client" or asked.start_at == "global" else {}
@@ -104,3 +105,7 @@ class FedADMMClient(TorchClient[Any]):
         """Return u_i after the last training, a whole model; RuntimeError before the first."""
         latest = self.memory.latest()
         return self.model_arrays.complete(under(BUFFERS, latest) | under("u/", latest))
+
+
+def _zeros(like: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(array) for name, array in like.items()}

@@ -293,6 +293,7 @@ class ConsensusADMM(ByClient):
         self.mean = Consensus.start(first, of_participants=of_participants)
         self.primal = self.dual = math.nan
         self._scratch = np.empty((2, min(PIECE, len(first))), first.dtype)
+        self._wide = np.empty(min(PIECE, len(first)))
         columns = {} if on_clients else {"pi": np.zeros_like(first)}
         if not on_clients and not (from_w and of_participants):
             columns = {"u": first, **columns}
@@ -374,7 +375,8 @@ class ConsensusADMM(ByClient):
                 change += step
                 mean.total[part] += change
             else:
-                wide = step.astype(np.float64)  # once, for two sums
+                wide = self._wide[: len(new)]  # once, for two sums
+                wide[:] = step
                 mean.total[part] += wide
                 move[part] += wide
             step *= rho
