@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
-from ..models.arrays import parameters_of
+from ..models.arrays import parameters_of, to_read
 from .chains import Chain, chain_of
 from .measured import Tested, measure
 from .objective import ProjectedTerm
@@ -430,7 +430,7 @@ def _tensors(arrays: Arrays, own: Mapping[str, nn.Parameter]) -> dict[str, Tenso
     """Return all parameters of a model that travelled; those that do not are the client's own."""
     if arrays.keys() != {name for name, parameter in own.items() if parameter.requires_grad}:
         raise _CannotCompareError
-    tensors = {n: torch.from_numpy(arrays[n]) if n in arrays else own[n].detach() for n in own}
+    tensors = {n: to_read(arrays[n]) if n in arrays else own[n].detach() for n in own}
     if any(tensor.shape != own[name].shape for name, tensor in tensors.items()):
         raise _CannotCompareError
     return {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
