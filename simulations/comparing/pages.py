@@ -62,10 +62,10 @@ body { margin: 0 auto; padding: 1rem; max-width: 68rem; color: var(--text); back
 h1 { font-size: 1.6rem; line-height: 1.25; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--dim); padding-bottom: .4rem; }
+.caption { color: var(--dim); font-size: .9rem; margin-bottom: .3rem; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right;
   overflow-wrap: normal; white-space: nowrap; }
-th.name, td.name { text-align: left; white-space: normal; min-width: 6rem; }
+th.name, td.name { text-align: left; white-space: normal; min-width: 8rem; }
 pre { padding: .8rem; border: 1px solid var(--line); border-radius: 6px; white-space: pre-wrap; }
 figure { margin: 1.2rem 0; }
 figure img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
@@ -110,7 +110,7 @@ def _html(part: Part) -> str:
 
             lines = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
             return (
-                f'<div class="wide"><table><caption>{html.escape(caption)}</caption>\n'
+                f'<p class="caption">{html.escape(caption)}</p>\n<div class="wide"><table>\n'
                 f"<thead><tr>{cells('th', headers)}</tr></thead>\n<tbody>\n{lines}\n</tbody>"
                 "</table></div>"
             )

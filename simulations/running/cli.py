@@ -430,4 +430,8 @@ def _explain(error: Exception, failed: str = "The run failed.") -> None:
 
 def main() -> None:
     """Run the command line."""
-    cli(prog_name=" ".join(_program()))
+    try:
+        cli(prog_name=" ".join(_program()))
+    except ModuleNotFoundError as error:  # of an import of ours; a command explains the user's own
+        _say(f"{error.name} is not installed: pip install 'fl-admm-strategies[compare]'.")
+        sys.exit(1)
