@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .methods.ditto import DittoClient as DittoClient
     from .methods.fedadmm import FedADMMClient as FedADMMClient
     from .methods.fedala import FedALAClient as FedALAClient
+    from .methods.fedals import FedALSClient as FedALSClient
     from .methods.fedalt import FedAltClient as FedAltClient
     from .methods.fedapm import FedAPMClient as FedAPMClient
     from .methods.fedcp import FedCPClient as FedCPClient
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from .methods.scaffold import SCAFFOLDClient as SCAFFOLDClient
     from .methods.sgd import SGDClient as SGDClient
     from .toolkit.data.minibatches import Minibatches as Minibatches
+    from .toolkit.data.ranking import Ranking as Ranking
+    from .toolkit.data.ranking import leave_one_out as leave_one_out
+    from .toolkit.data.ranking import rank as rank
     from .toolkit.data.ratings import Ratings as Ratings
     from .toolkit.models.arrays import ModelArrays as ModelArrays
     from .toolkit.models.arrays import initial_arrays as initial_arrays

@@ -4,6 +4,7 @@ from .algorithms.cfl import CFL
 from .algorithms.ditto import Ditto
 from .algorithms.fedadmm import FedADMM
 from .algorithms.fedala import FedALA
+from .algorithms.fedals import FedALS
 from .algorithms.fedalt import FedAlt
 from .algorithms.fedapm import FedAPM
 from .algorithms.fedavg import FedAvg
@@ -62,6 +63,7 @@ __all__ = [
     "EarlyStopping",
     "FedADMM",
     "FedALA",
+    "FedALS",
     "FedAPM",
     "FedAlt",
     "FedAvg",

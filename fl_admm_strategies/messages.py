@@ -7,6 +7,7 @@ from .algorithms.ditto import DittoInstruction as DittoInstruction
 from .algorithms.fedadmm import FedADMMInstruction as FedADMMInstruction
 from .algorithms.fedala import FedALAEvaluation as FedALAEvaluation
 from .algorithms.fedala import FedALAInstruction as FedALAInstruction
+from .algorithms.fedals import FedALSInstruction as FedALSInstruction
 from .algorithms.fedalt import FedAltInstruction as FedAltInstruction
 from .algorithms.fedapm import FedAPMEvaluation as FedAPMEvaluation
 from .algorithms.fedapm import FedAPMInstruction as FedAPMInstruction

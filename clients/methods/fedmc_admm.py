@@ -282,7 +282,7 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
     After the run, with the context that the client had in it:
 
     >>> train, _ = load_ratings(context.node_config["partition-id"])
-    >>> best = FedMCADMMClient(context, train, SquaredL2(1e-6)).top_items(user=3, n=10)
+    >>> best = FedMCADMMClient(context, train, SquaredL2(1e-6)).recommend(user=3, n=10)
     """
 
     strategy = FedMCADMM

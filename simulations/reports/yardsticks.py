@@ -1,4 +1,4 @@
-"""What ratings are predicted by with all of them in one place: least squares, popularity, the mean.
+"""What recommends with all ratings in one place: least squares, biases, EASE, popularity, the mean.
 
 What a federated method gives up by leaving the ratings where they are is measured against them.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.toolkit.data.ranking import Ranking, rank
 from clients.toolkit.data.ratings import Ratings
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
+from clients.toolkit.solving.factors import FactorSolver, Feedback, predicted
+from fl_admm_strategies.maths.normal import packed_outer, solve_rows
 
 Matrix = NDArray[np.float64]
 
@@ -43,25 +42,96 @@ def alternating_least_squares(
     items : ndarray of shape (n, r)
         V, transposed.
     """
-    from scipy.sparse import vstack
-
-    by_user = vstack([ratings.to_csr() for ratings in train], format="csr")
+    by_user = joined(train).to_csr()
     by_item = by_user.T.tocsr()
+    pattern = by_user.copy()
+    pattern.data = np.ones_like(by_user.data)  # a rating of 0 is one
+    of_item = pattern.T.tocsr()
     users = np.zeros((by_user.shape[0], items.shape[1]))
     for _ in range(sweeps):
-        users = _solve(by_user, items, lam)
-        items = _solve(by_item, users, lam)
+        users = solve_rows(pattern @ packed_outer(items), by_user @ items, lam)
+        items = solve_rows(of_item @ packed_outer(users), by_item @ users, lam)
     return users, items
 
 
-def _solve(ratings: csr_matrix, factors: Matrix, lam: float) -> Matrix:
-    """Return the ridge regression of every row's ratings on the factors of what it rated."""
-    ridge = lam * np.eye(factors.shape[1])
-    solved = np.zeros((ratings.shape[0], factors.shape[1]))
-    for row, (start, stop) in enumerate(zip(ratings.indptr[:-1], ratings.indptr[1:], strict=True)):
-        rated = factors[ratings.indices[start:stop]]
-        solved[row] = np.linalg.solve(rated.T @ rated + ridge, ratings.data[start:stop] @ rated)
-    return solved
+def joined(parts: Sequence[Ratings]) -> Ratings:
+    """Return the ratings of all clients as those of one, the users one after the other."""
+    firsts = np.cumsum([0, *(part.num_users for part in parts)])
+    users = [part.users + first for part, first in zip(parts, firsts[:-1], strict=True)]
+    items, values = ([getattr(part, name) for part in parts] for name in ("items", "values"))
+    columns = (np.concatenate(column) for column in (users, items, values))
+    return Ratings(*columns, int(firsts[-1]), parts[0].num_items)
+
+
+def least_squares(
+    train: Ratings,
+    items: Matrix,
+    *,
+    lam: float,
+    sweeps: int,
+    feedback: Feedback = "explicit",
+    confidence: float = 1.0,
+) -> tuple[Matrix, Matrix, float]:
+    """Alternate between the exact minimisers of `clients.toolkit.solving.factors`.
+
+    Parameters
+    ----------
+    train : Ratings
+        Of all users.
+    items : ndarray of shape (n, k)
+        What to start from: with explicit feedback k - 1 factors and a bias, so that k = 1 is the
+        model of biases alone.
+    lam : float
+        Ridge of both blocks.
+    sweeps : int
+        How often the items are solved for.
+    feedback, confidence
+        As in `clients.toolkit.solving.factors`.
+
+    Returns
+    -------
+    users, items : ndarray of shape (m, k), (n, k)
+        The users' are those that go with these items.
+    mean : float
+        What is added to all predictions.
+    """
+    solver = FactorSolver(train, feedback, confidence)
+    for _ in range(sweeps):
+        items = solver.item_equations(solver.users(items, lam)).solved(lam)
+    return solver.users(items, lam), items, solver.mean
+
+
+def rmse_with_biases(test: Ratings, users: Matrix, items: Matrix, mean: float) -> float:
+    """Return the root of the mean squared error of factors with biases, in the ratings' unit."""
+    errors = predicted(users, items, test.users, test.items, mean) - test.values
+    return math.sqrt(float(errors @ errors) / len(errors))
+
+
+def counts(train: Ratings) -> Matrix:
+    """Return how many users rated each item, shape (n,): its popularity."""
+    return np.bincount(train.items, minlength=train.num_items).astype(np.float64)
+
+
+def pair_counts(train: Ratings) -> Matrix:
+    """Return how many users rated both of two items, shape (n, n)."""
+    pattern = train.to_csr()
+    pattern.data = np.ones(len(train))
+    together: Matrix = (pattern.T @ pattern).toarray()
+    return together
+
+
+def item_scores(train: Ratings, weights: Matrix) -> Matrix:
+    """Return the sum of the weights of each user's items in every item, shape (m, n)."""
+    pattern = train.to_csr()
+    pattern.data = np.ones(len(train), weights.dtype)
+    scores: Matrix = pattern @ weights
+    return scores
+
+
+def ranking(scores: Matrix, train: Ratings, test: Ratings, relevant: float) -> Ranking:
+    """Rank all items by scores of shape (m, n), or (n,) for all users alike."""
+    shape = (train.num_users, train.num_items)
+    return rank(np.broadcast_to(scores, shape), train, test, k=10, relevant=relevant)
 
 
 def rmse_of_factors(test: Sequence[Ratings], users: Matrix, items: Matrix) -> float:

@@ -47,7 +47,7 @@ UPLOADING = [case for case in CASES if case.server_learns]
 def bound_of(case: Case, **settings: Any) -> dict[str, Any]:
     """Return a bound that the case can have: changes cannot be clipped."""
     changes = "client-duals" in case.name and "FedGiA" not in case.name
-    changes |= case.name in ("FedDyn", "SCAFFOLD")
+    changes |= case.name in ("FedDyn", "SCAFFOLD", "FedALS", "FedALS-implicit")
     return {"max_norm": "auto", "on_excess": "refuse" if changes else "clip", **settings}
 
 

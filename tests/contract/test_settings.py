@@ -27,7 +27,7 @@ ANY: Any = [], []
 WORDS = {
     "rho lr outer_lr personal_lr global_lr t threshold init_scale tolerance beta": POSITIVE,
     "delta curvature": POSITIVE,
-    "node_timeout": POSITIVE,
+    "node_timeout confidence": POSITIVE,
     "lam mu sigma alpha gamma gamma_max eps1 eps2 weight_lr": NOT_NEGATIVE,
     "local_epochs personal_epochs local_steps local_rounds inner_steps user_steps": COUNT,
     "item_steps max_steps restarts restart_rounds num_clusters num_vectors dimension": COUNT,
@@ -36,7 +36,7 @@ WORDS = {
     "min_evaluate_nodes seed layers warmup_rounds": COUNT_OR_NONE,
     "fraction_train fraction_admm sample tolerance_decay": PART,
     "fraction_evaluate": SHARE,
-    "adapt anchor_on divisor duals hessian linkage measure mode on_excess": CHOICE,
+    "adapt anchor_on divisor duals feedback solve hessian linkage measure mode on_excess": CHOICE,
     "averaging p rows score start_at step theta_start theta_step weights y0": CHOICE,
     "averaged personal unprojected": PATTERN,
     "gumbel": (["yes"], []),

@@ -299,6 +299,18 @@ CASES = [
         view=views.GRADIENTS,
         variant=True,
     ),
+    completion(
+        "FedALS",
+        partial(library.FedALS, SquaredL2(0.1)),
+        partial(contract_client, kind=of.FedALSClient),
+        view=views.EQUATIONS,
+    ),
+    completion(
+        "FedALS-implicit",
+        partial(library.FedALS, SquaredL2(0.1), feedback="implicit"),
+        partial(contract_client, kind=of.FedALSClient),
+        variant=True,
+    ),
     variant(
         "FedGiA",
         partial(fedgia, t=0.5, local_steps=3),

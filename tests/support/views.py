@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clients.toolkit.solving.factors import FactorSolver
 from fl_admm_strategies.algorithms.scaffold import CONTROL
 from fl_admm_strategies.maths.blocks import under
 from fl_admm_strategies.maths.moreau import messages
+from tests.support.ratings import ratings
 
 Held = Mapping[str, NDArray[Any]]
 
@@ -80,6 +82,12 @@ def _held_factors(strategy: Any, client: int, held: Held) -> NDArray[Any]:
     return np.asarray(w + held["Y"] / strategy.beta).ravel()
 
 
+def _equations_message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
+    solver = FactorSolver(ratings(client), "explicit", 1.0)
+    found = solver.item_equations(held["U"])
+    return np.concatenate([found.matrices.ravel(), found.vectors.ravel()])
+
+
 def _moreau_message(theta: str) -> Callable[[Any, int, Held], NDArray[Any]]:
     def message(strategy: Any, client: int, held: Held) -> NDArray[Any]:
         clients = strategy.state.clients
@@ -117,6 +125,12 @@ GRADIENTS_ON_CLIENTS = View(
 )
 CONTROLS = View(total=lambda strategy: strategy.state.consensus.total, message=_held_control)
 FACTORS_ON_CLIENTS = View(total=CONSENSUS.total, message=_held_factors)
+EQUATIONS = View(
+    total=lambda strategy: np.concatenate(
+        [strategy.state.totals.sums[name].ravel() for name in ("matrices", "vectors")]
+    ),
+    message=_equations_message,
+)
 RATED = View(total=lambda strategy: strategy.state.consensus.total.ravel(), message=_rated_message)
 MOREAU = View(
     rows=column("theta"),

@@ -106,7 +106,8 @@ class Ratings:
         """Return the number of ratings, |Ω|."""
         return len(self.values)
 
-    def _select(self, chosen: NDArray[Any]) -> Ratings:
+    def select(self, chosen: NDArray[Any]) -> Ratings:
+        """Return some of the ratings, by a mask or by their places."""
         users, items, values = self.users[chosen], self.items[chosen], self.values[chosen]
         return Ratings(users, items, values, self.num_users, self.num_items)
 
@@ -139,7 +140,7 @@ class Ratings:
         num_test = min(max(1, round(test_fraction * len(self))), len(self) - 1)
         in_test = np.zeros(len(self), dtype=bool)
         in_test[rng.choice(len(self), num_test, replace=False)] = True
-        return self._select(~in_test), self._select(in_test)
+        return self.select(~in_test), self.select(in_test)
 
     def of_rated_items(self) -> Ratings:
         """Return the same ratings with only the items that have one, numbered in their order."""

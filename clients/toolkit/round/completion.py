@@ -17,14 +17,20 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
-from fl_admm_strategies.algorithms.shared.completion import FedMCFactors
+from fl_admm_strategies.algorithms.shared.completion import RANKED, FedMCFactors
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_count, check_positive
-from fl_admm_strategies.maths.regularizers import Regularizer, check_regularizer
+from fl_admm_strategies.maths.regularizers import (
+    Regularizer,
+    check_regularizer,
+    squared_l2_weight,
+)
 from fl_admm_strategies.runtime.messages.records import from_array_record, to_array_record
 from fl_admm_strategies.runtime.messages.schema import Instruction
 
+from ..data.ranking import Ranking, rank, top_items
 from ..data.ratings import Ratings
+from ..solving.factors import FactorSolver, predicted
 from ..solving.steps import Scalars
 from .base import MethodClient
 
@@ -178,6 +184,8 @@ class CompletionClient(MethodClient[Asked]):
         test: Ratings | None = None,
         mean: float = 0.0,
         std: float = 1.0,
+        rank_at: int | None = None,
+        relevant: float = -np.inf,
         state_dir: str | os.PathLike[str] | None = None,
         **unknown: Never,
     ) -> None:
@@ -192,10 +200,14 @@ class CompletionClient(MethodClient[Asked]):
                     f"The training ratings are of {shapes[0]} (users, items), the test ratings of "
                     f"{shapes[1]}. Give both the same num_users and num_items."
                 )
+        if rank_at is not None:
+            check_count("rank_at", rank_at, least=1)
         super().__init__(context, state_dir=state_dir, **unknown)
         self.train_ratings = train
         self.test_ratings = test
         self.regularizer = regularizer
+        self.rank_at = rank_at
+        self.relevant = relevant
         self.mean = mean
         self.std = std
 
@@ -261,16 +273,17 @@ class CompletionClient(MethodClient[Asked]):
         """
         asked = FedMCFactors.decode(parameters, config)
         items = self.checked(asked.factors)
-        users = self.users_at(items, asked, config)
-        factors = {"user-factors": users}
+        factors, fit = self.evaluated(asked, items, config)
+        users = factors["user-factors"]
+        kept = {**factors}
         if not asked.rated_only:  # V would be kept by every client
-            factors["item-factors"] = items
-        self.context.state[_EVALUATED] = to_array_record(factors)
-        loss = half_square(self._errors(self.train_ratings, users, items))
-        loss += self.regularizer.value(users)
+            kept["item-factors"] = items
+        self.context.state[_EVALUATED] = to_array_record(kept)
+        factors["item-factors"] = items
+        loss = fit + self.regularizer.value(users)
         squared, count = 0.0, 0
         if self.test_ratings is not None:
-            squared = 2 * half_square(self._errors(self.test_ratings, users, items))
+            squared = 2 * half_square(_errors(self.test_ratings, factors))
             count = len(self.test_ratings)
         metrics: Scalars = {
             "test-ratings": count,
@@ -282,13 +295,23 @@ class CompletionClient(MethodClient[Asked]):
             metrics["rmse"] = self.std * float(np.sqrt(squared / count))
         if self.std != 1:
             metrics["scaled-squared-error"] = squared
+        if self.rank_at is not None and self.test_ratings is not None:
+            ranking = rank(
+                _scores(factors),
+                self.train_ratings,
+                self.test_ratings,
+                k=self.rank_at,
+                relevant=(self.relevant - self.mean) / self.std,
+            )
+            metrics |= ranking_metrics(ranking)
         return loss, self.train_size(), metrics
 
-    def _errors(self, ratings: Ratings, users: NDArray[Any], items: NDArray[Any]) -> NDArray[Any]:
-        """Return prediction - target of every rating, shape (k,)."""
-        predicted = _products(users, items, ratings.users, ratings.items)
-        errors: NDArray[Any] = predicted - ratings.values.astype(predicted.dtype)
-        return errors
+    def evaluated(
+        self, asked: FedMCFactors, items: NDArray[Any], config: Scalars
+    ) -> tuple[dict[str, NDArray[Any]], float]:
+        """Return the users' factors that go with V, as `personal_arrays` does, and f_i there."""
+        factors = {"user-factors": self.users_at(items, asked, config)}
+        return factors, half_square(_errors(self.train_ratings, factors | {"item-factors": items}))
 
     # ------------------------------------------------------------------------------------------
     # Recommending, on the client
@@ -309,7 +332,11 @@ class CompletionClient(MethodClient[Asked]):
         if isinstance(record := self.context.state.get(_EVALUATED), ArrayRecord):
             return from_array_record(record)
         latest = self.memory.latest()
-        factors = {"user-factors": latest["U"], "item-factors": latest.get("W")}
+        factors = {
+            "user-factors": latest["U"],
+            "item-factors": latest.get("W"),
+            "mean": latest.get("mean"),
+        }
         return {name: array for name, array in factors.items() if array is not None}
 
     def predict(
@@ -354,16 +381,16 @@ class CompletionClient(MethodClient[Asked]):
                 "strategy's: "
                 "item_factors=strategy.global_arrays['item-factors'].numpy()."
             )
-        products = _products(factors["user-factors"], known, users, items)
+        products = _products(factors | {"item-factors": known}, users, items)
         predicted: NDArray[Any] = self.mean + self.std * products
         return predicted
 
-    def top_items(
+    def recommend(
         self,
         user: int,
         n: int,
         *,
-        exclude_rated: bool = True,
+        exclude_seen: bool = True,
         item_factors: NDArray[Any] | None = None,
     ) -> NDArray[np.int64]:
         """Return the items with the largest predicted ratings of one user, best first.
@@ -374,8 +401,8 @@ class CompletionClient(MethodClient[Asked]):
             By the client's own numbers, 0 <= user < m_i.
         n : int
             How many; fewer come back where there are not so many.
-        exclude_rated : bool (default: True)
-            Leave out what the user rated in the training ratings.
+        exclude_seen : bool (default: True)
+            Leave out what the user has in the training ratings.
         item_factors : ndarray of shape (r, n), optional
             As in `predict`.
 
@@ -383,20 +410,90 @@ class CompletionClient(MethodClient[Asked]):
         -------
         ndarray of int64
         """
-        check_count("n", n, least=1)
         ratings = self.train_ratings
-        candidates = np.arange(ratings.num_items)
-        users = np.full(len(candidates), user)
-        predicted = self.predict(users, candidates, item_factors=item_factors)
-        if exclude_rated:
-            candidates = np.delete(candidates, ratings.items[ratings.users == user])
-        best = np.argsort(-predicted[candidates], kind="stable")[:n]
-        return candidates[best]
+        every_item = np.arange(ratings.num_items)
+        users = np.full(len(every_item), user)
+        scores = self.predict(users, every_item, item_factors=item_factors)
+        return top_items(scores, ratings.items[ratings.users == user] if exclude_seen else [], n)
+
+
+class ExactClient(CompletionClient[Asked]):
+    """Base of the clients that solve for users' factors exactly, at whatever V they are sent.
+
+    Parameters are those of `CompletionClient`; `regularizer` is `SquaredL2`, above 0.
+    """
+
+    @property
+    def lam(self) -> float:
+        """The ridge of the users' factors.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the regulariser is none.
+        """
+        lam = squared_l2_weight("regularizer", self.regularizer)
+        if not lam > 0:
+            raise ValueError(
+                "regularizer is SquaredL2(0), expected a weight above 0: the factors of a user "
+                "with few ratings are not determined without."
+            )
+        return lam
+
+    def solver(self, feedback: str, confidence: float) -> FactorSolver:
+        """Return what solves for the factors of these users and of their items."""
+        return FactorSolver(self.train_ratings, feedback, confidence)
+
+    def evaluated(
+        self, asked: FedMCFactors, items: NDArray[Any], config: Scalars
+    ) -> tuple[dict[str, NDArray[Any]], float]:
+        """Solve for the users' factors at V; see `CompletionClient`."""
+        if asked.feedback is None or asked.confidence is None:
+            return super().evaluated(asked, items, config)
+        solver = self.solver(asked.feedback, asked.confidence)
+        users = solver.users(items.T, self.lam)
+        kept = kept_of(solver, users)
+        factors = {"user-factors": kept.pop("U"), **kept}
+        return factors, solver.loss(users, items.T)
+
+
+def kept_of(solver: FactorSolver, users: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return what a client keeps of its users: their factors, and the mean with their biases."""
+    return {"U": users} | ({"mean": np.array([solver.mean])} if solver.explicit else {})
+
+
+def ranking_metrics(ranking: Ranking) -> Scalars:
+    """Return a client's sums, of which the strategy makes means over the users of all."""
+    return {
+        RANKED: ranking.users,
+        "hits": ranking.hits,
+        "precisions": ranking.precision,
+        "recalls": ranking.recall,
+        "ndcgs": ranking.ndcg,
+    }
+
+
+def _errors(ratings: Ratings, factors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return prediction - target of every rating, shape (k,)."""
+    products = _products(factors, ratings.users, ratings.items)
+    errors: NDArray[Any] = products - ratings.values.astype(products.dtype)
+    return errors
 
 
 def _products(
-    users: NDArray[Any], items: NDArray[Any], of_users: NDArray[Any], of_items: NDArray[Any]
+    factors: Mapping[str, NDArray[Any]], of_users: NDArray[Any], of_items: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return (U V)_{tj} for pairs (t, j), shape (k,), out of U (m_i, r) and V (r, n)."""
+    """Return predictions of pairs (t, j), shape (k,): (U V)_{tj}, or with a mean and biases."""
+    users, items = factors["user-factors"], factors["item-factors"]
+    if "mean" in factors:
+        return predicted(users, items.T, of_users, of_items, float(factors["mean"][0]))
     products: NDArray[Any] = np.einsum("rk,rk->k", users.T[:, of_users], items[:, of_items])
     return products
+
+
+def _scores(factors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return scores of all users and items, shape (m, n), that rank as predictions do."""
+    users, items = factors["user-factors"], factors["item-factors"]
+    if "mean" not in factors:
+        return users @ items
+    return users[:, :-1] @ items[:-1] + items[-1]

@@ -31,9 +31,14 @@ from ...runtime.sampled import SampledStrategy
 from ...runtime.trust.means import REPORTED
 
 CURVATURE = "user-curvature"
-_SUMS = ("test-ratings", "squared-error", "scaled-squared-error", "user-entries", "user-nonzeros")
-_PARTS = {*_SUMS, *(f"{name}{REPORTED}" for name in _SUMS)}
 """The metric of a reply with a bound on the curvature of f_i in V: a norm of U_i^T U_i."""
+RANKED = "ranked-users"
+"""How many users of a client count in the means that tell how well items are ranked."""
+RANKING = {"hr": "hits", "precision": "precisions", "recall": "recalls", "ndcg": "ndcgs"}
+"""These means, and the metrics with a client's sums of them."""
+_SUMS = ("test-ratings", "squared-error", "scaled-squared-error", "user-entries", "user-nonzeros")
+_SUMS += (RANKED, *RANKING.values())
+_PARTS = {*_SUMS, *(f"{name}{REPORTED}" for name in _SUMS)}
 
 
 def initial_item_factors(
@@ -74,13 +79,18 @@ def initial_item_factors(
 
 @dataclass(frozen=True)
 class FedMCFactors(Instruction):
-    """V for an evaluation or a handshake, and what a client needs to draw its U_i^0."""
+    """V for an evaluation or a handshake, and what a client needs to draw its U_i^0.
+
+    Where `feedback` is there, U_i is the minimiser at V, and nothing is drawn.
+    """
 
     factors: Arrays
     factor_seed: int
     factor_scale: float
     num_clients: int
     rated_only: bool | None = None
+    feedback: str | None = None
+    confidence: float | None = None
 
 
 class CompletionStrategy(SampledStrategy):
@@ -100,7 +110,9 @@ class CompletionStrategy(SampledStrategy):
     Evaluation reports ``loss``, the objective Phi (17) at (U, V), and ``rmse``, the root of the
     mean squared error over the test ratings of all clients together, in stars; where the clients'
     ratings are standardised, ``scaled-rmse`` is in their unit. ``nnz-users`` and ``nnz-items`` are
-    the shares of entries of U and V that are not zero. All are of the clients that were asked.
+    the shares of entries of U and V that are not zero. Clients with `rank_at` also bring ``hr``,
+    ``precision``, ``recall`` and ``ndcg``, means over users. All are of the clients that were
+    asked.
     """
 
     kinds: ClassVar = {"personal": "users' and items' factors", "global": "items' factors"}
@@ -112,6 +124,11 @@ class CompletionStrategy(SampledStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_regularizer("regularizer", self.regularizer)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the objective is a sum over the clients; here it is their mean, (17)."""
+        return False
 
     @property
     @abstractmethod
@@ -135,6 +152,36 @@ class CompletionStrategy(SampledStrategy):
             )
         (self._name,) = arrays
         return first
+
+    def first_items(self, arrays: Arrays, feedback: str) -> NDArray[Any]:
+        """Return V^0 of an exact method: with explicit feedback the last row, biases, is 0.
+
+        Raises
+        ------
+        ValueError
+            Beside what `first_factors` raises, if there is no other row.
+        """
+        first = self.first_factors(arrays).copy()
+        if feedback == "explicit":
+            if len(first) < 2:
+                raise ValueError(
+                    "The initial arrays have 1 row, expected 2 or more with feedback='explicit': "
+                    "the last one is the items' biases."
+                )
+            first[-1] = 0
+        return first
+
+    def exact_evaluations(
+        self, client_ids: Sequence[int], feedback: str, confidence: float
+    ) -> dict[int, FedMCFactors]:
+        """Send V, for which clients solve for their users' factors."""
+        factors = self.global_model()
+        return {
+            client: FedMCFactors(
+                factors, **self.first_users(client), feedback=feedback, confidence=confidence
+            )
+            for client in client_ids
+        }
 
     def first_users(self, client: int) -> dict[str, Any]:
         """Return what a client must know to draw its U_i^0, and p."""
@@ -162,7 +209,8 @@ class CompletionStrategy(SampledStrategy):
             return means  # of clients that are not ours
         pooled, items = dict(means), self.item_factors
         (terms,), count = _totals(clients, "loss")
-        pooled["loss"] = terms / count + self.regularizer.value(items) if count else math.nan
+        of_items = self.regularizer.value(items) / (count if self.is_summed and count else 1)
+        pooled["loss"] = terms / count + of_items if count else math.nan
         for error, name in (("squared-error", "rmse"), ("scaled-squared-error", "scaled-rmse")):
             if error in means:
                 (total, ratings), _ = _totals(clients, error, "test-ratings")
@@ -174,6 +222,7 @@ class CompletionStrategy(SampledStrategy):
             (entries, nonzeros), _ = _totals(clients, "user-entries", "user-nonzeros")
             pooled["nnz-users"] = nonzeros / entries if entries > 0 else math.nan
             pooled["nnz-items"] = np.count_nonzero(items) / items.size
+        pooled |= ranking_means(clients)
         return {name: value for name, value in pooled.items() if name not in _PARTS}
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
@@ -181,9 +230,17 @@ class CompletionStrategy(SampledStrategy):
         if kind == "personal":
             return OnClient(
                 f"{self.method}Client(...).personal_arrays() returns the users' factors there; "
-                "predict and top_items use them."
+                "predict and recommend use them."
             )
         return {self._name: np.array(self.item_factors, order="C")}
+
+
+def ranking_means(clients: Mapping[int, Metrics]) -> Metrics:
+    """Return how well items are ranked for the users of all clients together, where it is known."""
+    if not any(RANKED in report for report in clients.values()):
+        return {}
+    (users, *sums), _ = _totals(clients, RANKED, *RANKING.values())
+    return {name: s / users if users else math.nan for name, s in zip(RANKING, sums, strict=True)}
 
 
 def _totals(clients: Mapping[int, Metrics], *names: str) -> tuple[list[float], int]:

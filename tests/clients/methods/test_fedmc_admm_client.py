@@ -177,7 +177,7 @@ def test_no_array_of_users_by_items_is_ever_made() -> None:
         client = FedMCADMMClient(new_context(), few, SquaredL2(LAM), test=few)
         client.fit(*message(V, V))
         client.evaluate(*evaluation(V, version=1))
-        client.top_items(15, 10)
+        client.recommend(15, 10)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -319,20 +319,20 @@ def test_predictions_are_in_stars_and_not_clipped() -> None:
     assert stars.max() > 5
 
 
-def test_top_items() -> None:
+def test_recommend() -> None:
     client, products = recommender()
     rated = set(client.train_ratings.items[client.train_ratings.users == 3].tolist())
     ranking = np.argsort(-products[3]).tolist()
     assert rated
-    assert client.top_items(3, 4, exclude_rated=False).tolist() == ranking[:4]
+    assert client.recommend(3, 4, exclude_seen=False).tolist() == ranking[:4]
     fresh = [item for item in ranking if item not in rated]
-    assert client.top_items(3, 2).tolist() == fresh[:2]
-    assert client.top_items(3, 100).tolist() == fresh
+    assert client.recommend(3, 2).tolist() == fresh[:2]
+    assert client.recommend(3, 100).tolist() == fresh
     for user, item, named in ((-1, 0, "users"), (5, 0, "users"), (0, -1, "items"), (0, 7, "items")):
         with refused(ValueError, named):
             client.predict(np.array([user]), np.array([item]))
     with refused(ValueError, "n"):
-        client.top_items(0, 0)
+        client.recommend(0, 0)
 
 
 def test_the_factors_are_the_last_ones() -> None:

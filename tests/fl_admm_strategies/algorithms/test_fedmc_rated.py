@@ -116,9 +116,9 @@ def test_what_travels_are_the_rated_items_and_evaluation_keeps_no_copy() -> None
     client = run.client(0)
     assert [*client.personal_arrays()] == ["user-factors"]
     with refused(ValueError, "item_factors"):
-        client.top_items(0, 3)
+        client.recommend(0, 3)
     factors = run.strategy.global_arrays["item-factors"].numpy()
-    best = client.top_items(0, NUM_ITEMS, exclude_rated=False, item_factors=factors)
+    best = client.recommend(0, NUM_ITEMS, exclude_seen=False, item_factors=factors)
     users = client.personal_arrays()["user-factors"]
     np.testing.assert_array_equal(best, np.argsort(-(users @ factors)[0], kind="stable"))
 

@@ -1,0 +1,51 @@
+"""The client of FedALS; the strategy and the papers are in `fl_admm_strategies.FedALS`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fl_admm_strategies import FedALS
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.messages import FedALSInstruction
+
+from ..toolkit.round.completion import ExactClient, kept_of
+from ..toolkit.solving.steps import Scalars
+
+
+class FedALSClient(ExactClient[FedALSInstruction]):
+    """Client of `FedALS`: the ratings of its users, and their factors, which stay here.
+
+    Parameters
+    ----------
+    context, train, test, mean, std, state_dir, rank_at, relevant
+        As those of `FedMCADMMClient`.
+    regularizer : SquaredL2
+        R_i = lam/2 (|U_i|^2 + |b_i|^2), on the users' factors and biases.
+
+    Examples
+    --------
+    >>> def client_fn(context: Context):
+    ...     train, test = load_ratings(context.node_config["partition-id"])
+    ...     return FedALSClient(context, train, SquaredL2(8.0), test=test).to_client()
+    """
+
+    strategy = FedALS
+    instruction = FedALSInstruction
+
+    def train(self, asked: FedALSInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Solve for U_i at V; upload what it brings to the items' equations, less what it brought.
+
+        Metrics: ``loss``, f_i at U_i and V for each training rating.
+        """
+        items = self.checked(asked.factors).T
+        solver = self.solver(asked.feedback, asked.confidence)
+        users = solver.users(items, self.lam)
+        new = solver.item_equations(users)._asdict()
+        if not asked.begins:
+            held = self.memory.require(config)
+            before = solver.item_equations(held["U"])._asdict()
+            new = {name: array - before[name] for name, array in new.items()}
+        change = {name: np.asarray(new[name], items.dtype) for name in asked.upload}
+        upload, held_back = self.whole_change(change, config, first=asked.begins)
+        self.keep(config, held_back | kept_of(solver, users))
+        return upload, {"loss": solver.loss(users, items) / self.train_size()}

@@ -1,0 +1,156 @@
+"""Exact minimisers over users' or items' factors, the others fixed: one small system a row.
+
+With ``feedback="explicit"`` a rating is predicted as mean + b_t + c_j + u_t v_j. Rows of factors
+are (u_t, b_t) and (v_j, c_j): the last number is the bias, whose partner in the other row is the
+constant 1. The mean is that of the client's training ratings. Users' loss:
+
+    1/2 sum over ratings (M_tj - mean - b_t - c_j - u_t v_j)^2 + lam/2 (|u_t|^2 + b_t^2)
+
+With ``feedback="implicit"`` (Hu, Koren, Volinsky, ICDM 2008) rows are u_t and v_j alone, and all
+items count, those without an interaction as a 0 of weight 1, the others as a 1 of weight
+1 + confidence M_tj:
+
+    1/2 sum over all t, j of (1 + confidence M_tj) ([M_tj > 0] - u_t v_j)^2 + lam/2 |u_t|^2
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_admm_strategies.maths.normal import packed, packed_outer, solve_rows
+
+from ..data.ratings import Ratings
+
+Feedback = Literal["explicit", "implicit"]
+
+
+class Equations(NamedTuple):
+    """A x = b of every row: what its own ratings bring, and what is in all of them alike.
+
+    Attributes
+    ----------
+    matrices : ndarray of shape (m, k (k + 1)/2)
+        Packed; see `fl_admm_strategies.maths.normal`.
+    vectors : ndarray of shape (m, k)
+    gram : ndarray of shape (k (k + 1)/2,)
+        Part of every row's A: F^T F of all factors F with implicit feedback, else 0.
+    """
+
+    matrices: NDArray[Any]
+    vectors: NDArray[Any]
+    gram: NDArray[Any]
+
+    def solved(self, ridge: float) -> NDArray[Any]:
+        """Return x of every row."""
+        return solve_rows(self.matrices + self.gram, self.vectors, ridge)
+
+
+class _Side(NamedTuple):
+    weights: Any  # sparse: of the squares, beyond 1 where all items count
+    targets: Any  # sparse: weight times target
+
+
+class FactorSolver:
+    """The systems of some users' ratings.
+
+    Parameters
+    ----------
+    ratings : Ratings
+    feedback : {"explicit", "implicit"}
+    confidence : float
+        Of an interaction of 1, with implicit feedback.
+
+    Attributes
+    ----------
+    mean : float
+        That of the ratings, or 0 with implicit feedback.
+    """
+
+    def __init__(self, ratings: Ratings, feedback: Feedback, confidence: float) -> None:
+        self.explicit = feedback == "explicit"
+        weights, targets = ratings.to_csr(), ratings.to_csr()
+        if self.explicit:
+            self.mean = float(ratings.values.mean())
+            weights.data = np.ones(len(ratings))
+            targets.data = ratings.values - self.mean
+        else:
+            if not (ratings.values > 0).all():
+                raise ValueError(
+                    f"values holds {ratings.values.min()}, expected numbers above 0 with "
+                    "feedback='implicit': list interactions, and leave out what is none."
+                )
+            self.mean = 0.0
+            weights.data = confidence * ratings.values
+            targets.data = 1 + weights.data
+        self._by_user = _Side(weights, targets)
+        self._by_item = _Side(weights.T.tocsr(), targets.T.tocsr())
+        self._rated = np.flatnonzero(np.diff(self._by_item.weights.indptr))
+        self._of_rated = _Side(*(side[self._rated] for side in self._by_item))
+
+    def users(self, items: NDArray[Any], lam: float) -> NDArray[Any]:
+        """Return all users' factors, shape (m, k), by the items', shape (n, k)."""
+        return self._equations(self._by_user, items).solved(lam)
+
+    def item_equations(self, users: NDArray[Any]) -> Equations:
+        """Return these users' part in the equations of all items."""
+        return self._equations(self._by_item, users)
+
+    def items(self, users: NDArray[Any], pull: float, anchor: NDArray[Any]) -> NDArray[Any]:
+        """Return the items' factors that fit these users best, drawn to an anchor, (n, k).
+
+        They minimise the loss + pull/2 |W - anchor|^2.
+        """
+        found = self._equations(self._of_rated, users)
+        if self.explicit:
+            solved = anchor.copy()
+        else:  # what nobody here has met is a 0 to all: one matrix for all these items
+            gram = users.T @ users + pull * np.eye(users.shape[1])
+            solved = np.linalg.solve(gram, pull * anchor.T).T.astype(anchor.dtype)
+        solved[self._rated] = solve_rows(
+            found.matrices + found.gram, found.vectors, pull, anchor[self._rated]
+        )
+        return solved
+
+    def loss(self, users: NDArray[Any], items: NDArray[Any]) -> float:
+        """Return the loss, without the regulariser."""
+        side = self._by_user
+        of_users = np.repeat(np.arange(len(users)), np.diff(side.weights.indptr))
+        weights, of_items = side.weights.data, side.weights.indices
+        if self.explicit:
+            errors = predicted(users, items, of_users, of_items, 0.0) - side.targets.data
+            return 0.5 * float(errors @ errors)
+        scores = np.einsum("kr,kr->k", users[of_users], items[of_items])
+        everywhere = float(np.sum((users.T @ users) * (items.T @ items)))
+        listed = float(weights @ scores**2 - 2 * (side.targets.data @ scores))
+        return 0.5 * (everywhere + listed + float(side.targets.data.sum()))
+
+    def _equations(self, side: _Side, factors: NDArray[Any]) -> Equations:
+        if not self.explicit:
+            matrices = side.weights @ packed_outer(factors)
+            return Equations(matrices, side.targets @ factors, packed(factors.T @ factors))
+        bias, with_one = factors[:, -1:], with_constant(factors)
+        vectors = side.targets @ with_one - side.weights @ (bias * with_one)
+        matrices = side.weights @ packed_outer(with_one)
+        return Equations(matrices, vectors, np.zeros(matrices.shape[1], matrices.dtype))
+
+
+def with_constant(factors: NDArray[Any]) -> NDArray[Any]:
+    """Return rows (v, 1) for rows (v, c): what the other side's factors and bias multiply."""
+    ones = np.ones((len(factors), 1), factors.dtype)
+    return np.hstack([factors[:, :-1], ones])
+
+
+def predicted(
+    users: NDArray[Any],
+    items: NDArray[Any],
+    of_users: NDArray[Any],
+    of_items: NDArray[Any],
+    mean: float,
+) -> NDArray[Any]:
+    """Return mean + b_t + c_j + u_t v_j of pairs (t, j), of factors with biases."""
+    products = np.einsum("kr,kr->k", users[of_users, :-1], items[of_items, :-1])
+    predictions: NDArray[Any] = products + users[of_users, -1] + items[of_items, -1] + mean
+    return predictions

@@ -1,0 +1,76 @@
+"""What the methods share whose server needs the sum over all clients, and not only of a round's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from ...maths.blocks import Arrays, Spec
+from ...runtime.messages.records import ClientInstruction
+from ...runtime.sampled import SampledStrategy
+
+
+@dataclass
+class Totals:
+    """Sums over the clients that have sent their part.
+
+    Attributes
+    ----------
+    sums : Arrays
+        By name, in double precision.
+    began_in : int
+        0, or the round in which they were last set to 0.
+    """
+
+    sums: Arrays
+    began_in: int = 0
+
+    @classmethod
+    def start(cls, spec: Spec) -> Self:
+        """Start with sums of 0."""
+        return cls({name: np.zeros(shape) for name, (shape, _) in spec.items()})
+
+    def add(self, parts: Iterable[Arrays]) -> None:
+        """Add what clients sent."""
+        sums = {name: total.copy() for name, total in self.sums.items()}
+        for part in parts:
+            for name, total in sums.items():
+                total += part[name]
+        self.sums = sums
+
+    def restart(self, server_round: int) -> None:
+        """Set the sums to 0: all clients are to send their part again."""
+        self.sums = {name: np.zeros_like(total) for name, total in self.sums.items()}
+        self.began_in = server_round
+
+
+class TotalsStrategy(SampledStrategy):
+    """Base of the methods with `Totals` in the field ``totals`` of their state."""
+
+    counted_by = "uniform"
+
+    def is_fresh(self, client: int) -> bool:
+        """Return whether the sums have nothing of a client's."""
+        last_accepted = self.membership.last_accepted.get(client, 0)
+        began_in: int = self.state.totals.began_in
+        return last_accepted <= began_in
+
+    def upload_reference(self, sent: ClientInstruction) -> Arrays:
+        """Measure an upload from 0."""
+        return {}
+
+    @property
+    def why_not_adopted(self) -> str:
+        """Why nothing can be put in the place of the model."""
+        return "it follows from the sums over the clients, and leads to none of these"
+
+    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Begin again: nobody can take the part of those that have left out of the sums."""
+        self.state.totals.restart(self.last_round)
+
+    def on_state_lost(self, server_round: int, client_ids: Sequence[int]) -> None:
+        """Begin again: nobody knows the part that was lost."""
+        self.state.totals.restart(server_round)
