@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .methods.fedapm import FedAPMClient as FedAPMClient
     from .methods.fedcp import FedCPClient as FedCPClient
     from .methods.feddyn import FedDynClient as FedDynClient
+    from .methods.fedease import FedEASEClient as FedEASEClient
     from .methods.fedgia import FedGiALinearClient as FedGiALinearClient
     from .methods.fedgia_torch import FedGiAClient as FedGiAClient
     from .methods.fedmavg import FedMAvgClient as FedMAvgClient

@@ -10,6 +10,7 @@ from .algorithms.fedapm import FedAPM
 from .algorithms.fedavg import FedAvg
 from .algorithms.fedcp import FedCP
 from .algorithms.feddyn import FedDyn
+from .algorithms.fedease import FedEASE, initial_item_weights
 from .algorithms.fedgia import FedGiA
 from .algorithms.fedmavg import FedMAvg
 from .algorithms.fedmc_admm import FedMCADMM
@@ -69,6 +70,7 @@ __all__ = [
     "FedAvg",
     "FedCP",
     "FedDyn",
+    "FedEASE",
     "FedGiA",
     "FedMAvg",
     "FedMCADMM",
@@ -99,6 +101,7 @@ __all__ = [
     "StatefulStrategy",
     "StepDecay",
     "initial_item_factors",
+    "initial_item_weights",
     "load_models",
     "made_by",
     "metrics_frame",

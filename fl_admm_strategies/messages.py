@@ -14,6 +14,8 @@ from .algorithms.fedapm import FedAPMInstruction as FedAPMInstruction
 from .algorithms.fedavg import FedAvgInstruction as FedAvgInstruction
 from .algorithms.fedcp import FedCPInstruction as FedCPInstruction
 from .algorithms.feddyn import FedDynInstruction as FedDynInstruction
+from .algorithms.fedease import FedEASEEvaluation as FedEASEEvaluation
+from .algorithms.fedease import FedEASEInstruction as FedEASEInstruction
 from .algorithms.fedgia import FedGiAInstruction as FedGiAInstruction
 from .algorithms.fedgia import FedGiAQuestion as FedGiAQuestion
 from .algorithms.fedmavg import FedMAvgInstruction as FedMAvgInstruction

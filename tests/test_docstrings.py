@@ -60,12 +60,15 @@ def load_matrix(client: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return a, a @ np.linspace(-1, 1, 100) + draw.normal(scale=0.1, size=150)
 
 
-def load_ratings(client: int) -> tuple[clients.Ratings, clients.Ratings]:
+RECOMMENDERS = "FedM", "FedALS", "FedEASE"
+
+
+def load_ratings(client: int, items: int = ITEMS) -> tuple[clients.Ratings, clients.Ratings]:
     """Return ratings of four users to train and to test on."""
     draw = np.random.default_rng(client)
-    cells = draw.permutation(USERS * ITEMS)[:100].reshape(2, -1)
+    cells = draw.permutation(USERS * items)[:100].reshape(2, -1)
     train, test = (
-        clients.Ratings(*np.divmod(part, ITEMS), draw.integers(1, 6, len(part)), USERS, ITEMS)
+        clients.Ratings(*np.divmod(part, items), draw.integers(1, 6, len(part)), USERS, items)
         for part in cells
     )
     return train, test
@@ -84,11 +87,13 @@ def names(method: str) -> dict[str, Any]:
 
     def client_fn(context: Context) -> Any:
         client = int(context.node_config["partition-id"])
-        if method.startswith("FedM"):
-            train, test = load_ratings(client)
-            regularizer = fl_admm_strategies.SquaredL2(1e-6)
+        if method.startswith(RECOMMENDERS):
             kind = getattr(clients, f"{method.removesuffix('Client')}Client")
-            return kind(context, train, regularizer, test=test)
+            if kind is clients.FedEASEClient:
+                train, test = load_ratings(client, 1682)
+                return kind(context, train, test=test, rank_at=10)
+            train, test = load_ratings(client)
+            return kind(context, train, fl_admm_strategies.SquaredL2(1.0), test=test)
         if method == "FedGiA":
             return clients.FedGiALinearClient(context, *[least_squares(client)] * 2)
         train, test = load_data(client)
@@ -144,7 +149,7 @@ def briefly(start: Callable[..., Any]) -> Callable[..., Any]:
 
 def trained(grid: InProcessGrid) -> Context:
     """Return the context that a client of FedMC-ADMM has after a round."""
-    strategy = fl_admm_strategies.FedMCADMM(fl_admm_strategies.SquaredL2(1e-6))
+    strategy = fl_admm_strategies.FedMCADMM(fl_admm_strategies.SquaredL2(1.0))
     strategy.start(grid, fl_admm_strategies.initial_item_factors(5, ITEMS), 1)
     return grid.context(5)
 
@@ -152,7 +157,7 @@ def trained(grid: InProcessGrid) -> Context:
 @pytest.mark.parametrize("example", [*examples()], ids=lambda example: example.name)
 def test_an_example_runs(example, capsys, monkeypatch):
     method = example.name.rpartition(".")[2]
-    if not method.startswith("FedM"):  # which show what they measure in the last round
+    if not method.startswith(RECOMMENDERS):  # which show what they measure in the last round
         monkeypatch.setattr(StatefulStrategy, "start", briefly(StatefulStrategy.start))
     example.globs = names(method)
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -1,6 +1,7 @@
 """The client of FedMC-ADMM; the strategy and the paper are in `fl_admm_strategies.FedMCADMM`.
 
-Here are (14) and (15) of Algorithm 1 of arXiv:2503.12733.
+Here are (14) and (15) of Algorithm 1 of arXiv:2503.12733. The exact minimisers that take their
+place by default are in `clients.toolkit.solving.factors`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
 from ..toolkit.round.completion import (
     LEAST_LIPSCHITZ,
-    CompletionClient,
+    ExactClient,
     Residual,
     descend_items,
     descend_users,
     half_square,
+    kept_of,
 )
+from ..toolkit.solving.factors import FactorSolver
 from ..toolkit.solving.steps import (
     Choice,
     Job,
@@ -253,7 +256,7 @@ def _advance(choice: Choice, waiting: Sequence[Session]) -> None:
                 session.advance_alone()
 
 
-class FedMCADMMClient(CompletionClient[FedMCInstruction]):
+class FedMCADMMClient(ExactClient[FedMCInstruction]):
     """Client of `FedMCADMM`: the ratings of its users, and their factors, which stay here.
 
     Parameters
@@ -263,12 +266,19 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
     train : Ratings
         M_i to train on; `num_items` is n, the same for all clients.
     regularizer : Regularizer
-        R_i, on the users' factors: `SquaredL2(lam)`, `L1Norm(lam)`, or one of your own.
+        R_i, on the users' factors: `SquaredL2(lam)`; with ``solve="linear"`` also `L1Norm(lam)`, or
+        one of your own.
     test : Ratings, optional
         Ratings of the same users to evaluate on. A client without has no part in the RMSE.
     mean, std : float (default: 0 and 1)
         Of the stars, where `train` and `test` hold (stars - mean) / std: predictions and the RMSE
         are in stars then. The same for all clients, e.g. of all their training ratings.
+    rank_at : int, optional
+        k: an evaluation also ranks all items for every user, and brings HR, precision, recall and
+        NDCG at k of the test ratings; see `clients.rank`. It computes a score for every user and
+        item.
+    relevant : float (default: -infinity)
+        The least test rating, in stars, that counts as relevant there.
     state_dir : str or path, optional
         Folder for U_i and W_i (with ``duals="client"`` Y_i as well), so that they outlive the run:
         see `Memory`. By default they are in ``context.state``.
@@ -277,12 +287,12 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
     --------
     >>> def client_fn(context: Context):
     ...     train, test = load_ratings(context.node_config["partition-id"])
-    ...     return FedMCADMMClient(context, train, SquaredL2(1e-6), test=test).to_client()
+    ...     return FedMCADMMClient(context, train, SquaredL2(8.0), test=test).to_client()
 
     After the run, with the context that the client had in it:
 
     >>> train, _ = load_ratings(context.node_config["partition-id"])
-    >>> best = FedMCADMMClient(context, train, SquaredL2(1e-6)).recommend(user=3, n=10)
+    >>> best = FedMCADMMClient(context, train, SquaredL2(8.0)).recommend(user=3, n=10)
     """
 
     strategy = FedMCADMM
@@ -305,7 +315,7 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         return solve(asked)
 
     def steps(self, asked: FedMCInstruction, config: Scalars) -> MethodSteps:
-        """Run the client's part of a round: N steps on U_i, then N on W_i.
+        """Run the client's part of a round: N steps on U_i, then N on W_i, or both minimisers.
 
         Uploads W_i^{k+1}, of shape (r, n); with ``duals="client"`` Z_i^{k+1} - Z_i^k, where
         Z_i = W_i + Y_i/beta, or W_i^{k+1} - V^k where V is of the participants' W_i. Metrics:
@@ -320,13 +330,18 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
         if held is None or asked.begins:
             held = self._first_variables(held, asked, config)
         anchor = received - held["Y"] / asked.beta if "Y" in held else received
-        residual = Residual(self.train_ratings, anchor.dtype)
         start = received if asked.start_at == "global" else held["W"]
-        before = np.ascontiguousarray(start.T)
-        users, items, loss = yield from self._factors(
-            residual, held["U"], before, anchor, _lipschitz(before), asked
-        )
-        new = {"U": users, "W": items}
+        if asked.solve == "exact":
+            solver = self.solver(asked.feedback, asked.confidence)
+            kept, items, loss = self._minimised(solver, start, anchor, asked)
+            new = kept | {"W": items}
+        else:
+            residual = Residual(self.train_ratings, anchor.dtype)
+            before = np.ascontiguousarray(start.T)
+            users, items, loss = yield from self._factors(
+                residual, held["U"], before, anchor, _lipschitz(before), asked
+            )
+            new = {"U": users, "W": items}
         upload = dict.fromkeys(asked.anchor, new["W"])
         change = new["W"] - received
         if asked.duals == "client":
@@ -342,6 +357,19 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
             new["Y"] = held["Y"] + asked.beta * (new["W"] - received)  # (13)
         self.keep(config, new)
         return upload, {"loss": loss}
+
+    def _minimised(
+        self,
+        solver: FactorSolver,
+        start: NDArray[Any],
+        anchor: NDArray[Any],
+        asked: FedMCInstruction,
+    ) -> tuple[Arrays, NDArray[Any], float]:
+        """Return U_i as it is kept, the minimiser at `start`, and W_i; all items are (r, n)."""
+        users = solver.users(start.T, self.lam)
+        found = solver.items(users, asked.beta, anchor.T)
+        items = np.ascontiguousarray(found.T.astype(anchor.dtype))
+        return kept_of(solver, users), items, solver.loss(users, found) / self.train_size()
 
     def _factors(
         self,
@@ -379,6 +407,11 @@ class FedMCADMMClient(CompletionClient[FedMCInstruction]):
                 "columns: one for each item rated here. client_fn must give the same ratings in "
                 "every round."
             )
+        if asked.solve == "exact":
+            solver = FactorSolver(rated, asked.feedback, asked.confidence)
+            kept, items, loss = self._minimised(solver, first, anchor, asked)
+            self.keep(config, kept)
+            return {name: items}, {"loss": loss, CURVATURE: 0.0}
         users = self.users_at(first, asked, config)
         residual, before = Residual(rated, anchor.dtype), np.ascontiguousarray(first.T)
         curvature = max(curvature, LEAST_LIPSCHITZ)

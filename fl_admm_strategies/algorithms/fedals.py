@@ -126,15 +126,21 @@ class FedALS(TotalsStrategy, CompletionStrategy):
         """Start with V^0, and empty sums."""
         items = self.first_items(arrays, self.feedback)
         (r, n), dtype = items.shape, items.dtype
-        sums = {"matrices": (n, packed_size(r)), "vectors": (n, r)}
+        self._sums: Spec = {
+            "matrices": ((n, packed_size(r)), dtype),
+            "vectors": ((n, r), dtype),
+        }
         if self.feedback == "implicit":
-            sums |= {"gram": (packed_size(r),)}
-        self._sums: Spec = {name: (shape, dtype) for name, shape in sums.items()}
+            self._sums |= {"gram": ((packed_size(r),), dtype)}
         return FedALSState(items, Totals.start(self._sums))
 
     def upload_spec(self) -> Spec:
         """Return the shapes of a client's part in the sums."""
         return self._sums
+
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another V; the sums stay."""
+        (self.state.items,) = model.values()
 
     @property
     def item_factors(self) -> NDArray[Any]:

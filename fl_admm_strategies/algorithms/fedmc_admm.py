@@ -9,7 +9,8 @@ where P_i keeps the observed ratings. Every client has a copy W_i of V, and W_i 
 
 Hytla, Nghia, Phan, Rice, "A Linearized Alternating Direction Multiplier Method for Federated Matrix
 Completion Problems", arXiv:2503.12733: Algorithm 1; see docs/methods/fedmc-admm.md. Here are (13)
-and (16); (14) and (15) are the client's, `clients.FedMCADMMClient`.
+and (16); (14) and (15) are the client's, `clients.FedMCADMMClient`, and so are the exact minimisers
+that take their place by default (docs/methods/fedmc-admm-notes.md, P15).
 """
 
 from __future__ import annotations
@@ -54,13 +55,18 @@ class FedMCInstruction(ConsensusInstruction):
     beta: float
     inner_steps: int
     y0: str
+    solve: str = "linear"
+    feedback: str = "explicit"
+    confidence: float = 1.0
     item_curvature: float | None = None
 
 
 class FedMCADMM(ConsensusForm, CompletionStrategy):
-    """Federated matrix completion by linearised ADMM (FedMC-ADMM).
+    """Federated matrix completion by ADMM (FedMC-ADMM).
 
-    The initial arrays are V^0 alone, of shape (r, n): see `initial_item_factors`.
+    The initial arrays are V^0 alone, of shape (r, n): see `initial_item_factors`. With exact
+    solutions and explicit feedback the last row are the items' biases, which start at 0, so that
+    the rank is r - 1.
 
     Parameters
     ----------
@@ -69,8 +75,21 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         a proximal operator. The clients have one for their users' factors.
     beta : float (default: 1.0)
         beta, the ADMM penalty parameter; the paper does not say which it used (see Notes).
+    solve : {"exact", "linear"}, optional
+        A client's two steps in a round. "exact", the default: the minimisers in U_i, at V, and in
+        W_i, with biases of users and items and the client's mean rating in the model. The objective
+        is a sum over the clients, not their mean, so that no weight depends on their number; the
+        clients' regulariser must be `SquaredL2`. "linear": the paper's proximal gradient steps on
+        its objective, which `published` means.
+    feedback : {"explicit", "implicit"} (default: "explicit")
+        What the clients' ratings are. "implicit", with exact solutions only: interactions, numbers
+        above 0; what is not listed counts as a 0, and there are no biases.
+    confidence : float (default: 1.0)
+        With "implicit" an interaction r is a 1 of weight 1 + confidence r, what is none a 0 of
+        weight 1.
     inner_steps : int (default: 10)
-        N, proximal gradient steps of a client on each of its two blocks in a round.
+        N, proximal gradient steps of a client on each of its two blocks in a round; exact
+        minimisers need none.
     y0 : {"zero", "handshake"} (default: "zero")
         How the duals start. "zero": Y_i^0 = 0, as in the authors' code. "handshake": the paper's
         Y_i^0 = -(1/p) grad_V f_i(U_i^0, V^0), which clients send before round 1; one whose
@@ -87,17 +106,19 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         rounding, with memory and bytes by the number of ratings in place of clients times items:
         for many clients with few ratings each. Before round 1 every client says which items it
         rated, which the strategy can otherwise see by which columns of its W_i follow the
-        recursion. Goes with ``duals="strategy"`` and ``y0="zero"``.
+        recursion. Goes with ``duals="strategy"`` and ``y0="zero"``, and with explicit feedback.
     **base
         The parameters of `ConsensusForm` (u_i, w and pi_i are W_i, V and Y_i here), with
-        ``start_at="own"`` by default, and of `CompletionStrategy`, `init_scale` among them.
+        ``start_at="own"`` by default where `solve` is "linear", and of `CompletionStrategy`,
+        `init_scale` among them.
 
     Notes
     -----
     Evaluation reports ``loss``, Phi (17), ``rmse``, in stars, and what else `CompletionStrategy`
     says. They are the paper's with ``fraction_evaluate=1``.
 
-    Two settings of what the paper leaves open (docs/methods/fedmc-admm-notes.md, P1) work:
+    Of ``solve="linear"`` two settings of what the paper leaves open work
+    (docs/methods/fedmc-admm-notes.md, P1):
     ``beta=1`` and ``init_scale=1`` on ratings as they are, and that of the authors' code,
     ``beta=1e4`` and ``init_scale=2e-4`` on standardised ratings. A beta well above |U^T U|_F / p
     freezes V, one far below is unstable. The bound on beta of Theorems 4.7 and 4.8 (a max where the
@@ -109,9 +130,10 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
 
     A client that connects in mid-run starts with W_i = V, Y_i = 0 and counts in the mean from its
     first accepted upload. When a client has left, its Z_i leaves the mean; with ``duals="client"``
-    all others go on with W_i = V, Y_i = 0. p stays what it was at the start, in the clients' steps
-    and in that of R's proximal operator: with p' clients this is Algorithm 1 for p'/p times (2), so
-    that the minimiser is that of the p' clients and no Y_i changes its scale.
+    all others go on with W_i = V, Y_i = 0. In the paper's objective p stays what it was at the
+    start, in the clients' steps and in that of R's proximal operator: with p' clients this is
+    Algorithm 1 for p'/p times (2), so that the minimiser is that of the p' clients and no Y_i
+    changes its scale.
 
     That U_i stays is no promise of privacy: by Lemma 4.5 Y_i is a gradient with a proximal term,
     from which something can be inferred about the ratings. With ``duals="client"`` the
@@ -119,7 +141,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
 
     Examples
     --------
-    >>> strategy = FedMCADMM(SquaredL2(1e-6), beta=1.0, fraction_train=0.1, seed=0)
+    >>> strategy = FedMCADMM(SquaredL2(8.0), fraction_train=0.1, seed=0)
     >>> result = strategy.start(grid, initial_item_factors(5, 3706, seed=0), num_rounds=20)
     >>> rmse = result.evaluate_metrics_clientapp[20]["rmse"]
     """
@@ -131,12 +153,33 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
     default_start: ClassVar = "own"  # where few take part the better solution (P14)
 
     beta: Positive = 1.0
+    solve: Literal["exact", "linear"] | None = None
+    feedback: Literal["explicit", "implicit"] = "explicit"
+    confidence: Positive = 1.0
     inner_steps: Count = 10
     y0: Literal["zero", "handshake"] = "zero"
     rows: Literal["all", "rated"] = "all"
 
     def __post_init__(self) -> None:
+        if self.published and self.solve == "exact":
+            raise ValueError(
+                "solve is 'exact', expected 'linear' with published=True, which is the paper's "
+                "iteration. Leave out one of the two."
+            )
+        self.solve = self.solve or ("linear" if self.published else "exact")
+        if self.solve == "exact" and self.start_at is None:
+            self.start_at = "global"
         super().__post_init__()
+        if self.solve == "exact" and self.y0 == "handshake":
+            raise ValueError(
+                "y0 is 'handshake', expected 'zero' with exact solutions, which need no first "
+                "duals. Leave it out, or give solve='linear'."
+            )
+        if self.feedback == "implicit" and (self.solve == "linear" or self.rows == "rated"):
+            raise ValueError(
+                f"feedback is 'implicit' with solve={self.solve!r} and rows={self.rows!r}, "
+                "expected 'exact' and 'all': every item counts for every client. Leave both out."
+            )
         if self.rows == "rated" and (self.duals, self.y0) != ("strategy", "zero"):
             raise ValueError(
                 f"rows is 'rated' with duals={self.duals!r} and y0={self.y0!r}, expected "
@@ -149,8 +192,32 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         """The method's name as its paper writes it."""
         return "FedMC-ADMM"
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether the objective is a sum over the clients."""
+        return self.solve == "exact"
+
+    @property
+    def idle_settings(self) -> frozenset[str]:
+        """Names of the settings that do nothing."""
+        idle = set() if self.solve == "linear" else {"inner_steps", "init_scale", "y0"}
+        if self.feedback == "explicit":
+            idle.add("confidence")
+        return super().idle_settings | idle
+
+    @property
+    def _more(self) -> str:
+        """What else `form` says of the local steps."""
+        if self.solve == "linear":
+            return ""
+        biases = " of a model with biases" if self.feedback == "explicit" else ""
+        return f", they are exact solutions{biases}"
+
     def init_state(self, arrays: Arrays) -> FedMCState:
         """Start with W_i = V = V^0 and Y_i = 0 for every client."""
+        if self.solve == "exact":
+            first = self.first_items(arrays, self.feedback)
+            arrays = dict.fromkeys(arrays, first)
         first = self.first_factors(arrays)
         self._block = Block(spec_of(arrays))
         self._shape = first.shape
@@ -172,7 +239,8 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
 
     def _prox(self, mean: NDArray[Any]) -> NDArray[Any]:
         """Return prox_{R/(p beta)}: (68) for the squared l2 norm, (73) for the l1 norm."""
-        step = 1 / (self.membership.num_initial * self.beta)
+        count = len(self.membership) if self.is_summed else self.membership.num_initial
+        step = 1 / (count * self.beta)
         return self.regularizer.prox(mean.reshape(self._shape), step).ravel()
 
     def _prox_of_rows(self, mean: NDArray[Any]) -> NDArray[Any]:
@@ -337,7 +405,10 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedMCFactors]:
         """Send V, which with ``rows="rated"`` the clients do not keep."""
-        asked = super().evaluate_instructions(server_round, client_ids)
+        if self.solve == "exact":
+            asked = self.exact_evaluations(client_ids, self.feedback, self.confidence)
+        else:
+            asked = super().evaluate_instructions(server_round, client_ids)
         if self.rows == "all":
             return asked
         return {client: replace(one, rated_only=True) for client, one in asked.items()}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from clients.toolkit.data.ranking import Ranking, rank
 from clients.toolkit.data.ratings import Ratings
-from clients.toolkit.solving.factors import FactorSolver, Feedback, predicted
+from clients.toolkit.solving.factors import FactorSolver, predicted
 from fl_admm_strategies.maths.normal import packed_outer, solve_rows
 
 Matrix = NDArray[np.float64]
@@ -58,9 +58,14 @@ def joined(parts: Sequence[Ratings]) -> Ratings:
     """Return the ratings of all clients as those of one, the users one after the other."""
     firsts = np.cumsum([0, *(part.num_users for part in parts)])
     users = [part.users + first for part, first in zip(parts, firsts[:-1], strict=True)]
-    items, values = ([getattr(part, name) for part in parts] for name in ("items", "values"))
-    columns = (np.concatenate(column) for column in (users, items, values))
-    return Ratings(*columns, int(firsts[-1]), parts[0].num_items)
+    items, values = [part.items for part in parts], [part.values for part in parts]
+    return Ratings(
+        np.concatenate(users),
+        np.concatenate(items),
+        np.concatenate(values),
+        int(firsts[-1]),
+        parts[0].num_items,
+    )
 
 
 def least_squares(
@@ -69,7 +74,7 @@ def least_squares(
     *,
     lam: float,
     sweeps: int,
-    feedback: Feedback = "explicit",
+    feedback: str = "explicit",
     confidence: float = 1.0,
 ) -> tuple[Matrix, Matrix, float]:
     """Alternate between the exact minimisers of `clients.toolkit.solving.factors`.

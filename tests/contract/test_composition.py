@@ -57,6 +57,7 @@ SENTENCES = {
     "e": "Use CFL.",
     "f": "the server has the sum of these variables alone|docs/composition.md",
     "g": "FedMAvg|duals='client'|docs/composition.md",
+    "h": "could not be broadcast",
 }
 """What a refusal says of what to use, by its note; or one of several."""
 

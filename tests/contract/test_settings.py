@@ -27,7 +27,7 @@ ANY: Any = [], []
 WORDS = {
     "rho lr outer_lr personal_lr global_lr t threshold init_scale tolerance beta": POSITIVE,
     "delta curvature": POSITIVE,
-    "node_timeout confidence": POSITIVE,
+    "node_timeout confidence user_clip": POSITIVE,
     "lam mu sigma alpha gamma gamma_max eps1 eps2 weight_lr": NOT_NEGATIVE,
     "local_epochs personal_epochs local_steps local_rounds inner_steps user_steps": COUNT,
     "item_steps max_steps restarts restart_rounds num_clusters num_vectors dimension": COUNT,
@@ -48,7 +48,10 @@ WORDS = {
     "client_keys clustered state_on_disk weighted_by_key wire_dtype aggregation malicious": ANY,
 }
 KINDS = {name: kind for words, kind in WORDS.items() for name in words.split()}
-STRICTER = {(name, "lam"): POSITIVE for name in ("FLAME", "PFedMe", "PFedMeMatched", "LpProjADMM")}
+STRICTER = {
+    (name, "lam"): POSITIVE
+    for name in ("FedEASE", "FLAME", "PFedMe", "PFedMeMatched", "LpProjADMM")
+}
 STRICTER[("FedDyn", "alpha")] = POSITIVE
 STRICTER |= {(name, "rho"): ([0, -1.0, nan, inf, "x"], [True]) for name in ("FedADMM", "FedAPM")}
 

@@ -108,7 +108,8 @@ class Storm:
 
     def _replies(self, asked: dict[int, ClientInstruction], kind: str) -> Iterator[ClientReply]:
         handshake = any("handshake" in own.config for own in asked.values())
-        good = templates(self.case)[(kind, 0 if handshake else 2)]
+        server_round = 0 if handshake else 1 if self.case.counts_once else 2
+        good = templates(self.case)[(kind, server_round)]
         good = [reply for reply in good if ROLES not in (reply.arrays or {})]
         packed: dict[int, RawReply] = {}
         for client in self.rng.permutation(list(asked)).tolist():

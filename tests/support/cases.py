@@ -67,6 +67,8 @@ class Case:
         The client whose models have two heads; then `client_class` makes them of plain models.
     sends_changes : bool
         Whether uploads are changes of what was sent, of buffers as well.
+    counts_once : bool
+        Whether a client uploads in its first round only.
     variant : bool
         Whether its tests are slow ones: it is another setting of a strategy that is among the
         others, or one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj
@@ -88,6 +90,7 @@ class Case:
     small_messages: bool = False
     two_heads: Any = None
     sends_changes: bool = False
+    counts_once: bool = False
     variant: bool = False
 
     @property
@@ -164,9 +167,32 @@ CASES = [
     ),
     completion(
         "FedMC-ADMM",
-        partial(library.FedMCADMM, SquaredL2(0.1), inner_steps=2),
+        partial(library.FedMCADMM, SquaredL2(0.1)),
+        contract_client,
+        view=views.CONSENSUS_OF_PARTICIPANTS,
+    ),
+    completion(
+        "FedMC-ADMM-linear",
+        partial(library.FedMCADMM, SquaredL2(0.1), solve="linear", inner_steps=2),
         contract_client,
         view=views.CONSENSUS,
+        variant=True,
+    ),
+    completion(
+        "FedMC-ADMM-implicit-client-duals",
+        partial(library.FedMCADMM, SquaredL2(0.1), feedback="implicit", duals="client"),
+        contract_client,
+        view=views.FACTORS_ON_CLIENTS,
+        variant=True,
+    ),
+    completion(
+        "FedMC-ADMM-exact-rated",
+        partial(library.FedMCADMM, SquaredL2(0.1), rows="rated"),
+        contract_client,
+        stateless_clients=True,
+        shakes_hands=True,
+        view=views.RATED,
+        variant=True,
     ),
     Case(
         "FedGiA-gram",
@@ -267,6 +293,7 @@ CASES = [
         partial(
             library.FedMCADMM,
             library.L1Norm(0.1),
+            solve="linear",
             inner_steps=2,
             y0="handshake",
             duals="client",
@@ -278,7 +305,7 @@ CASES = [
     ),
     completion(
         "FedMC-ADMM-rated",
-        partial(library.FedMCADMM, SquaredL2(0.1), inner_steps=2, rows="rated"),
+        partial(library.FedMCADMM, SquaredL2(0.1), solve="linear", inner_steps=2, rows="rated"),
         contract_client,
         shakes_hands=True,
         view=views.RATED,
@@ -309,6 +336,16 @@ CASES = [
         "FedALS-implicit",
         partial(library.FedALS, SquaredL2(0.1), feedback="implicit"),
         partial(contract_client, kind=of.FedALSClient),
+        variant=True,
+    ),
+    completion(
+        "FedEASE",
+        partial(library.FedEASE, lam=2.0),
+        partial(contract_client, kind=of.FedEASEClient),
+        initial_arrays=partial(library.initial_item_weights, NUM_ITEMS),
+        stateless_clients=True,
+        counts_once=True,
+        enlarged=large.of_many_pairs,
         variant=True,
     ),
     variant(

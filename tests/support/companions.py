@@ -154,7 +154,14 @@ ROWS = [
     Row(
         "`FedADMM`, `FLAME`, `FedMCADMM`, `FedMAvg`, `PFedMe`, `PFedMeMatched`",
         [
-            *("FedADMM", "FedADMM-published", "FLAME", "FedMC-ADMM", "FedMAvg"),
+            *(
+                "FedADMM",
+                "FedADMM-published",
+                "FLAME",
+                "FedMC-ADMM",
+                "FedMC-ADMM-linear",
+                "FedMAvg",
+            ),
             *("PFedMe", "PFedMeMatched"),
         ],
     ),
@@ -178,7 +185,7 @@ ROWS = [
     Row("`IFCA`", ["IFCA"], never("e") | never("b", ADOPTED)),
     Row(
         '`PACFL`, `FedMCADMM(rows="rated")`',
-        ["PACFL", "FedMC-ADMM-rated"],
+        ["PACFL", "FedMC-ADMM-rated", "FedMC-ADMM-exact-rated"],
         never("c") | never("b", ADOPTED),
     ),
     Row(
@@ -186,9 +193,16 @@ ROWS = [
         [
             *("FedDyn", "SCAFFOLD", "FedADMM-client-duals", "FedADMM-published-client-duals"),
             *("FedAPM-client-duals", "FLAME-client-duals", "FedMC-ADMM-client-duals"),
+            *("FedMC-ADMM-implicit-client-duals",),
         ],
         never("f"),
     ),
+    Row(
+        "`FedALS`",
+        ["FedALS", "FedALS-implicit"],
+        never("f", SERVER, CLIENT, LOCAL) | never("h", LEGACY),
+    ),
+    Row("`FedEASE`", ["FedEASE"], never("b", SERVER, CLIENT, ADOPTED) | never("g", LOCAL, LEGACY)),
     Row("`FedGiA`, `FedMGS`", ["FedGiA", "FedGiA-gram", "FedMGS"], never("g")),
 ]
 """The table in docs/composition.md, which the contract tests check."""

@@ -18,7 +18,7 @@ from flwr.client import NumPyClient
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_admm_strategies import initial_item_factors
+from fl_admm_strategies import initial_item_factors, initial_item_weights
 from tests.support.federation import NUM_CLASSES
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ def of_many_items(case: Case, width: int) -> Case:
     return replace(
         case, client_class=client, initial_arrays=partial(initial_item_factors, 3, width)
     )
+
+
+def of_many_pairs(case: Case, width: int) -> Case:
+    items = int(width**0.5) + 7
+    client = partial(case.client_class, num_items=items)
+    return replace(case, client_class=client, initial_arrays=partial(initial_item_weights, items))
 
 
 def of_wide_samples(case: Case, width: int) -> Case:

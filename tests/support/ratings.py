@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
-from clients import FedMCADMMClient
+from clients import FedEASEClient, FedMCADMMClient
 from clients.toolkit.data.ratings import Ratings
 from clients.toolkit.round.completion import CompletionClient
 from clients.toolkit.round.memory import Memory
@@ -61,9 +61,8 @@ def contract_client(
     """Return the client of the contract test, which offers a model and samples: not for it."""
     client = int(context.node_config.get("partition-id", context.node_id % 6))
     own, test = (replace(ratings(client, seed=seed), num_items=num_items) for seed in (0, 1))
-    return kind(
-        context, own, SquaredL2(0.1), test=None if client == 1 else test, state_dir=state_dir
-    )
+    needs = () if kind is FedEASEClient else (SquaredL2(0.1),)
+    return kind(context, own, *needs, test=None if client == 1 else test, state_dir=state_dir)
 
 
 @dataclass

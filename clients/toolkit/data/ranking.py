@@ -44,14 +44,17 @@ class Ranking:
     listed: NDArray[np.bool_]
 
     def __add__(self, other: Ranking) -> Ranking:
-        sums = (
-            getattr(self, name) + getattr(other, name)
-            for name in ("users", "hits", "precision", "recall", "ndcg")
+        return Ranking(
+            self.users + other.users,
+            self.hits + other.hits,
+            self.precision + other.precision,
+            self.recall + other.recall,
+            self.ndcg + other.ndcg,
+            self.listed | other.listed,
         )
-        return Ranking(*sums, self.listed | other.listed)
 
     def means(self) -> dict[str, float]:
-        """Return ``hr``, ``precision``, ``recall`` and ``ndcg``, means over users, and ``coverage``.
+        """Return ``hr``, ``precision``, ``recall``, ``ndcg``, means over users, and ``coverage``.
 
         Coverage is the share of all items that are listed for anybody. Without a user who counts
         the means are NaN.

@@ -494,6 +494,5 @@ def _products(
 def _scores(factors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Return scores of all users and items, shape (m, n), that rank as predictions do."""
     users, items = factors["user-factors"], factors["item-factors"]
-    if "mean" not in factors:
-        return users @ items
-    return users[:, :-1] @ items[:-1] + items[-1]
+    of_factors = users @ items if "mean" not in factors else users[:, :-1] @ items[:-1] + items[-1]
+    return np.asarray(of_factors)

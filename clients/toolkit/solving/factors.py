@@ -15,7 +15,7 @@ items count, those without an interaction as a 0 of weight 1, the others as a 1 
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from fl_admm_strategies.maths.normal import packed, packed_outer, solve_rows
 
 from ..data.ratings import Ratings
-
-Feedback = Literal["explicit", "implicit"]
 
 
 class Equations(NamedTuple):
@@ -69,7 +67,7 @@ class FactorSolver:
         That of the ratings, or 0 with implicit feedback.
     """
 
-    def __init__(self, ratings: Ratings, feedback: Feedback, confidence: float) -> None:
+    def __init__(self, ratings: Ratings, feedback: str, confidence: float) -> None:
         self.explicit = feedback == "explicit"
         weights, targets = ratings.to_csr(), ratings.to_csr()
         if self.explicit:

@@ -36,8 +36,8 @@ RANKED = "ranked-users"
 """How many users of a client count in the means that tell how well items are ranked."""
 RANKING = {"hr": "hits", "precision": "precisions", "recall": "recalls", "ndcg": "ndcgs"}
 """These means, and the metrics with a client's sums of them."""
-_SUMS = ("test-ratings", "squared-error", "scaled-squared-error", "user-entries", "user-nonzeros")
-_SUMS += (RANKED, *RANKING.values())
+_SUMS = [RANKED, *RANKING.values(), "test-ratings", "squared-error", "scaled-squared-error"]
+_SUMS += ["user-entries", "user-nonzeros"]
 _PARTS = {*_SUMS, *(f"{name}{REPORTED}" for name in _SUMS)}
 
 
@@ -223,7 +223,7 @@ class CompletionStrategy(SampledStrategy):
             pooled["nnz-users"] = nonzeros / entries if entries > 0 else math.nan
             pooled["nnz-items"] = np.count_nonzero(items) / items.size
         pooled |= ranking_means(clients)
-        return {name: value for name, value in pooled.items() if name not in _PARTS}
+        return without_sums(pooled)
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return V; the users' factors are private to their client."""
@@ -233,6 +233,11 @@ class CompletionStrategy(SampledStrategy):
                 "predict and recommend use them."
             )
         return {self._name: np.array(self.item_factors, order="C")}
+
+
+def without_sums(metrics: Metrics) -> Metrics:
+    """Return metrics without the clients' mere sums, of which others are made."""
+    return {name: value for name, value in metrics.items() if name not in _PARTS}
 
 
 def ranking_means(clients: Mapping[int, Metrics]) -> Metrics:

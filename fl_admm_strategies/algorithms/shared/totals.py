@@ -62,11 +62,6 @@ class TotalsStrategy(SampledStrategy):
         """Measure an upload from 0."""
         return {}
 
-    @property
-    def why_not_adopted(self) -> str:
-        """Why nothing can be put in the place of the model."""
-        return "it follows from the sums over the clients, and leads to none of these"
-
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Begin again: nobody can take the part of those that have left out of the sums."""
         self.state.totals.restart(self.last_round)

@@ -227,7 +227,8 @@ def test_the_form_that_runs_is_said_in_the_methods_symbols() -> None:
     assert FedADMM(published=True).form.startswith("the paper's form")
     assert "u_i" in FedADMM().form
     assert "published=True" in FedADMM().form
-    assert "their own W_i" in FedMCADMM(SquaredL2(0.1)).form
+    assert "their own W_i" in FedMCADMM(SquaredL2(0.1), solve="linear").form
+    assert "exact" in FedMCADMM(SquaredL2(0.1)).form
 
 
 # --- rho by the step sizes of a round (P9) --------------------------------------------------------

@@ -49,6 +49,7 @@ each_start = pytest.mark.parametrize("y0", ["zero", "handshake"])
 def federation(kind: str = "l2", **settings: Any) -> Federation:
     of_users, of_items = KINDS[kind]
     options = {"beta": BETA, "inner_steps": STEPS, "fraction_train": 0.4, "seed": 1} | settings
+    options = {"solve": "linear"} | options
     return Federation(FedMCADMM(of_items, **options), of_users)
 
 
@@ -256,7 +257,7 @@ def test_a_projection_serves_as_regulariser() -> None:
         def value(self, x: NDArray[Any]) -> float:
             return 0.0
 
-    run = Federation(FedMCADMM(NonNegative(), beta=BETA, seed=1))
+    run = Federation(FedMCADMM(NonNegative(), beta=BETA, seed=1, solve="linear"))
     run.first["item-factors"][:, -1] = -1.0  # nobody rates item 6, so nothing else would raise it
     run.strategy.run.begin(run.first, range(P))
     run.strategy.run.handshake(nobody, {})
@@ -269,6 +270,7 @@ def test_a_bound_knows_that_the_first_duals_move_v(duals: str, start_at: str) ->
     """P3: V^1 is moved by mean Y_i^0/beta, so that in round 2 all are further from it."""
     strategy = FedMCADMM(
         L1Norm(0.1),
+        solve="linear",
         inner_steps=2,
         y0="handshake",
         duals=duals,  # type: ignore[arg-type]
@@ -335,7 +337,9 @@ def start(strategy: FedMCADMM, grid: WatchedGrid, num_rounds: int = 3, seed: int
 @each_start
 def test_the_users_factors_are_in_no_message(duals: Any, y0: Any) -> None:
     grid = WatchedGrid(client_app(client_fn), P)
-    strategy = FedMCADMM(SquaredL2(ITEMS), fraction_train=0.4, y0=y0, duals=duals, seed=1)
+    strategy = FedMCADMM(
+        SquaredL2(ITEMS), solve="linear", fraction_train=0.4, y0=y0, duals=duals, seed=1
+    )
     start(strategy, grid)
     kinds = {(kind, server_round) for kind, server_round, _ in grid.sent}
     assert len(kinds) == 3 + 3 + (y0 == "handshake")  # training and evaluation of three rounds
@@ -422,7 +426,7 @@ def test_nonzeros_are_counted_over_all_users_and_items() -> None:
     ("error", "rmse"), [(np.nan, 1.0), (np.inf, 1.0), (-9.0, 1.0), (14.0, 2.0)]
 )
 def test_a_bad_report_does_not_hide_the_others(error: float, rmse: float) -> None:
-    strategy = FedMCADMM(SquaredL2(ITEMS), seed=1)
+    strategy = FedMCADMM(SquaredL2(ITEMS), seed=1, solve="linear")
     strategy.run.begin(initial(), range(2))
     strategy.run.configure_evaluate(1, {})
     own = {"loss": 1.0, "num-examples": 1, "test-ratings": 2}
@@ -472,7 +476,7 @@ def test_clients_that_have_yet_to_take_part_start_from_the_saved_items(duals: An
     settings: dict[str, Any] = {"fraction_train": 0.2, "y0": "handshake", "duals": duals, "seed": 1}
 
     def new() -> FedMCADMM:
-        return FedMCADMM(SquaredL2(ITEMS), **settings)
+        return FedMCADMM(SquaredL2(ITEMS), solve="linear", **settings)
 
     whole = start(new(), WatchedGrid(client_app(client_fn), P), 6)
     grid = WatchedGrid(client_app(client_fn), P)

@@ -25,6 +25,7 @@ USERS = SquaredL2(0.3)
 
 def federation(rows: str, kind: str = "l2", **settings: Any) -> Federation:
     options = {"beta": 0.8, "inner_steps": 3, "fraction_train": 0.4, "seed": 1} | settings
+    options = {"solve": "linear"} | options
     strategy = FedMCADMM(KINDS[kind], rows=rows, **options)  # type: ignore[arg-type]
     test = {i: ratings(i, seed=1) for i in range(NUM_CLIENTS)}
     return Federation(strategy, USERS, test=test, density=0.3)
@@ -141,7 +142,7 @@ def test_a_reply_of_another_shape_is_refused_and_a_strange_curvature_is_harmless
 @pytest.mark.parametrize("wrong", [{"duals": "client"}, {"y0": "handshake"}])
 def test_settings_that_do_not_go_together(wrong: dict[str, Any]) -> None:
     with refused(ValueError, "rows", "rated", "duals"):
-        FedMCADMM(SquaredL2(0.1), rows="rated", **wrong)
+        FedMCADMM(SquaredL2(0.1), rows="rated", solve="linear", **wrong)
 
 
 def test_a_state_of_other_ratings_or_rows_is_refused() -> None:

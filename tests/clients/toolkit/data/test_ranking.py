@@ -18,7 +18,7 @@ SCORES = np.array([[9.0, 5, 4, 3, 2], [1, 9, 5, 4, 3], [5, 4, 9, 3, 2]])
 
 
 def test_by_hand() -> None:
-    """User 0 gets 1, 2: one of two relevant, in place 1. User 1 gets 2, 3: none. User 2 has none."""
+    """User 0 gets 1, 2: one of two relevant, in place 1. User 1 gets 2, 3, and wants 0."""
     found = rank(SCORES, TRAIN, TEST, k=2)
     assert found.users == 2
     means = found.means()
@@ -42,9 +42,7 @@ def test_what_was_seen_is_never_listed_and_clients_add_up() -> None:
     for size in (4, 7):
         scores, seen = rng.random((size, 9)), rng.random((size, 9)) < 0.4
         held = ~seen & (rng.random((size, 9)) < 0.4)
-        made = [
-            Ratings(*np.nonzero(mask), np.ones(mask.sum()), size, 9) for mask in (seen, held)
-        ]
+        made = [Ratings(*np.nonzero(mask), np.ones(mask.sum()), size, 9) for mask in (seen, held)]
         parts.append((scores, *made))
         found = rank(scores, *made, k=3)
         gains = []
@@ -52,7 +50,9 @@ def test_what_was_seen_is_never_listed_and_clients_add_up() -> None:
             top = top_items(scores[user], np.flatnonzero(seen[user]), 3)
             assert not seen[user, top].any()
             if held[user].any():
-                gained = sum(held[user, item] / np.log2(2 + place) for place, item in enumerate(top))
+                gained = sum(
+                    held[user, item] / np.log2(2 + place) for place, item in enumerate(top)
+                )
                 ideal = sum(1 / np.log2(2 + place) for place in range(min(3, held[user].sum())))
                 gains.append(gained / ideal)
         assert found.ndcg == pytest.approx(sum(gains))

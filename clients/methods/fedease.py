@@ -1,0 +1,163 @@
+"""The client of FedEASE; the strategy and the paper are in `fl_admm_strategies.FedEASE`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Never
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fl_admm_strategies import FedEASE
+from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.maths.checks import check_count
+from fl_admm_strategies.maths.normal import packed
+from fl_admm_strategies.messages import FedEASEEvaluation, FedEASEInstruction
+
+from ..toolkit.data.ranking import rank, top_items
+from ..toolkit.data.ratings import Ratings
+from ..toolkit.round.base import MethodClient
+from ..toolkit.round.completion import ranking_metrics
+from ..toolkit.solving.steps import Scalars
+
+
+class FedEASEClient(MethodClient[FedEASEInstruction]):
+    """Client of `FedEASE`: which items its users have. It keeps nothing between rounds.
+
+    Parameters
+    ----------
+    context : Context
+        The client's context, as `client_fn(context)` receives it.
+    train : Ratings
+        What is listed counts, whatever the values; `num_items` is n, the same for all clients.
+    test : Ratings, optional
+        Ratings of the same users to rank for.
+    rank_at : int, optional
+        k: an evaluation brings HR, precision, recall and NDCG at k of the test ratings.
+    relevant : float (default: -infinity)
+        The least test rating that counts as relevant there.
+    mean, std : float (default: 0 and 1)
+        As in `FedMCADMMClient`; they are for `relevant` alone.
+    state_dir : str or path, optional
+        Not used: there is nothing to keep.
+
+    Examples
+    --------
+    >>> def client_fn(context: Context):
+    ...     train, test = load_ratings(context.node_config["partition-id"])
+    ...     return FedEASEClient(context, train, test=test, rank_at=10).to_client()
+    """
+
+    strategy = FedEASE
+    instruction = FedEASEInstruction
+    closed_form = "it counts pairs of items, and descends on nothing"
+
+    def __init__(
+        self,
+        context: Context,
+        train: Ratings,
+        *,
+        test: Ratings | None = None,
+        rank_at: int | None = None,
+        relevant: float = -np.inf,
+        mean: float = 0.0,
+        std: float = 1.0,
+        state_dir: str | os.PathLike[str] | None = None,
+        **unknown: Never,
+    ) -> None:
+        if rank_at is not None:
+            check_count("rank_at", rank_at, least=1)
+        super().__init__(context, state_dir=state_dir, **unknown)
+        self.train_ratings = train
+        self.test_ratings = test
+        self.rank_at = rank_at
+        self.relevant = (relevant - mean) / std
+
+    def train_size(self) -> int:
+        """Return the number of training ratings."""
+        return len(self.train_ratings)
+
+    def train(self, asked: FedEASEInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
+        """Upload how many users have both of two items, packed, in the order of the items.
+
+        With `user_clip` each user counts with a weight, C over the norm of its own counts if that
+        is above C: the d (d + 1)/2 pairs of d items are as many ones.
+        """
+        ratings = self.train_ratings
+        if ratings.num_items != asked.num_items:
+            raise ValueError(
+                f"The server has {asked.num_items} items, this client's ratings are of "
+                f"{ratings.num_items}. All clients and initial_item_weights must number the same."
+            )
+        if not asked.upload:
+            return {}, {}
+        seen = self._seen(np.float64)
+        if asked.user_clip is not None:
+            count = np.diff(seen.indptr)
+            norm = np.sqrt(np.maximum(count * (count + 1) / 2, 1))
+            share = np.sqrt(np.minimum(1, asked.user_clip / norm))  # of both items of a pair
+            seen.data *= np.repeat(share, count)
+        pairs = packed((seen.T @ seen).toarray())
+        return {"pairs": pairs.astype(np.float32)}, {}
+
+    def test(self, parameters: list[NDArray[Any]], config: Scalars) -> tuple[float, int, Scalars]:
+        """Rank the items by x B.
+
+        Returns
+        -------
+        loss : float
+            The sum of (x - x B)^2 over the items, for each training rating.
+        num_examples : int
+            Number of training ratings.
+        metrics : dict
+            ``ranked-users``, ``hits``, ``precisions``, ``recalls`` and ``ndcgs``, sums over users,
+            where there are test ratings and a `rank_at`.
+        """
+        (weights,) = FedEASEEvaluation.decode(parameters, config).weights.values()
+        scores = self.scores(weights)
+        ratings = self.train_ratings
+        metrics: Scalars = {}
+        loss = float((scores**2).sum() - 2 * scores[ratings.users, ratings.items].sum())
+        loss = (loss + len(ratings)) / len(ratings)
+        if self.rank_at is not None and self.test_ratings is not None:
+            found = rank(scores, ratings, self.test_ratings, k=self.rank_at, relevant=self.relevant)
+            metrics = ranking_metrics(found)
+        return loss, len(ratings), metrics
+
+    def scores(self, weights: NDArray[Any]) -> NDArray[Any]:
+        """Return x B of all users, shape (m, n)."""
+        scores: NDArray[Any] = self._seen(weights.dtype) @ weights
+        return scores
+
+    def recommend(
+        self, user: int, n: int, item_weights: NDArray[Any], *, exclude_seen: bool = True
+    ) -> NDArray[np.int64]:
+        """Return the items with the largest scores of one user, best first.
+
+        Parameters
+        ----------
+        user : int
+            By the client's own numbers, 0 <= user < m_i.
+        n : int
+            How many; fewer come back where there are not so many.
+        item_weights : ndarray of shape (n, n)
+            B, ``strategy.global_arrays["item-weights"].numpy()``.
+        exclude_seen : bool (default: True)
+            Leave out what the user has in the training ratings.
+
+        Returns
+        -------
+        ndarray of int64
+        """
+        ratings = self.train_ratings
+        if not 0 <= user < ratings.num_users:
+            raise ValueError(f"user is {user}, expected 0 to {ratings.num_users - 1}.")
+        seen = ratings.items[ratings.users == user]
+        scores = item_weights[seen].sum(axis=0)
+        return top_items(scores, seen if exclude_seen else [], n)
+
+    def _seen(self, dtype: Any) -> Any:
+        seen = self.train_ratings.to_csr()
+        seen.data = np.ones(len(self.train_ratings), dtype)
+        return seen

@@ -1,0 +1,224 @@
+"""FedEASE: a linear model of the items, from one sum of pair counts.
+
+Each client counts how many of its users have both of two items; the server adds up, G = X^T X with
+X the users' items, and has the minimiser of |X - X B|^2 + lam |B|^2 over all B with diag(B) = 0:
+
+    P = (G + lam I)^{-1},    B_jk = -P_jk/P_kk for j != k, B_jj = 0
+
+A user with items x gets those with the largest x B. One round in which all take part is all that it
+takes, and the result is that with all data in one place.
+
+Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019, arXiv:1905.03375, which has
+the model (EASE) and its solution; see docs/methods/fedease.md. The client is
+`clients.FedEASEClient`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from ..maths.blocks import Arrays, Spec
+from ..maths.checks import Positive, check_count
+from ..maths.normal import packed_size, unpacked
+from ..runtime.messages.records import Metrics, Reply
+from ..runtime.messages.schema import Instruction
+from .shared.completion import ranking_means, without_sums
+from .shared.totals import Totals, TotalsStrategy
+
+
+def initial_item_weights(num_items: int) -> ArrayRecord:
+    """Return B^0 = 0 for ``start``: one array, "item-weights", of shape (n, n), float32.
+
+    Parameters
+    ----------
+    num_items : int
+        n.
+    """
+    check_count("num_items", num_items, least=2)
+    return ArrayRecord({"item-weights": Array(np.zeros((num_items, num_items), np.float32))})
+
+
+def ease_weights(pairs: NDArray[Any], lam: float) -> NDArray[np.float64]:
+    """Return B of a matrix of pair counts, shape (n, n).
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If G + lam I has no inverse, which it has where the counts are true and without noise.
+    """
+    inverse = np.linalg.inv(pairs + lam * np.eye(len(pairs)))
+    weights: NDArray[np.float64] = inverse / -np.diag(inverse)
+    np.fill_diagonal(weights, 0)
+    return weights
+
+
+@dataclass
+class FedEASEState:
+    """B, shape (n, n), and the sum of the clients' pair counts."""
+
+    weights: NDArray[Any]
+    totals: Totals
+
+
+@dataclass(frozen=True)
+class FedEASEInstruction(Instruction):
+    """What a client gets: nothing but how to count, and that it need not where it is counted."""
+
+    nothing: Arrays
+    num_items: int
+    user_clip: float | None
+    upload: list[str]
+
+
+@dataclass(frozen=True)
+class FedEASEEvaluation(Instruction):
+    """B, for an evaluation."""
+
+    weights: Arrays
+
+
+class FedEASE(TotalsStrategy):
+    """Recommending by item weights from one sum of pair counts (FedEASE).
+
+    The initial arrays are B^0 = 0 alone, of shape (n, n): see `initial_item_weights`.
+
+    Parameters
+    ----------
+    lam : float (default: 400.0)
+        The ridge. Larger for more users and for noise; choose it on validation.
+    user_clip : float, optional
+        C: a user's pair counts, as they are uploaded, are scaled down to the Euclidean norm C where
+        theirs is larger, so that no user moves the sum by more. That of d items is about d/sqrt(2).
+    **base
+        The parameters of `SampledStrategy`.
+
+    Notes
+    -----
+    All that counts is that a rating is listed, not what it is. A client is counted once; in later
+    rounds those are that have not been yet. When a client has left, all are counted again: nobody
+    can take one out of the sum. n (n + 1)/2 numbers go up, in single precision, which is exact for
+    counts to 16 million, and evaluation sends n^2 down: a method for some thousand items.
+
+    ``privacy=ClientDP(...)`` adds noise to the sum of the counts: its `clip` is for the upload of a
+    client, all of its users together. Where each client is one user, that bounds a user.
+
+    Evaluation reports ``hr``, ``precision``, ``recall`` and ``ndcg`` of clients with test ratings,
+    and ``loss``, the mean of |x - x B|^2 over their training ratings.
+
+    Examples
+    --------
+    >>> strategy = FedEASE(lam=400.0)
+    >>> result = strategy.start(grid, initial_item_weights(1682), num_rounds=1)
+    >>> ndcg = result.evaluate_metrics_clientapp[1]["ndcg"]
+    """
+
+    method: ClassVar = "FedEASE"
+    paper: ClassVar = "Steck, WWW 2019, arXiv:1905.03375"
+    kinds: ClassVar = {"global": "items' weights"}
+    remedy: ClassVar = "a larger lam"
+
+    lam: Positive = 400.0
+    user_clip: Positive | None = None
+
+    @property
+    def why_not_adopted(self) -> str:
+        """Why nothing can be put in the place of B."""
+        return "it follows from the counts of pairs, and leads to none of these"
+
+    @property
+    def why_unaltered(self) -> str:
+        """Why no upload may be changed on its way."""
+        return (
+            "they are counts, which a clipping around a model would spoil. Give "
+            "privacy=ClientDP(...), with noise_at='server' (docs/composition.md)."
+        )
+
+    @property
+    def why_not_private(self) -> str:
+        """The server may clip the counts, and B follows from their sum."""
+        return ""
+
+    def init_state(self, arrays: Arrays) -> FedEASEState:
+        """Start with B^0, and an empty sum.
+
+        Raises
+        ------
+        ValueError
+            If the initial arrays are not one square matrix of floating point numbers.
+        """
+        found = {name: array.shape for name, array in arrays.items()}
+        first = next(iter(arrays.values()))
+        square = first.ndim == 2 and first.shape[0] == first.shape[1]
+        if len(arrays) != 1 or not square or first.dtype.kind != "f":
+            raise ValueError(
+                f"The initial arrays are {found}, expected one array of floating point numbers, "
+                "of shape (items, items): initial_item_weights(items)."
+            )
+        (self._name,) = arrays
+        size = packed_size(len(first))
+        self._pairs: Spec = {"pairs": ((size,), np.dtype(np.float32))}
+        return FedEASEState(first, Totals.start(self._pairs))
+
+    def upload_spec(self) -> Spec:
+        """Return the shape of the counts."""
+        return self._pairs
+
+    def upload_spec_of(self, client_id: int) -> Spec:
+        """Return that of a client's: nothing where it is counted already."""
+        return self._pairs if self.is_fresh(client_id) else {}
+
+    @property
+    def all_upload(self) -> bool:
+        """Whether all clients of a round upload: those that are counted do not."""
+        return self.fraction_train == 1
+
+    def train_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedEASEInstruction]:
+        """Ask for the counts of clients that are not in the sum."""
+        return {
+            client: FedEASEInstruction.of(
+                self,
+                server_round,
+                nothing={},
+                num_items=len(self.state.weights),
+                upload=[*self.upload_spec_of(client)],
+            )
+            for client in client_ids
+        }
+
+    def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
+        """Add up the counts, and solve for B where there are new ones."""
+        parts = [reply.arrays for reply in replies.values() if reply.arrays]
+        if not parts:
+            return
+        state = self.state
+        state.totals.add(parts)
+        pairs = unpacked(state.totals.sums["pairs"], len(state.weights))
+        try:
+            weights = ease_weights(pairs, self.lam)
+        except np.linalg.LinAlgError:  # of false numbers: the runtime finds out whose
+            weights = np.full_like(pairs, math.nan)
+        state.weights = weights.astype(state.weights.dtype)
+
+    def model(self, kind: str, client_id: int) -> Arrays:
+        """Return B."""
+        return {self._name: np.array(self.state.weights)}
+
+    def evaluate_instructions(
+        self, server_round: int, client_ids: Sequence[int]
+    ) -> dict[int, FedEASEEvaluation]:
+        """Send B."""
+        asked = FedEASEEvaluation({self._name: self.state.weights})
+        return dict.fromkeys(client_ids, asked)
+
+    def evaluation_metrics(self, clients: Mapping[int, Metrics], means: Metrics) -> Metrics:
+        """Return the mean loss, and how well items are ranked for all users together."""
+        return without_sums({**means, **ranking_means(clients)})
