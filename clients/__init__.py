@@ -71,6 +71,9 @@ if TYPE_CHECKING:
     from .toolkit.solving.curvature import Logistic as Logistic
     from .toolkit.solving.measured import accuracy as accuracy
     from .toolkit.solving.objective import LocalObjective as LocalObjective
+    from .toolkit.solving.recommender import FactorRecommender as FactorRecommender
+    from .toolkit.solving.recommender import ItemRecommender as ItemRecommender
+    from .toolkit.solving.recommender import Recommender as Recommender
 
 _HOME = {
     name.name: f".{line.module}"

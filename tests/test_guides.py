@@ -1,4 +1,4 @@
-"""The snippets of docs/after-training.md, tracking.md, robustness.md and tasks.md run."""
+"""The snippets of the pages after-training, recommender, tracking, robustness and tasks run."""
 
 from __future__ import annotations
 
@@ -140,3 +140,26 @@ def test_a_task_runs(task: str) -> None:
     losses = [metrics["loss"] for metrics in strategy.evaluate_metrics[2].values()]
     assert len(losses) == 6
     assert np.isfinite(losses).all()
+
+
+def test_recommender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    taste, kind = rng.integers(0, 2, 60), rng.integers(0, 2, 40)
+    lines = ["user,item,stars"]
+    for user in range(60):
+        for item in rng.permutation(40)[:20]:
+            stars = 5 - rng.integers(0, 2) if taste[user] == kind[item] else rng.integers(1, 4)
+            lines.append(f"u{user},i{item},{stars}")
+    Path("interactions.csv").write_text("\n".join(lines))
+    names: dict[str, Any] = {}
+    for snippet in snippets("recommender.md"):
+        exec(snippet, names)
+    assert names["result"].evaluate_metrics_clientapp[1]["ndcg"] > 0
+    model, liked = names["Recommender"].load("items.safetensors"), names["liked"]
+    kinds = np.array([kind[int(item[1:])] for item in names["catalogue"]])
+    assert np.mean(kinds[model.similar_items(liked, 5)] == kinds[liked]) > 0.7
+    best = model.recommend([liked], [5.0], n=5)
+    assert liked not in best
+    assert np.mean(kinds[best] == kinds[liked]) > 0.7
+    assert len(capsys.readouterr().out.splitlines()) > 10

@@ -60,6 +60,8 @@ class FactorSolver:
     feedback : {"explicit", "implicit"}
     confidence : float
         Of an interaction of 1, with implicit feedback.
+    mean : float, optional
+        With explicit feedback, where it is not that of these ratings.
 
     Attributes
     ----------
@@ -67,11 +69,13 @@ class FactorSolver:
         That of the ratings, or 0 with implicit feedback.
     """
 
-    def __init__(self, ratings: Ratings, feedback: str, confidence: float) -> None:
+    def __init__(
+        self, ratings: Ratings, feedback: str, confidence: float, *, mean: float | None = None
+    ) -> None:
         self.explicit = feedback == "explicit"
         weights, targets = ratings.to_csr(), ratings.to_csr()
         if self.explicit:
-            self.mean = float(ratings.values.mean())
+            self.mean = float(ratings.values.mean()) if mean is None else mean
             weights.data = np.ones(len(ratings))
             targets.data = ratings.values - self.mean
         else:
