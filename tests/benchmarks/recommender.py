@@ -2,15 +2,15 @@
 
     PYTHONPATH=. python tests/benchmarks/recommender.py ml-100k --seeds 0 1 2 3 4
     PYTHONPATH=. python tests/benchmarks/recommender.py ml-1m --seeds 0 1 2 3 4
-    PYTHONPATH=. python tests/benchmarks/recommender.py ml-100k --protocol leave-one-out --seeds 0 1 2 3 4
+    PYTHONPATH=. python tests/benchmarks/recommender.py ml-100k --leave-one-out --seeds 0 1 2 3 4
     PYTHONPATH=. python tests/benchmarks/recommender.py noise --seeds 0 1 2 3 4
 
 Each row of the CSV is a method and a seed: RMSE in stars, and HR, precision, recall, NDCG and
-coverage at 10, of the whole catalogue. With ``split``, the project's own, a fifth of each client's
-ratings is for the test, and those of four stars or more are relevant. With ``leave-one-out`` it is
-one rating of each user, whatever its stars: on 100K the last by time, on 1M, whose file here has no
-times, a random one. ``noise`` is FedEASE with noise in the sum of counts. Numbers up are all that
-clients send, in millions. Methods that rank see every training rating as an interaction.
+coverage at 10, of the whole catalogue. With the project's own split a fifth of each client's
+ratings is for the test, and those of four stars or more are relevant. With ``--leave-one-out`` it
+is one rating of each user, whatever its stars: on 100K the last by time, on 1M a random one, as the
+times of the file used here are lost. ``noise`` is FedEASE with noise in the sum of counts. Numbers
+up are all that clients send, in millions. Methods that rank see training ratings as interactions.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ Row = dict[str, Any]
 class Data:
     """Ratings dealt to clients, and all of them together."""
 
-    def __init__(self, name: str, protocol: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int, *, one_out: bool = False) -> None:
         self.name, self.seed = name, seed
         dealt: RatingsData = movielens(name, seed, ROOT, clients=CLIENTS[name])
         parts = [(client.train, client.test) for client in dealt.clients]
         self.relevant = RELEVANT
-        if protocol == "leave-one-out":
+        if one_out:
             self.relevant = -math.inf
             times = _times(name, dealt)
             parts = [
@@ -262,7 +262,7 @@ def ours(data: Data) -> Iterator[Row]:
 
 def noise(name: str, seed: int) -> Iterator[Row]:
     """FedEASE's server with noise of standard deviation sigma in each number of the sum."""
-    data = Data(name, "split", seed)
+    data = Data(name, seed)
     pairs = yardsticks.pair_counts(data.train)
     for clip in (math.inf, 100.0, 30.0):
         counted = pairs
@@ -284,7 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("what", choices=[*CLIENTS, "noise"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--protocol", choices=["split", "leave-one-out"], default="split")
+    parser.add_argument("--leave-one-out", action="store_true")
     asked = parser.parse_args()
     names = ["method", "seed", "rmse", "hr", "precision", "recall", "ndcg", "coverage"]
     names += ["rounds", "numbers-up", "seconds"]
@@ -294,7 +294,7 @@ def main() -> None:
         if asked.what == "noise":
             rows = noise("ml-1m", seed)
         else:
-            data = Data(asked.what, asked.protocol, seed)
+            data = Data(asked.what, seed, one_out=asked.leave_one_out)
             rows = (row for side in (central(data), ours(data)) for row in side)
         for row in rows:
             shown = {k: f"{v:.4f}" if isinstance(v, float) else v for k, v in row.items()}

@@ -202,7 +202,7 @@ ROWS = [
         ["FedALS", "FedALS-implicit"],
         never("f", SERVER, CLIENT, LOCAL) | never("h", LEGACY),
     ),
-    Row("`FedEASE`", ["FedEASE"], never("b", SERVER, CLIENT, ADOPTED) | never("g", LOCAL, LEGACY)),
+    Row("`FedEASE`", ["FedEASE"], never("g") | never("b", ADOPTED)),
     Row("`FedGiA`, `FedMGS`", ["FedGiA", "FedGiA-gram", "FedMGS"], never("g")),
 ]
 """The table in docs/composition.md, which the contract tests check."""
