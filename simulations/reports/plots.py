@@ -37,6 +37,9 @@ _DASHES: tuple[Any, ...] = ((0, (5, 4)), (0, (1, 2)), (0, (8, 2, 1, 2)))
 GREY = "#6B6B6B"
 _OTHER_COLOUR, _OTHER_MARKER = "#BDBDBD", "*"
 
+MOST_DRAWN = 1_000
+"""Clients in a picture that has a place for each: there are no more pixels for them."""
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -215,7 +218,7 @@ def distance_heat_map(
     """Draw the Euclidean distance of every two client models, ordered by found cluster.
 
     The largest cluster comes first, clients that are alone in their cluster come last, as one
-    block.
+    block. Of more than `MOST_DRAWN` clients so many are drawn, of each cluster its share.
 
     Parameters
     ----------
@@ -236,22 +239,25 @@ def distance_heat_map(
     from matplotlib.patches import Rectangle
     from scipy.spatial.distance import cdist
 
-    models = _finite(omega)
-    m = len(models)
-    groups = _by_size(np.asarray(found))
-    order = np.concatenate(groups)
+    models, drawn = _finite(omega), _drawn(np.asarray(found))
+    sizes = [len(group) for group in _by_size(np.asarray(found))]
+    groups = [np.intersect1d(group, drawn) for group in _by_size(np.asarray(found))]
+    m, order = len(drawn), np.concatenate(groups)
     # Not by the expanded square: fused models differ by 1e-5, which its cancellation would hide.
     distances = cdist(models[order], models[order])
 
-    blocks = [len(group) for group in groups if len(group) > 1]
-    alone = m - sum(blocks)
-    names = [f"cluster {k + 1} ({size})" for k, size in enumerate(blocks)]
-    if alone:
+    together = [k for k, size in enumerate(sizes) if size > 1 and len(groups[k])]
+    blocks = [len(groups[k]) for k in together]
+    names = [f"cluster {k + 1} ({sizes[k]})" for k in together]
+    if alone := m - sum(blocks):
         blocks.append(alone)
-        names.append(f"alone ({alone})")
+        names.append(f"alone ({sizes.count(1)})")
 
     framed = " Framed: the clusters found." if alone < m else ""
-    figure, axes = _square(picture, f"Dark: the two clients hold nearly the same model.{framed}")
+    figure, axes = _square(
+        picture,
+        f"Dark: the two clients hold nearly the same model.{framed}{_of_how_many(m, len(models))}",
+    )
     image = axes.imshow(
         distances,
         cmap="YlGnBu_r",
@@ -287,7 +293,7 @@ def distance_heat_map(
         axes.set_xlabel("client number")
     else:
         axes.set_xticks([])
-        axes.set_xlabel(f"the same {m} clients, in the same order")
+        axes.set_xlabel(f"the same {m:,} clients, in the same order")
     picture.save(figure)
 
 
@@ -297,7 +303,8 @@ def embedding(
     """Draw the client models as points of a plane: colour is found cluster, marker is true one.
 
     The plane is that of classical scaling, in which the distances of the points come nearest to
-    those of the models. Points that would hide each other are drawn side by side.
+    those of the models. Points that would hide each other are drawn side by side. Of more than
+    `MOST_DRAWN` clients so many are drawn, of each cluster its share.
 
     Parameters
     ----------
@@ -319,16 +326,16 @@ def embedding(
     """
     from matplotlib.lines import Line2D
 
-    models = _finite(omega)
-    points, share = _plane(models)
-    large = len(models) <= 200
+    models, drawn = _finite(omega), _drawn(np.asarray(found))
+    points, share = _plane(models[drawn])
+    large = len(drawn) <= 200
     # Markers of 70 or 20 square points; the axes are some 400 points wide.
     points = _side_by_side(points, 1 / 40 if large else 1 / 75)
     figure, axes = _square(
         picture,
         "Each point is one client, close points hold similar models. The plane shows "
         f"{share:.0%} of the\nsquared distances; equal models, one point in it, are drawn side by "
-        "side.",
+        f"side.{_of_how_many(len(drawn), len(models))}",
     )
 
     colours, colour_key = _classes(np.asarray(found), COLOURS, _OTHER_COLOUR)
@@ -342,6 +349,7 @@ def embedding(
         handles += [_key(name, "white", marker) for name, marker in marker_key]
     figure.legend(handles=handles, loc="outside right center", frameon=False)
 
+    colours, markers = colours[drawn], markers[drawn]
     # The other clusters' points first, so that they hide no coloured one.
     for colour in (_OTHER_COLOUR, *COLOURS):
         for marker in (_OTHER_MARKER, *_MARKERS):
@@ -418,6 +426,25 @@ def _finite(omega: ArrayLike) -> NDArray[np.float64]:
             f"{diverged[0]}): the run diverged; try a smaller learning rate."
         )
     return models
+
+
+def _drawn(labels: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the clients that a picture has: all, or `MOST_DRAWN`, of each cluster its share.
+
+    Which they are of a cluster is chance, the same in every picture of a run.
+    """
+    m, chance = len(labels), np.random.default_rng(0)
+    if m <= MOST_DRAWN:
+        return np.arange(m)
+    order = np.concatenate([chance.permutation(group) for group in _by_size(labels)])
+    return np.sort(order[np.arange(MOST_DRAWN) * m // MOST_DRAWN])
+
+
+def _of_how_many(drawn: int, m: int) -> str:
+    """Say that a picture does not have all clients."""
+    if drawn == m:
+        return ""
+    return f"\nDrawn are {drawn:,} of the {m:,} clients, by chance, of each cluster its share."
 
 
 def _by_size(labels: NDArray[Any]) -> list[NDArray[np.intp]]:

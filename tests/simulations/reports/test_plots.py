@@ -298,3 +298,23 @@ def test_equal_models_and_models_that_diverged(tmp_path, monkeypatch):
     with refused(ValueError, "client 1"):
         embedding([[1.0], [np.nan]], [0, 1], None, picture=Picture(tmp_path / "p.png", "t"))
     assert not (tmp_path / "p.png").exists()
+
+
+@pytest.mark.slow
+def test_of_very_many_clients_each_cluster_has_its_share_in_a_picture(tmp_path, monkeypatch):
+    figures = axes_drawn(monkeypatch)
+    omega, found = clustered([1500, 600, 300] + [1] * 100)
+    mixed = np.random.default_rng(0).permutation(len(omega))
+    omega, found = omega[mixed], found[mixed]
+    for name in ("h.png", "i.png"):
+        distance_heat_map(omega, found, range(2500), picture=Picture(tmp_path / name, "Heat"))
+    embedding(omega, found, found, picture=Picture(tmp_path / "e.png", "Map"))
+    assert (tmp_path / "h.png").read_bytes() == (tmp_path / "i.png").read_bytes()
+    heat, _, plane = (figure.axes[0] for figure in figures)
+    assert heat.images[0].get_array().shape == (1000, 1000)
+    assert [box.get_width() for box in heat.patches] == [600, 240, 120]  # and 40 alone
+    names = ["cluster 1 (1500)", "cluster 2 (600)", "cluster 3 (300)", "alone (100)"]
+    assert [label.get_text() for label in heat.get_yticklabels()] == names
+    assert sum(len(points.get_offsets()) for points in plane.collections) == 1000
+    said = "1,000 of the 2,500 clients"
+    assert all(said in axes.get_title(loc="left") for axes in (heat, plane))
