@@ -136,7 +136,7 @@ def _train(run: Run, grid: Grid, console: Console) -> tuple[Finished, History]:
             collect=training.collect_models,
         )
         seconds = rounds.seconds
-    Checkpoints(out / CHECKPOINTS).link(strategy.last_round, out / STATE)
+    Checkpoints(out / CHECKPOINTS).finish(strategy.last_round, out / STATE)
     strategy.models().save(out / MODELS_FOLDER)
     if not history.rounds:
         raise RuntimeError(

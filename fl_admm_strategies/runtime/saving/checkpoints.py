@@ -174,8 +174,11 @@ class Checkpoints:
         with self._writing():
             self.history.flush()
             self._write(server_round, arrays, fingerprint, unreported)
+        self._remove_old(server_round, self.keep)
+
+    def _remove_old(self, server_round: int, keep: int) -> None:
         # A later round than this is a damaged one that the run was not resumed from.
-        kept = [saved for saved in self.rounds() if saved <= server_round][-self.keep :]
+        kept = [saved for saved in self.rounds() if saved <= server_round][-keep:]
         for path in self._files():
             old = path.suffix == ".safetensors" and path not in map(self._path, kept)
             if path.name.startswith("round-") and (old or path.suffix == PART):
@@ -197,9 +200,13 @@ class Checkpoints:
         }
         write_arrays(self._path(server_round), arrays, {_RECORD: json.dumps(header)})
 
-    def link(self, server_round: int, path: Path) -> None:
-        """Give a round's checkpoint, which holds the server's state, a second name."""
+    def finish(self, server_round: int, path: Path) -> None:
+        """Once a run is over, give its last checkpoint, the server's state, a second name.
+
+        The ones before are removed: what they were for has come to its end.
+        """
         link_file(self._path(server_round), path)
+        self._remove_old(server_round, 1)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
