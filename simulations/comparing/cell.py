@@ -57,11 +57,11 @@ class Cell:
 
     def path(self, folder: Path) -> Path:
         """Return its file, named by all that the numbers follow from."""
-        name = str(self.raw["data"]["name"])
+        names = (self.raw["data"]["name"], self.raw.get("model", {}).get("name", ""), self.method)
         facts = [
             json.dumps(self.raw, sort_keys=True, default=str),
             __version__,
-            _source(name) if is_import(name) else "",
+            *(_source(name) for name in names if is_import(name)),
             str((self.held_out, self.on_validation)),
         ]
         digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
@@ -71,8 +71,8 @@ class Cell:
 
 @cache
 def _source(name: str) -> str:
-    """Return the file of the user's module, so that a changed one is not taken for the same."""
-    imported("data set", name)
+    """Return the digest of the user's module, so that a changed one is not taken for the same."""
+    imported("function", name)
     file = import_module(name.partition(":")[0]).__file__
     return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 

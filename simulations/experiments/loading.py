@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, get_args
 
-from pydantic import ValidationError, create_model
+from pydantic import Field, ValidationError, create_model
 
 from fl_admm_strategies.runtime.common.settings import RENAMED, parameters_of
 
@@ -182,6 +182,7 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
     compared: dict[str, Any] = {}
     for other in baselines:
         one = strategy_named(other, "baseline")
+        # A name with a colon is a class of the user's own, whose underscores stay.
         compared[other.replace("-", "_")] = (
             baseline_table(
                 one,
@@ -189,7 +190,7 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
                 _client_of("baseline", other, one, data),
                 problem,
             ),
-            ...,
+            Field(alias=other),
         )
     listed = create_model("Baselines", __base__=Baselines, **compared)
     fields: dict[str, Any] = {

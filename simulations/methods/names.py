@@ -7,7 +7,9 @@ A method is known by its class: every strategy that the library exports is one, 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 from flwr.client import NumPyClient
 
@@ -18,6 +20,7 @@ from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from ..problems import PROBLEMS, Problem
+from ..settings.imported import imported, is_import
 from ..settings.wording import unknown
 from .robust import ROBUST
 
@@ -50,24 +53,34 @@ METHODS: dict[str, type[StatefulStrategy]] = {
 }
 """The strategies by the name that a file gives them."""
 
+
+def _is_client(found: object) -> bool:
+    return (
+        isinstance(found, type) and issubclass(found, MethodClient) and hasattr(found, "strategy")
+    )
+
+
 CLIENTS: list[type[NumPyClient]] = [
     exported
     for exported in (getattr(client_package, name) for name in client_package.__all__)
-    if isinstance(exported, type)
-    and issubclass(exported, MethodClient)
-    and hasattr(exported, "strategy")
+    if _is_client(exported)
 ]
 """The clients; each has its strategy as a class attribute."""
 
 
 def strategy_named(name: str, kind: str = "algorithm") -> type:
-    """Return a strategy.
+    """Return a strategy: one of `METHODS`, or ``module:class``, with its client in that module.
 
     Raises
     ------
     ValueError
         If there is none of this name; `kind` says what was to be named.
     """
+    if is_import(name):
+        found: Any = imported(kind, name)
+        if isinstance(found, type) and issubclass(found, StatefulStrategy):
+            return found
+        raise ValueError(f"{kind} {name!r} is no strategy, expected a class of StatefulStrategy.")
     if name not in METHODS:
         raise unknown(kind, name, list(METHODS))
     return METHODS[name]
@@ -86,8 +99,10 @@ def data_of(strategy: type) -> list[type]:
 
 def _clients_of(strategy: type) -> list[type[NumPyClient]]:
     """Return the clients of a strategy, or of the nearest one that it derives from."""
+    beside = [c for c in vars(sys.modules[strategy.__module__]).values() if _is_client(c)]
     for owner in strategy.__mro__:
-        if found := [client for client in CLIENTS if client.strategy is owner]:  # type: ignore[attr-defined]
+        found = [client for client in (*CLIENTS, *beside) if client.strategy is owner]
+        if found:
             return found
     return []
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from clients.toolkit.models.personalization import SplitInput
 
 from ..data import FederatedData
+from ..settings.imported import imported, is_import
 from ..settings.wording import unknown
 
 
@@ -287,23 +288,27 @@ class _HalfSquaredError(nn.MSELoss):
         return 0.5 * super().forward(input, target)
 
 
-def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+def loss_of(name: str, task: str = "classification") -> Callable[[Tensor, Tensor], Tensor]:
     """Return the loss that a model is trained with: the mean over a batch.
 
     Parameters
     ----------
     name : str
         A key of `MODELS`. 'linear' has half the squared error; 'svm' the multi-class hinge loss
-        (1/C) sum_{c != y} max(0, 1 - s_y + s_c) of the scores s; all others cross-entropy.
+        (1/C) sum_{c != y} max(0, 1 - s_y + s_c) of the scores s; all others cross-entropy. One of
+        the user's own has the loss of the task.
+    task : {'classification', 'regression'}
+        That of the data.
 
     Raises
     ------
     ValueError
         If there is no such model.
     """
-    if name not in MODELS:
-        raise unknown("model", name, list(MODELS))
-    if name == "linear":
+    own = is_import(name)
+    if not own and name not in MODELS:
+        raise unknown("model", name, [*MODELS, "yourmodule:function"])
+    if name == "linear" or (own and task == "regression"):
         return _HalfSquaredError()
     return nn.MultiMarginLoss() if name == "svm" else nn.CrossEntropyLoss()
 
@@ -337,6 +342,22 @@ def build(name: str, data: FederatedData) -> nn.Module:
         raise unknown("model", name, list(MODELS))
     with torch.random.fork_rng(devices=[]):
         return MODELS[name](data)
+
+
+def build_own(name: str, data: FederatedData, seed: int) -> nn.Module:
+    """Return a model of the user's own, ``module:function``, with the initial weights of a seed.
+
+    Raises
+    ------
+    ValueError
+        If ``function(data)`` returns no model.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = imported("model", name)(data)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} returned a {type(model).__name__}, expected a torch.nn.Module.")
+    return model
 
 
 def _pytorch(model: nn.Module) -> None:

@@ -15,11 +15,12 @@ from clients.toolkit.round.torch_client import MetricFn
 
 from ..attacks import LABELS
 from ..data import ClientData, FederatedData, full_batch
+from ..settings.imported import is_import
 from ..settings.section import Section
 from ..settings.tables import Settings
 from .base import Problem
 from .metrics import auc, macro_f1, weighted_f1
-from .models import build, initialise, loss_of
+from .models import build, build_own, initialise, loss_of
 from .scores import METRICS, Metric
 
 FURTHER_METRICS: dict[str, MetricFn] = {"f1": weighted_f1, "macro-f1": macro_f1, "auc": auc}
@@ -29,7 +30,8 @@ class TorchModel(Section):
     """The table ``[model]``: which model, and how its common initial weights are drawn."""
 
     name: str
-    """The architecture, e.g. 'softmax', 'mlp' or 'cnn'; an unknown name shows all there are."""
+    """The architecture, e.g. 'softmax', 'mlp' or 'cnn'; an unknown name shows all there are. Or
+    ``module:function``, a function of the data that returns a model with its initial weights."""
     init: str = "pytorch"
     """How the common initial weights are drawn: 'pytorch' or 'normal'."""
 
@@ -56,10 +58,13 @@ class TorchProblem(Problem):
         self._metric = METRICS[key]
         self._metric_fns: dict[str, MetricFn] = {key: accuracy if key == "accuracy" else rmse}
         self._metric_fns |= {name: FURTHER_METRICS[name] for name in asked}
-        self.loss_fn = loss_of(settings.model.name)
+        self.loss_fn = loss_of(settings.model.name, data.task)
         """What the clients minimise: the mean over a batch."""
-        model = build(settings.model.name, data)
-        self._model = initialise(model, settings.seed, settings.model.init)
+        name, seed = settings.model.name, settings.seed
+        if is_import(name):
+            self._model = build_own(name, data, seed)
+        else:
+            self._model = initialise(build(name, data), seed, settings.model.init)
 
     @classmethod
     def check(cls, settings: Settings) -> None:

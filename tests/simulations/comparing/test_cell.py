@@ -101,6 +101,61 @@ def test_a_changed_module_is_another_cell(mine: str, tmp_path: Path) -> None:
     assert cell.path(tmp_path) != before
 
 
+METHOD = """
+from torch import nn
+from clients.methods.fedprox import FedProxClient
+from fl_admm_strategies import FedProx
+
+
+class MyProx(FedProx):
+    paper = "mine"
+
+
+class MyProxClient(FedProxClient):
+    strategy = MyProx
+
+
+def net(data):
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, data.num_classes))
+
+
+def no_net(data):
+    return 3
+"""
+
+
+def test_a_method_and_a_model_are_a_class_and_a_function_of_the_users(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_method.py").write_text(METHOD, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)
+    options = {
+        "methods": ["mine=my_method:MyProx", "fedprox"],
+        "data": mine,
+        "set": SHORT | {"model.name": "my_method:net", "mine.mu": 0.3, "fedprox.mu": 0.3},
+    }
+    comparison = read(None, options)
+    found = []
+    for alias, method in (("mine", "my_method:MyProx"), ("fedprox", "fedprox")):
+        torch.manual_seed(len(found))  # a worker process may have any random numbers
+        raw = comparison.raw_settings(alias, 1, {})
+        found.append(cells.run(Cell(alias, method, raw, False, False, None)))
+    assert found[0]["models"] == found[1]["models"]
+    before = Cell("mine", "my_method:MyProx", raw, False, False, None).path(tmp_path)
+    (tmp_path / "my_method.py").write_text(METHOD + "# changed", encoding="utf-8")
+    cells._source.cache_clear()
+    assert Cell("mine", "my_method:MyProx", raw, False, False, None).path(tmp_path) != before
+    for change, named in (
+        ({"methods": ["a=my_method:net"]}, ["my_method:net", "StatefulStrategy"]),
+        ({"methods": ["a=my_method:MyProcks"]}, ["my_method", "MyProcks"]),
+    ):
+        with refused(ValueError, *named):
+            read(None, options | change | {"set": {}})
+    raw["model"]["name"] = "my_method:no_net"
+    with refused(ValueError, "my_method:no_net", "int", "Module"):
+        cells.run(Cell("fedprox", "fedprox", raw, False, False, None))
+
+
 @pytest.mark.parametrize(
     ("data", "options", "named"),
     [

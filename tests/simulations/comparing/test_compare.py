@@ -106,3 +106,31 @@ def test_an_interrupted_comparison_of_own_data_goes_on_and_its_page_opens(tmp_pa
     )
     assert names(opened.stdout, "3 methods on mine, 2 seeds", "Holm p", "Paired differences")
     assert opened.stdout.count("<img ") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("flower_logger_as_before")
+def test_a_worker_that_is_killed_is_a_row_with_its_reason_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the system does for want of memory; with seed 1 alone.
+    dying = "\n    if seed == 1 and os.path.exists('die'):\n        os.kill(os.getpid(), 9)"
+    start = "def load(seed, root):"
+    (tmp_path / "dying.py").write_text("import os\n" + OWN.replace(start, start + dying))
+    (tmp_path / "die").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    arguments = ["compare", "fedavg", "local", "--data", "dying:load", "--seeds", "3"]
+    arguments += ["--set", "training.num-rounds=1", "--out", "cmp"]
+    result = CliRunner().invoke(cli.cli, arguments)
+    assert result.exit_code == 1
+    assert names(result.output, "2 cells failed", "exit code -9", "memory")
+    report = (tmp_path / "cmp" / "report.md").read_text(encoding="utf-8")
+    for method in ("fedavg", "local"):
+        assert f"| {method} | 1 | the worker process ended with exit code -9" in report
+    # What failed is run again by the same command, and nothing else.
+    (tmp_path / "die").unlink()
+    result = CliRunner().invoke(cli.cli, arguments)
+    assert result.exit_code == 0, result.output
+    assert names(result.output, "fedavg: 2 there already", "local: 2 there already")
+    assert "Failed cells" not in (tmp_path / "cmp" / "report.md").read_text(encoding="utf-8")
