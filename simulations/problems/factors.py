@@ -18,6 +18,10 @@ from ..settings.tables import Settings
 from .base import Metrics, Problem
 from .scores import METRICS, Metric, ModelScores, Score
 
+RANK_AT = 10
+"""Length of the lists that are ranked."""
+RELEVANT = 4.0
+"""Stars from which a test rating is relevant to them."""
 _METRIC = dataclasses.replace(
     METRICS["rmse"],
     digits=4,  # that tell methods of completion apart
@@ -42,7 +46,7 @@ class FactorProblem(Problem):
     data_type: ClassVar[type] = RatingsData
     model_table: ClassVar[type[Section]] = FactorModel
     needs: ClassVar[frozenset[str]] = frozenset({"train", "mean", "std"})
-    gives: ClassVar[frozenset[str]] = needs | {"test"}
+    gives: ClassVar[frozenset[str]] = needs | {"test", "rank_at", "relevant"}
 
     @classmethod
     def check(cls, settings: Settings) -> None:
@@ -51,6 +55,11 @@ class FactorProblem(Problem):
             raise ValueError(
                 f"[model] is missing: data set {settings.data.name!r} is completed by factors, "
                 'name = "factors" and rank = 5, say.'
+            )
+        if "fedease" in (settings.algorithm.name, *settings.baselines):
+            raise ValueError(
+                "fedease predicts no ratings, whose error heads the results here. Run it in Python, "
+                "by docs/recommender.md or tests/benchmarks/recommender.py beside the others."
             )
         cls.refuse_samples(settings, "has ratings, not samples")
 
@@ -66,7 +75,14 @@ class FactorProblem(Problem):
     def client_arguments(self, client_id: int) -> dict[str, Any]:
         """Return the ratings of the client's users, and what turns them into stars."""
         data, client = self.data, self.data.clients[client_id]
-        return {"train": client.train, "test": client.test, "mean": data.mean, "std": data.std}
+        return {
+            "train": client.train,
+            "test": client.test,
+            "mean": data.mean,
+            "std": data.std,
+            "rank_at": min(RANK_AT, data.num_items),
+            "relevant": RELEVANT,
+        }
 
     @property
     def metric(self) -> Metric:

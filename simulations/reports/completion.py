@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
+from rich.table import Table
 from rich.text import Text
+
+from clients import Ratings
+from fl_admm_strategies.algorithms.fedease import ease_weights
+from fl_admm_strategies.algorithms.shared.completion import ranking_means
 
 from ..data.federated import generator
 from ..problems import FactorProblem, Problem
+from ..problems.factors import RANK_AT, RELEVANT
 from ..settings.tables import ReportSettings
-from .base import Finished, MethodReport, Report
+from .base import NONE, Finished, MethodReport, Report
 from .table import small_table
-from .yardsticks import alternating_least_squares, item_means, rmse_of_factors, rmse_of_items
+from .yardsticks import (
+    alternating_least_squares,
+    counts,
+    item_means,
+    item_scores,
+    joined,
+    least_squares,
+    pair_counts,
+    ranking,
+    rmse_of_factors,
+    rmse_of_items,
+    rmse_with_biases,
+)
+
+_MOST_ITEMS = 5000  # of which EASE is computed: an inverse of that size takes half a minute
 
 
 class CompletionReportSettings(ReportSettings):
@@ -24,8 +45,12 @@ class CompletionReportSettings(ReportSettings):
     """Ridge of the alternating least squares to compare with."""
     als_sweeps: Annotated[int, Field(ge=1)] = 20
     """How often these solve for both blocks of factors."""
-    popularity_prior: Annotated[float, Field(ge=0)] = 10.0
-    """Ratings of the mean that an item is given beside its own where popularity predicts."""
+    item_mean_prior: Annotated[float, Field(ge=0)] = 10.0
+    """Ratings of the mean that an item is given beside its own where its mean predicts."""
+    implicit_lam: Annotated[float, Field(gt=0)] = 20.0
+    """Ridge of the least squares that rank, which take every rating for an interaction."""
+    ease_lam: Annotated[float, Field(gt=0)] = 400.0
+    """Ridge of EASE."""
 
 
 class CompletionReport(MethodReport):
@@ -47,15 +72,32 @@ class CompletionReport(MethodReport):
             lam=settings.report.als_lam,
             sweeps=settings.report.als_sweeps,
         )
-        popular, mean = item_means(train, settings.report.popularity_prior)
+        by_item, mean = item_means(train, settings.report.item_mean_prior)
         (score,) = run.scores.models.values()
         federated = score.mean
         central = data.std * rmse_of_factors(test, users, items)
-        popularity = data.std * rmse_of_items(test, popular)
-        constant = data.std * rmse_of_items(test, np.full_like(popular, mean))
+        item_mean = data.std * rmse_of_items(test, by_item)
+        constant = data.std * rmse_of_items(test, np.full_like(by_item, mean))
+        everyone, tested = joined(train), joined(test)
+        ridge, sweeps = settings.report.als_lam, settings.report.als_sweeps
+        biased = {
+            k: data.std
+            * rmse_with_biases(
+                tested,
+                *least_squares(
+                    everyone,
+                    generator(settings.seed, "biases").normal(0, 0.1, (data.num_items, k))
+                    * (np.arange(k) < k - 1),
+                    lam=ridge,
+                    sweeps=sweeps,
+                ),
+            )
+            for k in sorted({1, rank})
+        }
         (factors,) = strategy.global_model().values()
         losses = [client["loss"] for client in run.clients.values()]
-        objective = math.fsum(losses) / len(losses) + strategy.regularizer.value(factors)
+        of_items = strategy.regularizer.value(factors) / (len(losses) if strategy.is_summed else 1)
+        objective = math.fsum(losses) / len(losses) + of_items
         nonzeros, entries = (
             math.fsum(client[name] for client in run.clients.values())
             for name in ("user-nonzeros", "user-entries")
@@ -63,12 +105,19 @@ class CompletionReport(MethodReport):
         nnz_users, nnz_items = nonzeros / entries, np.count_nonzero(factors) / factors.size
         levels = {
             "alternating least squares with all ratings in one place, same rank": central,
-            "popularity: the item's mean rating, drawn to that of all": popularity,
+            "the item's mean rating, drawn to that of all": item_mean,
             "the mean training rating, always": constant,
         }
         table = small_table("Test RMSE, in stars", "Method", "RMSE")
         for method, value in {f"{strategy.title}, rank {rank}": federated, **levels}.items():
             table.add_row(method, f"{value:.4f}")
+        with_biases = {
+            "mean and biases of users and items, all ratings in one place": biased[1],
+            f"the same with {rank - 1} factors": biased[rank],
+        }
+        for method, value in with_biases.items():
+            table.add_row(method, f"{value:.4f}")
+        ranked = self._ranked(run, everyone, tested)
         share = (constant - federated) / (constant - central)
         verdict = Text.assemble(
             (
@@ -78,17 +127,21 @@ class CompletionReport(MethodReport):
             f" for {data.num_users:,} users and {data.num_items:,} items at "
             f"{len(data.clients)} clients, none of which sent a rating or its users' factors."
             f"\nThat is {share:.0%} of what alternating least squares gains over the mean rating "
-            "with all ratings in one place.",
+            f"with all ratings in one place; biases of users and items alone come to "
+            f"{biased[1]:.3f}.",
         )
         return Report(
             note=f"objective Φ {objective:.6g}; not zero: {nnz_users:.0%} of U, "
             f"{nnz_items:.0%} of V",
-            body=(table, verdict),
+            body=(table, _ranking_table(ranked), verdict),
             levels=levels,
             extra={
                 "objective": objective,
                 "als_rmse": central,
-                "popularity_rmse": popularity,
+                "item_mean_rmse": item_mean,
+                "biases_rmse": biased[1],
+                "als_biases_rmse": biased[rank],
+                "ranking": ranked,
                 "mean_rmse": constant,
                 "scaled_rmse": federated / data.std,
                 "nnz_users": nnz_users,
@@ -99,3 +152,48 @@ class CompletionReport(MethodReport):
                 "test_ratings": sum(map(len, test)),
             },
         )
+
+    def _ranked(self, run: Finished, train: Ratings, test: Ratings) -> dict[str, dict[str, float]]:
+        """Return how well items are ranked by the run and by yardsticks with all data."""
+        data, settings = run.problem.data, run.settings
+        assert isinstance(settings.report, CompletionReportSettings)
+        ones = replace(train, values=np.ones(len(train)))
+        relevant = (RELEVANT - data.mean) / data.std
+
+        reported = {client: dict(metrics) for client, metrics in run.clients.items()}
+
+        def means(scores: Any) -> dict[str, float]:
+            return ranking(scores, train, test, relevant).means()
+
+        found: dict[str, dict[str, float]] = {
+            run.strategy.title: {k: float(v) for k, v in ranking_means(reported).items()},
+            "popularity: how many rated the item": means(counts(train)),
+        }
+        first = generator(settings.seed, "implicit").normal(
+            0, 0.1, (data.num_items, settings.model.rank)
+        )
+        users, items, _ = least_squares(
+            ones, first, lam=settings.report.implicit_lam, sweeps=8, feedback="implicit"
+        )
+        found["implicit ALS, same rank"] = means(users @ items.T)
+        if data.num_items <= _MOST_ITEMS:
+            weights = ease_weights(pair_counts(train), settings.report.ease_lam)
+            found["EASE"] = means(item_scores(train, weights))
+        return found
+
+
+def _ranking_table(ranked: dict[str, dict[str, float]]) -> Table:
+    """Return the table of the ranking metrics."""
+    table = small_table(
+        f"Ranking of all items, at {RANK_AT}; relevant: {RELEVANT:g} stars and more",
+        "Method",
+        "HR",
+        "precision",
+        "recall",
+        "NDCG",
+        "coverage",
+    )
+    for method, means in ranked.items():
+        names = ("hr", "precision", "recall", "ndcg", "coverage")
+        table.add_row(method, *(f"{means[n]:.3f}" if n in means else NONE for n in names))
+    return table

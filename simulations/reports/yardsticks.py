@@ -136,7 +136,7 @@ def item_scores(train: Ratings, weights: Matrix) -> Matrix:
 def ranking(scores: Matrix, train: Ratings, test: Ratings, relevant: float) -> Ranking:
     """Rank all items by scores of shape (m, n), or (n,) for all users alike."""
     shape = (train.num_users, train.num_items)
-    return rank(np.broadcast_to(scores, shape), train, test, k=10, relevant=relevant)
+    return rank(np.broadcast_to(scores, shape), train, test, k=min(10, shape[1]), relevant=relevant)
 
 
 def rmse_of_factors(test: Sequence[Ratings], users: Matrix, items: Matrix) -> float:

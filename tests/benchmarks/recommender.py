@@ -39,6 +39,7 @@ from clients import (
     leave_one_out,
     rank,
 )
+from clients.toolkit.solving.factors import predicted
 from fl_admm_strategies import (
     FedALS,
     FedEASE,
@@ -172,17 +173,22 @@ def federated(
     for node in grid.get_node_ids():
         context = grid.context(node)
         own = client_fn(context)
-        factors, item_factors = own.personal_arrays(), strategy.item_factors
-        users = factors["user-factors"]
-        if "mean" in factors:
-            found.append(users[:, :-1] @ item_factors[:-1] + item_factors[-1])
-        else:
-            found.append(users @ item_factors)
+        items = strategy.item_factors.T
         _, test = data.parts[int(context.node_config["partition-id"])]
-        predicted = own.predict(test.users, test.items, item_factors=item_factors)
-        errors.append(predicted - test.values)
-    implicit = getattr(strategy, "feedback", "explicit") == "implicit"
-    rmse = None if implicit else float(np.sqrt(np.mean(np.concatenate(errors) ** 2)))
+        if getattr(strategy, "solve", "exact") == "linear":
+            users = own.personal_arrays()["user-factors"]
+            found.append(users @ items.T)
+            products = np.einsum("kr,kr->k", users[test.users], items[test.items])
+        else:
+            solver = own.solver(strategy.feedback, strategy.confidence)
+            users = solver.users(items, own.lam)
+            if not solver.explicit:
+                found.append(users @ items.T)
+                continue
+            found.append(users[:, :-1] @ items[:, :-1].T + items[:, -1])
+            products = predicted(users, items, test.users, test.items, solver.mean)
+        errors.append(products - test.values)
+    rmse = float(np.sqrt(np.mean(np.concatenate(errors) ** 2))) if errors else None
     return data.row(method, np.vstack(found), rmse, **more)
 
 

@@ -1,4 +1,4 @@
-"""The yardsticks: alternating least squares against the definition of its minimiser; means."""
+"""The yardsticks: least squares against the definition of their minimisers; means and counts."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,16 @@ import pytest
 from clients.toolkit.data.ratings import Ratings
 from simulations.reports.yardsticks import (
     alternating_least_squares,
+    counts,
     item_means,
+    item_scores,
+    joined,
+    least_squares,
+    pair_counts,
+    ranking,
     rmse_of_factors,
     rmse_of_items,
+    rmse_with_biases,
 )
 from tests.support.ratings import NUM_ITEMS, dense, ratings
 
@@ -76,3 +83,29 @@ def test_errors_are_pooled_over_the_clients() -> None:
     expected = np.sqrt((2.25**2 + 1.75**2 + 0.75**2 + 0.25**2) / 4)
     _, mean = item_means([one, two], 0)
     assert rmse_of_items([one, two], np.full(2, mean)) == pytest.approx(expected)
+
+
+def test_least_squares_with_biases_is_stationary() -> None:
+    """E (V, 1)^T + lam (U, b) = 0 for the users, solved for last, and likewise for the items."""
+    train = joined(PARTS)
+    first = np.random.default_rng(0).random((NUM_ITEMS, 3))
+    users, items, mean = least_squares(train, first, lam=0.5, sweeps=600)
+    values, mask = (np.vstack(part) for part in zip(*map(dense, PARTS), strict=True))
+    predicted = mean + users[:, :-1] @ items[:, :-1].T + users[:, -1:] + items[:, -1]
+    errors = mask * (predicted - values)
+    of_items, of_users = (np.hstack([f[:, :-1], np.ones((len(f), 1))]) for f in (items, users))
+    np.testing.assert_allclose(errors @ of_items + 0.5 * users, 0, atol=1e-12)
+    np.testing.assert_allclose(errors.T @ of_users + 0.5 * items, 0, atol=1e-6)
+    expected = np.sqrt((errors**2).sum() / mask.sum())
+    assert rmse_with_biases(train, users, items, mean) == pytest.approx(expected)
+
+
+def test_counts_of_items_and_pairs() -> None:
+    mask = np.vstack([dense(part)[1] for part in PARTS])
+    train = joined(PARTS)
+    np.testing.assert_array_equal(counts(train), mask.sum(axis=0))
+    np.testing.assert_array_equal(pair_counts(train), mask.T @ mask)
+    weights = np.random.default_rng(0).random((NUM_ITEMS, NUM_ITEMS))
+    np.testing.assert_allclose(item_scores(train, weights), mask @ weights)
+    by_count = ranking(counts(train), train, train, 1.0)
+    assert by_count.hits == 0  # what was seen is not ranked
