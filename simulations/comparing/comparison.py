@@ -18,7 +18,7 @@ from ..methods import strategy_named
 from ..settings.section import Section
 from ..settings.wording import unknown
 
-_SECTIONS = ("seed", "data", "model", "training", "algorithm", "client", "attack", "report")
+_SECTIONS = ("data", "model", "training", "algorithm", "client", "attack", "report")
 
 
 class Space(NamedTuple):

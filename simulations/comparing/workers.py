@@ -15,8 +15,6 @@ import psutil
 _FIRST = 600e6  # bytes a cell is taken to need until one has ended
 _SPARE = 1.5  # that much more than the largest so far must be free before another one starts
 
-Job = tuple[Callable[..., None], tuple[Any, ...]]
-
 
 def num_cores() -> int:
     """Return how many cores this process may use."""

@@ -12,7 +12,7 @@ from ..problems import Problem, problem_of
 from ..reports import MethodReport, report_of
 from ..settings.constructor import Built
 from ..settings.tables import Settings
-from .loading import load_settings
+from .loading import changed_settings, load_settings
 from .run_config import RunConfig
 
 
@@ -30,12 +30,15 @@ class Experiment:
         The algorithm's.
     baselines : mapping of str to Federation
         The methods of ``[baselines]`` over the same problem.
+    unlike : tuple of str
+        Changes by which the published numbers are not of this run, which leaves them out.
     """
 
     name: str
     federation: Federation
     report: MethodReport
     baselines: Mapping[str, Federation]
+    unlike: tuple[str, ...] = ()
 
     @property
     def problem(self) -> Problem:
@@ -59,13 +62,25 @@ def load_experiment(config: RunConfig) -> Experiment:
     settings = load_settings(
         config.experiment, profile=config.profile, changes=config.changes, seed=config.seed
     )
+    unlike = _unlike_the_published(config, settings)
+    if unlike:
+        settings = settings.model_copy(update={"published": {}})
     problem = problem_with(settings, load_data(settings, config.data_root))
     federation, report = _federation(problem, settings.algorithm, settings.client)
     federation = replace(federation, fixed={**federation.fixed, **report.fixed})
     baselines = {name: baseline_of(problem, name) for name in settings.baselines.methods()}
     for method in (federation, *baselines.values()):
         method.strategy()  # what a constructor refuses is said now, not after the first run
-    return Experiment(Path(config.experiment).stem, federation, report, baselines)
+    return Experiment(Path(config.experiment).stem, federation, report, baselines, unlike)
+
+
+def _unlike_the_published(config: RunConfig, settings: Settings) -> tuple[str, ...]:
+    """Return the changes of data, model or attack against the file, where it has such numbers."""
+    if not settings.published or not config.changes:
+        return ()
+    before = load_settings(config.experiment, profile=config.profile)
+    keys = changed_settings(before, settings)
+    return tuple(key for key in keys if key.startswith(("data.", "model.", "attack.")))
 
 
 def load_data(settings: Settings, data_root: Path | None) -> Data:

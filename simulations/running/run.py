@@ -181,6 +181,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
             *attack_legend,
             *report.legend,
             *legend(settings.report),
+            *_unlike(experiment),
             *newcomers.legend,
         ),
         extra={**form_extra, **attack_extra, **report.extra, **newcomers.extra},
@@ -207,6 +208,13 @@ def _forms(run: History, baselines: list[History]) -> tuple[list[str], dict[str,
     lines += [f"{title}, run for comparison: {form}" for title, form in compared.items()]
     extra = {"form": run.form} if run.form else {}
     return lines, extra | ({"baseline_forms": compared} if compared else {})
+
+
+def _unlike(experiment: Experiment) -> list[str]:
+    """Say why the published numbers are not there, where the file has some."""
+    if not experiment.unlike:
+        return []
+    return [f"Left out: the published numbers, of other {', '.join(experiment.unlike)}."]
 
 
 def _malicious(problem: Problem) -> tuple[list[str], dict[str, Any]]:

@@ -107,6 +107,7 @@ def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
         ({"methods": ["ditto"], "tune": {"ditto.lma": "log:1:2"}}, ["lma", "lam"]),
         ({"methods": ["ditto"], "set": {"ditto.lma": 1}}, ["lma", "lam"]),
         ({"methods": ["ditto"], "set": {"trainig.num-rounds": 1}}, ["trainig", "training"]),
+        ({"methods": ["ditto"], "set": {"seed": 1}}, ["seed"]),
         ({"methods": ["ditto"], "select": "test"}, ["select", "validation"]),
         ({"methods": ["fedmavg"]}, ["fedmavg", "digits-swap"]),
     ],

@@ -256,3 +256,18 @@ def test_experiments_on_real_files_run_to_the_end(
     result = result_of(folder)
     assert result["metric"] == ("rmse" if experiment == "housing-bodyfat" else "accuracy")
     assert (result["shared_dim"] > 0) == (experiment == "mnist-swap")
+
+
+def test_published_numbers_stand_beside_their_data_and_model_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def published(*changes: str) -> list[str]:
+        return [*load_experiment(RunConfig("synthetic-s1", changes=changes)).settings.published]
+
+    assert published("training.num-rounds=1", "algorithm.lr=0.01") == published() != []
+    assert published("data.options={clients=8}") == []
+    assert published("attack.kind=gaussian", "attack.ratio=0.2") == []
+    changes = ("data.options={clients=8}", "training.num-rounds=1", "algorithm.local-epochs=1")
+    out = run(RunConfig("synthetic-s1", changes=changes, out=tmp_path / "out"))
+    assert result_of(out)["published"] == {}
+    assert names(capsys.readouterr().out, "published", "data.options.clients")
