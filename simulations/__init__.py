@@ -7,8 +7,8 @@ is read and described), `data`, `problems` (what is learned from data, and how i
 Imports run the other way: `running`, `comparing`, `experiments`, `reports`, `methods`, `problems`,
 `data`, `settings`. What attacks do to a client stands beneath them all, in `attacks.py`.
 
-`python -m simulations`, or `fl-admm`, is the command line; Flower loads ``simulations.server_app:app`` and
-``simulations.client_app:app``.
+`python -m simulations`, or `fl-admm`, is the command line; Flower loads
+``simulations.server_app:app`` and ``simulations.client_app:app``.
 """
 
 from __future__ import annotations
