@@ -76,7 +76,8 @@ class _Report:
         complete = [one for one in self.with_numbers if len(one.finished) == len(self.seeds)]
         # Tests need every seed of every method that they are about.
         self.tested = complete if len(complete) > 1 and len(self.seeds) > 1 else []
-        self.title = f"{len(outcomes)} methods on {run['data']}, {len(self.seeds)} seeds"
+        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
+        self.title = f"{len(outcomes)} methods on {run['data']}, {seeds}"
 
     def scores(self, outcome: Outcome, name: str = "mean") -> list[float]:
         """Return a number of the headline by seed, as it is shown."""
@@ -114,7 +115,7 @@ class _Report:
             f"{comparison.experiment}{comparison.profile and ' ' + comparison.profile}, "
             f"{len(first['traffic']) and first['traffic'][-1][0]} rounds, seeds {seeds}. For one "
             "seed all methods have the same data, initial model, clients in each round, and "
-            "batches. The test samples are used once, after the last round."
+            "batches. Nothing is chosen by the test samples."
         )
         if comparison.tune:
             spaces = ", ".join(f"{key} in {space}" for key, space in comparison.tune.items())
@@ -128,12 +129,7 @@ class _Report:
     def results(self) -> Grid:
         """Return the table of the headline."""
         metric, target = self.metric, self.comparison.target
-        clustered = any(
-            "ari" in headline(run)["cells"]
-            for one in self.outcomes
-            for run in one.runs
-            if "error" not in run
-        )
+        clustered = any(_ari(run) is not None for one in self.with_numbers for run in one.finished)
         headers = ["method", "model", metric.header, "95 % interval", "Std", "Worst 10 %"]
         headers += ["Std over clients", *(["ARI"] if clustered else [])]
         headers += [] if target is None else ["Rounds to target", "MB to target"]
@@ -144,8 +140,8 @@ class _Report:
             row += [_interval(metric, mean), _text(metric, mean.std)]
             row += [_text(metric, _mean(self.scores(one, name))) for name in ("worst", "std")]
             if clustered:
-                ari = [headline(run)["cells"].get("ari") for run in one.finished]
-                row.append(NONE if None in ari else f"{np.mean(ari):.2f}")
+                ari = [value for run in one.finished if (value := _ari(run)) is not None]
+                row.append(f"{np.mean(ari):.2f}" if ari else NONE)
             if target is not None:
                 row += self.to_target(one, target)
             rows.append([*row, f"{len(one.finished)}/{len(self.seeds)}"])
@@ -392,6 +388,12 @@ class _Report:
                 for title, points in run["curves"].items():
                     lines += [[one.alias, run["seed"], title, r, mean] for r, mean in points]
         return _csv(lines)
+
+
+def _ari(run: Found) -> float | None:
+    """Return the ARI of a run's clusters, which stands beside its cluster models."""
+    cells = [model["cells"] for model in run["models"].values()]
+    return next((one["ari"] for one in cells if "ari" in one), None)
 
 
 def _curve(run: Found) -> list[tuple[int, float | None]]:

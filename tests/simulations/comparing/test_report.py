@@ -23,7 +23,7 @@ SEEDS = 6
 def run(alias: str, seed: int, mean: float, kinds: tuple[str, ...] = ("model",)) -> dict[str, Any]:
     models = {
         kind: {"mean": mean, "std": 0.1, "worst": mean - 0.2, "best": 1.0, "clients": {}}
-        | {"cells": {"ari": 0.5}}
+        | {"cells": {"ari": 0.5} if kind == kinds[-1] else {}}
         for kind in kinds
     }
     work = {"gradients": 2_000, "trained": 4, "seconds": 2.0, "memory": 3e8}
@@ -149,7 +149,8 @@ def test_one_seed_has_numbers_and_no_tests(outcomes: list[Outcome], tmp_path: Pa
         read(None, {"methods": ["ditto", "fedavg", "local"], "seeds": 1}), outcomes, tmp_path
     )
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert names(markdown, "One seed", "Other models")
+    assert names(markdown, "One seed", "Other models", "1 seed")
+    assert "| ditto | model | 50.00 | – | – | 30.00 | 10.00 | 0.50 | 1/1 |" in markdown
     assert "Wilcoxon p" not in markdown
     assert r"| ditto | one\|other | 50.00 | – |" in markdown
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from clients import client_app
 from simulations.experiments.catalogue import experiment_names, read_experiment
 from simulations.experiments.loading import load_settings
+from simulations.experiments.run_config import RunConfig
 from simulations.methods import METHODS
 from simulations.running import cli
 from simulations.running.host import Host
@@ -257,3 +258,18 @@ def test_telemetry_is_off_unless_the_user_turns_it_on(
         check=True,
     )
     assert done.stdout.splitlines()[-1] == f"telemetry {telemetry} {telemetry}"
+
+
+@pytest.mark.parametrize(
+    ("started", "words"),
+    [
+        ("/somewhere/bin/fl-admm", "fl-admm run digits-fpfc"),
+        ("/somewhere/simulations/__main__.py", "python -m simulations run digits-fpfc"),
+    ],
+)
+def test_what_goes_on_with_a_run_is_the_program_that_started_it(
+    started: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started, "run"])
+    config = RunConfig("digits-fpfc", out=tmp_path)
+    assert f"go on with: {words} --out {tmp_path} --resume" in cli.resuming(config, Host())
