@@ -56,10 +56,11 @@ class FactorProblem(Problem):
                 f"[model] is missing: data set {settings.data.name!r} is completed by factors, "
                 'name = "factors" and rank = 5, say.'
             )
-        if "fedease" in (settings.algorithm.name, *settings.baselines):
+        if "fedease" in (settings.algorithm.name, *settings.baselines.methods()):
             raise ValueError(
-                "fedease predicts no ratings, whose error heads the results here. Run it in Python, "
-                "by docs/recommender.md or tests/benchmarks/recommender.py beside the others."
+                "fedease predicts no ratings, whose error heads the results here. Run it in "
+                "Python, by docs/recommender.md or tests/benchmarks/recommender.py beside the "
+                "others."
             )
         cls.refuse_samples(settings, "has ratings, not samples")
 
