@@ -125,7 +125,10 @@ APPS = {
         "secaggexample",
         5,
         (3, 6),
-        {"FedADMM(\n": "FedADMM(\n            seed={seed},\n"},
+        {
+            "FedADMM(\n": "FedADMM(\n            seed={seed},\n",
+            "make_net()": "make_net({seed})",  # which seeds the process
+        },
     ),
     "own-legacy": of_our_own("mlp", 30, legacy=True),
     "own-transformer": of_our_own("transformer", 30),
