@@ -129,7 +129,8 @@ class Bound:
         if self.max_norm == math.inf or not moved:
             return Held(replies, [], {})
         starts = {client: reference(client, replies[client].asked) for client in moved}
-        norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
+        with np.errstate(over="ignore"):
+            norms = {client: _distance(replies[client].arrays, starts[client]) for client in moved}
         limit = self._limit(norms, num_clients)
         excess = {client: norm for client, norm in norms.items() if norm > limit}
         refuses = self.max_norm is None or self.on_excess == "refuse" or self._is_loose()
@@ -235,13 +236,14 @@ def _distance(arrays: Arrays, reference: Arrays) -> float:
 def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
     """Return an array in parts that stay in the processor's cache."""
     flat = array.ravel()
+    if flat.size <= _PART:
+        return [flat]
     return [flat[first : first + _PART] for first in range(0, flat.size, _PART)]
 
 
 def _norm(change: NDArray[np.float64]) -> float:
     """Return a norm of which no square overflows, the same with any number of threads."""
-    with np.errstate(over="ignore"):
-        square = float(np.square(change).sum())
+    square = float(np.add.reduce(np.square(change)))
     if math.isfinite(square):
         return math.sqrt(square)
     largest = float(np.abs(change).max())

@@ -272,12 +272,7 @@ def check_reply(
         raise ValueError(f"it failed: {raw.error}")
     metrics: dict[str, float] = {}
     for key, value in raw.metrics.items():
-        if (
-            not isinstance(value, _NUMBER)
-            or isinstance(value, bool)
-            or is_stamp(key)
-            or key == SEAL
-        ):
+        if not isinstance(value, _NUMBER) or isinstance(value, bool) or _is_the_messages(key):
             continue
         if (length := _length(key)) > _LONGEST_NAME:
             raise ValueError(
@@ -329,6 +324,12 @@ def check_reply(
     sealed = raw.metrics.get(SEAL)
     altered = sealed is not None and sealed != seal(arrays[name] for name in spec)
     return Reply(checked, counted, metrics, largest, nbytes, altered=altered)
+
+
+@lru_cache(maxsize=1024)
+def _is_the_messages(name: str) -> bool:
+    """Return whether a metric belongs to the message, and is none that a client measured."""
+    return is_stamp(name) or name == SEAL
 
 
 @lru_cache(maxsize=1024)
