@@ -61,7 +61,13 @@ def main() -> None:
 
     def new() -> FedMCADMM:
         return FedMCADMM(
-            SquaredL2(1e-6), beta=1e-3, init_scale=0.3, rows=given.rows, fraction_train=0.1, seed=0
+            SquaredL2(1e-6),
+            solve="linear",
+            beta=1e-3,
+            init_scale=0.3,
+            rows=given.rows,
+            fraction_train=0.1,
+            seed=0,
         )
 
     with (
