@@ -138,9 +138,12 @@ def _common_arrays(
 def _shared_record(arrays: Arrays, known: Known) -> ArrayRecord:
     found: dict[str, Array] = {}
     for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # a number of NumPy's has no place of its own
+            found[name] = to_array(np.asarray(array))
+            continue
         place = _place(array)
         if place not in known:
-            known[place] = to_array(np.asarray(array))
+            known[place] = to_array(array)
         found[name] = known[place]
     return ArrayRecord(found)
 

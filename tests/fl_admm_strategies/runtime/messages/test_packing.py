@@ -54,6 +54,16 @@ def assert_round_trip(instructions: dict[int, ClientInstruction]) -> RecordDict:
     return content
 
 
+@pytest.mark.parametrize("hosted", [False, True])
+def test_numpy_scalars_are_told_apart(hosted: bool) -> None:
+    # The sum of two arrays without dimensions is one; it has no place in memory of its own.
+    sent = {f"s{i}": np.array(i) + np.float32(0.5) for i in range(20)}
+    asked = {client: ClientInstruction({"m": sent}) for client in range(1 + hosted)}
+    content = pack_instructions(asked, hosted=hosted)
+    for _, received in unpack_instructions(content):
+        assert {n: float(a) for n, a in received.groups["m"].items()} == sent
+
+
 # --- One client ---------------------------------------------------------------------------------
 
 
