@@ -36,7 +36,7 @@ from .steps import (
 )
 from .vmapped import AnyModel, stacked_forward
 
-LARGEST = 200_000
+LARGEST = 50_000
 """Parameters of a model up to which stacks are faster on a CPU, as measured in docs/scaling.md."""
 STACK_BYTES = 2**28
 """Bytes of samples and parameters that one stack holds, unless a client alone has more: 256 MiB."""
