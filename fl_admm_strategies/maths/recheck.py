@@ -22,6 +22,9 @@ MATTERS = 0.03
 a client of few samples uploads is noise to those of many: all of them are a little better without
 it, which is clear and no reason; and to it everything is lost. (By medians: of who lies only the
 sign counts.)"""
+AT_ALL = 0.005
+"""The share where neither half loses. The halves of a large group of clients with many samples gain
+so little, too, however clear it is, as they are not of the same samples."""
 LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where nobody else is in the client's own
 VAGUE = 10.0  # times the median, of an even number the smaller one
 _TINY = np.finfo(float).tiny
@@ -152,7 +155,7 @@ class Recheck:
         """
         count, labels, cells = len(self._sizes), self.labels, self.cells
         gained = np.where(np.isfinite(answers[1, :, HALF]), answers[0, :, HALF], np.nan)
-        worth, answers = gained - MATTERS * np.abs(losses), answers.copy()
+        answers = answers.copy()
         # One client is not to decide for others; a lone half, which knows little, only objects.
         heard = ~self.is_lone
         objects = self.is_lone & (np.bincount(labels, heard, count)[labels] > 0)
@@ -188,7 +191,8 @@ class Recheck:
                 if known.any() and _score(answers, members, HELD_OUT) <= least:
                     continue
                 one_loses = any(_middle(gained[half]) <= 0 for half in halves)
-                if one_loses and all(_middle(worth[half]) <= 0 for half in halves):
+                worth = gained - (MATTERS if one_loses else AT_ALL) * np.abs(losses)
+                if all(_middle(worth[half]) <= 0 for half in halves):
                     continue
                 changes[group] = True
                 new[members] = 2 * count + cells[members]
