@@ -22,7 +22,7 @@ from tests.support.refusals import refused
 def spread(records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
     """Return the range of the losses, the examples of all, and what was in a record."""
     found: list[Any] = [record["metrics"] for record in records]
-    losses = [own["loss"] for own in found]
+    losses = [own.get("loss", 0.0) for own in found]  # FedEASE has none in training
     return MetricRecord(
         {
             "spread": max(losses) - min(losses),
@@ -63,8 +63,10 @@ def test_every_method_takes_fedavgs_functions(case: Case) -> None:
         assert asked[server_round] == told[server_round]
     for server_round, own in strategy.train_metrics.items():
         means = result.train_metrics_clientapp[server_round]
-        assert means["spread"] == np.ptp(of_each("loss", own))
-        assert means["uploads"] == (len(own) if strategy.upload_spec() else 0)
+        losses = [metrics.get("loss", 0.0) for metrics in own.values()]
+        assert means["spread"] == np.ptp(losses)
+        again = case.name == "FedEASE" and server_round > 1  # its clients upload once
+        assert means["uploads"] == (len(own) if strategy.upload_spec() and not again else 0)
 
 
 def echo_app() -> ClientApp:
