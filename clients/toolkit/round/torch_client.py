@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Never, Protocol
 
 import torch
@@ -22,7 +22,7 @@ from fl_admm_strategies.runtime.messages.records import STEP_SUM, brief, parse_g
 
 from ..data import batches
 from ..data.batches import Loader, SplitBatch
-from ..models.arrays import ModelArrays, in_full, to_read
+from ..models.arrays import ModelArrays, in_full, parameters_of, to_read
 from ..solving.cohort import evaluate_together, fit_together
 from ..solving.features import frozen_layers_applied
 from ..solving.objective import LocalObjective
@@ -124,7 +124,7 @@ class TorchClient(MethodClient[Asked]):
     ) -> None:
         super().__init__(context, state_dir=state_dir, **unknown)
         self.device = find_device(device)
-        self.model = model.to(self.device)
+        self.model = on_device(model, self.device)
         self.metrics = dict(metrics or {})
         self.full_batch = full_batch
         self.optimizer_fn = optimizer_fn
@@ -174,7 +174,7 @@ class TorchClient(MethodClient[Asked]):
             metrics = self.minimise(objective, lr=asked.lr, epochs=asked.epochs)
             reported = self.step_sum(asked, moving)
         self.note_initial_loss(objective)
-        self.model.to(self.device)  # where a loop of one's own may have moved it from
+        on_device(self.model, self.device)  # where a loop of one's own may have moved it from
         if asked.epochs and not objective.used:
             raise ValueError(
                 f"{name} never asked the objective for its terms, so it trained on the loss alone, "
@@ -507,6 +507,12 @@ class TorchClient(MethodClient[Asked]):
         generator = getattr(self.train_problem.loader, "generator", None)
         if generator is not None:
             generator.manual_seed(seed)
+
+
+def on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a model on a device; one that is there already as it is, which takes less time."""
+    tensors = chain(parameters_of(model).values(), model.buffers())
+    return model.to(device) if any(tensor.device != device for tensor in tensors) else model
 
 
 def find_device(device: str | torch.device) -> torch.device:

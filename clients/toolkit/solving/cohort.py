@@ -6,7 +6,7 @@ import copy
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..models.arrays import parameters_of, to_read
 from .chains import Chain, chain_of
 from .measured import Tested, measure
 from .objective import ProjectedTerm
-from .sample_losses import by_sample
+from .sample_losses import is_by_sample
 from .solvers import Batch, LocalProblem
 from .stacked import Member, StackedModel, Step, descend, plain_step, rows_of
 from .steps import (
@@ -182,11 +182,6 @@ def _samples(batches: Sequence[Batch]) -> Hashable:
     return kinds.pop()
 
 
-def _worth_it(model: nn.Module) -> bool:
-    """Return whether stacks are faster, by what was measured: docs/scaling.md."""
-    return sum(parameter.numel() for parameter in model.parameters()) <= LARGEST
-
-
 # ----------------------------------------------------------------------------------------------
 # A client on its way through a round
 # ----------------------------------------------------------------------------------------------
@@ -231,12 +226,26 @@ class _Session(Session):
         self._at_step: tuple[Tensor, Tensor | None] | None = None
         self._first: list[Batch] | None = None
 
+    @cached_property
+    def _own(self) -> dict[str, nn.Parameter]:
+        return parameters_of(self.client.model)
+
+    @cached_property
+    def _numbers(self) -> int:
+        return sum(parameter.numel() for parameter in self._own.values())
+
+    @cached_property
+    def _looks(self) -> tuple[Hashable, Hashable]:
+        """What its model is compared by."""
+        return _module(self.client.model), _parameters(self.client.model)
+
+    def begin(self) -> None:
+        """Let a descent have its batches."""
+        self.client.begin_descent(self.asked)
+
     def advance(self, perform: Any = None) -> None:
         """Go on, and note where the random numbers are at the next step."""
         super().advance(perform)
-        if self.asked is not None:
-            with self.in_turn():
-                self.client.begin_descent(self.asked)
         self._at_step = self._random
 
     def advance_alone(self) -> None:
@@ -247,11 +256,11 @@ class _Session(Session):
     def plan(self, choice: Choice) -> _Plan | None:
         """Return how its descent goes in a stack; None if it must be done alone."""
         client, problem, objective = self.client, self._problem(), self.asked.objective
-        if client.own_loop or client.device.type != "cpu" or by_sample(problem.loss_fn) is None:
+        if client.own_loop or client.device.type != "cpu" or not is_by_sample(problem.loss_fn):
             return None
         if objective.wants_step_sum and client.known_step(self.asked.lr) is None:
             return None
-        if not self.asked.epochs or (choice == "auto" and not _worth_it(client.model)):
+        if not self.asked.epochs or (choice == "auto" and self._numbers > LARGEST):
             return None
         step = plain_step(
             self.asked.lr, client.optimizer_fn, client.scheduler_fn, client.max_grad_norm
@@ -259,7 +268,7 @@ class _Session(Session):
         if step is None:
             return None
         try:
-            looks = _module(client.model), _parameters(client.model)
+            looks = self._looks
             with objective.others_fixed(client.model) as moving:
                 names = tuple(moving)
             self._rewind()
@@ -278,7 +287,7 @@ class _Session(Session):
             return None
         self._first = first
         size = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in first)
-        size += _COPIES * sum(parameter.nbytes for parameter in client.model.parameters())
+        size += _COPIES * sum(parameter.nbytes for parameter in self._own.values())
         return _Plan(key, step, model, rows, size)
 
     def test(self, choice: Choice) -> _Test | None:
@@ -287,17 +296,16 @@ class _Session(Session):
         problem: LocalProblem = asked.problem
         if client.has_own_measure or client.has_running_metrics:
             return None
-        if client.device.type != "cpu" or by_sample(problem.loss_fn) is None:
+        if client.device.type != "cpu" or not is_by_sample(problem.loss_fn):
             return None
-        if choice == "auto" and not _worth_it(client.model):
+        if choice == "auto" and self._numbers > LARGEST:
             return None
         try:
-            looks = _module(client.model), _parameters(client.model)
+            looks = self._looks
             with self.in_turn():
                 batches = list(problem.batches())
             samples = _samples(batches)
-            own = parameters_of(client.model)
-            models = [_tensors(arrays, own) for arrays in asked.models]
+            models = [_tensors(arrays, self._own) for arrays in asked.models]
             model = _stacked_model(client.model, looks, batches[0].inputs, training=False)
             if model is None:
                 return None
@@ -307,7 +315,7 @@ class _Session(Session):
         except Exception:  # the client's own measurement raises it again
             return None
         size = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in batches)
-        size += _COPIES * sum(parameter.nbytes for parameter in own.values())
+        size += _COPIES * sum(parameter.nbytes for parameter in self._own.values())
         return _Test(key, Tested(models, batches), model, rows, size)
 
     def member(self) -> Member:
@@ -339,7 +347,6 @@ class _Session(Session):
     @contextmanager
     def in_turn(self) -> Iterator[None]:
         """Let torch's random numbers be this client's, from where it last was."""
-        outside = torch.get_rng_state()
         if self._random is not None:
             torch.set_rng_state(self._random[0])
             if self._generator is not None and self._random[1] is not None:
@@ -347,9 +354,9 @@ class _Session(Session):
         try:
             yield
         finally:
-            of_loader = None if self._generator is None else self._generator.get_state()
-            self._random = torch.get_rng_state(), of_loader
-            torch.set_rng_state(outside)
+            if self.asked is not None:  # it is not through
+                of_loader = None if self._generator is None else self._generator.get_state()
+                self._random = torch.get_rng_state(), of_loader
 
 
 # ----------------------------------------------------------------------------------------------
@@ -372,7 +379,7 @@ def fit_together(jobs: Sequence[Job], choice: Choice) -> list[Reply | BaseExcept
     list of (arrays, num_examples, metrics) or BaseException
         What `fit` returned or raised, in the order of the jobs.
     """
-    return run_together([_Session(*job) for job in jobs], partial(_advance, choice))
+    return _run([_Session(*job) for job in jobs], choice)
 
 
 def evaluate_together(
@@ -382,8 +389,16 @@ def evaluate_together(
 
     Models are measured in stacks, and a model that many clients have in one product for all.
     """
-    sessions = [_Session(*job, evaluating=True) for job in jobs]
-    return run_together(sessions, partial(_advance, choice))
+    return _run([_Session(*job, evaluating=True) for job in jobs], choice)
+
+
+def _run(sessions: Sequence[_Session], choice: Choice) -> list[Any]:
+    """Run all to their ends; torch's random numbers are as they were then."""
+    outside = torch.get_rng_state()
+    try:
+        return run_together(sessions, partial(_advance, choice))
+    finally:
+        torch.set_rng_state(outside)
 
 
 def _advance(choice: Choice, waiting: Sequence[_Session]) -> None:

@@ -31,32 +31,33 @@ _FUNCTIONS = (
 )
 
 
-def by_sample(loss_fn: LossFn | None) -> LossFn | None:
-    """Return what gives the loss of every sample, where the mean of these is a loss function.
+def is_by_sample(loss_fn: LossFn | None) -> bool:
+    """Return whether a loss function is known to be the mean of its samples' losses.
 
     Known are PyTorch's losses with ``reduction="mean"``, classes derived from them and the
-    functions of the same names. None for all others, and for weights of classes, with which the
-    mean is another.
+    functions of the same names, but not with weights of classes, which make the mean another.
     """
-    known: Any = loss_fn
-    if isinstance(known, _MEANS):
-        if known.reduction != "mean" or getattr(known, "weight", None) is not None:
-            return None
-        single = copy.copy(known)
-        single.reduction = "none"
-        return single
-    if any(known is function for function in _FUNCTIONS):
-        return partial(known, reduction="none")
-    return None
+    if isinstance(loss_fn, _MEANS):
+        return loss_fn.reduction == "mean" and getattr(loss_fn, "weight", None) is None
+    return any(loss_fn is function for function in _FUNCTIONS)
+
+
+def _by_sample(loss_fn: Any) -> LossFn:
+    """Return what gives the loss of every sample."""
+    if not isinstance(loss_fn, nn.Module):
+        return partial(loss_fn, reduction="none")
+    single: Any = copy.copy(loss_fn)
+    single.reduction = "none"
+    found: LossFn = single
+    return found
 
 
 def sample_losses(loss_fn: LossFn | None) -> SampleLosses:
-    """Return the losses of stacked samples as a function; `by_sample` must know the loss.
+    """Return the losses of stacked samples as a function, of a loss that `is_by_sample`.
 
     The function raises `CannotStackError` where samples would not count alike.
     """
-    loss = by_sample(loss_fn)
-    assert loss is not None
+    loss = _by_sample(loss_fn)
     ignored = _ignored(loss)
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:

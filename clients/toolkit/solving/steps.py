@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, Literal, TypeVar
 
 from numpy.typing import NDArray
@@ -132,12 +133,16 @@ class Session:
                 metrics = None if perform is None else perform()
                 try:
                     self.asked = self._steps.send(metrics)
+                    self.begin()
                 except StopIteration as done:
                     self.outcome = done.value
         except Interrupted:
             raise
         except BaseException as error:
             self.outcome = error
+
+    def begin(self) -> None:
+        """Prepare for the step that it now waits for."""
 
     def advance_alone(self) -> None:
         """Go on with the client's step taken by itself."""
@@ -150,8 +155,9 @@ class Session:
 
     def close(self) -> None:
         """Leave the contexts of a round that did not come to its end."""
-        with self.in_turn():
-            self._steps.close()
+        if getgeneratorstate(self._steps) != GEN_CLOSED:
+            with self.in_turn():
+                self._steps.close()
 
 
 AnySession = TypeVar("AnySession", bound=Session)
