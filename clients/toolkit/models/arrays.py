@@ -162,7 +162,7 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 def _collect(
     module: nn.Module, prefix: str, named: dict[str, nn.Parameter], seen: set[int]
 ) -> None:
-    """Do what ``dict(module.named_parameters())`` does in a fifth of its time."""
+    """Do what ``dict(module.named_parameters())`` does, in less time."""
     for name, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in seen:
             seen.add(id(parameter))
