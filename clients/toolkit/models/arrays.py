@@ -109,9 +109,10 @@ class ModelArrays:
         others: dict[str, Tensor] = {}
         with torch.no_grad():
             for name, array in arrays.items():
-                if name in parameters:
-                    parameters[name].copy_(to_read(array))
-                else:
+                own, kept = parameters.get(name), state[self.prefix + name]
+                if own is not None and own.data_ptr() == kept.data_ptr():
+                    own.copy_(to_read(array))
+                else:  # a buffer, a second name, or what the module's hooks give another form
                     others[self.prefix + name] = to_read(array)
         if others:
             self.model.load_state_dict(others, strict=False)
