@@ -260,7 +260,6 @@ def test_the_ci_script_runs_the_readmes_own_commands() -> None:
     [
         pytest.param(part, marks=[pytest.mark.slow] * (name != "README.md"))
         for name, text in PAGES.items()
-        if name != "results.md"  # whose data are elsewhere
         for line in commands(text)
         for part in line.split(" && ")
         if "-m simulations" in part
