@@ -6,13 +6,17 @@ import hashlib
 import json
 import resource
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from flwr.app import Context, Message, MessageType
+from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fl_admm_strategies import __version__
@@ -41,6 +45,8 @@ class Cell:
     on_validation : bool
         The models are measured on these, and the test samples are out of reach.
     data_root : Path or None
+    gauge : bool
+        Run to count gradients only.
     """
 
     alias: str
@@ -49,6 +55,7 @@ class Cell:
     held_out: bool
     on_validation: bool
     data_root: Path | None
+    gauge: bool = False
 
     @property
     def seed(self) -> int:
@@ -65,7 +72,7 @@ class Cell:
             str((self.held_out, self.on_validation)),
         ]
         digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
-        kind = "trial" if self.on_validation else "seed"
+        kind = "trial" if self.on_validation else "gauge" if self.gauge else "seed"
         return folder / f"{self.alias}-{kind}-{self.seed}-{digest}.json"
 
 
@@ -78,14 +85,29 @@ def _source(name: str) -> str:
 
 
 class Gradients:
-    """Counts the samples whose loss had its gradient computed, in every epoch and inner step."""
+    """Counts the samples whose loss had its gradient computed in training, in every inner step.
 
-    def __init__(self) -> None:
+    `sizes` are the clients' numbers of training samples.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
         self.count = 0
+        self._sizes = sizes
+        self._after: list[int] = []
+        self._in_training = False
+
+    def around(self, app: ClientApp) -> Callable[[Message, Context], Message]:
+        """Return an app whose messages say whether clients train or adapt to be evaluated."""
+
+        def answer(message: Message, context: Context) -> Message:
+            self._in_training = message.metadata.message_type.startswith(MessageType.TRAIN)
+            return app(message, context)
+
+        return answer
 
     def watch(self, loss: Tensor, samples: int) -> None:
         """Count a loss when its gradient is: the mean over samples, or one entry a sample."""
-        if not loss.requires_grad:
+        if not (self._in_training and loss.requires_grad):
             return
 
         def add(gradient: Tensor) -> None:
@@ -93,6 +115,15 @@ class Gradients:
             self.count += samples if loss.ndim == 0 else int(torch.count_nonzero(gradient))
 
         loss.register_hook(add)  # type: ignore[no-untyped-call]
+
+    def end_round(self, *_: object) -> None:
+        """Note that a round is over."""
+        self._after.append(self.count)
+
+    def passes(self, train_metrics: Mapping[int, Collection[int]]) -> list[float]:
+        """Return by round the passes over its samples that a client made, given who trained."""
+        met = [sum(self._sizes[c] for c in clients) for _, clients in sorted(train_metrics.items())]
+        return [float(x) for x in np.diff([0, *self._after]) / met]
 
 
 @cache
@@ -116,7 +147,9 @@ def count_gradients(problem: Problem) -> Gradients | None:
         return None
     kind: Any = type(problem.loss_fn)
     loss: Any = _watched(kind)()
-    loss._gradients = gradients = Gradients()
+    loss._gradients = gradients = Gradients(
+        [len(client.train[1]) for client in problem.data.clients]
+    )
     problem.loss_fn = loss
     return gradients
 
@@ -139,6 +172,9 @@ def run(cell: Cell) -> dict[str, Any]:
     gradients = count_gradients(problem)
     federation = baseline_of(problem, cell.method)
     strategy, training = federation.strategy(), settings.training
+    watching: dict[str, Any] = {}
+    if gradients is not None:
+        watching = {"around": gradients.around, "on_round": gradients.end_round}
     began = time.perf_counter()
     history = run_here(
         federation,
@@ -146,6 +182,7 @@ def run(cell: Cell) -> dict[str, Any]:
         federation.initial_arrays(strategy),
         num_rounds=training.num_rounds,
         evaluate_every=training.evaluate_every,
+        **watching,
     )
     measured = _measured(problem, strategy, history)
     found: dict[str, Any] = plain(
@@ -156,6 +193,7 @@ def run(cell: Cell) -> dict[str, Any]:
             "seconds": time.perf_counter() - began,
             "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "gradients": None if gradients is None else gradients.count,
+            "passes": None if gradients is None else gradients.passes(strategy.train_metrics),
             **measured,
         }
     )

@@ -22,6 +22,9 @@ from .workers import Workers, num_cores, workers
 COMPARISON = "comparison.toml"
 CELLS = "cells"
 
+_GAUGE = (
+    3  # rounds, the last counts: FedALA has no weights to learn in the first, many in the second
+)
 Found = dict[str, Any]
 """What a cell's file holds."""
 Say = Callable[[str], None]
@@ -92,11 +95,24 @@ def _steps(comparison: Comparison, alias: str, data_root: Path | None) -> Batch:
     """Yield the cells that a method needs next, are sent what they found; return the outcome."""
     outcome, seeds = Outcome(alias), comparison.all_seeds
 
-    def cell(seed: int, tuned: dict[str, float | int], trial: bool) -> Cell:
-        raw = comparison.raw_settings(alias, seed, tuned)
+    def cell(
+        seed: int, tuned: dict[str, float | int], trial: bool = False, gauge: bool = False
+    ) -> Cell:
+        raw = comparison.raw_settings(alias, seed, {**outcome.tuned, **tuned})
+        if gauge:
+            raw["training"]["num-rounds"] = _GAUGE
         method = comparison.method_of(alias)
-        return Cell(alias, method, raw, bool(comparison.tune), trial, data_root)
+        return Cell(alias, method, raw, bool(comparison.tune), trial, data_root, gauge)
 
+    if comparison.work is not None and (names := comparison.lengths_of(alias)):
+        found = yield [cell(seeds[0], dict.fromkeys(names, n), gauge=True) for n in (1, 2)]
+        if wrong := next((one["error"] for one in found if "error" in one), None):
+            outcome.runs = [{"alias": alias, "seed": seed, "error": wrong} for seed in seeds]
+            return outcome
+        once, twice = (one["passes"][-1] for one in found)
+        if twice > once:  # else no setting makes its clients train for longer: FedGiA's
+            length = max(1, 1 + round((comparison.work - once) / (twice - once)))
+            outcome.tuned = dict.fromkeys(names, length)
     if spaces := comparison.spaces_of(alias):
         study = Study(spaces, comparison.budget, seeds[0])
         while drawn := study.ask():
@@ -106,13 +122,13 @@ def _steps(comparison: Comparison, alias: str, data_root: Path | None) -> Batch:
             ]
             study.tell([_value(one) for one in found])
         try:
-            outcome.tuned = study.best()
+            outcome.tuned |= study.best()
         except RuntimeError as error:
             last = next(one["error"] for one in reversed(outcome.trials) if "error" in one)
             why = f"{error}; the last: {last}"
             outcome.runs = [{"alias": alias, "seed": seed, "error": why} for seed in seeds]
             return outcome
-    outcome.runs = yield [cell(seed, outcome.tuned, False) for seed in seeds]
+    outcome.runs = yield [cell(seed, {}) for seed in seeds]
     return outcome
 
 
@@ -141,6 +157,8 @@ class _Schedule:
         self.cells: dict[Path, Cell] = {}
         self.waiting: dict[str, tuple[list[Path], dict[Path, Found]]] = {}
         trials = sum(comparison.budget for a in comparison.methods if comparison.spaces_of(a))
+        if comparison.work is not None:
+            trials += sum(2 for a in comparison.methods if comparison.lengths_of(a))
         self.total = trials + len(comparison.methods) * len(comparison.all_seeds)
         self.done = self.ran = 0
         self.began = time.monotonic()
@@ -190,7 +208,7 @@ class _Schedule:
             }
         self.pool.largest = max(self.pool.largest, found.get("memory", 0))
         self.done, self.ran = self.done + 1, self.ran + 1
-        what = "trial" if cell.on_validation else f"seed {cell.seed}"
+        what = "trial" if cell.on_validation else "gauge" if cell.gauge else f"seed {cell.seed}"
         self.say(
             f"{self.done}/{self.total} {cell.alias}, {what}: {_in_short(found)}; {self._left()}"
         )

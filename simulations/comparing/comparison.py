@@ -14,10 +14,12 @@ from pydantic import Field, ValidationError, field_validator
 from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from ..experiments.loading import change, checked, explained, raw_settings
-from ..methods import strategy_named
+from ..methods import completed, strategy_named
 from ..settings.section import Section
 from ..settings.wording import unknown
 
+_LENGTHS = (("local_epochs", "personal_epochs"), ("local_steps",), ("local_rounds",))
+"""Settings by which clients train for longer; a method has one of these lines."""
 _SECTIONS = ("data", "model", "training", "algorithm", "client", "attack", "report")
 
 
@@ -72,6 +74,9 @@ class Comparison(Section):
     """How many seeds, from 0 on, or which."""
     tune: dict[str, str] = Field(default_factory=dict)
     """Spaces by setting: ``lr`` of every method that has it, ``ALIAS.lr`` of one."""
+    work: float | None = Field(default=None, gt=0)
+    """Gradients of a client in a round, in passes over its samples: the same for all methods, as
+    near as whole epochs or steps allow. Left out, epochs are what the settings say."""
     budget: int = Field(default=20, ge=1)
     """Trials in which the settings of each method are tuned."""
     select: Literal["validation"] = "validation"
@@ -116,6 +121,16 @@ class Comparison(Section):
             elif not dot and key.replace("-", "_") in known and f"{alias}.{key}" not in self.tune:
                 spaces[key] = Space.read(key, text)
         return spaces
+
+    def lengths_of(self, alias: str) -> tuple[str, ...]:
+        """Return the settings of a method that say how long a client trains in a round."""
+        method, raw = self.method_of(alias), self.raw_settings(alias, self.all_seeds[0], {})
+        settings = checked(raw, alias)
+        made = completed(settings.baselines.methods()[method], settings.algorithm).build()
+        used = parameters_of(type(made)).keys() - made.idle_settings
+        lines = (tuple(name for name in names if name in used) for names in _LENGTHS)
+        found: tuple[str, ...] = next(filter(None, lines), ())
+        return tuple(name.replace("_", "-") for name in found)
 
     def raw_settings(self, alias: str, seed: int, tuned: Mapping[str, Any]) -> dict[str, Any]:
         """Return the experiment of a cell: one baseline alone, which is the method."""
@@ -165,6 +180,12 @@ class Comparison(Section):
                 raise unknown("method of --tune", owner, [*self.methods])
             if not dot and not any(key in self.spaces_of(alias) for alias in self.methods):
                 raise ValueError(f"tune: none of the methods has a setting {key!r}.")
+            if self.work is not None and any(
+                key.rpartition(".")[2] in self.lengths_of(a) for a in self.methods
+            ):
+                raise ValueError(
+                    f"tune has {key!r}, which follows from work: leave one of them out."
+                )
         for key in self.set:
             if (owner := key.partition(".")[0]) not in (*_SECTIONS, *self.methods):
                 raise unknown("section or method of --set", owner, [*_SECTIONS, *self.methods])

@@ -29,6 +29,16 @@ from .pages import Code, Grid, Heading, Image, Paragraph, Part
 from .statistics import LEVEL, Mean, mean_of, pairs_of, ranks_of, what_it_can_show
 
 PAGE = "report.html"
+_WORK = {
+    "gradients": ("Gradients", 1, ",.0f"),
+    "passes": ("Passes", 1, ".1f"),
+    "trained": ("Clients trained", 1, ",.0f"),
+    "down": ("MB down", 1e6, ",.2f"),
+    "up": ("MB up", 1e6, ",.2f"),
+    "seconds": ("Seconds", 1, ",.1f"),
+    "memory": ("RAM MB", 1e6, ",.0f"),
+}
+"""What a run computed and sent: header, unit and form."""
 
 
 def write_report(comparison: Comparison, outcomes: Sequence[Outcome], out: Path) -> Sequence[str]:
@@ -117,6 +127,11 @@ class _Report:
             "seed all methods have the same data, initial model, clients in each round, and "
             "batches. Nothing is chosen by the test samples."
         )
+        if comparison.work is not None:
+            text += (
+                f" Local work: gradients worth {comparison.work:g} passes over a client's samples "
+                "in a round, as near as whole epochs or steps of each method allow."
+            )
         if comparison.tune:
             spaces = ", ".join(f"{key} in {space}" for key, space in comparison.tune.items())
             text += (
@@ -257,35 +272,20 @@ class _Report:
         """Return what the methods computed and sent."""
         rows = []
         for one in self.with_numbers:
-            down = [sum(moved[1] for moved in run["traffic"]) / 1e6 for run in one.finished]
-            up = [sum(moved[2] for moved in run["traffic"]) / 1e6 for run in one.finished]
-            gradients = [run["gradients"] for run in one.finished]
-            rows.append(
-                [
-                    one.alias,
-                    NONE if None in gradients else f"{np.mean(gradients):,.0f}",
-                    f"{np.mean([run['trained'] for run in one.finished]):,.0f}",
-                    f"{np.mean(down):,.2f}",
-                    f"{np.mean(up):,.2f}",
-                    f"{np.mean([run['seconds'] for run in one.finished]):,.1f}",
-                    f"{np.mean([run['memory'] for run in one.finished]) / 1e6:,.0f}",
-                ]
-            )
-        headers = [
-            "method",
-            "Gradients",
-            "Clients trained",
-            "MB down",
-            "MB up",
-            "Seconds",
-            "RAM MB",
-        ]
+            runs = [_work_of(run) for run in one.finished]
+            row = [one.alias]
+            for name, (_, scale, form) in _WORK.items():
+                values = [done[name] for done in runs]
+                row.append(NONE if None in values else f"{np.mean(values) / scale:{form}}")  # type: ignore[arg-type]
+            rows.append(row)
         return Grid(
             "Of one run, averaged over seeds. Gradients: samples whose loss had its gradient "
-            "computed, in all clients and rounds (a Hessian product is not counted, two losses of "
-            "a sample are two). Clients trained: summed over the rounds. MB: arrays sent. Seconds "
-            "are of this machine, beside other cells.",
-            headers,
+            "computed in training, in all clients and rounds (a Hessian product is not counted, "
+            "two losses of a sample are two). Passes: the same for one client and round, over its "
+            "samples. Clients trained: summed over the rounds; some methods train everybody in "
+            "every round by definition. MB: arrays sent to train. Seconds are of this machine, "
+            "beside other cells.",
+            ["method", *(header for header, _, _ in _WORK.values())],
             rows,
         )
 
@@ -364,20 +364,18 @@ class _Report:
     def cells_csv(self) -> str:
         """Return a line for every model of every cell, and for every cell that failed."""
         names = ["method", "seed", "model", "headline", "mean", "std", "worst", "best"]
-        work = ["gradients", "trained", "down", "up", "seconds"]
-        lines: list[list[Any]] = [[*names, *work, "error"]]
+        lines: list[list[Any]] = [[*names, *_WORK, "error"]]
         for one in self.outcomes:
             for run in one.runs:
                 if "error" in run:
-                    empty = [""] * (len(names) - 2 + len(work))
+                    empty = [""] * (len(names) - 2 + len(_WORK))
                     lines.append([one.alias, run["seed"], *empty, run["error"]])
                     continue
-                done = [run["gradients"], run["trained"]]
-                done += [sum(moved[way] for moved in run["traffic"]) for way in (1, 2)]
+                done = ["" if x is None else round(x, 4) for x in _work_of(run).values()]
                 for place, (title, scores) in enumerate(run["models"].items()):
                     numbers = [scores[name] for name in ("mean", "std", "worst", "best")]
                     first = [one.alias, run["seed"], title, int(place == 0)]
-                    lines.append([*first, *numbers, *done, round(run["seconds"], 3), ""])
+                    lines.append([*first, *numbers, *done, ""])
         return _csv(lines)
 
     def curves_csv(self) -> str:
@@ -388,6 +386,14 @@ class _Report:
                 for title, points in run["curves"].items():
                     lines += [[one.alias, run["seed"], title, r, mean] for r, mean in points]
         return _csv(lines)
+
+
+def _work_of(run: Found) -> dict[str, float | None]:
+    """Return what a run computed and sent, by the names of `_WORK`."""
+    passes = run.get("passes")
+    down, up = (sum(moved[way] for moved in run["traffic"]) for way in (1, 2))
+    sent = {"passes": None if passes is None else _mean(passes), "down": down, "up": up}
+    return {name: sent[name] if name in sent else run[name] for name in _WORK}
 
 
 def _ari(run: Found) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from torch import nn
 
@@ -179,9 +180,12 @@ def run_here(
     *,
     num_rounds: int,
     evaluate_every: int,
+    around: Callable[[ClientApp], Any] = lambda app: app,
     **options: Any,
 ) -> History:
     """Run a method in this process, whatever engine its experiment has; see `run_method`.
+
+    `around` may put something between the server's messages and the clients' app.
 
     Raises
     ------
@@ -190,18 +194,22 @@ def run_here(
     """
     problem = federation.problem
     options |= {"num_rounds": num_rounds, "evaluate_every": evaluate_every}
-    with one_thread(), grid_of(federation, min(_NODES, problem.num_clients)) as grid:
+    with one_thread(), grid_of(federation, min(_NODES, problem.num_clients), around) as grid:
         history = run_method(problem, strategy, grid, arrays, **options)
     if not history.rounds:
         raise RuntimeError("no client could evaluate a model; the errors above say why.")
     return history
 
 
-def grid_of(federation: Federation, num_nodes: int) -> InProcessGrid:
+def grid_of(
+    federation: Federation,
+    num_nodes: int,
+    around: Callable[[ClientApp], Any] = lambda app: app,
+) -> InProcessGrid:
     """Return a grid of this process with the clients of a federation on some nodes."""
     app = client_app(
         federation.build_client,
         num_clients=federation.problem.num_clients,
         cohort=federation.problem.settings.training.cohort,
     )
-    return InProcessGrid(app, num_nodes)
+    return InProcessGrid(around(app), num_nodes)

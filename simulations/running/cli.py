@@ -216,6 +216,13 @@ def compare(
             "int:1:10 for whole numbers.",
         ),
     ] = None,
+    work: Annotated[
+        float | None,
+        typer.Option(
+            help="The same local work for all: gradients a client and round, in passes over its "
+            "samples (default: the epochs of the settings)."
+        ),
+    ] = None,
     budget: Annotated[
         int | None, typer.Option(min=1, help="Trials of tuning for each method (default: 20).")
     ] = None,
@@ -273,6 +280,7 @@ def compare(
             "data": data,
             "seeds": seeds,
             "tune": {key: str(v) for key, v in map(key_and_value, tune)} if tune else None,
+            "work": work,
             "budget": budget,
             "select": select,
             "target": target,

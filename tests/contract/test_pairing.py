@@ -2,6 +2,7 @@
 
 Data are shuffled, of uneven sizes; a part of the clients trains in a round, three local epochs. Two
 equal it to rounding: IFCA uploads changes, and Flower's own mean is added up in single precision.
+FedADMM has no such limit: as rho goes to 0 its server adds up all past moves (P9 of its notes).
 """
 
 from __future__ import annotations
@@ -82,6 +83,10 @@ LIMITS: dict[str, tuple[Callable[[], StatefulStrategy], Callable[..., NumPyClien
     "CFL, eps1 = 0": (lambda: setting("CFL", 0.0, 1.0, weights="size"), of.CFLClient),
     "PACFL, 90 degrees": (lambda: setting("PACFL", 90.0), of.PACFLClient),
     IFCA: (lambda: setting("IFCA", 1, weights="size"), of.IFCAClient),
+    "Per-FedAvg's start, fine-tuned": (
+        lambda: setting("PerFedAvg", mode="finetune", weights="size"),
+        of.PerFedAvgClient,
+    ),
     "Ditto's global model": (lambda: setting("Ditto", weights="size"), of.DittoClient),
 }
 

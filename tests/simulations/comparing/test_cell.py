@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,66 @@ def test_an_epoch_has_a_gradient_of_every_sample(cohort: bool) -> None:
     mean = found["models"]["one global model"]["mean"]
     assert mean == pytest.approx(sum(values.values()) / 12)
     assert found["curves"]["one global model"] == [[2, mean]]
+
+
+def batch_sizes(n: int, count: int) -> list[int]:
+    """Return the sizes of the first batches of 20, epoch after epoch."""
+    epoch = [20] * (n // 20) + [n % 20] * (n % 20 > 0)
+    return [epoch[k % len(epoch)] for k in range(count)]
+
+
+D = (64 * 128 + 128) + (128 * 64 + 64) + (64 * 10 + 10)  # parameters of the model
+
+# One client in a round: gradients of n samples by the paper's algorithm, numbers down and up, and
+# numbers down in round 1 beside them: the personal models' start.
+BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], int], int, int, int]] = {
+    "fedavg": ({}, lambda n: 3 * n, D, D, 0),
+    # Each of tau steps: grad f(w; D), grad f(w - alpha ...; D'), and two gradients on D''.
+    "perfedavg": (
+        {"local-steps": 4},
+        lambda n: sum((1, 1, 2)[k % 3] * b for k, b in enumerate(batch_sizes(n, 12))),
+        *(D, D, 0),
+    ),
+    # R batches, K steps of theta_i on each; theta_i starts at w.
+    "pfedme": (
+        {"local-rounds": 3, "inner-steps": 4},
+        lambda n: 4 * sum(batch_sizes(n, 3)),
+        *(D, D, 0),
+    ),
+    # R times K steps, each on a batch of its own; w has ten numbers.
+    "lp-proj": (
+        {"local-rounds": 3, "inner-steps": 4},
+        lambda n: sum(batch_sizes(n, 12)),
+        *(10, 10, D),
+    ),
+    # E epochs of w, and as many of v_i.
+    "ditto": ({}, lambda n: 2 * 3 * n, D, D, D),
+    # Down x and c, up y and the change of c_i.
+    "scaffold": ({}, lambda n: 3 * n, 2 * D, 2 * D, 0),
+}
+
+
+@pytest.mark.parametrize("method", BY_HAND)
+def test_work_and_bytes_are_those_of_the_papers_algorithm(method: str) -> None:
+    settings, gradients, down, up, start = BY_HAND[method]
+    changes = {f"{method}.{key}": value for key, value in settings.items()}
+    # Evaluated in both rounds: what Per-FedAvg adapts for that is no training.
+    found = cells.run(cell_of(method, **changes, **{"training.evaluate-every": 1}))
+    sizes = [len(client.train[1]) for client in load("digits-swap", 1).clients]
+    of_all = sum(map(gradients, sizes))
+    assert found["gradients"] == 2 * of_all
+    assert found["passes"] == pytest.approx([of_all / sum(sizes)] * 2)
+    assert found["trained"] == 2 * 12
+    moved = [entry for entry in found["traffic"] if entry[0] > 0]
+    assert moved == [[r, 12 * 4 * (down + start * (r == 1)), 12 * 4 * up] for r in (1, 2)]
+
+
+def test_methods_that_train_everybody_say_so() -> None:
+    found = {
+        method: cells.run(cell_of(method, **{"training.fraction-train": 0.5}))["trained"]
+        for method in ("fedavg", "pfedme")
+    }
+    assert found == {"fedavg": 2 * 6, "pfedme": 2 * 12}
 
 
 def test_a_trial_never_sees_the_test_samples(mine: str) -> None:

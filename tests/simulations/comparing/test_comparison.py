@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulations.comparing.cell import Cell
+from simulations.comparing.cell import Cell, run
 from simulations.comparing.compare import _steps
 from simulations.comparing.comparison import Comparison, Space, read
 from tests.support.refusals import refused
@@ -109,6 +109,11 @@ def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
         ({"methods": ["ditto"], "set": {"trainig.num-rounds": 1}}, ["trainig", "training"]),
         ({"methods": ["ditto"], "set": {"seed": 1}}, ["seed"]),
         ({"methods": ["ditto"], "select": "test"}, ["select", "validation"]),
+        ({"methods": ["ditto"], "work": 0}, ["work"]),
+        (
+            {"methods": ["ditto"], "work": 5, "tune": {"ditto.local-epochs": "int:1:9"}},
+            ["tune", "local-epochs", "work"],
+        ),
         ({"methods": ["fedmavg"]}, ["fedmavg", "digits-swap"]),
     ],
 )
@@ -160,6 +165,56 @@ def test_every_method_has_the_same_trials_on_validation_and_the_best_is_taken(
         best = min(valid, key=lambda lr: abs(lr - 0.3))
         chosen = {next(iter(cell.raw["baselines"].values()))["lr"] for cell in batch}
         assert chosen == {best}
+
+
+@pytest.mark.parametrize(
+    ("method", "lengths"),
+    [
+        ("fedavg", ("local-epochs",)),
+        ("pfedme", ("local-rounds",)),
+        *(
+            pytest.param(method, lengths, marks=pytest.mark.slow)
+            for method, lengths in {
+                "ditto": ("local-epochs", "personal-epochs"),
+                "perfedavg": ("local-steps",),
+                "lp-proj": ("local-rounds",),
+                "localsgd": ("local-steps",),
+                "fedala": ("local-epochs",),
+            }.items()
+        ),
+    ],
+)
+def test_local_work_is_alike_as_near_as_the_settings_allow(
+    method: str, lengths: tuple[str, ...]
+) -> None:
+    options = {"methods": [method], "seeds": 1, "work": 4, "set": {"training.num-rounds": 4}}
+    comparison = read(None, options)
+    assert comparison.lengths_of(method) == lengths
+    steps = _steps(comparison, method, None)
+    gauged = [run(cell) for cell in next(steps)]
+    (cell,) = steps.send(gauged)
+    length = {cell.raw["baselines"][method][name] for name in lengths}
+    assert len(length) == 1
+    one_more = gauged[1]["passes"][-1] - gauged[0]["passes"][-1]
+    assert run(cell)["passes"][-1] == pytest.approx(4, abs=one_more / 2 + 1e-9)
+
+
+def test_a_method_whose_work_is_fixed_keeps_its_settings() -> None:
+    comparison = read(None, {"methods": ["fedgia"], "seeds": 1, "work": 4})
+    before = comparison.raw_settings("fedgia", 0, {})
+    steps = _steps(comparison, "fedgia", None)
+    next(steps)
+    (cell,) = steps.send([{"passes": [1.0, 2.0, 2.0]}] * 2)
+    assert cell.raw == before
+
+
+def test_a_method_that_cannot_run_at_all_has_no_numbers() -> None:
+    comparison = read(None, {"methods": ["fedavg"], "seeds": 2, "work": 4})
+    steps = _steps(comparison, "fedavg", None)
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.send([{"passes": [1.0]}, {"error": "the model diverged"}])
+    assert [one["error"] for one in end.value.value.runs] == ["the model diverged"] * 2
 
 
 def test_a_method_of_which_every_trial_failed_has_no_numbers(comparison: Comparison) -> None:

@@ -26,7 +26,7 @@ def run(alias: str, seed: int, mean: float, kinds: tuple[str, ...] = ("model",))
         | {"cells": {"ari": 0.5} if kind == kinds[-1] else {}}
         for kind in kinds
     }
-    work = {"gradients": 2_000, "trained": 4, "seconds": 2.0, "memory": 3e8}
+    work = {"gradients": 2_000, "passes": [2.0, 3.0], "trained": 4, "seconds": 2.0, "memory": 3e8}
     return {
         **{"alias": alias, "seed": seed, "data": "digits", "num_clients": 2, "metric": "accuracy"},
         **{"models": models, **work, "traffic": [[0, 500, 0], [1, 1e6, 2e6], [2, 1e6, 2e6]]},
