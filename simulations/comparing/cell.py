@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fl_admm_strategies import __version__
 
-from ..data import Data, FederatedData, Samples, with_validation
+from ..data import Data, FederatedData, Samples, with_validation, without_clients
 from ..experiments.experiment import baseline_of, load_data, problem_with
 from ..experiments.loading import checked
 from ..methods import History, run_here
@@ -29,6 +29,8 @@ from ..problems import Problem, TorchProblem
 from ..reports import plain, write_text
 from ..settings.imported import imported, is_import
 from ..settings.tables import Settings
+
+_OF_CLIENTS = 1 / 3  # share of the clients that trials have
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ class Cell:
     alias, method : str
     raw : dict
         The tables of the experiment; the method is its one baseline.
-    held_out : bool
-        Validation samples are held out of the training samples, where the data have none.
+    held_out : {"", "validation", "clients"}
+        What settings are chosen by, which the other runs do without: validation samples, held out
+        of the training samples where the data have none; or a third of the clients.
     on_validation : bool
-        The models are measured on these, and the test samples are out of reach.
+        The models are measured on these: the test samples of the other runs are out of reach.
     data_root : Path or None
     gauge : bool
         Run to count gradients only.
@@ -52,7 +55,7 @@ class Cell:
     alias: str
     method: str
     raw: dict[str, Any]
-    held_out: bool
+    held_out: str
     on_validation: bool
     data_root: Path | None
     gauge: bool = False
@@ -69,7 +72,8 @@ class Cell:
             json.dumps(self.raw, sort_keys=True, default=str),
             __version__,
             *(_source(name) for name in names if is_import(name)),
-            str((self.held_out, self.on_validation)),
+            str((bool(self.held_out), self.on_validation)),
+            *(["clients"] if self.held_out == "clients" else []),
         ]
         digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
         kind = "trial" if self.on_validation else "gauge" if self.gauge else "seed"
@@ -209,6 +213,8 @@ def _data(cell: Cell, settings: Settings) -> Data:
             f"tune is given, but data set {settings.data.name!r} has no validation samples: that "
             "is for data of samples. Leave it out."
         )
+    if cell.held_out == "clients":
+        return without_clients(data, _OF_CLIENTS, settings.seed)[cell.on_validation]
     data = with_validation(data, settings.seed)
     if cell.on_validation:
         clients = [replace(one, test=cast(Samples, one.validation)) for one in data.clients]

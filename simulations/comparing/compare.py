@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Outcome:
-    """What came of a method.
+    """What came of a method, at a point of what is swept.
 
     Attributes
     ----------
@@ -43,12 +44,20 @@ class Outcome:
         The runs of its tuning.
     runs : list of Found
         One a seed; ``error`` says why one has no numbers.
+    point : dict
+        The values of the swept settings.
     """
 
     alias: str
     tuned: dict[str, float | int] = field(default_factory=dict)
     trials: list[Found] = field(default_factory=list)
     runs: list[Found] = field(default_factory=list)
+    point: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The alias with the point."""
+        return ", ".join([self.alias, *(f"{key}={value}" for key, value in self.point.items())])
 
     @property
     def finished(self) -> list[Found]:
@@ -91,18 +100,21 @@ def compare(
 Batch = Generator[list[Cell], list[Found], Outcome]
 
 
-def _steps(comparison: Comparison, alias: str, data_root: Path | None) -> Batch:
+def _steps(
+    comparison: Comparison, alias: str, data_root: Path | None, point: dict[str, Any] | None = None
+) -> Batch:
     """Yield the cells that a method needs next, are sent what they found; return the outcome."""
-    outcome, seeds = Outcome(alias), comparison.all_seeds
+    outcome, seeds = Outcome(alias, point=point or {}), comparison.all_seeds
 
     def cell(
         seed: int, tuned: dict[str, float | int], trial: bool = False, gauge: bool = False
     ) -> Cell:
-        raw = comparison.raw_settings(alias, seed, {**outcome.tuned, **tuned})
+        raw = comparison.raw_settings(alias, seed, {**outcome.tuned, **tuned}, outcome.point)
         if gauge:
             raw["training"]["num-rounds"] = _GAUGE
         method = comparison.method_of(alias)
-        return Cell(alias, method, raw, bool(comparison.tune), trial, data_root, gauge)
+        held_out = comparison.select if comparison.tune else ""
+        return Cell(alias, method, raw, held_out, trial, data_root, gauge)
 
     if comparison.work is not None and (names := comparison.lengths_of(alias)):
         found = yield [cell(seeds[0], dict.fromkeys(names, n), gauge=True) for n in (1, 2)]
@@ -151,22 +163,27 @@ class _Schedule:
         say: Say,
     ) -> None:
         self.folder, self.pool, self.say = folder, pool, say
-        self.steps = {a: _steps(comparison, a, data_root) for a in comparison.methods}
-        self.outcomes: dict[str, Outcome] = {}
+        points = comparison.points
+        self.steps = [
+            _steps(comparison, a, data_root, at) for a, at in product(comparison.methods, points)
+        ]
+        self.outcomes: dict[int, Outcome] = {}
         self.todo: deque[Path] = deque()
         self.cells: dict[Path, Cell] = {}
-        self.waiting: dict[str, tuple[list[Path], dict[Path, Found]]] = {}
+        self.over: dict[Path, Found] = {}
+        self.waiting: dict[int, tuple[list[Path], dict[Path, Found]]] = {}
         trials = sum(comparison.budget for a in comparison.methods if comparison.spaces_of(a))
         if comparison.work is not None:
             trials += sum(2 for a in comparison.methods if comparison.lengths_of(a))
-        self.total = trials + len(comparison.methods) * len(comparison.all_seeds)
+        runs = len(comparison.methods) * len(comparison.all_seeds)
+        self.total = len(points) * (trials + runs)
         self.done = self.ran = 0
         self.began = time.monotonic()
 
     def run(self) -> list[Outcome]:
         """Run all; return the outcomes in the order of the comparison."""
-        for alias, steps in self.steps.items():
-            self._batch(alias, next(steps))
+        for number, steps in enumerate(self.steps):
+            self._batch(number, next(steps))
         while self.todo or self.pool.running:
             while self.todo and self.pool.room():
                 path = self.todo.popleft()
@@ -174,28 +191,28 @@ class _Schedule:
                 self.pool.start(str(path), cells.work, self.cells[path], path)
             for name, code in self.pool.ended():
                 self._ended(Path(name), code)
-        return [self.outcomes[alias] for alias in self.steps]
+        return [self.outcomes[number] for number in range(len(self.steps))]
 
-    def _batch(self, alias: str, batch: Sequence[Cell]) -> None:
+    def _batch(self, number: int, batch: Sequence[Cell]) -> None:
         """Take in the next cells of a method; those with a file are not run again."""
         paths = [cell.path(self.folder) for cell in batch]
         found: dict[Path, Found] = {}
-        self.waiting[alias] = paths, found
-        kept = 0
-        for path, cell in zip(paths, batch, strict=True):
-            before = cells.read(path)
-            again = path in self.cells  # two trials of a method may have the same settings
-            if before is not None and (again or "error" not in before):
-                found[path] = before
-            elif not again:
-                self.cells[path] = cell
-                self.todo.append(path)
-                continue
-            kept += 1
-        self.done += kept
-        if kept:
-            self.say(f"{self.done}/{self.total} {alias}: {kept} there already")
-        self._go_on(alias)
+        self.waiting[number] = paths, found
+        # Two trials may have the same settings, and two points where a method lacks what is swept.
+        for path, cell in dict(zip(paths, batch, strict=True)).items():
+            if path in self.over:
+                found[path] = self.over[path]
+            elif path not in self.cells:
+                before = cells.read(path)
+                if before is not None and "error" not in before:
+                    found[path] = before
+                else:
+                    self.cells[path] = cell
+                    self.todo.append(path)
+        if kept := sum(path in found for path in paths):
+            self.done += kept
+            self.say(f"{self.done}/{self.total} {batch[0].alias}: {kept} there already")
+        self._go_on(number)
 
     def _ended(self, path: Path, code: int) -> None:
         cell, found = self.cells[path], cells.read(path)
@@ -207,13 +224,17 @@ class _Schedule:
                 "error": f"the worker process ended with exit code {code}{killed}.",
             }
         self.pool.largest = max(self.pool.largest, found.get("memory", 0))
-        self.done, self.ran = self.done + 1, self.ran + 1
+        self.over[path] = found
+        waiting = [number for number, (paths, _) in self.waiting.items() if path in paths]
+        self.done += sum(self.waiting[number][0].count(path) for number in waiting)
+        self.ran += 1
         what = "trial" if cell.on_validation else "gauge" if cell.gauge else f"seed {cell.seed}"
         self.say(
             f"{self.done}/{self.total} {cell.alias}, {what}: {_in_short(found)}; {self._left()}"
         )
-        self.waiting[cell.alias][1][path] = found
-        self._go_on(cell.alias)
+        for number in waiting:
+            self.waiting[number][1][path] = found
+            self._go_on(number)
 
     def _left(self) -> str:
         """Say how long it will take, by how long it took; tuning that is not needed is counted."""
@@ -221,14 +242,15 @@ class _Schedule:
         minutes, seconds = divmod(round(left), 60)
         return f"about {minutes} min {seconds} s left" if minutes else f"about {seconds} s left"
 
-    def _go_on(self, alias: str) -> None:
-        paths, found = self.waiting[alias]
+    def _go_on(self, number: int) -> None:
+        paths, found = self.waiting[number]
         if not all(path in found for path in paths):
             return
+        del self.waiting[number]
         try:
-            self._batch(alias, self.steps[alias].send([found[path] for path in paths]))
+            self._batch(number, self.steps[number].send([found[path] for path in paths]))
         except StopIteration as end:
-            self.outcomes[alias] = end.value
+            self.outcomes[number] = end.value
 
 
 def _in_short(found: Found) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import tomllib
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import tomli_w
@@ -79,8 +81,12 @@ class Comparison(Section):
     near as whole epochs or steps allow. Left out, epochs are what the settings say."""
     budget: int = Field(default=20, ge=1)
     """Trials in which the settings of each method are tuned."""
-    select: Literal["validation"] = "validation"
-    """What the settings are chosen by: validation samples of the clients that train."""
+    select: Literal["validation", "clients"] = "validation"
+    """What the settings are chosen by: validation samples of the clients that train, or a third of
+    the clients, which only the trials have."""
+    sweep: dict[str, list[Any]] = Field(default_factory=dict)
+    """Values by setting, each of which is run: ``attack.ratio``, ``fpfc.nu`` of one method or
+    ``nu`` of every one that has it; of several settings all combinations."""
     target: float | None = None
     """A value of the metric: rounds and bytes until the mean over clients was as good."""
     set: dict[str, Any] = Field(default_factory=dict)
@@ -106,21 +112,28 @@ class Comparison(Section):
         """The seeds."""
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """The combinations of what is swept; one that is empty where nothing is."""
+        return [dict(zip(self.sweep, at, strict=True)) for at in product(*self.sweep.values())]
+
     def method_of(self, alias: str) -> str:
         """Return the name of the method that an alias stands for."""
         return str(self.methods[alias].get("name", alias))
 
     def spaces_of(self, alias: str) -> dict[str, Space]:
         """Return what is tuned of a method: its own spaces before those of all methods."""
-        known = parameters_of(strategy_named(self.method_of(alias)))
         spaces = {}
         for key, text in self.tune.items():
             owner, dot, setting = key.partition(".")
             if dot and owner == alias:
                 spaces[setting] = Space.read(key, text)
-            elif not dot and key.replace("-", "_") in known and f"{alias}.{key}" not in self.tune:
+            elif not dot and self._has(alias, key) and f"{alias}.{key}" not in self.tune:
                 spaces[key] = Space.read(key, text)
         return spaces
+
+    def _has(self, alias: str, key: str) -> bool:
+        return key.replace("-", "_") in parameters_of(strategy_named(self.method_of(alias)))
 
     def lengths_of(self, alias: str) -> tuple[str, ...]:
         """Return the settings of a method that say how long a client trains in a round."""
@@ -132,15 +145,23 @@ class Comparison(Section):
         found: tuple[str, ...] = next(filter(None, lines), ())
         return tuple(name.replace("_", "-") for name in found)
 
-    def raw_settings(self, alias: str, seed: int, tuned: Mapping[str, Any]) -> dict[str, Any]:
+    def raw_settings(
+        self,
+        alias: str,
+        seed: int,
+        tuned: Mapping[str, Any],
+        point: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         """Return the experiment of a cell: one baseline alone, which is the method."""
         raw = raw_settings(self.experiment, self.profile, (), seed)
         if self.data is not None:
             raw["data"] = {"name": self.data}
         own = {key: value for key, value in self.methods[alias].items() if key != "name"}
-        for key, value in self.set.items():
-            owner, _, setting = key.partition(".")
-            if owner == alias:
+        for key, value in {**self.set, **point}.items():
+            owner, dot, setting = key.partition(".")
+            if not dot:
+                own |= {key: value} if self._has(alias, key) else {}
+            elif owner == alias:
                 own[setting] = value
             elif owner not in self.methods:
                 change(raw, key, value)
@@ -186,13 +207,22 @@ class Comparison(Section):
                 raise ValueError(
                     f"tune has {key!r}, which follows from work: leave one of them out."
                 )
-        for key in self.set:
-            if (owner := key.partition(".")[0]) not in (*_SECTIONS, *self.methods):
-                raise unknown("section or method of --set", owner, [*_SECTIONS, *self.methods])
-        for alias in self.methods:
+        for option, keys in (("set", self.set), ("sweep", self.sweep)):
+            for key in keys:
+                owner, dot, _ = key.partition(".")
+                if option == "sweep" and not dot:
+                    if not any(self._has(alias, key) for alias in self.methods):
+                        raise ValueError(f"sweep: none of the methods has a setting {key!r}.")
+                elif owner not in (*_SECTIONS, *self.methods):
+                    known = [*_SECTIONS, *self.methods]
+                    raise unknown(f"section or method of --{option}", owner, known)
+        if wrong := next((key for key, values in self.sweep.items() if not values), None):
+            raise ValueError(f"sweep: {wrong} has no values, expected {wrong}=VALUE,VALUE,...")
+        for alias, point in product(self.methods, self.points):
             for end in ("low", "high"):  # both ends, so that no trial is refused
                 at = {k: _value(s, getattr(s, end)) for k, s in self.spaces_of(alias).items()}
-                checked(self.raw_settings(alias, seeds[0], at), f"{self.experiment}: {alias}")
+                raw = self.raw_settings(alias, seeds[0], at, point)
+                checked(raw, f"{self.experiment}: {alias}")
 
     def to_toml(self) -> str:
         """Return it as a file that `read` reads back."""

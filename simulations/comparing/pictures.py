@@ -21,6 +21,8 @@ def curves(
     ylabel: str,
     target: float | None,
     picture: Picture,
+    xlabel: str = "communication round",
+    ticks: Sequence[str] = (),
 ) -> None:
     """Draw the mean over seeds by round, and one standard deviation to both sides.
 
@@ -32,6 +34,9 @@ def curves(
     target : float or None
         A level to draw.
     picture : Picture
+    xlabel : str
+    ticks : sequence of str
+        What stands at 0, 1, ... where x is no round.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -54,9 +59,12 @@ def curves(
             axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     if target is not None:
         axes.axhline(target, color=GREY, linestyle=":", label=f"target: {target:g}")
-    axes.set_xlabel("communication round")
+    axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if ticks:
+        axes.set_xticks(range(len(ticks)), ticks)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(

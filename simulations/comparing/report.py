@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ from .pages import Code, Grid, Heading, Image, Paragraph, Part
 from .statistics import LEVEL, Mean, mean_of, pairs_of, ranks_of, what_it_can_show
 
 PAGE = "report.html"
+_CHOSEN_BY = {
+    "validation": "validation samples, which are never trained on,",
+    "clients": "clients that are in no other run, a third",
+}
 _WORK = {
     "gradients": ("Gradients", 1, ",.0f"),
     "passes": ("Passes", 1, ".1f"),
@@ -87,7 +92,7 @@ class _Report:
         # Tests need every seed of every method that they are about.
         self.tested = complete if len(complete) > 1 and len(self.seeds) > 1 else []
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
-        self.title = f"{len(outcomes)} methods on {run['data']}, {seeds}"
+        self.title = f"{len(comparison.methods)} methods on {run['data']}, {seeds}"
 
     def scores(self, outcome: Outcome, name: str = "mean") -> list[float]:
         """Return a number of the headline by seed, as it is shown."""
@@ -102,19 +107,65 @@ class _Report:
         return [
             *self.what_was_run(),
             Heading("Results"),
-            self.results(),
-            Paragraph(what_it_can_show(len(self.seeds), len(self.with_numbers))),
-            *self.curves(),
-            *self.ranks(),
-            *self.differences(),
-            *self.fairness(),
+            *(self.swept() if self.comparison.sweep else self.compared()),
             Heading("What each method did"),
             self.work(),
-            *self.other_models(),
             *self.settings(),
             *self.failed(),
             *self.again(),
         ]
+
+    def compared(self) -> Iterable[Part]:
+        """Compare the methods where each is run in one way."""
+        yield self.results()
+        yield Paragraph(what_it_can_show(len(self.seeds), len(self.with_numbers)))
+        yield from self.curves()
+        yield from self.ranks()
+        yield from self.differences()
+        yield from self.fairness()
+        yield from self.other_models()
+
+    def swept(self) -> Iterable[Part]:
+        """Show every method by the setting that was swept last, for each value of the others."""
+        *others, last = self.comparison.sweep
+        values = self.comparison.sweep[last]
+        found = {one.label: one for one in self.with_numbers}
+        for number, point in enumerate(product(*(self.comparison.sweep[key] for key in others))):
+            at = dict(zip(others, point, strict=True))
+            lines, rows = {}, []
+            for alias in self.comparison.methods:
+                row, means = [alias], np.full((len(self.seeds), len(values)), np.nan)
+                for place, value in enumerate(values):
+                    one = found.get(Outcome(alias, point={**at, last: value}).label)
+                    if one is None:
+                        row.append(NONE)
+                        continue
+                    scores = self.scores(one)
+                    means[: len(scores), place] = scores
+                    mean = mean_of(scores)
+                    row.append(_text(self.metric, mean.value))
+                    if not math.isnan(mean.std):
+                        row[-1] += f" ± {_text(self.metric, mean.std)}"
+                rows.append(row)
+                lines[alias] = list(range(len(values))), means
+            where = "".join(f"{key} = {value}, " for key, value in at.items())
+            yield Grid(
+                f"{self.metric.header}, {where}by {last}: mean ± standard deviation over seeds, of "
+                "each method's first kind of model.",
+                ["method", *(f"{value}" for value in values)],
+                rows,
+            )
+            name = f"sweep-{number}" if others else "sweep"
+            picture = self.picture(name, f"{self.run['data']}, {where}by {last}")
+            pictures.curves(
+                lines,
+                xlabel=last,
+                ylabel=self.metric.axis,
+                target=self.comparison.target,
+                picture=picture,
+                ticks=[str(value) for value in values],
+            )
+            yield Image(picture.path, "Mean over seeds; bands: one standard deviation.")
 
     def what_was_run(self) -> Iterable[Part]:
         """Say data, rounds, tuning."""
@@ -127,6 +178,8 @@ class _Report:
             "seed all methods have the same data, initial model, clients in each round, and "
             "batches. Nothing is chosen by the test samples."
         )
+        for key, values in comparison.sweep.items():
+            text += f" Run with each of {key} = {', '.join(map(str, values))}."
         if comparison.work is not None:
             text += (
                 f" Local work: gradients worth {comparison.work:g} passes over a client's samples "
@@ -136,8 +189,7 @@ class _Report:
             spaces = ", ".join(f"{key} in {space}" for key, space in comparison.tune.items())
             text += (
                 f" Tuned: {spaces}; {comparison.budget} trials a method (Optuna, TPE), chosen by "
-                "the validation samples of the clients that train, on the data of seed "
-                f"{self.seeds[0]}. Validation samples are never trained on."
+                f"{_CHOSEN_BY[comparison.select]} of the data of seed {self.seeds[0]}."
             )
         yield Paragraph(text)
 
@@ -273,7 +325,7 @@ class _Report:
         rows = []
         for one in self.with_numbers:
             runs = [_work_of(run) for run in one.finished]
-            row = [one.alias]
+            row = [one.label]
             for name, (_, scale, form) in _WORK.items():
                 values = [done[name] for done in runs]
                 row.append(NONE if None in values else f"{np.mean(values) / scale:{form}}")  # type: ignore[arg-type]
@@ -281,10 +333,10 @@ class _Report:
         return Grid(
             "Of one run, averaged over seeds. Gradients: samples whose loss had its gradient "
             "computed in training, in all clients and rounds (a Hessian product is not counted, "
-            "two losses of a sample are two). Passes: the same for one client and round, over its "
-            "samples. Clients trained: summed over the rounds; some methods train everybody in "
-            "every round by definition. MB: arrays sent to train. Seconds are of this machine, "
-            "beside other cells.",
+            "two losses of a sample are two). Passes: the same for one usable reply, over its "
+            "client's samples. Clients trained: usable replies of all rounds; some methods train "
+            "everybody in every round by definition. MB: arrays sent to train. Seconds are of "
+            "this machine, beside other cells.",
             ["method", *(header for header, _, _ in _WORK.values())],
             rows,
         )
@@ -299,7 +351,7 @@ class _Report:
                     continue
                 mean = mean_of(self.metric.scale * np.array(values, dtype=np.float64))
                 numbers = [_text(self.metric, mean.value), _interval(self.metric, mean)]
-                rows.append([one.alias, title, *numbers])
+                rows.append([one.label, title, *numbers])
         if rows:
             yield Heading("Other models of the same runs")
             headers = ["method", "model", self.metric.header, "95 % interval"]
@@ -311,7 +363,7 @@ class _Report:
         rows = []
         for one in self.outcomes:
             method = self.comparison.method_of(one.alias)
-            raw = self.comparison.raw_settings(one.alias, self.seeds[0], {})
+            raw = self.comparison.raw_settings(one.alias, self.seeds[0], {}, one.point)
             settings = checked(raw, one.alias)
             table = completed(settings.baselines.methods()[method], settings.algorithm)
             shown = given(table, without=("client", *(k.replace("-", "_") for k in one.tuned)))
@@ -320,7 +372,7 @@ class _Report:
             failed = sum("error" in trial for trial in one.trials)
             rows.append(
                 [
-                    one.alias,
+                    one.label,
                     method,
                     ", ".join(shown) or "defaults",
                     chosen or NONE,
@@ -342,7 +394,7 @@ class _Report:
     def failed(self) -> Iterable[Part]:
         """List the cells without numbers."""
         rows = [
-            [one.alias, str(run["seed"]), run["error"]]
+            [one.label, str(run["seed"]), run["error"]]
             for one in self.outcomes
             for run in one.runs
             if "error" in run
@@ -363,29 +415,33 @@ class _Report:
 
     def cells_csv(self) -> str:
         """Return a line for every model of every cell, and for every cell that failed."""
-        names = ["method", "seed", "model", "headline", "mean", "std", "worst", "best"]
-        lines: list[list[Any]] = [[*names, *_WORK, "error"]]
+        scored = ["model", "headline", "mean", "std", "worst", "best"]
+        lines: list[list[Any]] = [[*self.keys(), *scored, *_WORK, "error"]]
         for one in self.outcomes:
             for run in one.runs:
+                first = [one.alias, *one.point.values(), run["seed"]]
                 if "error" in run:
-                    empty = [""] * (len(names) - 2 + len(_WORK))
-                    lines.append([one.alias, run["seed"], *empty, run["error"]])
+                    lines.append([*first, *[""] * (len(scored) + len(_WORK)), run["error"]])
                     continue
                 done = ["" if x is None else round(x, 4) for x in _work_of(run).values()]
                 for place, (title, scores) in enumerate(run["models"].items()):
                     numbers = [scores[name] for name in ("mean", "std", "worst", "best")]
-                    first = [one.alias, run["seed"], title, int(place == 0)]
-                    lines.append([*first, *numbers, *done, ""])
+                    lines.append([*first, title, int(place == 0), *numbers, *done, ""])
         return _csv(lines)
 
     def curves_csv(self) -> str:
         """Return a line for every round that was evaluated, of every model and cell."""
-        lines: list[list[Any]] = [["method", "seed", "model", "round", "mean"]]
+        lines: list[list[Any]] = [[*self.keys(), "model", "round", "mean"]]
         for one in self.outcomes:
             for run in one.finished:
+                first = [one.alias, *one.point.values(), run["seed"]]
                 for title, points in run["curves"].items():
-                    lines += [[one.alias, run["seed"], title, r, mean] for r, mean in points]
+                    lines += [[*first, title, r, mean] for r, mean in points]
         return _csv(lines)
+
+    def keys(self) -> list[str]:
+        """Return the columns that say which cell a line of a CSV file is of."""
+        return ["method", *self.comparison.sweep, "seed"]
 
 
 def _work_of(run: Found) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ from .federated import FederatedData as FederatedData
 from .federated import Samples as Samples
 from .federated import class_counts as class_counts
 from .federated import with_validation as with_validation
-from .federated import without_newcomers as without_newcomers
+from .federated import without_clients as without_clients
 from .ratings import RatingsClient as RatingsClient
 from .ratings import RatingsData as RatingsData
 from .registry import DATASETS as DATASETS

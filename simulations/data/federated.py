@@ -126,7 +126,7 @@ def with_validation(data: FederatedData, seed: int) -> FederatedData:
     return replace(data, clients=clients)
 
 
-def without_newcomers(
+def without_clients(
     data: FederatedData, share: float, seed: int
 ) -> tuple[FederatedData, FederatedData]:
     """Hold clients out: return the data of those that stay, and of the others.
@@ -150,9 +150,9 @@ def without_newcomers(
         chosen[members[: round(share * len(members))]] = True
     if not 0 < chosen.sum() < m:
         raise ValueError(
-            f"newcomers.share is {share:g}, which of the {m} clients of {data.name!r} is "
-            f"{chosen.sum()}, expected some but not all. Give another share, or leave [newcomers] "
-            "out."
+            f"The share of clients to hold out (newcomers.share; a third for select = 'clients') "
+            f"is {share:g}, which of the {m} of {data.name!r} is {chosen.sum()}, expected some but "
+            "not all. Take another share, more clients, or hold none out."
         )
     parts = []
     for which in (~chosen, chosen):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..data import Data, FederatedData, kind_of, load, without_newcomers
+from ..data import Data, FederatedData, kind_of, load, without_clients
 from ..methods import Federation, completed
 from ..problems import Problem, problem_of
 from ..reports import MethodReport, report_of
@@ -94,7 +94,7 @@ def problem_with(settings: Settings, data: Data) -> Problem:
     if settings.newcomers is None:
         return kind(settings, data)
     assert isinstance(data, FederatedData)  # which the methods with new clients learn from
-    data, held_out = without_newcomers(data, settings.newcomers.share, settings.seed)
+    data, held_out = without_clients(data, settings.newcomers.share, settings.seed)
     problem = kind(settings, data)
     problem.newcomers = kind(settings.model_copy(update={"attack": None}), held_out)
     return problem

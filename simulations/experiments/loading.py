@@ -141,6 +141,12 @@ def key_and_value(text: str) -> tuple[str, Any]:
     return key.strip(), _toml_value(value.strip())
 
 
+def key_and_values(text: str) -> tuple[str, list[Any]]:
+    """Read ``"section.key=value,value"``; errors as `load_settings`."""
+    key, _, values = text.partition("=")
+    return key.strip(), [key_and_value(f"{key}={value}")[1] for value in values.split(",")]
+
+
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]

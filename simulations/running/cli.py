@@ -228,7 +228,18 @@ def compare(
     ] = None,
     select: Annotated[
         str | None,
-        typer.Option(help="What settings are chosen by: validation, never test data."),
+        typer.Option(
+            help="What settings are chosen by: validation (samples), or clients: a third of them, "
+            "which are in no other run."
+        ),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE,...",
+            help="Run each of some values: attack.ratio=0,0.1,0.2, or nu=0.1,0.5 of all methods "
+            "that have it.",
+        ),
     ] = None,
     target: Annotated[
         float | None,
@@ -264,7 +275,7 @@ def compare(
         from ..comparing import comparison as comparisons
         from ..comparing.compare import compare as run_comparison
         from ..comparing.report import write_report
-        from ..experiments.loading import key_and_value
+        from ..experiments.loading import key_and_value, key_and_values
     console = Console()
 
     def say(line: str) -> None:
@@ -283,6 +294,7 @@ def compare(
             "work": work,
             "budget": budget,
             "select": select,
+            "sweep": dict(map(key_and_values, sweep)) if sweep else None,
             "target": target,
             "experiment": experiment,
             "profile": profile,

@@ -78,6 +78,27 @@ def test_a_change_of_the_experiment_is_that_of_its_own_method_too() -> None:
     assert raw["algorithm"]["local-epochs"] == raw["baselines"]["ditto"]["local-epochs"] == 7
 
 
+def test_a_sweep_has_every_combination_of_its_values() -> None:
+    options = {
+        "methods": ["fedavg", "ditto", "fedprox"],
+        "set": {"attack.kind": "gaussian"},
+        "sweep": {"attack.ratio": [0, 0.2], "lam": [0.1, 3]},
+    }
+    comparison = read(None, options)
+    points = comparison.points
+    assert points == [{"attack.ratio": r, "lam": lam} for r in (0, 0.2) for lam in (0.1, 3)]
+    found = {
+        alias: [comparison.raw_settings(alias, 0, {}, point) for point in points]
+        for alias in comparison.methods
+    }
+    for raws in found.values():
+        assert [raw["attack"]["ratio"] for raw in raws] == [0, 0, 0.2, 0.2]
+    assert [raw["baselines"]["ditto"]["lam"] for raw in found["ditto"]] == [0.1, 3, 0.1, 3]
+    # A method that has no such setting runs once.
+    assert found["fedavg"][0] == found["fedavg"][1] != found["fedavg"][2]
+    assert read(None, {"methods": ["ditto"]}).points == [{}]
+
+
 def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
     lr = Space("log", 0.01, 1.0)
     assert comparison.spaces_of("fedavg") == {"lr": lr}
@@ -109,6 +130,11 @@ def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
         ({"methods": ["ditto"], "set": {"trainig.num-rounds": 1}}, ["trainig", "training"]),
         ({"methods": ["ditto"], "set": {"seed": 1}}, ["seed"]),
         ({"methods": ["ditto"], "select": "test"}, ["select", "validation"]),
+        ({"methods": ["ditto"], "sweep": {"mu": [1]}}, ["sweep", "mu"]),
+        ({"methods": ["ditto"], "sweep": {"lam": []}}, ["sweep", "lam"]),
+        ({"methods": ["ditto"], "sweep": {"lam": [1, -1]}}, ["lam", -1.0]),
+        ({"methods": ["ditto"], "sweep": {"atack.ratio": [0]}}, ["sweep", "atack", "attack"]),
+        ({"methods": ["ditto"], "sweep": {"attack.ratio": [0]}}, ["attack.kind"]),
         ({"methods": ["ditto"], "work": 0}, ["work"]),
         (
             {"methods": ["ditto"], "work": 5, "tune": {"ditto.local-epochs": "int:1:9"}},
@@ -125,19 +151,27 @@ def test_what_cannot_be_run_is_said_at_once(options: dict[str, Any], named: list
 def test_a_cells_file_is_named_by_all_that_its_numbers_follow_from(
     comparison: Comparison, tmp_path: Path
 ) -> None:
-    def path(alias: str, seed: int, tuned: dict[str, Any], trial: bool = False) -> Path:
+    def path(
+        alias: str,
+        seed: int,
+        tuned: dict[str, Any],
+        trial: bool = False,
+        held_out: str = "validation",
+    ) -> Path:
         raw = comparison.raw_settings(alias, seed, tuned)
-        return Cell(alias, "ditto", raw, True, trial, None).path(tmp_path)
+        return Cell(alias, "ditto", raw, held_out, trial, None).path(tmp_path)
 
     same, *others = [
         path("weak", 3, {"lam": 0.2}),
         path("weak", 4, {"lam": 0.2}),
         path("weak", 3, {"lam": 0.3}),
         path("weak", 3, {"lam": 0.2}, trial=True),
+        path("weak", 3, {"lam": 0.2}, held_out=""),
+        path("weak", 3, {"lam": 0.2}, held_out="clients"),
         path("ditto", 3, {"lam": 0.2}),
     ]
     assert path("weak", 3, {"lam": 0.2}) == same
-    assert len({same, *others}) == 5
+    assert len({same, *others}) == 7
 
 
 def test_every_method_has_the_same_trials_on_validation_and_the_best_is_taken(

@@ -179,3 +179,31 @@ def test_what_is_special_is_escaped(tmp_path: Path) -> None:
     assert r"\caption{50 \% of a\_b}" in latex
     assert r"n\&m & v \\" in latex
     assert r"<i> & -- \\" in latex
+
+
+def test_a_sweep_is_a_row_a_method_and_a_column_a_value(tmp_path: Path) -> None:
+    swept = {"attack.kind": ["gaussian", "sign-flip"], "attack.ratio": [0, 0.2]}
+    comparison = read(None, {"methods": ["ditto", "local"], "seeds": 2, "sweep": swept})
+    outcomes = [
+        Outcome(alias, {}, [], [run(alias, s, 0.5 - ratio + 0.02 * s) for s in range(2)], point)
+        for alias in ("ditto", "local")
+        for point in comparison.points
+        for ratio in [point["attack.ratio"]]
+    ]
+    outcomes[-1].runs[1] = {"alias": "local", "seed": 1, "error": "the model diverged"}
+    files = write_report(comparison, outcomes, tmp_path)
+    assert {"sweep-0.png", "sweep-1.png"} <= {*files}
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    # Of 0.5 and 0.52: 51 %, deviation 1.41.
+    assert [row for row in page.rows if row[0] == "ditto"] == [
+        ["ditto", "51.00 ± 1.41", "31.00 ± 1.41"]
+    ] * 2
+    of_local = [row for row in page.rows if row[0] == "local"]
+    assert of_local[1] == ["local", "51.00 ± 1.41", "30.00"]
+    failed = ["local, attack.kind=sign-flip, attack.ratio=0.2", "1", "the model diverged"]
+    assert failed in page.rows
+    with (tmp_path / "cells.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 2 * 4 * 2
+    assert (lines[0]["attack.kind"], lines[0]["attack.ratio"]) == ("gaussian", "0")
+    assert lines[-1]["error"] == "the model diverged"

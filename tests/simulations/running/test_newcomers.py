@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from simulations.data import FederatedData, load, without_newcomers
+from simulations.data import FederatedData, load, without_clients
 from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
@@ -23,17 +23,17 @@ QUARTER = "newcomers.share=0.25"
 def test_a_share_of_every_true_cluster_is_held_out() -> None:
     data = load("digits-swap", 0)
     assert isinstance(data, FederatedData)
-    stay, new = without_newcomers(data, 0.25, 3)
+    stay, new = without_clients(data, 0.25, 3)
     assert stay.true_clusters is not None
     assert new.true_clusters is not None
     assert np.bincount(stay.true_clusters).tolist() == [3, 3, 3]
     assert np.bincount(new.true_clusters).tolist() == [1, 1, 1]
     both = [id(client) for client in (*stay.clients, *new.clients)]
     assert sorted(both) == sorted(id(client) for client in data.clients)
-    again, other = (without_newcomers(data, 0.25, seed)[1].clients for seed in (3, 4))
+    again, other = (without_clients(data, 0.25, seed)[1].clients for seed in (3, 4))
     assert [id(c) for c in again] == [id(c) for c in new.clients] != [id(c) for c in other]
     with refused(ValueError, "newcomers.share", "0.01", 12):
-        without_newcomers(data, 0.01, 0)
+        without_clients(data, 0.01, 0)
     with refused(ValueError, "newcomers", "fedadmm"):  # which nobody can join afterwards
         load_settings("fedadmm-digits", changes=[QUARTER])
 
