@@ -138,16 +138,6 @@ class FedALS(TotalsStrategy, CompletionStrategy):
         """Return the shapes of a client's part in the sums."""
         return self._sums
 
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another V; the sums stay."""
-        (self.state.items,) = model.values()
-
-    @property
-    def item_factors(self) -> NDArray[Any]:
-        """V, shape (r, n)."""
-        items: NDArray[Any] = self.state.items
-        return items
-
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedALSInstruction]:

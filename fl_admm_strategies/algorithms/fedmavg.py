@@ -104,16 +104,6 @@ class FedMAvg(EveryoneTrains, CompletionStrategy):
         """Start with V^0."""
         return FedMAvgState(self.first_factors(arrays))
 
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another V."""
-        (self.state.items,) = model.values()
-
-    @property
-    def item_factors(self) -> NDArray[Any]:
-        """V, shape (r, n)."""
-        items: NDArray[Any] = self.state.items
-        return items
-
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedMAvgInstruction]:

@@ -100,20 +100,10 @@ class FedMGS(CompletionStrategy):
         first = self.first_factors(arrays)
         return FedMGSState(first, ClientTable(gradient=np.zeros_like(first), curvature=0.0))
 
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another V."""
-        (self.state.items,) = model.values()
-
     @property
     def why_unaltered(self) -> str:
         """Why no upload may be changed on its way."""
         return "they are gradients, which a clipping around the model would spoil. Use FedMAvg."
-
-    @property
-    def item_factors(self) -> NDArray[Any]:
-        """V, shape (r, n)."""
-        items: NDArray[Any] = self.state.items
-        return items
 
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedMCFactors]:
         """Ask for G_i and lambda_i at (U_i^0, V)."""

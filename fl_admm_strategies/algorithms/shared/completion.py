@@ -11,7 +11,6 @@ where P_i keeps the observed ratings. The clients' half is `clients.toolkit.roun
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -131,9 +130,14 @@ class CompletionStrategy(SampledStrategy):
         return False
 
     @property
-    @abstractmethod
     def item_factors(self) -> NDArray[Any]:
-        """V, shape (r, n)."""
+        """V, shape (r, n): the state's `items`, where a method keeps it in no other form."""
+        items: NDArray[Any] = self.state.items
+        return items
+
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another V; what else the state has stays."""
+        (self.state.items,) = model.values()
 
     def first_factors(self, arrays: Arrays) -> NDArray[Any]:
         """Return V^0, the one initial array.
