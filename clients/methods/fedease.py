@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedEASE
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.maths.checks import check_count
 from fl_admm_strategies.maths.normal import packed
 from fl_admm_strategies.messages import FedEASEEvaluation, FedEASEInstruction
 
-from ..toolkit.data.ranking import rank, top_items
-from ..toolkit.data.ratings import Ratings
-from ..toolkit.round.base import MethodClient
-from ..toolkit.round.completion import ranking_metrics
+from ..toolkit.data.ranking import top_items
+from ..toolkit.round.completion import RatingsClient
 from ..toolkit.solving.steps import Scalars
 
 
-class FedEASEClient(MethodClient[FedEASEInstruction]):
+class FedEASEClient(RatingsClient[FedEASEInstruction]):
     """Client of `FedEASE`: which items its users have. It keeps nothing between rounds.
 
     Parameters
@@ -52,31 +47,6 @@ class FedEASEClient(MethodClient[FedEASEInstruction]):
     strategy = FedEASE
     instruction = FedEASEInstruction
     closed_form = "it counts pairs of items, and descends on nothing"
-
-    def __init__(
-        self,
-        context: Context,
-        train: Ratings,
-        *,
-        test: Ratings | None = None,
-        rank_at: int | None = None,
-        relevant: float = -np.inf,
-        mean: float = 0.0,
-        std: float = 1.0,
-        state_dir: str | os.PathLike[str] | None = None,
-        **unknown: Never,
-    ) -> None:
-        if rank_at is not None:
-            check_count("rank_at", rank_at, least=1)
-        super().__init__(context, state_dir=state_dir, **unknown)
-        self.train_ratings = train
-        self.test_ratings = test
-        self.rank_at = rank_at
-        self.relevant = (relevant - mean) / std
-
-    def train_size(self) -> int:
-        """Return the number of training ratings."""
-        return len(self.train_ratings)
 
     def train(self, asked: FedEASEInstruction, config: Scalars) -> tuple[Arrays, Scalars]:
         """Upload how many users have both of two items, packed, in the order of the items.
@@ -117,13 +87,9 @@ class FedEASEClient(MethodClient[FedEASEInstruction]):
         (weights,) = FedEASEEvaluation.decode(parameters, config).weights.values()
         scores = self.scores(weights)
         ratings = self.train_ratings
-        metrics: Scalars = {}
         loss = float((scores**2).sum() - 2 * scores[ratings.users, ratings.items].sum())
         loss = (loss + len(ratings)) / len(ratings)
-        if self.rank_at is not None and self.test_ratings is not None:
-            found = rank(scores, ratings, self.test_ratings, k=self.rank_at, relevant=self.relevant)
-            metrics = ranking_metrics(found)
-        return loss, len(ratings), metrics
+        return loss, len(ratings), self.ranking_metrics(lambda: scores)
 
     def scores(self, weights: NDArray[Any]) -> NDArray[Any]:
         """Return x B of all users, shape (m, n)."""
@@ -150,12 +116,8 @@ class FedEASEClient(MethodClient[FedEASEInstruction]):
         -------
         ndarray of int64
         """
-        ratings = self.train_ratings
-        if not 0 <= user < ratings.num_users:
-            raise ValueError(f"user is {user}, expected 0 to {ratings.num_users - 1}.")
-        seen = ratings.items[ratings.users == user]
-        scores = item_weights[seen].sum(axis=0)
-        return top_items(scores, seen if exclude_seen else [], n)
+        seen = self.seen_by(user)
+        return top_items(item_weights[seen].sum(axis=0), seen if exclude_seen else [], n)
 
     def _seen(self, dtype: Any) -> Any:
         seen = self.train_ratings.to_csr()

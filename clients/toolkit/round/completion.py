@@ -1,4 +1,4 @@
-"""What the clients of matrix completion share: their ratings, their users, the descents, a list.
+"""What clients with ratings share: these, their users, lists of items, and descents on factors.
 
 The server's half is `fl_admm_strategies.algorithms.shared.completion`, which has the objective.
 
@@ -9,8 +9,10 @@ number for every user and item: a residual is as long as the list of ratings.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Never, Protocol, TypeVar
 
 import numpy as np
@@ -28,7 +30,7 @@ from fl_admm_strategies.maths.regularizers import (
 from fl_admm_strategies.runtime.messages.records import from_array_record, to_array_record
 from fl_admm_strategies.runtime.messages.schema import Instruction
 
-from ..data.ranking import Ranking, rank, top_items
+from ..data.ranking import rank, top_items
 from ..data.ratings import Ratings
 from ..solving.factors import FactorSolver, predicted
 from ..solving.steps import Scalars
@@ -165,7 +167,99 @@ def half_square(errors: NDArray[Any]) -> float:
     return 0.5 * float(np.vdot(errors, errors))
 
 
-class CompletionClient(MethodClient[Asked]):
+class RatingsClient(MethodClient[Asked]):
+    """Base of the clients with ratings of some users, for whom they rank items.
+
+    Parameters are those of `FedMCADMMClient`, without a regulariser.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        train: Ratings,
+        *,
+        test: Ratings | None = None,
+        mean: float = 0.0,
+        std: float = 1.0,
+        rank_at: int | None = None,
+        relevant: float = -np.inf,
+        state_dir: str | os.PathLike[str] | None = None,
+        **unknown: Never,
+    ) -> None:
+        check_positive("std", std)
+        if not np.isfinite(mean):
+            raise ValueError(f"mean is {mean}, expected a finite number.")
+        if math.isnan(relevant):
+            raise ValueError(f"relevant is {relevant}, expected the least rating that counts.")
+        if test is not None:
+            shapes = [(part.num_users, part.num_items) for part in (train, test)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(
+                    f"The training ratings are of {shapes[0]} (users, items), the test ratings of "
+                    f"{shapes[1]}. Give both the same num_users and num_items."
+                )
+        if rank_at is not None:
+            check_count("rank_at", rank_at, least=1)
+            if rank_at > train.num_items:
+                raise ValueError(
+                    f"rank_at is {rank_at}, expected at most {train.num_items}, the number of "
+                    "items."
+                )
+        super().__init__(context, state_dir=state_dir, **unknown)
+        self.train_ratings = train
+        self.test_ratings = test
+        self.rank_at = rank_at
+        self.relevant = relevant
+        self.mean = mean
+        self.std = std
+
+    def train_size(self) -> int:
+        """Return the number of training ratings."""
+        return len(self.train_ratings)
+
+    def ranking_metrics(self, scores: Callable[[], NDArray[Any]]) -> Scalars:
+        """Return this client's sums, of which the strategy makes means over the users of all.
+
+        Parameters
+        ----------
+        scores : callable
+            Returns scores of all users and items, shape (m, n). It is called where there are test
+            ratings to rank for, and a `rank_at`.
+        """
+        if self.rank_at is None or self.test_ratings is None:
+            return {}
+        ranking = rank(
+            scores(),
+            self.train_ratings,
+            self.test_ratings,
+            k=self.rank_at,
+            relevant=(self.relevant - self.mean) / self.std,
+        )
+        return {
+            RANKED: ranking.users,
+            "hits": ranking.hits,
+            "precisions": ranking.precision,
+            "recalls": ranking.recall,
+            "ndcgs": ranking.ndcg,
+        }
+
+    def seen_by(self, user: int) -> NDArray[np.int32]:
+        """Return the items of a user's training ratings.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If there is no such user.
+        """
+        check_count("user", user, least=0)
+        ratings = self.train_ratings
+        if user >= ratings.num_users:
+            raise ValueError(f"user is {user}, expected 0 to {ratings.num_users - 1}.")
+        seen: NDArray[np.int32] = ratings.items[ratings.users == user]
+        return seen
+
+
+class CompletionClient(RatingsClient[Asked]):
     """Base of the clients of matrix completion: the ratings of some users, whose factors stay here.
 
     Parameters are those of `FedMCADMMClient`.
@@ -190,30 +284,18 @@ class CompletionClient(MethodClient[Asked]):
         **unknown: Never,
     ) -> None:
         check_regularizer("regularizer", regularizer)
-        check_positive("std", std)
-        if not np.isfinite(mean):
-            raise ValueError(f"mean is {mean}, expected a finite number.")
-        if test is not None:
-            shapes = [(part.num_users, part.num_items) for part in (train, test)]
-            if shapes[0] != shapes[1]:
-                raise ValueError(
-                    f"The training ratings are of {shapes[0]} (users, items), the test ratings of "
-                    f"{shapes[1]}. Give both the same num_users and num_items."
-                )
-        if rank_at is not None:
-            check_count("rank_at", rank_at, least=1)
-        super().__init__(context, state_dir=state_dir, **unknown)
-        self.train_ratings = train
-        self.test_ratings = test
+        super().__init__(
+            context,
+            train,
+            test=test,
+            mean=mean,
+            std=std,
+            rank_at=rank_at,
+            relevant=relevant,
+            state_dir=state_dir,
+            **unknown,
+        )
         self.regularizer = regularizer
-        self.rank_at = rank_at
-        self.relevant = relevant
-        self.mean = mean
-        self.std = std
-
-    def train_size(self) -> int:
-        """Return the number of training ratings."""
-        return len(self.train_ratings)
 
     # ------------------------------------------------------------------------------------------
     # What a method needs in a round
@@ -295,15 +377,7 @@ class CompletionClient(MethodClient[Asked]):
             metrics["rmse"] = self.std * float(np.sqrt(squared / count))
         if self.std != 1:
             metrics["scaled-squared-error"] = squared
-        if self.rank_at is not None and self.test_ratings is not None:
-            ranking = rank(
-                _scores(factors),
-                self.train_ratings,
-                self.test_ratings,
-                k=self.rank_at,
-                relevant=(self.relevant - self.mean) / self.std,
-            )
-            metrics |= ranking_metrics(ranking)
+        metrics |= self.ranking_metrics(partial(_scores, factors))
         return loss, self.train_size(), metrics
 
     def evaluated(
@@ -410,11 +484,10 @@ class CompletionClient(MethodClient[Asked]):
         -------
         ndarray of int64
         """
-        ratings = self.train_ratings
-        every_item = np.arange(ratings.num_items)
+        seen, every_item = self.seen_by(user), np.arange(self.train_ratings.num_items)
         users = np.full(len(every_item), user)
         scores = self.predict(users, every_item, item_factors=item_factors)
-        return top_items(scores, ratings.items[ratings.users == user] if exclude_seen else [], n)
+        return top_items(scores, seen if exclude_seen else [], n)
 
 
 class ExactClient(CompletionClient[Asked]):
@@ -460,17 +533,6 @@ class ExactClient(CompletionClient[Asked]):
 def kept_of(solver: FactorSolver, users: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Return what a client keeps of its users: their factors, and the mean with their biases."""
     return {"U": users} | ({"mean": np.array([solver.mean])} if solver.explicit else {})
-
-
-def ranking_metrics(ranking: Ranking) -> Scalars:
-    """Return a client's sums, of which the strategy makes means over the users of all."""
-    return {
-        RANKED: ranking.users,
-        "hits": ranking.hits,
-        "precisions": ranking.precision,
-        "recalls": ranking.recall,
-        "ndcgs": ranking.ndcg,
-    }
 
 
 def _errors(ratings: Ratings, factors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
