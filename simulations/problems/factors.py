@@ -1,4 +1,4 @@
-"""Matrix completion: factors of users, which their clients keep, and of items."""
+"""Ratings: predict those that are missing, by factors of users and items, or rank the items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from flwr.app import ArrayRecord
 from pydantic import Field
 
-from fl_admm_strategies import initial_item_factors
+from fl_admm_strategies import FedEASE, initial_item_factors, initial_item_weights
+from fl_admm_strategies.algorithms.shared.completion import ranking_means
 
 from ..data import RatingsData
 from ..settings.section import Section
@@ -22,13 +23,16 @@ RANK_AT = 10
 """Length of the lists that are ranked."""
 RELEVANT = 4.0
 """Stars from which a test rating is relevant to them."""
-_METRIC = dataclasses.replace(
-    METRICS["rmse"],
-    digits=4,  # that tell methods of completion apart
-    legend="RMSE: root of the mean squared error over all clients' test ratings together, in "
-    "stars; nothing is clipped or rounded.",
-    axis="test RMSE (stars)",
-)
+_METRICS = {
+    "ndcg": METRICS["ndcg"],
+    "rmse": dataclasses.replace(
+        METRICS["rmse"],
+        digits=4,  # that tell methods of completion apart
+        legend="RMSE: root of the mean squared error over all clients' test ratings together, in "
+        "stars; nothing is clipped or rounded.",
+        axis="test RMSE (stars)",
+    ),
+}
 
 
 class FactorModel(Section):
@@ -37,11 +41,14 @@ class FactorModel(Section):
     name: Literal["factors"]
     """A rating is the product of a user's and an item's factors; there is no other model."""
     rank: Annotated[int, Field(ge=1)]
-    """r, numbers for every user and every item."""
+    """r, numbers for every user and every item; FedEASE has none."""
+    headline: Literal["rmse", "ndcg"] = "rmse"
+    """What heads the results: the error of predicted stars, or how well items are ranked, which is
+    all that FedEASE and ``feedback = "implicit"`` do."""
 
 
 class FactorProblem(Problem):
-    """Predict the ratings that are missing: M = U V."""
+    """Predict the ratings that are missing, M = U V, or what a user would like."""
 
     data_type: ClassVar[type] = RatingsData
     model_table: ClassVar[type[Section]] = FactorModel
@@ -56,16 +63,20 @@ class FactorProblem(Problem):
                 f"[model] is missing: data set {settings.data.name!r} is completed by factors, "
                 'name = "factors" and rank = 5, say.'
             )
-        if "fedease" in (settings.algorithm.name, *settings.baselines.methods()):
-            raise ValueError(
-                "fedease predicts no ratings, whose error heads the results here. Run it in "
-                "Python, by docs/recommender.md or tests/benchmarks/recommender.py beside the "
-                "others."
-            )
+        tables = {settings.algorithm.name: settings.algorithm, **settings.baselines.methods()}
+        for name, table in tables.items():
+            ranks = table.builds is FedEASE or getattr(table, "feedback", "") == "implicit"
+            if ranks and settings.model.headline == "rmse":
+                raise ValueError(
+                    f"{name!r} predicts no stars, whose error heads the results here. Give "
+                    "model.headline = 'ndcg', which is for all methods."
+                )
         cls.refuse_samples(settings, "has ratings, not samples")
 
     def initial_arrays(self, strategy: Any) -> ArrayRecord:
-        """Return V^0, on the scale of the strategy's U_i^0."""
+        """Return V^0, on the scale of the strategy's U_i^0, or FedEASE's B^0."""
+        if isinstance(strategy, FedEASE):
+            return initial_item_weights(self.data.num_items)
         return initial_item_factors(
             self.settings.model.rank,
             self.data.num_items,
@@ -87,14 +98,18 @@ class FactorProblem(Problem):
 
     @property
     def metric(self) -> Metric:
-        """The RMSE."""
-        return _METRIC
+        """The RMSE, or the NDCG."""
+        return _METRICS[self.settings.model.headline]
 
     def scores(self, kinds: Mapping[str, str], clients: Mapping[int, Metrics]) -> ModelScores:
-        """Pool the test ratings of all clients: each counts alike, as in the paper.
+        """Pool the clients: each test rating, or each user, counts alike, as in the papers.
 
         The one model there is, users' and items' factors together, is the headline kind.
         """
-        total = math.fsum(reported["squared-error"] for reported in clients.values())
-        count = math.fsum(reported["test-ratings"] for reported in clients.values())
-        return ModelScores({next(iter(kinds.values())): Score(mean=math.sqrt(total / count))})
+        if self.settings.model.headline == "ndcg":
+            value = ranking_means(clients)["ndcg"]
+        else:
+            total = math.fsum(reported["squared-error"] for reported in clients.values())
+            count = math.fsum(reported["test-ratings"] for reported in clients.values())
+            value = math.sqrt(total / count)
+        return ModelScores({next(iter(kinds.values())): Score(mean=value)})

@@ -83,6 +83,17 @@ METRICS = {
             axis="mean test RMSE",
         ),
         Metric(
+            key="ndcg",
+            published="ndcg",
+            header="NDCG",
+            measure="NDCG at 10",
+            legend="NDCG: of the 10 best of all items that a user has not rated, where test "
+            "ratings of 4 stars or more are relevant; mean over the users of all clients.",
+            axis="NDCG at 10",
+            higher_is_better=True,
+            digits=4,
+        ),
+        Metric(
             key="objective",
             published="objective",
             header="Objective",

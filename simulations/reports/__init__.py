@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_admm_strategies import FLAME, FPFC, AsyncFPFC, FedAPM, FedGiA
+from fl_admm_strategies import FLAME, FPFC, AsyncFPFC, FedAPM, FedEASE, FedGiA
 from fl_admm_strategies.algorithms.shared.clustered import ClusteredStrategy
 from fl_admm_strategies.algorithms.shared.completion import CompletionStrategy
 
@@ -33,6 +33,7 @@ REPORTS: dict[type, type[MethodReport]] = {
     FedAPM: FedAPMReport,
     FLAME: FLAMEReport,
     CompletionStrategy: CompletionReport,
+    FedEASE: CompletionReport,
     FedGiA: FedGiAReport,
 }
 """The methods that have more to say than the standard report."""

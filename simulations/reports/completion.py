@@ -1,4 +1,4 @@
-"""The report of matrix completion: factors beside methods that see all ratings."""
+"""The report of recommenders: beside methods that see all ratings."""
 
 from __future__ import annotations
 
@@ -60,12 +60,23 @@ class CompletionReport(MethodReport):
     settings: ClassVar[type[ReportSettings]] = CompletionReportSettings
 
     def report(self, run: Finished) -> Report:
-        """Say how far the factors are from those of one who sees all ratings."""
+        """Say how far the run is from one who sees all ratings."""
         data, strategy, settings = run.problem.data, run.strategy, run.settings
         assert isinstance(settings.report, CompletionReportSettings)
-        rank = settings.model.rank
         train = [client.train for client in data.clients]
         test = [client.test for client in data.clients]
+        everyone, tested = joined(train), joined(test)
+        ranked = self._ranked(run, everyone, tested)
+        found = {
+            "ranking": ranked,
+            "num_users": data.num_users,
+            "num_items": data.num_items,
+            "train_ratings": len(everyone),
+            "test_ratings": len(tested),
+        }
+        if run.problem.metric.key == "ndcg":
+            return _of_ranking(run, ranked, found)
+        rank = settings.model.rank
         users, items = alternating_least_squares(
             train,
             generator(settings.seed, "als").random((data.num_items, rank)),
@@ -78,7 +89,6 @@ class CompletionReport(MethodReport):
         central = data.std * rmse_of_factors(test, users, items)
         item_mean = data.std * rmse_of_items(test, by_item)
         constant = data.std * rmse_of_items(test, np.full_like(by_item, mean))
-        everyone, tested = joined(train), joined(test)
         ridge, sweeps = settings.report.als_lam, settings.report.als_sweeps
         biased = {
             k: data.std
@@ -117,7 +127,6 @@ class CompletionReport(MethodReport):
         }
         for method, value in with_biases.items():
             table.add_row(method, f"{value:.4f}")
-        ranked = self._ranked(run, everyone, tested)
         share = (constant - federated) / (constant - central)
         verdict = Text.assemble(
             (
@@ -135,21 +144,17 @@ class CompletionReport(MethodReport):
             f"{nnz_items:.0%} of V",
             body=(table, _ranking_table(ranked), verdict),
             levels=levels,
-            extra={
+            extra=found
+            | {
                 "objective": objective,
                 "als_rmse": central,
                 "item_mean_rmse": item_mean,
                 "biases_rmse": biased[1],
                 "als_biases_rmse": biased[rank],
-                "ranking": ranked,
                 "mean_rmse": constant,
                 "scaled_rmse": federated / data.std,
                 "nnz_users": nnz_users,
                 "nnz_items": nnz_items,
-                "num_users": data.num_users,
-                "num_items": data.num_items,
-                "train_ratings": sum(map(len, train)),
-                "test_ratings": sum(map(len, test)),
             },
         )
 
@@ -160,13 +165,11 @@ class CompletionReport(MethodReport):
         ones = replace(train, values=np.ones(len(train)))
         relevant = (RELEVANT - data.mean) / data.std
 
-        reported = {client: dict(metrics) for client, metrics in run.clients.items()}
-
         def means(scores: Any) -> dict[str, float]:
             return ranking(scores, train, test, relevant).means()
 
         found: dict[str, dict[str, float]] = {
-            run.strategy.title: {k: float(v) for k, v in ranking_means(reported).items()},
+            run.strategy.title: dict(ranking_means(run.clients)),
             "popularity: how many rated the item": means(counts(train)),
         }
         first = generator(settings.seed, "implicit").normal(
@@ -180,6 +183,22 @@ class CompletionReport(MethodReport):
             weights = ease_weights(pair_counts(train), settings.report.ease_lam)
             found["EASE"] = means(item_scores(train, weights))
         return found
+
+
+def _of_ranking(
+    run: Finished, ranked: dict[str, dict[str, float]], found: dict[str, Any]
+) -> Report:
+    """Return the report of a run that ranking heads."""
+    title = run.strategy.title
+    levels = {name: means["ndcg"] for name, means in ranked.items() if name != title}
+    best = max(levels, key=lambda name: levels[name])
+    verdict = Text.assemble(
+        (f"{title} ranks with an NDCG of {ranked[title]['ndcg']:.3f}", "bold green"),
+        f" at {RANK_AT} for {found['num_users']:,} users and {found['num_items']:,} items at "
+        f"{run.problem.num_clients} clients. With all ratings in one place {best} comes to "
+        f"{levels[best]:.3f}.",
+    )
+    return Report(body=(_ranking_table(ranked), verdict), levels=levels, extra=found)
 
 
 def _ranking_table(ranked: dict[str, dict[str, float]]) -> Table:

@@ -74,5 +74,5 @@ def test_every_method_that_applies_is_compared(experiment: str, data: type) -> N
     settings = read_experiment(experiment)
     listed = {settings["algorithm"]["name"], *settings["baselines"]}
     applies = {name for name, method in METHODS.items() if data in data_of(method)}
-    applies -= {"fedease"}  # no ratings are predicted, and the app refuses it
+    applies -= {"fedease"}  # no stars are predicted: movielens-ranking has it
     assert listed == applies, f"add it to simulations/experiments/{experiment}.toml"

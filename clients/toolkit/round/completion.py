@@ -349,9 +349,11 @@ class CompletionClient(RatingsClient[Asked]):
         num_examples : int
             Number of training ratings, so that a client without test ratings counts in the loss.
         metrics : dict
-            ``test-ratings``, their number; ``squared-error``, the sum over them, and, where there
-            are any, ``rmse``, both in stars; with a `std` also ``scaled-squared-error``, in the
-            unit of the ratings. ``user-entries``, ``user-nonzeros``: those of U_i.
+            ``test-ratings``, their number, 0 with implicit feedback, which predicts no stars;
+            ``squared-error``, the sum over them, and, where there are any, ``rmse``, both in stars;
+            with a `std` also ``scaled-squared-error``, in the unit of the ratings.
+            ``user-entries``, ``user-nonzeros``: those of U_i. With a `rank_at` those of
+            `ranking_metrics`.
         """
         asked = FedMCFactors.decode(parameters, config)
         items = self.checked(asked.factors)
@@ -364,7 +366,7 @@ class CompletionClient(RatingsClient[Asked]):
         factors["item-factors"] = items
         loss = fit + self.regularizer.value(users)
         squared, count = 0.0, 0
-        if self.test_ratings is not None:
+        if self.test_ratings is not None and asked.feedback != "implicit":
             squared = 2 * half_square(_errors(self.test_ratings, factors))
             count = len(self.test_ratings)
         metrics: Scalars = {

@@ -244,7 +244,7 @@ def without_sums(metrics: Metrics) -> Metrics:
     return {name: value for name, value in metrics.items() if name not in _PARTS}
 
 
-def ranking_means(clients: Mapping[int, Metrics]) -> Metrics:
+def ranking_means(clients: Mapping[int, Mapping[str, float]]) -> Metrics:
     """Return how well items are ranked for the users of all clients together, where it is known."""
     if not any(RANKED in report for report in clients.values()):
         return {}
@@ -252,7 +252,7 @@ def ranking_means(clients: Mapping[int, Metrics]) -> Metrics:
     return {name: s / users if users else math.nan for name, s in zip(RANKING, sums, strict=True)}
 
 
-def _totals(clients: Mapping[int, Metrics], *names: str) -> tuple[list[float], int]:
+def _totals(clients: Mapping[int, Mapping[str, float]], *names: str) -> tuple[list[float], int]:
     """Return the sums of metrics over the clients that report all of these; how many do.
 
     All are sums of squares or counts: who reports a number below 0, or none, is left out. A sum

@@ -119,7 +119,8 @@ def test_what_a_resumed_run_says_has_changed() -> None:
         ("fedgia-v1", "training.fraction-train=0.5", ["training.fraction-train", "fedgia"]),
         ("fedgia-v1", "training.batch-size=8", ["training.batch-size", "synthetic-v1"]),
         ("fedgia-v1", "model.name=softmax", ["model", "synthetic-v1"]),
-        ("movielens-100k", "baselines.fedease={}", ["fedease", "docs/recommender.md"]),
+        ("movielens-100k", "baselines.fedease={}", ["fedease", "model.headline", "ndcg"]),
+        ("movielens-100k", "algorithm.feedback=implicit", ["fedmc-admm", "model.headline"]),
         ("movielens-100k", "training.momentum=0.5", ["training.momentum", "ml-100k"]),
     ],
 )

@@ -83,6 +83,26 @@ def test_the_report_stands_on_the_same_ratings(
         assert last["metrics"]["scaled-rmse"] == pytest.approx(result["scaled_rmse"], rel=1e-12)
 
 
+def test_ranking_heads_the_results_of_methods_that_predict_no_stars(tmp_path: Path) -> None:
+    changes = (HERE, OPTIONS.format("none"), "algorithm.lam=20", "report.ease-lam=20")
+    ridge = "{ type = 'l2', lam = 3.0 }"
+    changes += tuple(
+        f"baselines.{name}.{part}={ridge}"
+        for name in ("fedals", "fedmc-admm")
+        for part in ("regularizer", "client.regularizer")
+    )
+    result = result_of(run(RunConfig("movielens-ranking", changes=changes, out=tmp_path / "run")))
+    assert result["metric"] == "ndcg"
+    (score,) = result["models"].values()
+    ranked = result["ranking"]
+    assert score["mean"] == ranked["FedEASE"]["ndcg"]
+    # One sum is that of all users, in single precision.
+    assert ranked["FedEASE"]["ndcg"] == pytest.approx(ranked["EASE"]["ndcg"], abs=0.01)
+    assert len(result["baselines"]) == 2
+    for row in result["baselines"].values():
+        assert 0 < row["models"]["users' and items' factors"]["mean"] < 1
+
+
 def test_the_two_presets_of_the_paper_and_its_code() -> None:
     paper, authors = (load_settings("movielens-1m", profile=name) for name in ("paper", "authors"))
     for settings in (paper, authors):
