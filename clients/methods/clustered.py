@@ -15,7 +15,6 @@ from fl_admm_strategies.algorithms.pacfl import PACFLQuestion
 from fl_admm_strategies.algorithms.shared.clustered import ClusteredStrategy, ClusterInstruction
 from fl_admm_strategies.maths.blocks import Arrays
 
-from ..toolkit.models.arrays import to_array
 from ..toolkit.round.torch_client import TorchClient, to_numpy
 from ..toolkit.solving.objective import LocalObjective
 from ..toolkit.solving.steps import (
@@ -64,17 +63,18 @@ class PACFLClient(CFLClient):
                 f"The batches' inputs are {type(batches[0].inputs).__name__}, expected one tensor, "
                 "whose directions PACFL compares. Give split_batch."
             )
-        rows = torch.cat([batch.inputs.flatten(1) for batch in batches]).cpu().double()
+        rows = torch.cat([batch.inputs.flatten(1) for batch in batches]).cpu().double().numpy()
         if not asked.per_class:
-            return [to_array(basis_of(rows, asked.num_vectors))], num_examples, {}
+            return [basis_of(rows, asked.num_vectors)], num_examples, {}
         targets = torch.cat([torch.as_tensor(batch.targets) for batch in batches]).cpu()
         if targets.ndim != 1 or targets.is_floating_point():
             raise ValueError(
                 f"The targets are {targets.dtype} of shape {tuple(targets.shape)}, expected a "
                 "class for each sample. Give PACFL per_class=False."
             )
-        parts = [basis_of(rows[targets == c], asked.num_vectors) for c in torch.unique(targets)]
-        return [to_array(torch.cat(parts, dim=1))], num_examples, {}
+        classes = targets.numpy()
+        parts = [basis_of(rows[classes == c], asked.num_vectors) for c in np.unique(classes)]
+        return [np.concatenate(parts, axis=1)], num_examples, {}
 
 
 class IFCAClient(TorchClient[IFCAInstruction]):
@@ -125,30 +125,28 @@ class IFCAClient(TorchClient[IFCAInstruction]):
         return models[cluster], {**took, LOSS: losses[cluster]}
 
 
-def basis_of(rows: Tensor, num_vectors: int) -> Tensor:
+def basis_of(rows: NDArray[Any], num_vectors: int) -> NDArray[Any]:
     """Return the first left singular vectors of data whose samples are columns, fewer if there are.
 
-    Of each vector's two signs that is taken by which its largest entry is positive.
+    A vector's sign is what NumPy's decomposition returns, as in the authors' code; of our measures
+    "entrywise-signed" alone depends on it.
 
     Parameters
     ----------
-    rows : Tensor of float64, shape (samples, features)
+    rows : ndarray of float64, shape (samples, features)
     num_vectors : int
 
     Returns
     -------
-    Tensor of shape (features, vectors)
+    ndarray of shape (features, vectors)
 
     Raises
     ------
     ValueError
         If all samples are 0.
     """
-    vectors, singular, _ = torch.linalg.svd(rows.T, full_matrices=False)
+    vectors, singular, _ = np.linalg.svd(rows.T, full_matrices=False)
     count = min(num_vectors, int((singular > 1e-10 * singular.max()).sum()))
     if not count:
         raise ValueError("All inputs are 0, which have no direction: leave this client out.")
-    vectors = vectors[:, :count]
-    largest = vectors.abs().argmax(dim=0)
-    signed: Tensor = vectors * vectors.gather(0, largest[None]).sign()
-    return signed
+    return vectors[:, :count]

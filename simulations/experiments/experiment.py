@@ -31,7 +31,7 @@ class Experiment:
     baselines : mapping of str to Federation
         The methods of ``[baselines]`` over the same problem.
     unlike : tuple of str
-        Changes by which the published numbers are not of this run, which leaves them out.
+        Why the published numbers are not of such a run, which leaves them out.
     """
 
     name: str
@@ -75,12 +75,22 @@ def load_experiment(config: RunConfig) -> Experiment:
 
 
 def _unlike_the_published(config: RunConfig, settings: Settings) -> tuple[str, ...]:
-    """Return the changes of data, model or attack against the file, where it has such numbers."""
-    if not settings.published or not config.changes:
+    """Return what a run has otherwise than the file whose published numbers it would show.
+
+    That is data, model or attack, by changes or by a profile without such numbers of its own, and
+    the profile ``quick``, if that changes more than the report.
+    """
+    if not settings.published:
         return ()
-    before = load_settings(config.experiment, profile=config.profile)
+    before, profile = (load_settings(config.experiment, profile=p) for p in ("", config.profile))
+    if profile.published != before.published:
+        before = profile
     keys = changed_settings(before, settings)
-    return tuple(key for key in keys if key.startswith(("data.", "model.", "attack.")))
+    other = [key for key in keys if key.startswith(("data.", "model.", "attack."))]
+    shortened = changed_settings(before, profile) if config.profile == "quick" else ()
+    if any(not key.startswith("report.") for key in shortened):
+        other.append("profile quick")
+    return tuple(other)
 
 
 def load_data(settings: Settings, data_root: Path | None) -> Data:

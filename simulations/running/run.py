@@ -214,7 +214,7 @@ def _unlike(experiment: Experiment) -> list[str]:
     """Say why the published numbers are not there, where the file has some."""
     if not experiment.unlike:
         return []
-    return [f"Left out: the published numbers, of other {', '.join(experiment.unlike)}."]
+    return [f"Left out: the published numbers, which are not of {', '.join(experiment.unlike)}."]
 
 
 def _malicious(problem: Problem) -> tuple[list[str], dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
@@ -35,7 +34,9 @@ SIGNED = [
 
 
 def bases() -> list[NDArray[np.float64]]:
-    return [basis_of(torch.tensor(rows, dtype=torch.float64), 2).numpy() for rows in X]
+    """Return the clients' directions, each with its largest entry positive."""
+    found = [basis_of(np.array(rows, dtype=np.float64), 2) for rows in X]
+    return [basis * np.sign([v[abs(v).argmax()] for v in basis.T]) for basis in found]
 
 
 def pairs(angles: NDArray[np.float64]) -> list[float]:
@@ -81,6 +82,15 @@ def test_the_tree_of_angles() -> None:
 
 
 def test_a_basis_has_no_more_vectors_than_the_data_have_directions() -> None:
-    rows = torch.tensor([[1.0, -2.0, 0.0], [2.0, -4.0, 0.0]], dtype=torch.float64)
-    basis = basis_of(rows, 3).numpy()
-    assert_allclose(basis, np.array([[-1], [2], [0]]) / 5**0.5, atol=1e-12)
+    rows = np.array([[1.0, -2.0, 0.0], [2.0, -4.0, 0.0]])
+    basis = basis_of(rows, 3)
+    expected = np.array([[-1], [2], [0]]) / 5**0.5
+    assert_allclose(basis * np.sign(basis[1]), expected, atol=1e-12)
+
+
+def test_the_signs_are_those_of_the_decomposition_as_in_the_authors_code() -> None:
+    rng = np.random.default_rng(3)
+    for samples in (4, 9, 40):
+        rows = rng.random((samples, 8))
+        theirs = np.linalg.svd(rows.T, full_matrices=False)[0][:, :3]
+        np.testing.assert_array_equal(basis_of(rows, 3), theirs)

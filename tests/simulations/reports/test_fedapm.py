@@ -57,5 +57,6 @@ def test_the_experiments_are_the_papers() -> None:
         assert settings.algorithm.rho == 0.01 * (clients or 30)  # type: ignore[attr-defined]
         assert settings.algorithm.local_epochs == 3  # type: ignore[attr-defined]
         assert settings.data.options.get("clients") == clients
-        assert "FedAPM" in settings.published
+        # HAR stands in for KU-HAR, beside which the published numbers do not stand.
+        assert ("FedAPM" in settings.published) == (name == "fedapm-cifar10")
         load_settings(name, profile="quick")

@@ -267,6 +267,18 @@ def test_published_numbers_stand_beside_their_data_and_model_alone(
     assert published("training.num-rounds=1", "algorithm.lr=0.01") == published() != []
     assert published("data.options={clients=8}") == []
     assert published("attack.kind=gaussian", "attack.ratio=0.2") == []
+    for experiment, profile, is_theirs in (
+        ("synthetic-s1", "paper", True),
+        ("synthetic-s1", "l1", True),
+        ("synthetic-s1", "newcomers", True),  # it has rows of its own
+        ("synthetic-s1", "quick", False),
+        ("synthetic-s1", "attack", False),
+        ("fedgia-v1", "quick", True),  # it changes the report only
+        ("fedgia-v1", "m96", False),
+    ):
+        found = load_experiment(RunConfig(experiment, profile=profile))
+        assert bool(found.settings.published) == is_theirs, (experiment, profile)
+        assert bool(found.unlike) != is_theirs
     changes = ("data.options={clients=8}", "training.num-rounds=1", "algorithm.local-epochs=1")
     out = run(RunConfig("synthetic-s1", changes=changes, out=tmp_path / "out"))
     assert result_of(out)["published"] == {}
