@@ -66,11 +66,12 @@ class Federation:
             "seed": settings.seed,
         }
         known = parameters_of(type(self.method).builds)
+        if getattr(self.method, "fraction_train", None) is not None:
+            del decided["fraction_train"]  # a baseline's own
         decided = {name: value for name, value in decided.items() if name in known}
         made = self.method.build(**{**decided, **self.fixed, **more})
         if isinstance(made, RobustStrategy):
-            share = settings.training.fraction_train
-            made.check_enough(num_sampled(self.problem.num_clients, share))
+            made.check_enough(num_sampled(self.problem.num_clients, made.fraction_train))
         return made
 
     def initial_arrays(self, strategy: Any) -> ArrayRecord:

@@ -25,7 +25,8 @@ _OF_THE_RUN = {
     **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), _ALL_CLIENTS),
     "fraction_evaluate": "All clients evaluate, training.evaluate-every says when.",
 }
-"""Parameters of a strategy that the app gives, and why a table cannot."""
+"""Parameters of a strategy that the app gives, and why a table cannot; a baseline may have a share
+of clients of its own."""
 _LENT = ("lr", "local_epochs")
 """Parameters that a baseline takes from the algorithm where its table leaves them out."""
 
@@ -74,8 +75,8 @@ def baseline_table(
     table: type[BaselineTable] = table_of(
         strategy,
         base=BaselineTable,
-        withheld=_OF_THE_RUN,
-        left_out=left_out | {*_LENT},
+        withheld={name: why for name, why in _OF_THE_RUN.items() if name != "fraction_train"},
+        left_out=left_out | {*_LENT, "fraction_train"},
         client=(of_client, default_of(of_client)),
     )
     return table

@@ -132,6 +132,9 @@ def test_methods_that_train_everybody_say_so() -> None:
         for method in ("fedavg", "pfedme")
     }
     assert found == {"fedavg": 2 * 6, "pfedme": 2 * 12}
+    # A share of its own: how far training alone gets.
+    alone = {"training.fraction-train": 0.5, "local.fraction-train": 1.0}
+    assert cells.run(cell_of("local", **alone))["trained"] == 2 * 12
 
 
 def test_a_trial_never_sees_the_test_samples(mine: str) -> None:
