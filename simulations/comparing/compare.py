@@ -100,7 +100,7 @@ def compare(
 Batch = Generator[list[Cell], list[Found], Outcome]
 
 
-def _steps(
+def steps_of(
     comparison: Comparison, alias: str, data_root: Path | None, point: dict[str, Any] | None = None
 ) -> Batch:
     """Yield the cells that a method needs next, are sent what they found; return the outcome."""
@@ -165,7 +165,7 @@ class _Schedule:
         self.folder, self.pool, self.say = folder, pool, say
         points = comparison.points
         self.steps = [
-            _steps(comparison, a, data_root, at) for a, at in product(comparison.methods, points)
+            steps_of(comparison, a, data_root, at) for a, at in product(comparison.methods, points)
         ]
         self.outcomes: dict[int, Outcome] = {}
         self.todo: deque[Path] = deque()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -116,6 +116,25 @@ class Comparison(Section):
     def points(self) -> list[dict[str, Any]]:
         """The combinations of what is swept; one that is empty where nothing is."""
         return [dict(zip(self.sweep, at, strict=True)) for at in product(*self.sweep.values())]
+
+    def only(self, aliases: Sequence[str]) -> Comparison:
+        """Return the comparison of some of its methods.
+
+        Raises
+        ------
+        ValueError
+            If it does not have one of them.
+        """
+        for alias in aliases:
+            if alias not in self.methods:
+                raise unknown("method of the comparison", alias, [*self.methods])
+        left_out = self.methods.keys() - {*aliases}
+
+        def kept(table: Mapping[str, Any]) -> dict[str, Any]:
+            return {k: v for k, v in table.items() if k.partition(".")[0] not in left_out}
+
+        names = ("methods", "tune", "set", "sweep")
+        return self.model_copy(update={name: kept(getattr(self, name)) for name in names})
 
     def method_of(self, alias: str) -> str:
         """Return the name of the method that an alias stands for."""

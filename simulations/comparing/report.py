@@ -63,7 +63,7 @@ def write_report(comparison: Comparison, outcomes: Sequence[Outcome], out: Path)
     if run is None:
         failed = next(run["error"] for one in outcomes for run in one.runs)
         raise RuntimeError(f"no cell of the comparison has numbers; the first: {failed}")
-    report = _Report(comparison, outcomes, out, run)
+    report = Report(comparison, outcomes, out, run)
     title, parts = report.title, report.parts()
     write_text(out / PAGE, pages.as_html(title, parts))
     write_text(out / "report.md", pages.as_markdown(title, parts))
@@ -74,7 +74,7 @@ def write_report(comparison: Comparison, outcomes: Sequence[Outcome], out: Path)
     return [*files, *(part.path.name for part in parts if isinstance(part, Image))]
 
 
-class _Report:
+class Report:
     """The parts of a report; `run` is any that has numbers."""
 
     def __init__(

@@ -199,7 +199,7 @@ def compare(
     methods: Annotated[
         list[str],
         typer.Argument(
-            metavar="METHOD... | FILE.toml",
+            metavar="METHOD... | FILE.toml [METHOD...]",
             help="Methods, ALIAS=METHOD for one with settings of its own; or a comparison file.",
         ),
     ],
@@ -284,8 +284,6 @@ def compare(
     _quieten(verbose)
     try:
         file = Path(methods[0]) if methods[0].endswith(".toml") else None
-        if file is not None and len(methods) > 1:
-            raise ValueError(f"{file} has the methods: leave {' '.join(methods[1:])} out.")
         given = {
             "methods": None if file else methods,
             "data": data,
@@ -302,6 +300,8 @@ def compare(
         }
         options = {key: value for key, value in given.items() if value is not None}
         comparison = comparisons.read(file, options)
+        if file is not None and len(methods) > 1:
+            comparison = comparison.only(methods[1:])
         outcomes = run_comparison(comparison, out, data_root, workers, say)
         files = write_report(comparison, outcomes, out)
     except KeyboardInterrupt:

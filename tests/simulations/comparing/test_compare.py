@@ -40,7 +40,6 @@ def load(seed, root):
     ("arguments", "named"),
     [
         (["dito"], ["dito", "ditto"]),
-        (["mine.toml", "ditto"], ["mine.toml", "ditto"]),
         (["mine.toml"], ["mine.toml"]),
         (["ditto", "--tune", "lr"], ["lr"]),
         (["ditto", "--tune", "lr=0.1"], ["tune", "lr", "0.1"]),

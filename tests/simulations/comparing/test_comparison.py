@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simulations.comparing.cell import Cell, run
-from simulations.comparing.compare import _steps
+from simulations.comparing.compare import steps_of
 from simulations.comparing.comparison import Comparison, Space, read
 from tests.support.refusals import refused
 
@@ -70,6 +70,16 @@ def test_all_methods_have_the_same_experiment_but_for_their_table(comparison: Co
     assert tables["weak"]["ditto"]["lam"] == 0.01
     assert comparison.raw_settings("weak", 4, {"lam": 0.2})["baselines"]["ditto"]["lam"] == 0.2
     assert comparison.raw_settings("weak", 4, {}) == found["weak"] | {"baselines": tables["weak"]}
+
+
+def test_some_methods_of_a_comparison_have_the_cells_of_the_whole(comparison: Comparison) -> None:
+    part = comparison.only(["weak"])
+    assert [*part.methods] == ["weak"]
+    part.check()  # nothing is said of a method that is not there
+    assert part.raw_settings("weak", 4, {}) == comparison.raw_settings("weak", 4, {})
+    assert part.spaces_of("weak") == comparison.spaces_of("weak")
+    with refused(ValueError, "'dito'", "'ditto'"):
+        comparison.only(["dito"])
 
 
 def test_a_change_of_the_experiment_is_that_of_its_own_method_too() -> None:
@@ -179,7 +189,7 @@ def test_every_method_has_the_same_trials_on_validation_and_the_best_is_taken(
 ) -> None:
     pytest.importorskip("optuna")
     for alias in comparison.methods:
-        steps = _steps(comparison, alias, None)
+        steps = steps_of(comparison, alias, None)
         batch, trials = next(steps), []
         while batch[0].on_validation:
             trials += batch
@@ -224,7 +234,7 @@ def test_local_work_is_alike_as_near_as_the_settings_allow(
     options = {"methods": [method], "seeds": 1, "work": 4, "set": {"training.num-rounds": 4}}
     comparison = read(None, options)
     assert comparison.lengths_of(method) == lengths
-    steps = _steps(comparison, method, None)
+    steps = steps_of(comparison, method, None)
     gauged = [run(cell) for cell in next(steps)]
     (cell,) = steps.send(gauged)
     length = {cell.raw["baselines"][method][name] for name in lengths}
@@ -236,7 +246,7 @@ def test_local_work_is_alike_as_near_as_the_settings_allow(
 def test_a_method_whose_work_is_fixed_keeps_its_settings() -> None:
     comparison = read(None, {"methods": ["fedgia"], "seeds": 1, "work": 4})
     before = comparison.raw_settings("fedgia", 0, {})
-    steps = _steps(comparison, "fedgia", None)
+    steps = steps_of(comparison, "fedgia", None)
     next(steps)
     (cell,) = steps.send([{"passes": [1.0, 2.0, 2.0]}] * 2)
     assert cell.raw == before
@@ -244,7 +254,7 @@ def test_a_method_whose_work_is_fixed_keeps_its_settings() -> None:
 
 def test_a_method_that_cannot_run_at_all_has_no_numbers() -> None:
     comparison = read(None, {"methods": ["fedavg"], "seeds": 2, "work": 4})
-    steps = _steps(comparison, "fedavg", None)
+    steps = steps_of(comparison, "fedavg", None)
     next(steps)
     with pytest.raises(StopIteration) as end:
         steps.send([{"passes": [1.0]}, {"error": "the model diverged"}])
@@ -253,7 +263,7 @@ def test_a_method_that_cannot_run_at_all_has_no_numbers() -> None:
 
 def test_a_method_of_which_every_trial_failed_has_no_numbers(comparison: Comparison) -> None:
     pytest.importorskip("optuna")
-    steps = _steps(comparison, "fedavg", None)
+    steps = steps_of(comparison, "fedavg", None)
     batch = next(steps)
     outcome = None
     while outcome is None:
@@ -264,3 +274,15 @@ def test_a_method_of_which_every_trial_failed_has_no_numbers(comparison: Compari
     assert len(outcome.trials) == 7
     assert [run["seed"] for run in outcome.runs] == [3, 1, 4]
     assert all("the model diverged" in run["error"] for run in outcome.runs)
+
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "docs").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.name != "experiment.toml"], ids=str)
+def test_the_comparisons_of_the_documents_can_be_run(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # their commands are those of a clone
+    assert read(file, {}).methods
