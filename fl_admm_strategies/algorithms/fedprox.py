@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..maths.blocks import Arrays, weighted_average
-from ..maths.checks import Count, NotNegative
-from ..maths.schedules import StepSize
+from ..maths.checks import NotNegative
+from ..maths.schedules import EpochSchedule, StepSize, epochs_in
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
@@ -46,8 +46,9 @@ class FedProx(SampledStrategy):
         mu, the weight of the proximal term mu/2 ||w_i - w||^2; 0 is FedAvg.
     lr : float or callable (default: 0.1)
         eta, the clients' step size.
-    local_epochs : int (default: 1)
-        E, local epochs.
+    local_epochs : int or callable (default: 1)
+        E, local epochs. A callable gets (round, client id): `RandomEpochs` for clients of unequal
+        power, whose unfinished work counts in the paper.
     **base
         The parameters of `SampledStrategy`.
 
@@ -64,7 +65,7 @@ class FedProx(SampledStrategy):
 
     mu: NotNegative = 0.1
     lr: StepSize = 0.1
-    local_epochs: Count = 1
+    local_epochs: EpochSchedule = 1
 
     def init_state(self, arrays: Arrays) -> FedProxState:
         """Start with w^0, the initial model."""
@@ -74,8 +75,14 @@ class FedProx(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedProxInstruction]:
         """Send w to everybody."""
-        instruction = FedProxInstruction.of(self, server_round, model=self.state.model)
-        return dict.fromkeys(client_ids, instruction)
+        epochs = {c: epochs_in(server_round, c, self.local_epochs) for c in client_ids}
+        asked = {
+            number: FedProxInstruction.of(
+                self, server_round, model=self.state.model, local_epochs=number
+            )
+            for number in {*epochs.values()}
+        }
+        return {client: asked[number] for client, number in epochs.items()}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i, weighted by n_i."""

@@ -39,6 +39,16 @@ def test_the_worked_example() -> None:
     assert_allclose(w, [0.8441666667, 1.3021270833], atol=1e-8)
 
 
+def test_clients_of_unequal_power_do_what_they_can() -> None:
+    # E1 with 1, 2 and 3 epochs: w_3's third step is 1.86 - .1 [4 (1.86 - 3) + .5 * 1.86] = 2.223.
+    def epochs(server_round: int, client: int) -> int:
+        return client + 1
+
+    uploads, w = run(fedprox(mu=0.5, local_epochs=epochs), Grid(FedProxClient), ALL)
+    assert_allclose(uploads[0], [0.1, -0.35, 2.223], atol=1e-8)
+    assert_allclose(w, [(10 * 0.1 - 20 * 0.35 + 30 * 2.223) / 60], atol=1e-8)
+
+
 @pytest.mark.parametrize(
     ("epochs", "rounds", "limit"),
     [
