@@ -151,7 +151,8 @@ def test_recommender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
         for item in rng.permutation(40)[:20]:
             stars = 5 - rng.integers(0, 2) if taste[user] == kind[item] else rng.integers(1, 4)
             lines.append(f"u{user},i{item},{stars}")
-    Path("interactions.csv").write_text("\n".join(lines))
+    lines.append(lines[1])  # rated twice
+    Path("interactions.csv").write_text("\n".join(lines), encoding="utf-8-sig")  # as Excel does
     names: dict[str, Any] = {}
     for snippet in snippets("recommender.md"):
         exec(snippet, names)

@@ -225,7 +225,7 @@ class CompletionStrategy(SampledStrategy):
         if {"user-entries", "user-nonzeros"} <= means.keys():
             (entries, nonzeros), _ = _totals(clients, "user-entries", "user-nonzeros")
             pooled["nnz-users"] = nonzeros / entries if entries > 0 else math.nan
-            pooled["nnz-items"] = np.count_nonzero(items) / items.size
+            pooled["nnz-items"] = float(np.count_nonzero(items) / items.size)
         pooled |= ranking_means(clients)
         return without_sums(pooled)
 
