@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
+from flwr.app import Array, ArrayRecord, Context
 from numpy.typing import NDArray
 
 from clients import FedEASEClient, client_app, rank
@@ -24,9 +24,9 @@ def client_fn(context: Context) -> Any:
     return FedEASEClient(context, ratings(i), test=test, rank_at=2, relevant=4).to_client()
 
 
-def started(num_rounds: int = 1, **settings: Any) -> FedEASE:
+def started(num_rounds: int = 1, first: ArrayRecord | None = None, **settings: Any) -> FedEASE:
     strategy = FedEASE(**{"lam": LAM, "seed": 1, **settings})
-    first = initial_item_weights(NUM_ITEMS)
+    first = first or initial_item_weights(NUM_ITEMS)
     strategy.start(InProcessGrid(client_app(client_fn), CLIENTS), first, num_rounds)
     return strategy
 
@@ -50,6 +50,8 @@ def test_it_is_ease_with_all_data_in_one_place() -> None:
     np.testing.assert_array_equal(total, pairs[np.triu_indices(NUM_ITEMS)])
     np.testing.assert_allclose(ease_weights(pairs, LAM), expected, rtol=0, atol=1e-8)
     np.testing.assert_allclose(strategy.state.weights, expected, rtol=0, atol=1e-6)  # float32
+    double = started(first=ArrayRecord({"item-weights": Array(np.zeros_like(expected))}))
+    np.testing.assert_allclose(double.state.weights, expected, rtol=0, atol=1e-8)
 
 
 def test_clients_are_counted_once_whenever_they_take_part() -> None:
