@@ -11,7 +11,6 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
@@ -189,42 +188,28 @@ def _samples(batches: Sequence[Batch]) -> Hashable:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a descent is done in a stack; those of one `key` can share it."""
+    """How a step is done in a stack; those of one `key` can share it.
+
+    A descent has its optimizer's step, a measurement the models and the data.
+    """
 
     key: Hashable
-    step: Step
     model: StackedModel
     rows: int
     bytes: int
-
-
-@dataclass(frozen=True)
-class _Test:
-    """How models are measured in a stack; those of one `key` can share it."""
-
-    key: Hashable
-    tested: Tested
-    model: StackedModel
-    rows: int
-    bytes: int
+    work: Step | Tested
 
 
 class _Session(Session):
     """A client with a model, and with random numbers that no other client touches."""
 
-    def __init__(
-        self,
-        client: Any,
-        parameters: list[NDArray[Any]],
-        config: Scalars,
-        *,
-        evaluating: bool = False,
-    ) -> None:
-        super().__init__(client, parameters, config, evaluating=evaluating)
-        self._generator = getattr(client.train_problem.loader, "generator", None)
-        self._random: tuple[Tensor, Tensor | None] | None = None
-        self._at_step: tuple[Tensor, Tensor | None] | None = None
-        self._first: list[Batch] | None = None
+    _random: tuple[Tensor, Tensor | None] | None = None
+    _at_step: tuple[Tensor, Tensor | None] | None = None
+    _first: list[Batch] | None = None
+
+    @cached_property
+    def _generator(self) -> torch.Generator | None:
+        return getattr(self.client.train_problem.loader, "generator", None)
 
     @cached_property
     def _own(self) -> dict[str, nn.Parameter]:
@@ -253,8 +238,16 @@ class _Session(Session):
         self._rewind()
         super().advance_alone()
 
+    @property
+    def measures(self) -> bool:
+        """Whether it waits for a measurement, and not for a descent."""
+        return isinstance(self.asked, Measurement)
+
     def plan(self, choice: Choice) -> _Plan | None:
-        """Return how its descent goes in a stack; None if it must be done alone."""
+        """Return how its step is done in a stack; None if it must be done alone."""
+        return self._measurement(choice) if self.measures else self._descent(choice)
+
+    def _descent(self, choice: Choice) -> _Plan | None:
         client, problem, objective = self.client, self._problem(), self.asked.objective
         if client.own_loop or client.device.type != "cpu" or not is_by_sample(problem.loss_fn):
             return None
@@ -286,12 +279,9 @@ class _Session(Session):
         except Exception:  # the client's own descent raises it again
             return None
         self._first = first
-        size = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in first)
-        size += _COPIES * sum(parameter.nbytes for parameter in self._own.values())
-        return _Plan(key, step, model, rows, size)
+        return _Plan(key, model, rows, self._bytes(first), step)
 
-    def test(self, choice: Choice) -> _Test | None:
-        """Return how its models are measured in a stack; None if it must be done alone."""
+    def _measurement(self, choice: Choice) -> _Plan | None:
         client, asked = self.client, self.asked
         problem: LocalProblem = asked.problem
         if client.has_own_measure or client.has_running_metrics:
@@ -314,9 +304,12 @@ class _Session(Session):
             key = *looks, _loss(problem.loss_fn), samples, rows, metrics, len(models)
         except Exception:  # the client's own measurement raises it again
             return None
-        size = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in batches)
-        size += _COPIES * sum(parameter.nbytes for parameter in self._own.values())
-        return _Test(key, Tested(models, batches), model, rows, size)
+        return _Plan(key, model, rows, self._bytes(batches), Tested(models, batches))
+
+    def _bytes(self, batches: Sequence[Batch]) -> int:
+        """Return what it takes of a stack's memory."""
+        samples: int = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in batches)
+        return samples + _COPIES * sum(parameter.nbytes for parameter in self._own.values())
 
     def member(self) -> Member:
         """Return what a stack needs; it may be asked for anew."""
@@ -324,10 +317,13 @@ class _Session(Session):
             self._rewind()
         return Member(self._problem(), self.asked.objective, self._epoch)
 
-    def advance_with(self, loss: float) -> None:
-        """Go on after a descent that was done in a stack."""
-        self.client.note_initial_loss(self.asked.objective)
-        self.advance(partial(dict, self.client.step_sum(self.asked, {}), loss=loss))
+    def advance_with(self, found: Any) -> None:
+        """Go on after a step that was done in a stack: with the metrics of models, or a loss."""
+        if self.measures:
+            self.advance(partial(list, found))
+        else:
+            self.client.note_initial_loss(self.asked.objective)
+            self.advance(partial(dict, self.client.step_sum(self.asked, {}), loss=found))
 
     def _epoch(self) -> list[Batch]:
         """Return the batches of the next epoch, in the client's own order."""
@@ -403,42 +399,53 @@ def _run(sessions: Sequence[_Session], choice: Choice) -> list[Any]:
 
 def _advance(choice: Choice, waiting: Sequence[_Session]) -> None:
     """Do the next descent or measurement of all."""
-    measuring = [session for session in waiting if isinstance(session.asked, Measurement)]
-    tests = [(session, session.test(choice)) for session in measuring]
-    for session, test in tests:
-        if test is None:
-            session.advance_alone()
-    for tested in in_stacks([((s, t), t.key, t.bytes) for s, t in tests if t], STACK_BYTES):
-        _measure([session for session, _ in tested], [test for _, test in tested])
-    descending = [session for session in waiting if session not in measuring]
-    planned = [(session, session.plan(choice)) for session in descending]
-    for session, plan in planned:
-        if plan is None:
-            session.advance_alone()
-    members = (((session, plan), plan.key, plan.bytes) for session, plan in planned if plan)
-    for stack in in_stacks(members, STACK_BYTES):
-        _descend([session for session, _ in stack], stack[0][1])
+    measuring = [session for session in waiting if session.measures]
+    descending = [session for session in waiting if not session.measures]
+    for sessions in (measuring, descending):
+        planned = [(session, session.plan(choice)) for session in sessions]
+        for session, plan in planned:
+            if plan is None:
+                session.advance_alone()
+        members = (((session, plan), plan.key, plan.bytes) for session, plan in planned if plan)
+        for stack in in_stacks(members, STACK_BYTES):
+            _in_a_stack(stack)
 
 
-def _measure(sessions: Sequence[_Session], tests: Sequence[_Test]) -> None:
-    """Measure in a stack; if it fails, find the client that made it fail."""
-    client, first = sessions[0].client, tests[0]
-    loss_fn = sessions[0].asked.problem.loss_fn
+def _in_a_stack(members: Sequence[tuple[_Session, _Plan]]) -> None:
+    """Do a step of clients in a stack; if it fails, find the client that made it fail."""
+    sessions, plans = zip(*members, strict=True)
     try:
-        found = measure(
-            [test.tested for test in tests], first.model, first.rows, loss_fn, client.metrics
-        )
+        found = (_measured if sessions[0].measures else _descended)(sessions, plans)
     except Interrupted:
         raise
     except BaseException:
-        if len(sessions) == 1:
+        if len(members) == 1:
             sessions[0].advance_alone()
         else:  # each in a stack of one, which changes no bit
-            for session, test in zip(sessions, tests, strict=True):
-                _measure([session], [test])
+            for member in members:
+                _in_a_stack([member])
         return
-    for session, metrics in zip(sessions, found, strict=True):
-        session.advance(partial(list, metrics))
+    for session, result in zip(sessions, found, strict=True):
+        session.advance_with(result)
+
+
+def _measured(sessions: Sequence[_Session], plans: Sequence[_Plan]) -> list[Any]:
+    first, client = plans[0], sessions[0].client
+    loss_fn = sessions[0].asked.problem.loss_fn
+    tested: list[Any] = [plan.work for plan in plans]
+    return measure(tested, first.model, first.rows, loss_fn, client.metrics)
+
+
+def _descended(sessions: Sequence[_Session], plans: Sequence[_Plan]) -> list[Any]:
+    step: Any = plans[0].work
+    return descend(
+        [session.member() for session in sessions],
+        model=plans[0].model,
+        step=step,
+        epochs=sessions[0].asked.epochs,
+        full_batch=sessions[0].client.full_batch,
+        rows=plans[0].rows,
+    )
 
 
 def _tensors(arrays: Arrays, own: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -449,27 +456,3 @@ def _tensors(arrays: Arrays, own: Mapping[str, nn.Parameter]) -> dict[str, Tenso
     if any(tensor.shape != own[name].shape for name, tensor in tensors.items()):
         raise _CannotCompareError
     return {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
-
-
-def _descend(sessions: Sequence[_Session], plan: _Plan) -> None:
-    """Do a descent in a stack; if it fails, find the client that made it fail."""
-    try:
-        losses = descend(
-            [session.member() for session in sessions],
-            model=plan.model,
-            step=plan.step,
-            epochs=sessions[0].asked.epochs,
-            full_batch=sessions[0].client.full_batch,
-            rows=plan.rows,
-        )
-    except Interrupted:
-        raise
-    except BaseException:
-        if len(sessions) == 1:
-            sessions[0].advance_alone()
-        else:  # each in a stack of one, which changes no bit
-            for session in sessions:
-                _descend([session], plan)
-        return
-    for session, loss in zip(sessions, losses, strict=True):
-        session.advance_with(loss)

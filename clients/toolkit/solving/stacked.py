@@ -231,7 +231,7 @@ class _Stack:
         self.step = step
         self.spare = spare
         self._room = Room()
-        self.loss = sample_losses(members[0].problem.loss_fn)
+        self._loss = sample_losses(members[0].problem.loss_fn)
         self._models = [parameters_of(member.problem.model) for member in members]
         with members[0].objective.others_fixed(members[0].problem.model) as moving:
             self._names = list(moving)
@@ -308,7 +308,7 @@ class _Stack:
             blocks,
             self.moving,
             samples.inputs,
-            partial(self._losses, samples.targets),
+            lambda outputs: self._loss(outputs, samples.targets),
             samples.weights,
             self._room,
         )
@@ -316,9 +316,6 @@ class _Stack:
             add(blocks, gradients)
         self._move(gradients, count)
         return (losses * samples.weights).sum(1)[:count]
-
-    def _losses(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        return self.loss(outputs, targets)
 
     def _move(self, gradients: dict[str, Tensor], count: int) -> None:
         """Let the first members step as `torch.optim.SGD` does."""
