@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -158,6 +158,15 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     if prefix := wrapper_of(named):
         named = {name.removeprefix(prefix): parameter for name, parameter in named.items()}
     return named
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the parameters and buffers of a module and its parts."""
+    for tensors in (module._parameters, module._buffers):
+        yield from (tensor for tensor in tensors.values() if tensor is not None)
+    for part in module._modules.values():
+        if part is not None:
+            yield from tensors_of(part)
 
 
 def _collect(

@@ -14,7 +14,7 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.checks import check_choice, listing
-from fl_admm_strategies.runtime.common.collector import collector_paused
+from fl_admm_strategies.runtime.common.collector import collector_paused, only_new_collected
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.identity import is_simulated
@@ -163,9 +163,10 @@ def client_app(
         instructions = {client: asked[label] for client, label in labels.items()}
         packer = ReplyPacker(len(asked))
         hosted_replies = run_hosted(client_fn, instructions, context, total, run_all, at_once)
-        for client_id, reply in hosted_replies:
-            packer.add(labels[client_id], reply)
-            del reply  # before the next one is made
+        with only_new_collected():
+            for client_id, reply in hosted_replies:
+                packer.add(labels[client_id], reply)
+                del reply  # before the next one is made
         with collector_paused():
             return Message(packer.content(), reply_to=message)
 

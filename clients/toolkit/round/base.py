@@ -98,9 +98,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         refuse_unknown(type(self), unknown, self.strategy)
         self.context = context
         self.memory = Memory(context, state_dir)
-        kinds = type(self).__mro__
-        named = next(place for place, kind in enumerate(kinds) if "closed_form" in vars(kind))
-        if self.closed_form and any("minimise" in vars(kind) for kind in kinds[:named]):
+        if self.closed_form and _has_own_minimise(type(self)):
             raise TypeError(
                 f"{type(self).__name__} has a minimise() of its own, which "
                 f"{self.strategy.__name__} would never call: {self.closed_form}. Use a method "
@@ -351,6 +349,14 @@ class MethodClient(NumPyClient, Generic[Asked]):
         self.check_sender(config)
         answer = self.answer_about_names(read_names(NAMES, names))
         return as_properties(answer, self.train_size(), self.stamp())
+
+
+@cache
+def _has_own_minimise(kind: Any) -> bool:
+    """Return whether a class has a `minimise` below the one that says why there can be none."""
+    kinds = kind.__mro__
+    named = next(place for place, one in enumerate(kinds) if "closed_form" in vars(one))
+    return any("minimise" in vars(one) for one in kinds[:named])
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any, Never, Protocol
 
 import torch
@@ -22,7 +22,7 @@ from fl_admm_strategies.runtime.messages.records import STEP_SUM, brief, parse_g
 
 from ..data import batches
 from ..data.batches import Loader, SplitBatch
-from ..models.arrays import ModelArrays, in_full, parameters_of, to_read
+from ..models.arrays import ModelArrays, in_full, tensors_of, to_read
 from ..solving.cohort import evaluate_together, fit_together
 from ..solving.features import frozen_layers_applied
 from ..solving.objective import LocalObjective
@@ -511,8 +511,8 @@ class TorchClient(MethodClient[Asked]):
 
 def on_device(model: nn.Module, device: torch.device) -> nn.Module:
     """Return a model on a device; one that is there already as it is, which takes less time."""
-    tensors = chain(parameters_of(model).values(), model.buffers())
-    return model.to(device) if any(tensor.device != device for tensor in tensors) else model
+    there = all(tensor.device == device for tensor in tensors_of(model))
+    return model if there else model.to(device)
 
 
 def find_device(device: str | torch.device) -> torch.device:

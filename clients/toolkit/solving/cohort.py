@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
-from ..models.arrays import parameters_of, to_read
+from ..models.arrays import parameters_of, tensors_of, to_read
 from .chains import Chain, chain_of
 from .measured import Tested, measure
 from .objective import ProjectedTerm
@@ -49,6 +49,10 @@ _LAYERS: tuple[type[nn.Module], ...] = (
 )
 
 
+_OF_ALL = frozenset(vars(nn.Module()))
+"""The attributes that every module has."""
+
+
 # ----------------------------------------------------------------------------------------------
 # Who can train with whom
 # ----------------------------------------------------------------------------------------------
@@ -77,8 +81,8 @@ def _module(module: nn.Module) -> Hashable:
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(vars(module)[name] for name in hooks):
         raise _CannotCompareError
-    public = {n: v for n, v in vars(module).items() if not n.startswith("_") and n != "training"}
-    settings = tuple((name, _value(value)) for name, value in sorted(public.items()))
+    public = [n for n in vars(module).keys() - _OF_ALL if not n.startswith("_")]
+    settings = tuple((name, _value(vars(module)[name])) for name in sorted(public))
     return type(module), settings, tuple((n, _module(part)) for n, part in module.named_children())
 
 
@@ -144,22 +148,21 @@ def _tried(model: nn.Module, inputs: Tensor, training: bool) -> bool:
             return False
 
 
-def _parameters(model: nn.Module) -> Hashable:
-    named = list(model.named_parameters(remove_duplicate=False))
-    if len(named) != len(parameters_of(model)) or len({p.dtype for _, p in named}) != 1:
+def _parameters(model: nn.Module, own: Mapping[str, nn.Parameter]) -> Hashable:
+    if sum(1 for _ in tensors_of(model)) != len(own) or len({p.dtype for p in own.values()}) != 1:
         raise _CannotCompareError  # tied, or mixed
-    if not all(p.dtype in (torch.float32, torch.float64) for _, p in named):
+    if next(iter(own.values())).dtype not in (torch.float32, torch.float64):
         raise _CannotCompareError
-    return tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in named)
+    return tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in own.items())
 
 
 def _loss(loss_fn: Any) -> Hashable:
     if not isinstance(loss_fn, nn.Module):
         return id(loss_fn)
-    if next(loss_fn.buffers(), None) is not None or next(loss_fn.parameters(), None) is not None:
+    if next(tensors_of(loss_fn), None) is not None:
         raise _CannotCompareError
-    public = {n: v for n, v in vars(loss_fn).items() if not n.startswith("_")}
-    return type(loss_fn), tuple((n, _value(v)) for n, v in sorted(public.items()))
+    public = [n for n in vars(loss_fn) if not n.startswith("_")]
+    return type(loss_fn), tuple((n, _value(vars(loss_fn)[n])) for n in sorted(public))
 
 
 def _term(term: Any) -> Hashable:
@@ -207,7 +210,7 @@ class _Session(Session):
     _at_step: tuple[Tensor, Tensor | None] | None = None
     _first: list[Batch] | None = None
 
-    @cached_property
+    @property
     def _generator(self) -> torch.Generator | None:
         return getattr(self.client.train_problem.loader, "generator", None)
 
@@ -222,7 +225,7 @@ class _Session(Session):
     @cached_property
     def _looks(self) -> tuple[Hashable, Hashable]:
         """What its model is compared by."""
-        return _module(self.client.model), _parameters(self.client.model)
+        return _module(self.client.model), _parameters(self.client.model, self._own)
 
     def begin(self) -> None:
         """Let a descent have its batches."""
@@ -262,8 +265,7 @@ class _Session(Session):
             return None
         try:
             looks = self._looks
-            with objective.others_fixed(client.model) as moving:
-                names = tuple(moving)
+            names = tuple(objective.moving_of(self._own))
             self._rewind()
             first = self._epoch()
             samples = _samples(first)
@@ -315,7 +317,7 @@ class _Session(Session):
         """Return what a stack needs; it may be asked for anew."""
         if self._first is None:
             self._rewind()
-        return Member(self._problem(), self.asked.objective, self._epoch)
+        return Member(self._problem(), self._own, self.asked.objective, self._epoch)
 
     def advance_with(self, found: Any) -> None:
         """Go on after a step that was done in a stack: with the metrics of models, or a loss."""

@@ -319,7 +319,7 @@ class LocalObjective:
     def others_fixed(self, model: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
         """Freeze all parameters of the model that are not in u; yield those that move."""
         named = parameters_of(model)
-        moving = self._moving_of(named)
+        moving = self.moving_of(named)
         fixed = [p for name, p in named.items() if p.requires_grad and name not in moving]
         try:
             for parameter in fixed:
@@ -354,8 +354,9 @@ class LocalObjective:
                 f"that it was given ({type(model).__name__}) does not have. Give it the client's "
                 "model, the one that is trained."
             )
-        return self._moving_of(named)
+        return self.moving_of(named)
 
-    def _moving_of(self, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    def moving_of(self, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Return those of a model's parameters that move."""
         trained = {name: p for name, p in named.items() if p.requires_grad}
         return {n: p for n, p in trained.items() if self._moving is None or n in self._moving}

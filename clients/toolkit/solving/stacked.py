@@ -21,9 +21,8 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..models.arrays import parameters_of
 from .chains import Room
 from .objective import LinearTerm, LocalObjective, ProjectedTerm, ProximalTerm
 from .sample_losses import CannotStackError, sample_losses
@@ -60,12 +59,15 @@ class Member:
     ----------
     problem : LocalProblem
         Its model is where it starts from and where it ends.
+    parameters : mapping of str to Parameter
+        The model's.
     objective : LocalObjective
     epoch : callable
         Returns the batches of the next epoch.
     """
 
     problem: LocalProblem
+    parameters: Mapping[str, nn.Parameter]
     objective: LocalObjective
     epoch: Callable[[], Sequence[Batch]]
 
@@ -232,9 +234,8 @@ class _Stack:
         self.spare = spare
         self._room = Room()
         self._loss = sample_losses(members[0].problem.loss_fn)
-        self._models = [parameters_of(member.problem.model) for member in members]
-        with members[0].objective.others_fixed(members[0].problem.model) as moving:
-            self._names = list(moving)
+        self._models = [member.parameters for member in members]
+        self._names = list(members[0].objective.moving_of(self._models[0]))
         self.moving = list(dict.fromkeys(map(model.block_of, self._names)))
         self.dtype = next(iter(self._models[0].values())).dtype
         self.blocks = filled(model, self._models, self._models[0], spare)

@@ -23,3 +23,22 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextmanager
+def only_new_collected() -> Iterator[None]:
+    """Let the collector look only at what is made meanwhile.
+
+    A process with PyTorch has 300,000 objects that stay. The collector looks at all of them once a
+    thousand clients or so have been made, a quarter of the time of a round of small models. For
+    code that calls clients: their garbage is collected as ever.
+    """
+    if gc.get_freeze_count():  # somebody has done it already
+        yield
+        return
+    gc.collect(1)  # what is garbage now would be left until it looks at everything again
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

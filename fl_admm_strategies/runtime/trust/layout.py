@@ -59,8 +59,10 @@ Exchange = Callable[[Asked, str], Iterable[ClientReply]]
 
 def wrapper_of(names: Collection[str]) -> str:
     """Return what wrappers of a model have put before all names, such as ``module.``."""
-    prefix = ""
-    while found := [w for w in _WRAPPERS if names and all(n.startswith(prefix + w) for n in names)]:
+    prefix, first = "", next(iter(names), "")
+    while found := [w for w in _WRAPPERS if first.startswith(prefix + w)]:
+        if not all(name.startswith(prefix + found[0]) for name in names):
+            break
         prefix += found[0]
     return prefix
 
