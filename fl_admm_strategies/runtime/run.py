@@ -400,7 +400,8 @@ class Run:
             except ValueError as error:
                 self.intake.refuse(server_round, client, str(error))
             else:
-                uploads[client] = reply.to(asked[client])
+                reply.asked = asked[client]
+                uploads[client] = reply
         training = len(asked) + len(self.underway.sent)
         self.health.note_infinite(
             server_round, self.intake.infinite * len(asked) / max(training, 1)
