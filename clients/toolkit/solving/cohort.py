@@ -11,6 +11,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
@@ -203,6 +204,10 @@ class _Plan:
     work: Step | Tested
 
 
+_Known = dict[tuple[int, torch.dtype], tuple[NDArray[Any], Tensor]]
+"""Arrays by their ids, and as tensors: what all clients receive is one of them."""
+
+
 class _Session(Session):
     """A client with a model, and with random numbers that no other client touches."""
 
@@ -246,9 +251,12 @@ class _Session(Session):
         """Whether it waits for a measurement, and not for a descent."""
         return isinstance(self.asked, Measurement)
 
-    def plan(self, choice: Choice) -> _Plan | None:
-        """Return how its step is done in a stack; None if it must be done alone."""
-        return self._measurement(choice) if self.measures else self._descent(choice)
+    def plan(self, choice: Choice, known: _Known) -> _Plan | None:
+        """Return how its step is done in a stack; None if it must be done alone.
+
+        `known` holds what others of the same step have received.
+        """
+        return self._measurement(choice, known) if self.measures else self._descent(choice)
 
     def _descent(self, choice: Choice) -> _Plan | None:
         client, problem, objective = self.client, self._problem(), self.asked.objective
@@ -283,7 +291,7 @@ class _Session(Session):
         self._first = first
         return _Plan(key, model, rows, self._bytes(first), step)
 
-    def _measurement(self, choice: Choice) -> _Plan | None:
+    def _measurement(self, choice: Choice, known: _Known) -> _Plan | None:
         client, asked = self.client, self.asked
         problem: LocalProblem = asked.problem
         if client.has_own_measure or client.has_running_metrics:
@@ -297,7 +305,7 @@ class _Session(Session):
             with self.in_turn():
                 batches = list(problem.batches())
             samples = _samples(batches)
-            models = [_tensors(arrays, self._own) for arrays in asked.models]
+            models = [_tensors(arrays, self._own, known) for arrays in asked.models]
             model = _stacked_model(client.model, looks, batches[0].inputs, training=False)
             if model is None:
                 return None
@@ -404,7 +412,8 @@ def _advance(choice: Choice, waiting: Sequence[_Session]) -> None:
     measuring = [session for session in waiting if session.measures]
     descending = [session for session in waiting if not session.measures]
     for sessions in (measuring, descending):
-        planned = [(session, session.plan(choice)) for session in sessions]
+        known: _Known = {}
+        planned = [(session, session.plan(choice, known)) for session in sessions]
         for session, plan in planned:
             if plan is None:
                 session.advance_alone()
@@ -450,11 +459,18 @@ def _descended(sessions: Sequence[_Session], plans: Sequence[_Plan]) -> list[Any
     )
 
 
-def _tensors(arrays: Arrays, own: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def _tensors(arrays: Arrays, own: Mapping[str, nn.Parameter], known: _Known) -> dict[str, Tensor]:
     """Return all parameters of a model that travelled; those that do not are the client's own."""
     if arrays.keys() != {name for name, parameter in own.items() if parameter.requires_grad}:
         raise _CannotCompareError
-    tensors = {n: to_read(arrays[n]) if n in arrays else own[n].detach() for n in own}
-    if any(tensor.shape != own[name].shape for name, tensor in tensors.items()):
-        raise _CannotCompareError
-    return {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in own.items():
+        tensors[name] = parameter.detach()
+        if name in arrays:
+            array, key = arrays[name], (id(arrays[name]), parameter.dtype)
+            if key not in known:
+                known[key] = array, to_read(array).to(parameter.dtype)
+            tensors[name] = known[key][1]
+        if tensors[name].shape != parameter.shape:
+            raise _CannotCompareError
+    return tensors

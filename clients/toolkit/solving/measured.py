@@ -95,9 +95,14 @@ def _distinct(
 ) -> tuple[list[Mapping[str, Tensor]], list[int]]:
     """Return models without those that are there twice, and which of them each is."""
     known: dict[Any, list[int]] = {}
+    places: dict[tuple[int, ...], int] = {}
     distinct: list[Mapping[str, Tensor]] = []
-    owners = []
+    owners: list[int] = []
     for model in models:
+        objects = tuple(map(id, model.values()))
+        if objects in places:
+            owners.append(places[objects])
+            continue
         # Few numbers tell nearly all models apart; equal they are only if all are.
         looks = tuple(float(tensor.view(-1)[-1]) for tensor in model.values())
         same = known.setdefault(looks, [])
@@ -109,4 +114,5 @@ def _distinct(
             same.append(len(distinct))
             owners.append(len(distinct))
             distinct.append(model)
+        places[objects] = owners[-1]
     return distinct, owners
