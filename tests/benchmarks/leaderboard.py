@@ -181,7 +181,7 @@ class Table:
             Paragraph("All of it, with tests and pictures, or one method's row:"),
             Code(f"{command} --out runs/{name}\n{command} ditto --out runs/{name}"),
         ]
-        return pages.as_markdown(PROBLEMS[name].capitalize(), parts)
+        return pages.as_markdown(f"Leaderboard: {PROBLEMS[name]}", parts)
 
     def means(self) -> dict[str, tuple[str, float]]:
         """Return the cell of each method for the table of all problems, and its rank's value."""
