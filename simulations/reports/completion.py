@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -22,6 +23,7 @@ from ..settings.tables import ReportSettings
 from .base import NONE, Finished, MethodReport, Report
 from .table import small_table
 from .yardsticks import (
+    Matrix,
     alternating_least_squares,
     counts,
     item_means,
@@ -66,7 +68,24 @@ class CompletionReport(MethodReport):
         train = [client.train for client in data.clients]
         test = [client.test for client in data.clients]
         everyone, tested = joined(train), joined(test)
-        ranked = self._ranked(run, everyone, tested)
+        rank, ridge = settings.model.rank, settings.report.als_lam
+        users, items = alternating_least_squares(
+            train,
+            generator(settings.seed, "als").random((data.num_items, rank)),
+            lam=ridge,
+            sweeps=settings.report.als_sweeps,
+        )
+        with_biases = {
+            k: least_squares(
+                everyone,
+                generator(settings.seed, "biases").normal(0, 0.1, (data.num_items, k))
+                * (np.arange(k) < k - 1),
+                lam=ridge,
+                sweeps=settings.report.als_sweeps,
+            )
+            for k in sorted({1, rank})
+        }
+        ranked = self._ranked(run, everyone, (users, items), with_biases)
         found = {
             "ranking": ranked,
             "num_users": data.num_users,
@@ -76,34 +95,13 @@ class CompletionReport(MethodReport):
         }
         if run.problem.metric.key == "ndcg":
             return _of_ranking(run, ranked, found)
-        rank = settings.model.rank
-        users, items = alternating_least_squares(
-            train,
-            generator(settings.seed, "als").random((data.num_items, rank)),
-            lam=settings.report.als_lam,
-            sweeps=settings.report.als_sweeps,
-        )
         by_item, mean = item_means(train, settings.report.item_mean_prior)
         (score,) = run.scores.models.values()
         federated = score.mean
         central = data.std * rmse_of_factors(test, users, items)
         item_mean = data.std * rmse_of_items(test, by_item)
         constant = data.std * rmse_of_items(test, np.full_like(by_item, mean))
-        ridge, sweeps = settings.report.als_lam, settings.report.als_sweeps
-        biased = {
-            k: data.std
-            * rmse_with_biases(
-                tested,
-                *least_squares(
-                    everyone,
-                    generator(settings.seed, "biases").normal(0, 0.1, (data.num_items, k))
-                    * (np.arange(k) < k - 1),
-                    lam=ridge,
-                    sweeps=sweeps,
-                ),
-            )
-            for k in sorted({1, rank})
-        }
+        biased = {k: data.std * rmse_with_biases(tested, *one) for k, one in with_biases.items()}
         (factors,) = strategy.global_model().values()
         losses = [client["loss"] for client in run.clients.values()]
         of_items = strategy.regularizer.value(factors) / (len(losses) if strategy.is_summed else 1)
@@ -121,11 +119,10 @@ class CompletionReport(MethodReport):
         table = small_table("Test RMSE, in stars", "Method", "RMSE")
         for method, value in {f"{strategy.title}, rank {rank}": federated, **levels}.items():
             table.add_row(method, f"{value:.4f}")
-        with_biases = {
+        for method, value in {
             "mean and biases of users and items, all ratings in one place": biased[1],
             f"the same with {rank - 1} factors": biased[rank],
-        }
-        for method, value in with_biases.items():
+        }.items():
             table.add_row(method, f"{value:.4f}")
         share = (constant - federated) / (constant - central)
         verdict = Text.assemble(
@@ -158,30 +155,44 @@ class CompletionReport(MethodReport):
             },
         )
 
-    def _ranked(self, run: Finished, train: Ratings, test: Ratings) -> dict[str, dict[str, float]]:
+    def _ranked(
+        self,
+        run: Finished,
+        train: Ratings,
+        factors: tuple[Matrix, Matrix],
+        with_biases: Mapping[int, tuple[Matrix, Matrix, float]],
+    ) -> dict[str, dict[str, float]]:
         """Return how well items are ranked by the run and by yardsticks with all data."""
         data, settings = run.problem.data, run.settings
         assert isinstance(settings.report, CompletionReportSettings)
-        ones = replace(train, values=np.ones(len(train)))
-        relevant = (RELEVANT - data.mean) / data.std
+        rank, relevant = settings.model.rank, (RELEVANT - data.mean) / data.std
+        parts = [(client.train, client.test) for client in data.clients]
 
-        def means(scores: Any) -> dict[str, float]:
-            return ranking(scores, train, test, relevant).means()
+        def means(scores: Callable[[slice, Ratings], Matrix]) -> dict[str, float]:
+            return ranking(scores, parts, relevant).means()
+
+        def by(users: Matrix, items: Matrix) -> dict[str, float]:
+            return means(lambda rows, _: users[rows] @ items.T)
 
         found: dict[str, dict[str, float]] = {
             run.strategy.title: dict(ranking_means(run.clients)),
-            "popularity: how many rated the item": means(counts(train)),
+            "popularity: how many rated the item": means(lambda *_: counts(train)),
+            "ALS, same rank": by(*factors),
         }
-        first = generator(settings.seed, "implicit").normal(
-            0, 0.1, (data.num_items, settings.model.rank)
-        )
+        for k, (users, items, _) in with_biases.items():
+            partner = np.hstack([users[:, :-1], np.ones((len(users), 1))])  # of the items' biases
+            found["biases of the items" if k == 1 else f"the same with {k - 1} factors"] = by(
+                partner, items
+            )
+        ones = replace(train, values=np.ones(len(train)))
+        first = generator(settings.seed, "implicit").normal(0, 0.1, (data.num_items, rank))
         users, items, _ = least_squares(
             ones, first, lam=settings.report.implicit_lam, sweeps=8, feedback="implicit"
         )
-        found["implicit ALS, same rank"] = means(users @ items.T)
+        found["implicit ALS, same rank"] = by(users, items)
         if data.num_items <= _MOST_ITEMS:
             weights = ease_weights(pair_counts(train), settings.report.ease_lam)
-            found["EASE"] = means(item_scores(train, weights))
+            found["EASE"] = means(lambda _, own: item_scores(own, weights))
         return found
 
 

@@ -6,7 +6,7 @@ What a federated method gives up by leaving the ratings where they are is measur
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,10 +133,30 @@ def item_scores(train: Ratings, weights: Matrix) -> Matrix:
     return scores
 
 
-def ranking(scores: Matrix, train: Ratings, test: Ratings, relevant: float) -> Ranking:
-    """Rank all items by scores of shape (m, n), or (n,) for all users alike."""
-    shape = (train.num_users, train.num_items)
-    return rank(np.broadcast_to(scores, shape), train, test, k=min(10, shape[1]), relevant=relevant)
+def ranking(
+    scores: Callable[[slice, Ratings], Matrix],
+    parts: Sequence[tuple[Ratings, Ratings]],
+    relevant: float,
+) -> Ranking:
+    """Rank all items for the users of one client after the other, in the memory of one.
+
+    Parameters
+    ----------
+    scores : callable
+        From the places of a client's users among all, and their training ratings, to their scores,
+        shape (m_i, n), or (n,) for all alike.
+    parts : sequence of (Ratings, Ratings)
+        Each client's ratings to train on and to test with.
+    relevant : float
+        As in `clients.rank`.
+    """
+    found, first = [], 0
+    for train, test in parts:
+        shape = (train.num_users, train.num_items)
+        of_users = np.broadcast_to(scores(slice(first, first + shape[0]), train), shape)
+        found.append(rank(of_users, train, test, k=min(10, shape[1]), relevant=relevant))
+        first += shape[0]
+    return sum(found[1:], found[0])
 
 
 def rmse_of_factors(test: Sequence[Ratings], users: Matrix, items: Matrix) -> float:

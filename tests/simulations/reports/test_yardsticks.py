@@ -1,8 +1,11 @@
 """The yardsticks: least squares against the definition of their minimisers; means and counts."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from clients.toolkit.data.ranking import rank
 from clients.toolkit.data.ratings import Ratings
 from simulations.reports.yardsticks import (
     alternating_least_squares,
@@ -107,5 +110,28 @@ def test_counts_of_items_and_pairs() -> None:
     np.testing.assert_array_equal(pair_counts(train), mask.T @ mask)
     weights = np.random.default_rng(0).random((NUM_ITEMS, NUM_ITEMS))
     np.testing.assert_allclose(item_scores(train, weights), mask @ weights)
-    by_count = ranking(counts(train), train, train, 1.0)
+    by_count = ranking(lambda *_: counts(train), [(train, train)], 1.0)
     assert by_count.hits == 0  # what was seen is not ranked
+
+
+def test_ranking_takes_the_memory_of_one_client() -> None:
+    rng = np.random.default_rng(0)
+    parts = []
+    for _ in range(40):
+        seen, liked = (
+            Ratings(np.arange(50), rng.integers(low, low + 400, 50), np.ones(50), 50, 800)
+            for low in (0, 400)
+        )
+        parts.append((seen, liked))
+    users, items = rng.random((2000, 2)), rng.random((800, 2))
+    tracemalloc.start()
+    try:
+        found = ranking(lambda rows, _: users[rows] @ items.T, parts, 1.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * users.shape[0] * items.shape[0] / 4  # of all users' scores at once
+    train, test = (joined(side) for side in zip(*parts, strict=True))
+    at_once = rank(users @ items.T, train, test, k=10, relevant=1.0)
+    assert found.means() == pytest.approx(at_once.means(), rel=1e-12)
+    assert found.users == 2000
