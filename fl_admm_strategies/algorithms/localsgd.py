@@ -45,7 +45,7 @@ class LocalSGD(SampledStrategy):
 
     Parameters
     ----------
-    lr : float or callable (default: 0.1)
+    lr : float or callable (default: 0.5)
         a. The k-th local step of the run, k = 1, 2, ..., is of size a/log2(k + 1).
     local_steps : int (default: 5)
         k0, steps of a round. With a client's ``full_batch=True`` they are full-gradient steps,
@@ -55,7 +55,7 @@ class LocalSGD(SampledStrategy):
 
     Examples
     --------
-    >>> strategy = LocalSGD(lr=0.1, local_steps=5)
+    >>> strategy = LocalSGD(lr=0.5, local_steps=5)
     >>> result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
     """
 
@@ -65,7 +65,7 @@ class LocalSGD(SampledStrategy):
     counted_by = "uniform"
     stateless: ClassVar = True
 
-    lr: StepSize = 0.1
+    lr: StepSize = 0.5
     local_steps: Count = 5
 
     def init_state(self, arrays: Arrays) -> LocalSGDState:

@@ -58,10 +58,13 @@ class PFedMe(EnvelopeStrategy):
 
     Parameters
     ----------
-    lr : float or callable (default: 0.05)
+    lam : float (default: 0.1)
+        lambda, how strongly theta_i is held near w_i.
+    lr : float or callable (default: 0.1)
         eta_in, the step size of theta_i. ``lr * lam`` well below 2, as the loss is curved too.
-    outer_lr : float or callable (default: 0.05)
-        eta, the step size of w_i. ``outer_lr * lam`` below 2, or w_i diverges.
+    outer_lr : float or callable, optional
+        eta, the step size of w_i. ``outer_lr * lam`` below 2, or w_i diverges; by default it is
+        0.75, as with the paper's lambda and a step size of 0.05.
     local_rounds : int (default: 20)
         R, steps of w_i in a round; each has a mini-batch of its own.
     inner_steps : int (default: 5)
@@ -74,9 +77,10 @@ class PFedMe(EnvelopeStrategy):
 
     Notes
     -----
-    lambda, R and K are those of the authors' code on MNIST, in 800 rounds with batches of 20; its
-    step sizes are 0.1 (0.09 for a network) and 0.005. A client with ``full_batch=True`` has all its
-    samples for its mini-batch.
+    R and K are those of the authors' code on MNIST, in 800 rounds with batches of 20; its lambda is
+    15, its step sizes are 0.1 (0.09 for a network) and 0.005. At the same local work that holds the
+    personal models back (docs/settings.md). A client with ``full_batch=True`` has all its samples
+    for its mini-batch.
 
     Examples
     --------
@@ -90,8 +94,9 @@ class PFedMe(EnvelopeStrategy):
     counted_by = "uniform"
     remedy: ClassVar = "a smaller lr or outer_lr"
 
-    lr: StepSize = 0.05
-    outer_lr: StepSize = 0.05
+    lam: Positive = 0.1
+    lr: StepSize = 0.1
+    outer_lr: StepSize | None = None
     local_rounds: Count = 20
     inner_steps: Count = 5
     theta_start: Literal["warm", "reset"] = "warm"
@@ -115,6 +120,7 @@ class PFedMe(EnvelopeStrategy):
                 self,
                 server_round,
                 model=self.state.model,
+                outer_lr=self.outer_lr or 0.75 / self.lam,
                 upload=self.wanted_of(client),
             )
             for client in self.in_training(client_ids)
@@ -184,13 +190,13 @@ class PFedMeMatched(SummedMessages):
 
     Parameters
     ----------
-    lam : float (default: 1.0)
+    lam : float (default: 0.1)
         lambda, how strongly theta_i is held near w.
     lr : float or callable (default: 0.1)
         eta, the step size of theta_i.
-    outer_lr : float or callable (default: 0.5)
-        eta_g, the step size of w_i: w_i = w - eta_g lambda (w - theta_i). FLAME's paper takes the
-        best of 0.01, 0.05, 0.1, 0.2 and 0.5; 1/lambda averages the theta_i.
+    outer_lr : float or callable, optional
+        eta_g, the step size of w_i: w_i = w - eta_g lambda (w - theta_i). By default 1/lambda,
+        which averages the theta_i. FLAME's paper takes the best of 0.01, 0.05, 0.1, 0.2 and 0.5.
     local_epochs : int (default: 1)
         H, passes over the data in a round.
     **base
@@ -202,9 +208,9 @@ class PFedMeMatched(SummedMessages):
     kinds: ClassVar = KINDS
     remedy: ClassVar = "a smaller lr or outer_lr"
 
-    lam: Positive = 1.0
+    lam: Positive = 0.1
     lr: StepSize = 0.1
-    outer_lr: StepSize = 0.5
+    outer_lr: StepSize | None = None
     local_epochs: Count = 1
 
     def __post_init__(self) -> None:
@@ -243,6 +249,7 @@ class PFedMeMatched(SummedMessages):
                 self,
                 server_round,
                 model=model,
+                outer_lr=self.outer_lr or 1 / self.lam,
                 start=initial if self.membership.is_new(client) else None,
             )
             for client in client_ids

@@ -45,7 +45,7 @@ class EnvelopeStrategy(EveryoneTrains):
     """
 
     lr: StepSize
-    outer_lr: StepSize
+    outer_lr: StepSize | None
     local_rounds: Count
     inner_steps: Count
     lam: Positive = 15.0
@@ -60,8 +60,10 @@ class EnvelopeStrategy(EveryoneTrains):
         return np.asarray((1 - self.beta) * w + self.beta * mean, dtype=w.dtype)
 
 
-def check_outer_step(lam: float, outer_lr: StepSize, server_round: int) -> None:
+def check_outer_step(lam: float, outer_lr: StepSize | None, server_round: int) -> None:
     """Raise ValueError if w_i would overshoot theta_i by more than it was away from it."""
+    if outer_lr is None:  # it follows from lam
+        return
     step = rate_in(server_round, outer_lr, "outer_lr") * lam
     if step >= 2:
         raise ValueError(

@@ -244,8 +244,16 @@ def test_a_step_of_w_that_overshoots_is_refused() -> None:
             strategy(outer_lr=1.0)
 
 
-def test_the_defaults_are_those_of_the_authors_code_but_for_the_step_sizes() -> None:
+def test_the_defaults_are_those_of_the_authors_code_but_for_lambda_and_the_step_sizes() -> None:
     settings = PFedMe().settings()
-    expected = {"lam": 15.0, "local_rounds": 20, "inner_steps": 5, "beta": 1.0}
+    expected = {"local_rounds": 20, "inner_steps": 5, "beta": 1.0}
     assert settings.items() >= expected.items()
     assert settings["everyone_trains"] is True
+
+
+def test_the_step_of_w_follows_from_lambda_unless_it_is_given() -> None:
+    # w_i goes three quarters of the way to theta_i, and in FLAME's form all of it.
+    for strategy, share in ((pfedme, 0.75), (matched, 1.0)):
+        for lam in (0.1, 2.0):
+            found = run(strategy(lam=lam, outer_lr=None), ALL, ALL)
+            assert found == run(strategy(lam=lam, outer_lr=share / lam), ALL, ALL)
