@@ -201,26 +201,26 @@ class Table:
 def overview(tables: Sequence[Table]) -> str:
     """Return the page of all problems."""
     found = {t.problem: means for t in tables if (means := t.means())}
-    methods = {alias for means in found.values() for alias in means}
-    alias_of_all = [a for a in sorted(methods) if all(a in means for means in found.values())]
-    ranks = ranks_of([[found[p][a][1] for p in found] for a in alias_of_all], True)
-    rank = dict(zip(alias_of_all, ranks.means, strict=True))
+    methods = sorted({alias for means in found.values() for alias in means})
+    fit_all = [means for means in found.values() if len(means) == len(methods)]
+    ranks = ranks_of([[means[alias][1] for means in fit_all] for alias in methods], True)
+    rank = dict(zip(methods, ranks.means, strict=True))
     local = {p: means["local"][1] for p, means in found.items() if "local" in means}
     rows = []
-    for alias in sorted(methods, key=lambda a: (rank.get(a, np.inf), a)):
+    for alias in sorted(methods, key=rank.__getitem__):
         ahead = [means[alias][1] > local[p] for p, means in found.items() if alias in means]
         own = [found[p].get(alias, (NONE, 0.0))[0] for p in found]
         above = NONE if alias == "local" else f"{sum(ahead)}/{len(ahead)}"
-        rows.append([alias, f"{rank[alias]:.1f}" if alias in rank else NONE, above, *own])
+        rows.append([alias, f"{rank[alias]:.1f}", above, *own])
     links = [f"[{PROBLEMS[p]}]({p}.md)" for p in found]
     missing = [PROBLEMS[p] for p in PROBLEMS if p not in found]
     parts: list[Part] = [
         Paragraph(INTRODUCTION),
         Grid(CAPTION, ["method", "Mean rank", "Above Local", *links], rows),
         Paragraph(
-            f"Mean ranks over {len(found)} problems of {len(alias_of_all)} methods. Friedman's "
-            f"test that all are alike has p = {ranks.friedman:.2g}; two mean ranks less than "
-            f"{ranks.critical:.1f} apart are no difference (Nemenyi, 5 %)."
+            f"Mean ranks over the {len(fit_all)} problems that all {len(methods)} methods fit. "
+            f"Friedman's test that all are alike has p = {ranks.friedman:.2g}; two mean ranks less "
+            f"than {ranks.critical:.1f} apart are no difference (Nemenyi, 5 %)."
             + (f" Not run yet: {'; '.join(missing)}." if missing else "")
         ),
         Heading("What is equal"),
