@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from fl_admm_strategies.runtime.common.settings import parameters_of
 
+from ..data.registry import checked_options
 from ..experiments.loading import change, checked, explained, raw_settings
 from ..methods import completed, strategy_named
 from ..settings.section import Section
@@ -241,7 +242,8 @@ class Comparison(Section):
             for end in ("low", "high"):  # both ends, so that no trial is refused
                 at = {k: _value(s, getattr(s, end)) for k, s in self.spaces_of(alias).items()}
                 raw = self.raw_settings(alias, seeds[0], at, point)
-                checked(raw, f"{self.experiment}: {alias}")
+                data = checked(raw, f"{self.experiment}: {alias}").data
+                checked_options(data.name, data.options)
 
     def to_toml(self) -> str:
         """Return it as a file that `read` reads back."""

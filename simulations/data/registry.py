@@ -94,8 +94,14 @@ def options_of(name: str) -> dict[str, Any]:
     }
 
 
-def _checked(name: str, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """All options of a loader, defaults filled in, sorted: the key of the cache."""
+def checked_options(name: str, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return all options of a loader, defaults filled in, sorted: the key of the cache.
+
+    Raises
+    ------
+    ValueError
+        If one is unknown, or of the wrong kind.
+    """
     known, hints = options_of(name), get_type_hints(loader_of(name))
     for option, value in options.items():
         if option not in known:
@@ -151,4 +157,4 @@ def load(name: str, seed: int, data_root: Path | str | None = None, **options: A
     """
     if seed < 0:
         raise ValueError(f"seed is {seed}, expected an integer >= 0.")
-    return _load(name, seed, resolve_root(data_root), _checked(name, options))
+    return _load(name, seed, resolve_root(data_root), checked_options(name, options))

@@ -139,6 +139,7 @@ def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
         ({"methods": ["ditto"], "set": {"ditto.lma": 1}}, ["lma", "lam"]),
         ({"methods": ["ditto"], "set": {"trainig.num-rounds": 1}}, ["trainig", "training"]),
         ({"methods": ["ditto"], "set": {"seed": 1}}, ["seed"]),
+        ({"methods": ["ditto"], "set": {"data.options": {"cleints": 3}}}, ["cleints", "clients"]),
         ({"methods": ["ditto"], "select": "test"}, ["select", "validation"]),
         ({"methods": ["ditto"], "sweep": {"mu": [1]}}, ["sweep", "mu"]),
         ({"methods": ["ditto"], "sweep": {"lam": []}}, ["sweep", "lam"]),
