@@ -12,7 +12,7 @@ from fl_admm_strategies import FedADMM
 from fl_admm_strategies.algorithms.fedadmm import FIXED_RHO, FedADMMInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
-from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
+from ..toolkit.round.torch_client import BUFFERS, TorchClient, read_only, to_numpy
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars, Steps
 
@@ -30,13 +30,14 @@ class FedADMMClient(TorchClient[Any]):
         """Move u_i, and pi_i where the client has it; upload u_i or the change of a message."""
         self.receive(asked, asked.anchor, config)
         names = self.trainable(asked.optimised, setting="FedADMM(averaged=...)")
-        w = to_tensors({name: asked.anchor[name] for name in names}, self.device)
+        w = read_only({name: asked.anchor[name] for name in names}, self.device)
         u, dual = self.held(asked, w, config)
-        self.load_block(w if asked.start_at == "global" else u)
+        if asked.start_at == "own":  # else it has just been loaded
+            self.load_block(u)
         anchor = {name: (dual[name] / -asked.rho).add_(w[name]) for name in dual} or w
         metrics, kept = yield from self.local_step(asked, anchor, config)
-        new = self.block(asked.optimised)
         upload = self.arrays()
+        new = read_only({name: upload[name] for name in asked.optimised}, self.device)
         if asked.duals == "client":
             change, of_all = {name: new[name] - w[name] for name in w}, asked.averaging == "all"
             if of_all:  # z_i - z_i of before = (u - u before) + (u - w)
@@ -89,14 +90,14 @@ class FedADMMClient(TorchClient[Any]):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return u_i (w, if nobody needs it) and, where the client keeps or gets it, pi_i."""
         if asked.start is not None:
-            u, dual = to_tensors(asked.start, self.device), _zeros(w)
+            u, dual = read_only(asked.start, self.device), _zeros(w)
         elif asked.dual is not None:
-            u, dual = w, to_tensors(asked.dual, self.device) or _zeros(w)
+            u, dual = w, read_only(asked.dual, self.device) or _zeros(w)
         else:
             held = self.memory.require(config)
-            dual = to_tensors(under("dual/", held), self.device)
+            dual = read_only(under("dual/", held), self.device)
             needed = asked.start_at == "own" or asked.duals == "client"
-            u = to_tensors(under("u/", held), self.device) if needed else w
+            u = read_only(under("u/", held), self.device) if needed else w
             if (rho := float(held.get(RHO, asked.rho))) != asked.rho:  # pi_i/rho is what stays
                 dual = {name: array * (asked.rho / rho) for name, array in dual.items()}
         return u, dual if asked.duals == "client" or asked.start_at == "global" else {}

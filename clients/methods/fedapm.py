@@ -14,7 +14,7 @@ from fl_admm_strategies.maths.blocks import Arrays, under
 from fl_admm_strategies.runtime.messages.records import STEP_SUM
 
 from ..toolkit.round.split_model import SplitClient, V
-from ..toolkit.round.torch_client import BUFFERS, to_tensors
+from ..toolkit.round.torch_client import BUFFERS
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.solvers import descend_until
 from ..toolkit.solving.steps import Evaluation, Minimisation, Scalars, Steps
@@ -59,7 +59,7 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         if personal:
             first = self.block(asked.optimised)
             if (u := self._kept_u(asked, config)) is not None:
-                self.load_block(to_tensors(u, self.device))
+                self.load_block(u)
             term = ProximalTerm(asked.sigma, self.block(personal))
             objective = LocalObjective([term], loss_weight=weight, moving=personal)
             yield Minimisation(objective, asked.lr, asked.personal_epochs)
@@ -99,7 +99,7 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         self.receive(asked, asked.global_, config)
         shared = self.arrays()
         if (u := self._kept_u(asked, config)) is not None:
-            self.load_block(to_tensors(u, self.device))
+            self.load_block(u)
         with self.seeded(config):
             return (yield from self.evaluate_models({"personal": self.arrays(), "global": shared}))
 

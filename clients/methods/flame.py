@@ -76,7 +76,7 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         theta, local_w, dual, buffers = self._held(asked, received, config)
         self.load(asked.anchor | buffers)
         start = received if asked.start_at == "global" else theta
-        self.load_block(to_tensors(start, self.device))
+        self.load_block(start)
         anchor, weight = received, asked.lam
         if asked.anchor_on == "joint":
             anchor = {name: received[name] - dual[name] / asked.rho for name in names}

@@ -29,7 +29,7 @@ from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 
 from ..toolkit.data.batches import Loader
 from ..toolkit.data.holdout import TooFewSamplesError, folds, hold_out, in_parts
-from ..toolkit.round.torch_client import TorchClient, to_numpy, to_tensors
+from ..toolkit.round.torch_client import TorchClient, read_only, to_numpy
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.solvers import Drawn
 from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Reply, Scalars, Steps
@@ -76,9 +76,9 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         self.load(asked.anchor)
         names = self._clustered(asked.clustered)
         anchor = {name: asked.anchor[name] for name in names}
-        term = ProximalTerm(asked.rho, to_tensors(anchor, self.device))
+        term = ProximalTerm(asked.rho, read_only(anchor, self.device))
         start = asked.start or (self.memory.require(config) if asked.rho else anchor)
-        self.load_block(to_tensors(start, self.device))
+        self.load_block(start)
         moving = names if asked.others_fixed else None
         kept, held_out = self._split_in_search(asked)
         objective = LocalObjective([term], moving=moving)
@@ -88,7 +88,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         if asked.more is not None and held_out is not None:  # a new client's choice of a group
             metrics = {**metrics, HELD_OUT_LOSS: self._loss(held_out)}
             for label in dict.fromkeys(name.partition("/")[0] for name in asked.more):
-                self.load_block(to_tensors(under(f"{label}/", asked.more), self.device))
+                self.load_block(under(f"{label}/", asked.more))
                 metrics[f"{HELD_OUT_LOSS}-{label}"] = self._loss(held_out)
         if asked.monitor is not None and held_out is not None:
             measured = self.measure(replace(self.train_problem, loader=held_out))
@@ -144,8 +144,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         for k in range(asked.candidates or 0):
             self.load(asked.anchor)  # buffers too, which the last one changed
             if k:
-                block = under(f"{k}/", asked.more or {})
-                self.load_block(to_tensors(block, self.device))
+                self.load_block(under(f"{k}/", asked.more or {}))
             if asked.local_epochs:
                 objective = LocalObjective(moving=names)
                 found = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
@@ -267,7 +266,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             loss = float(metrics[f"{asked.headline or 'personal'}-loss"])
             if asked.mean_dual is not None and self.knows_loss:
                 names = self._clustered(asked.clustered or [])
-                dual = _flat(to_tensors(asked.mean_dual, self.device))
+                dual = _flat(read_only(asked.mean_dual, self.device))
                 gradient = self._gradient(asked.personal, names)
                 metrics["stationarity"] = float(torch.linalg.vector_norm(gradient + dual))
                 gradient = self._gradient(asked.cluster, names)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import (
     STATE_LOST,
-    from_array_record,
     to_array_record,
+    views,
 )
 from fl_admm_strategies.runtime.saving.files import (
     DamagedFileError,
@@ -50,11 +50,11 @@ class ContextStore:
         return sorted(int(key.removeprefix(self._prefix)) for key in keys)
 
     def read(self, server_round: int, run: str | None) -> Arrays | None:
-        """Return the arrays of a round; a context belongs to one run."""
+        """Return the arrays of a round, views of the state; a context belongs to one run."""
         # Not of `array_records`: that and the state would refer to each other, so that all that the
         # state holds would outlive its message until Python looks for cycles.
         record = self._state.get(f"{self._prefix}{server_round}")
-        return from_array_record(record) if isinstance(record, ArrayRecord) else None
+        return views(record) if isinstance(record, ArrayRecord) else None
 
     def write(self, server_round: int, arrays: Mapping[str, NDArray[Any]], run: str) -> None:
         """Store the arrays of a round."""
@@ -161,8 +161,9 @@ class Memory:
         Returns
         -------
         dict of str to ndarray, or None
-            None for a client that the server has not accepted anything from, and for one that does
-            not hold the arrays of that round (see `lost`).
+            Read-only where they are in the context: copy what you change. None for a client that
+            the server has not accepted anything from, and for one that does not hold the arrays of
+            that round (see `lost`).
         """
         return self._store.read(int(config["version"]), _run(config))
 
@@ -201,7 +202,7 @@ class Memory:
             raise RuntimeError(
                 "This client has not been trained yet, so it keeps no arrays. Train it first."
             )
-        return arrays
+        return {name: array.copy() for name, array in arrays.items()}
 
     def lost(self, config: Mapping[str, Any]) -> ValueError:
         """Return the error for a client whose arrays of a known round are gone.

@@ -460,12 +460,12 @@ class TorchClient(MethodClient[Asked]):
             )
         return list(names)
 
-    def load_block(self, block: Mapping[str, Tensor]) -> None:
+    def load_block(self, block: Mapping[str, Tensor | NDArray[Any]]) -> None:
         """Overwrite some of the model's parameters."""
         parameters = self.model_arrays.parameters(block)
         with torch.no_grad():
-            for name, tensor in block.items():
-                parameters[name].copy_(tensor)
+            for name, values in block.items():
+                parameters[name].copy_(values if isinstance(values, Tensor) else to_read(values))
 
     def block(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return copies of some of the model's parameters, those in half precision as float32."""
@@ -581,6 +581,11 @@ def rmse(outputs: Tensor, targets: Tensor) -> Tensor:
 def to_numpy(block: Mapping[str, Tensor], prefix: str = "") -> dict[str, NDArray[Any]]:
     """Return named tensors as numpy arrays, with a prefix to their names; not copied on the CPU."""
     return {f"{prefix}{name}": in_full(t.detach()).cpu().numpy() for name, t in block.items()}
+
+
+def read_only(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
+    """Return named arrays as tensors on a device that nobody changes; not copied on the CPU."""
+    return {name: to_read(array).to(device) for name, array in arrays.items()}
 
 
 def to_tensors(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
