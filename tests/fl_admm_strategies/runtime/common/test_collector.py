@@ -35,6 +35,8 @@ def test_who_has_switched_it_off_finds_it_off() -> None:
         with collector_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
+        with only_new_collected():
+            assert gc.get_freeze_count() == 0
     finally:
         gc.enable()
 
