@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
@@ -97,7 +96,7 @@ class Gradients:
     def __init__(self, sizes: Sequence[int]) -> None:
         self.count = 0
         self._sizes = sizes
-        self._after: list[int] = []
+        self._after: dict[int, int] = {}
         self._in_training = False
 
     def around(self, app: ClientApp) -> Callable[[Message, Context], Message]:
@@ -120,14 +119,18 @@ class Gradients:
 
         loss.register_hook(add)  # type: ignore[no-untyped-call]
 
-    def end_round(self, *_: object) -> None:
+    def end_round(self, server_round: int, metrics: object) -> None:
         """Note that a round is over."""
-        self._after.append(self.count)
+        self._after[server_round] = self.count
 
     def passes(self, train_metrics: Mapping[int, Collection[int]]) -> list[float]:
         """Return by round the passes over its samples that a client made, given who trained."""
-        met = [sum(self._sizes[c] for c in clients) for _, clients in sorted(train_metrics.items())]
-        return [float(x) for x in np.diff([0, *self._after]) / met]
+        found, before = [], 0
+        for server_round, count in self._after.items():
+            if met := sum(self._sizes[c] for c in train_metrics.get(server_round, ())):
+                found.append((count - before) / met)
+            before = count
+        return found
 
 
 @cache

@@ -23,9 +23,8 @@ from .workers import Workers, num_cores, workers
 COMPARISON = "comparison.toml"
 CELLS = "cells"
 
-_GAUGE = (
-    3  # rounds, the last counts: FedALA has no weights to learn in the first, many in the second
-)
+_GAUGE = 3
+"""Rounds, of which the last counts: FedALA learns its first weights, for long, in the second."""
 Found = dict[str, Any]
 """What a cell's file holds."""
 Say = Callable[[str], None]
@@ -118,7 +117,10 @@ def steps_of(
 
     if comparison.work is not None and (names := comparison.lengths_of(alias)):
         found = yield [cell(seeds[0], dict.fromkeys(names, n), gauge=True) for n in (1, 2)]
-        if wrong := next((one["error"] for one in found if "error" in one), None):
+        wrong = next((one["error"] for one in found if "error" in one), None)
+        if not wrong and not found[0]["passes"]:
+            wrong = "work is given, but gradients are counted in models of PyTorch alone."
+        if wrong:
             outcome.runs = [{"alias": alias, "seed": seed, "error": wrong} for seed in seeds]
             return outcome
         once, twice = (one["passes"][-1] for one in found)

@@ -221,12 +221,6 @@ class Comparison(Section):
                 raise unknown("method of --tune", owner, [*self.methods])
             if not dot and not any(key in self.spaces_of(alias) for alias in self.methods):
                 raise ValueError(f"tune: none of the methods has a setting {key!r}.")
-            if self.work is not None and any(
-                key.rpartition(".")[2] in self.lengths_of(a) for a in self.methods
-            ):
-                raise ValueError(
-                    f"tune has {key!r}, which follows from work: leave one of them out."
-                )
         for option, keys in (("set", self.set), ("sweep", self.sweep)):
             for key in keys:
                 owner, dot, _ = key.partition(".")
@@ -236,6 +230,13 @@ class Comparison(Section):
                 elif owner not in (*_SECTIONS, *self.methods):
                     known = [*_SECTIONS, *self.methods]
                     raise unknown(f"section or method of --{option}", owner, known)
+        for key in (*self.tune, *self.sweep):
+            if key in self.tune and key in self.sweep:
+                raise ValueError(f"tune and sweep have {key!r} both: leave one of them out.")
+            if self.work is not None and any(
+                key.rpartition(".")[2] in self.lengths_of(a) for a in self.methods
+            ):
+                raise ValueError(f"{key!r} follows from work: leave one of them out.")
         if wrong := next((key for key, values in self.sweep.items() if not values), None):
             raise ValueError(f"sweep: {wrong} has no values, expected {wrong}=VALUE,VALUE,...")
         for alias, point in product(self.methods, self.points):

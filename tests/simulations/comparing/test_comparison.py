@@ -10,7 +10,7 @@ import pytest
 from simulations.comparing.cell import Cell, run
 from simulations.comparing.compare import steps_of
 from simulations.comparing.comparison import Comparison, Space, read
-from tests.support.refusals import refused
+from tests.support.refusals import names, refused
 
 FILE = """
 experiment = "compare"
@@ -146,10 +146,15 @@ def test_spaces_are_of_who_has_the_setting(comparison: Comparison) -> None:
         ({"methods": ["ditto"], "sweep": {"lam": [1, -1]}}, ["lam", -1.0]),
         ({"methods": ["ditto"], "sweep": {"atack.ratio": [0]}}, ["sweep", "atack", "attack"]),
         ({"methods": ["ditto"], "sweep": {"attack.ratio": [0]}}, ["attack.kind"]),
+        (
+            {"methods": ["ditto"], "sweep": {"lam": [1]}, "tune": {"lam": "log:0.1:1"}},
+            ["tune", "sweep", "lam"],
+        ),
+        ({"methods": ["ditto"], "work": 5, "sweep": {"local-epochs": [1]}}, ["epochs", "work"]),
         ({"methods": ["ditto"], "work": 0}, ["work"]),
         (
             {"methods": ["ditto"], "work": 5, "tune": {"ditto.local-epochs": "int:1:9"}},
-            ["tune", "local-epochs", "work"],
+            ["local-epochs", "work"],
         ),
         ({"methods": ["fedmavg"]}, ["fedmavg", "digits-swap"]),
     ],
@@ -251,6 +256,15 @@ def test_a_method_whose_work_is_fixed_keeps_its_settings() -> None:
     next(steps)
     (cell,) = steps.send([{"passes": [1.0, 2.0, 2.0]}] * 2)
     assert cell.raw == before
+
+
+def test_work_that_is_not_counted_is_said() -> None:
+    options = {"methods": ["localsgd"], "experiment": "fedgia-v1", "seeds": 1, "work": 4}
+    steps = steps_of(read(None, options), "localsgd", None)
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.send([{"passes": None}] * 2)
+    assert names(end.value.value.runs[0]["error"], "work", "PyTorch")
 
 
 def test_a_method_that_cannot_run_at_all_has_no_numbers() -> None:
