@@ -142,10 +142,7 @@ class Report:
                         continue
                     scores = self.scores(one)
                     means[: len(scores), place] = scores
-                    mean = mean_of(scores)
-                    row.append(_text(self.metric, mean.value))
-                    if not math.isnan(mean.std):
-                        row[-1] += f" ± {_text(self.metric, mean.std)}"
+                    row.append(with_spread(self.metric, mean_of(scores)))
                 rows.append(row)
                 lines[alias] = list(range(len(values))), means
             where = "".join(f"{key} = {value}, " for key, value in at.items())
@@ -475,6 +472,12 @@ def _mean(values: Sequence[float]) -> float:
 
 def _text(metric: Metric, value: float) -> str:
     return NONE if math.isnan(value) else metric.text(value / metric.scale)
+
+
+def with_spread(metric: Metric, mean: Mean) -> str:
+    """Return a mean over seeds with its standard deviation, which one seed does not have."""
+    deviation = "" if math.isnan(mean.std) else f" ± {_text(metric, mean.std)}"
+    return _text(metric, mean.value) + deviation
 
 
 def _interval(metric: Metric, mean: Mean) -> str:

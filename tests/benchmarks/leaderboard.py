@@ -26,7 +26,7 @@ from simulations.comparing import pages
 from simulations.comparing.compare import CELLS, Found, Outcome, compare, steps_of
 from simulations.comparing.comparison import Comparison
 from simulations.comparing.pages import Code, Grid, Heading, Paragraph, Part
-from simulations.comparing.report import Report
+from simulations.comparing.report import Report, with_spread
 from simulations.comparing.statistics import mean_of, ranks_of, what_it_can_show
 from simulations.reports import write_text
 from simulations.reports.base import NONE
@@ -191,10 +191,9 @@ class Table:
         sign = 1 if report.metric.higher_is_better else -1
         found = {}
         for one in report.with_numbers:
-            mean, n = mean_of(report.scores(one)), len(one.finished)
-            text = f"{mean.value:.{report.metric.digits}f}"
-            text += "" if n < 2 else f" ± {mean.std:.{report.metric.digits}f}"
-            found[one.alias] = f"{text} ({n})", sign * mean.value
+            mean = mean_of(report.scores(one))
+            text = f"{with_spread(report.metric, mean)} ({len(one.finished)})"
+            found[one.alias] = text, sign * mean.value
         return found
 
 

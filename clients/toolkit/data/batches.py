@@ -36,7 +36,7 @@ def split_batch(batch: Any) -> tuple[Any, Tensor]:
     TypeError
         If it has another form.
     """
-    if isinstance(batch, tuple | list | Sequence) and len(batch) == 2:  # the last takes longest
+    if isinstance(batch, Sequence) and len(batch) == 2:
         return batch[0], batch[1]
     if isinstance(batch, Mapping):
         inputs = {key: value for key, value in batch.items() if isinstance(value, Tensor)}

@@ -120,7 +120,6 @@ class RawReply:
     largest: Mapping[str, float] = field(default_factory=dict)
 
 
-_NOTHING = ClientInstruction({})
 ClientReply = tuple[int | None, RawReply]
 """Who replied, None for somebody who is no client of the run, and what."""
 
@@ -157,7 +156,7 @@ class Reply:
     metrics: Metrics
     largest: float = 0.0
     nbytes: int = 0
-    asked: ClientInstruction = field(default_factory=lambda: _NOTHING)
+    asked: ClientInstruction = field(default_factory=lambda: ClientInstruction({}))
     altered: bool = False
 
 

@@ -236,8 +236,6 @@ def _distance(arrays: Arrays, reference: Arrays) -> float:
 def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
     """Return an array in parts that stay in the processor's cache."""
     flat = array.ravel()
-    if flat.size <= _PART:
-        return [flat]
     return [flat[first : first + _PART] for first in range(0, flat.size, _PART)]
 
 
