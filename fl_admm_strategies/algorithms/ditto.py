@@ -68,7 +68,8 @@ class Ditto(RobustStrategy):
     Notes
     -----
     Both steps of a round start from what the client has when w arrives: the global one from w, the
-    personal one from v_i, pulled to that same w. A client that lost its v_i starts again from w^0.
+    personal one from v_i, pulled to that same w. A client that lost its v_i starts again from w^0,
+    one that joins in mid-run, of which the paper does not speak, from w.
 
     Examples
     --------
@@ -105,15 +106,19 @@ class Ditto(RobustStrategy):
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, DittoInstruction]:
-        """Send w to everybody, and v_i^0 to clients without a model of their own."""
+        """Send w to everybody, and v_i^0 to clients without a model of their own.
+
+        It is w^0, for a client that joins in mid-run this round's w.
+        """
         if server_round == 1:
             self.check_enough(len(client_ids))
+        w, members = self.state.model, self.membership
         return {
             client: DittoInstruction.of(
                 self,
                 server_round,
-                model=self.state.model,
-                start=self.state.initial if self.membership.is_new(client) else None,
+                model=w,
+                start=members.start_of(client, self.state.initial, w),
                 personal_lr=self.personal_lr or self.lr,
                 personal_epochs=self.personal_epochs or self.local_epochs,
             )

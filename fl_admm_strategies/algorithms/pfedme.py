@@ -240,7 +240,10 @@ class PFedMeMatched(SummedMessages):
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, PFedMeMatchedInstruction]:
-        """Send w to everybody, and theta_i^0 to clients without a model of their own."""
+        """Send w to everybody, and theta_i^0 to clients without a model of their own.
+
+        It is w^0, for a client that joins in mid-run this round's w.
+        """
         check_outer_step(self.lam, self.outer_lr, server_round)
         model, initial = self.model("global", 0), self.state.initial
         assert not isinstance(model, OnClient)
@@ -250,7 +253,7 @@ class PFedMeMatched(SummedMessages):
                 server_round,
                 model=model,
                 outer_lr=self.outer_lr or 1 / self.lam,
-                start=initial if self.membership.is_new(client) else None,
+                start=self.membership.start_of(client, initial, model),
             )
             for client in client_ids
         }

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...maths.blocks import Arrays
 from ..messages.records import Reply
 from .owners import Owners
 
@@ -94,6 +95,15 @@ class Membership:
     def is_new(self, client: int) -> bool:
         """Return whether nothing of a client was accepted yet."""
         return self.last_accepted.get(client, 0) == 0
+
+    def start_of(self, client: int, initial: Arrays, current: Arrays) -> Arrays | None:
+        """Return what a client without an accepted upload starts from, None for all others.
+
+        Those of the start get `initial`, one that joins in mid-run `current`.
+        """
+        if not self.is_new(client):
+            return None
+        return initial if client in self else current
 
     def has_current_state(self, client: int) -> bool:
         """Return whether a client surely holds what the server knows of it.

@@ -162,12 +162,12 @@ def test_a_round_in_which_only_others_reply_leaves_w() -> None:
 
 def test_a_joining_client_counts_with_w() -> None:
     # FLAME's form: clients 1 and 2 alone, w = (.068 - .128)/2 = -.03; then client 3 alone trains:
-    # w_3 from w = -.03: theta = .1 (12) - .1 * 2 * .03 = 1.194, then 1.194 - .1 [4 (-1.806) + 2
-    # (1.224)] = 1.6716, w_3 = -.03 + .4 * 1.7016 = .65064, w = (.068 - .128 + .65064)/3.
+    # w_3 and theta from w = -.03: theta = -.03 + .1 * 4 (3.03) = 1.182, then 1.182 - .1 [4 (-1.818)
+    # + 2 (1.212)] = 1.6668, w_3 = -.03 + .4 * 1.6968 = .64872, w = (.068 - .128 + .64872)/3.
     grid = Grid(PFedMeMatchedClient, away=[2])
     theta, _, w = run(matched(), (0, 1), (2,), grid=grid, after={1: grid.away.clear})
-    assert_allclose(w, [-0.03, 0.59064 / 3], atol=1e-12)
-    assert theta[1][2] == pytest.approx(1.6716, abs=1e-12)
+    assert_allclose(w, [-0.03, 0.58872 / 3], atol=1e-12)
+    assert theta[1][2] == pytest.approx(1.6668, abs=1e-12)
 
 
 def test_a_client_that_has_left_is_out_of_flames_mean() -> None:
