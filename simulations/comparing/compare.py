@@ -18,7 +18,7 @@ from . import cell as cells
 from .cell import Cell
 from .comparison import Comparison
 from .tuning import Study
-from .workers import Workers, num_cores, workers
+from .workers import Pool, num_cores, ray_workers, workers
 
 COMPARISON = "comparison.toml"
 CELLS = "cells"
@@ -70,7 +70,12 @@ def headline(found: Found) -> Any:
 
 
 def compare(
-    comparison: Comparison, out: Path, data_root: Path | None, most: int | None, say: Say
+    comparison: Comparison,
+    out: Path,
+    data_root: Path | None,
+    most: int | None,
+    say: Say,
+    cluster: str | None = None,
 ) -> list[Outcome]:
     """Run all that a comparison needs and that is not in its folder.
 
@@ -84,6 +89,8 @@ def compare(
         The most worker processes; None for the number of cores.
     say : callable
         Takes a line of progress.
+    cluster : str or None (default: None)
+        Where a Ray cluster is, whose nodes then do all runs.
 
     Raises
     ------
@@ -91,7 +98,8 @@ def compare(
         If the comparison in the folder is still going on, or Optuna is missing.
     """
     make_folder(out / CELLS)
-    with lock_folder(out / CELLS), workers(most or num_cores()) as pool:
+    pools = ray_workers(cluster) if cluster else workers(most or num_cores())
+    with lock_folder(out / CELLS), pools as pool:
         write_text(out / COMPARISON, comparison.to_toml())
         return _Schedule(comparison, out / CELLS, data_root, pool, say).run()
 
@@ -161,7 +169,7 @@ class _Schedule:
         comparison: Comparison,
         folder: Path,
         data_root: Path | None,
-        pool: Workers,
+        pool: Pool,
         say: Say,
     ) -> None:
         self.folder, self.pool, self.say = folder, pool, say
@@ -190,9 +198,9 @@ class _Schedule:
             while self.todo and self.pool.room():
                 path = self.todo.popleft()
                 path.unlink(missing_ok=True)  # why it failed the last time
-                self.pool.start(str(path), cells.work, self.cells[path], path)
-            for name, code in self.pool.ended():
-                self._ended(Path(name), code)
+                self.pool.start(path, cells.work, self.cells[path])
+            for path, failure in self.pool.ended():
+                self._ended(path, failure)
         return [self.outcomes[number] for number in range(len(self.steps))]
 
     def _batch(self, number: int, batch: Sequence[Cell]) -> None:
@@ -216,14 +224,13 @@ class _Schedule:
             self.say(f"{self.done}/{self.total} {batch[0].alias}: {kept} there already")
         self._go_on(number)
 
-    def _ended(self, path: Path, code: int) -> None:
+    def _ended(self, path: Path, failure: str) -> None:
         cell, found = self.cells[path], cells.read(path)
-        if found is None or (code and "error" not in found):
-            killed = ", most likely for want of memory" if code == -9 else ""
+        if found is None or (failure and "error" not in found):
             found = {
                 "alias": cell.alias,
                 "seed": cell.seed,
-                "error": f"the worker process ended with exit code {code}{killed}.",
+                "error": failure or "it wrote no file.",
             }
         self.pool.largest = max(self.pool.largest, found.get("memory", 0))
         self.over[path] = found

@@ -265,6 +265,10 @@ def compare(
         int | None,
         typer.Option(min=1, help="Runs at a time, as far as memory allows (default: one a core)."),
     ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Run all on a Ray cluster, a run a CPU."),
+    ] = None,
     data_root: Annotated[
         Path | None, typer.Option(help="Folder of the data files (default: $FL_ADMM_DATA).")
     ] = None,
@@ -283,6 +287,7 @@ def compare(
 
     _quieten(verbose)
     try:
+        Host(workers=workers, ray_address=ray_address).check()
         file = Path(methods[0]) if methods[0].endswith(".toml") else None
         given = {
             "methods": None if file else methods,
@@ -302,7 +307,7 @@ def compare(
         comparison = comparisons.read(file, options)
         if file is not None and len(methods) > 1:
             comparison = comparison.only(methods[1:])
-        outcomes = run_comparison(comparison, out, data_root, workers, say)
+        outcomes = run_comparison(comparison, out, data_root, workers, say, ray_address)
         files = write_report(comparison, outcomes, out)
     except KeyboardInterrupt:
         _say("Interrupted. The same command goes on with what is there.")
