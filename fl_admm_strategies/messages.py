@@ -41,7 +41,7 @@ from .algorithms.perfedavg import PerFedAvgInstruction as PerFedAvgInstruction
 from .algorithms.pfedme import PFedMeInstruction as PFedMeInstruction
 from .algorithms.pfedme import PFedMeMatchedInstruction as PFedMeMatchedInstruction
 from .algorithms.scaffold import SCAFFOLDInstruction as SCAFFOLDInstruction
-from .algorithms.shared.base import OwnModelEvaluation as OwnModelEvaluation
 from .algorithms.shared.clustered import ClusterInstruction as ClusterInstruction
 from .algorithms.shared.completion import FedMCFactors as FedMCFactors
+from .algorithms.shared.models import OwnModelEvaluation as OwnModelEvaluation
 from .algorithms.shared.split import SplitEvaluation as SplitEvaluation

@@ -17,19 +17,11 @@ from typing import ClassVar
 from ..maths.blocks import Arrays
 from ..maths.checks import Count, NotNegative
 from ..maths.schedules import StepSize
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import OwnModelEvaluation, Weights, evaluate_own_models
+from .shared.base import Weights
+from .shared.models import OneModelStrategy, OwnModelsStrategy, OwnModelState
 from .shared.robust import RobustStrategy
-
-
-@dataclass
-class DittoState:
-    """w, the global model, and w^0, which every v_i starts from."""
-
-    model: Arrays
-    initial: Arrays
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class DittoInstruction(Instruction):
     personal_epochs: int
 
 
-class Ditto(RobustStrategy):
+class Ditto(OneModelStrategy, OwnModelsStrategy, RobustStrategy):
     """Federated learning with a global model and personal ones beside it (Ditto).
 
     Parameters
@@ -99,9 +91,9 @@ class Ditto(RobustStrategy):
         if self.aggregation == "mean":
             self.counted_by = self.weights
 
-    def init_state(self, arrays: Arrays) -> DittoState:
+    def init_state(self, arrays: Arrays) -> OwnModelState:
         """Start with w^0 and all v_i^0 the initial model."""
-        return DittoState(arrays, arrays)
+        return OwnModelState(arrays, arrays)
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
@@ -128,16 +120,3 @@ class Ditto(RobustStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i, or to what the rule makes of them."""
         self.state.model = self.aggregated(self.state.model, server_round, replies, self.weights)
-
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, OwnModelEvaluation]:
-        """Ask for v_i, which the clients have, and w."""
-        initial, model = self.state.initial, self.state.model
-        return evaluate_own_models(self.membership, client_ids, initial, model)
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return w; v_i stays with its client."""
-        if kind == "personal":
-            return OnClient("Read DittoClient(...).personal_arrays() there.")
-        return {name: array.copy() for name, array in self.state.model.items()}

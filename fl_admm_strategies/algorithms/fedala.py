@@ -19,17 +19,9 @@ from typing import ClassVar
 from ..maths.blocks import Arrays, weighted_average
 from ..maths.checks import Count, Fraction, WholeNumber
 from ..maths.schedules import StepSize, StepSizeOrZero
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledStrategy
-
-
-@dataclass
-class FedALAState:
-    """w, the global model."""
-
-    model: Arrays
+from .shared.models import OneModelStrategy
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class FedALAInstruction(FedALAEvaluation):
     local_epochs: int
 
 
-class FedALA(SampledStrategy):
+class FedALA(OneModelStrategy):
     """Federated learning with adaptive local aggregation (FedALA).
 
     Parameters
@@ -84,6 +76,7 @@ class FedALA(SampledStrategy):
     method: ClassVar = "FedALA"
     paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, arXiv:2212.01197"
     kinds: ClassVar = {"personal": "personal model", "global": "one global model"}
+    told: ClassVar = FedALAInstruction
     counted_by = "size"
 
     layers: WholeNumber = 1
@@ -97,17 +90,6 @@ class FedALA(SampledStrategy):
         """In no layers there is nothing to mix."""
         return super().idle_settings | ({"sample", "weight_lr"} if self.layers == 0 else set())
 
-    def init_state(self, arrays: Arrays) -> FedALAState:
-        """Start with w^0, the initial model."""
-        return FedALAState(arrays)
-
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedALAInstruction]:
-        """Send w to everybody."""
-        instruction = FedALAInstruction.of(self, server_round, model=self.state.model)
-        return dict.fromkeys(client_ids, instruction)
-
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' models, weighted by n_i."""
         self.state.model = weighted_average(self.state.model, replies)
@@ -118,9 +100,3 @@ class FedALA(SampledStrategy):
         """Send w to everybody."""
         evaluation = FedALAEvaluation.of(self, server_round, model=self.state.model)
         return dict.fromkeys(client_ids, evaluation)
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return w; theta_i and W_i stay with their client."""
-        if kind == "personal":
-            return OnClient("Read FedALAClient(...).personal_arrays() there.")
-        return {name: array.copy() for name, array in self.state.model.items()}

@@ -11,9 +11,8 @@ client is `clients.FedAltClient`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..maths.blocks import Arrays, Pattern
 from ..maths.checks import Count
@@ -67,6 +66,7 @@ class FedAlt(SplitStrategy):
 
     method: ClassVar = "FedAlt"
     paper: ClassVar = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, ICML 2022, arXiv:2204.03809"
+    told: ClassVar = FedAltInstruction
 
     personal: Pattern | None = field(kw_only=False)
     lr: StepSize = 0.1
@@ -74,15 +74,8 @@ class FedAlt(SplitStrategy):
     personal_lr: StepSize | None = None
     personal_epochs: Count | None = None
 
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedAltInstruction]:
-        """Send u to everybody."""
-        instruction = FedAltInstruction.of(
-            self,
-            server_round,
-            shared=self.state.shared,
-            personal_lr=self.personal_lr or self.lr,
-            personal_epochs=self.personal_epochs or self.local_epochs,
-        )
-        return dict.fromkeys(client_ids, instruction)
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return u, and how v_i is trained."""
+        epochs = self.personal_epochs or self.local_epochs
+        own = {"personal_lr": self.personal_lr or self.lr, "personal_epochs": epochs}
+        return super().given(server_round) | own

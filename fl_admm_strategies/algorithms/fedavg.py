@@ -14,17 +14,10 @@ from typing import ClassVar
 from ..maths.blocks import Arrays
 from ..maths.checks import Count
 from ..maths.schedules import StepSize
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
+from .shared.models import OneModelStrategy
 from .shared.robust import RobustStrategy
-
-
-@dataclass
-class FedAvgState:
-    """w, the global model."""
-
-    model: Arrays
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ _TITLES = {
 }
 
 
-class FedAvg(RobustStrategy):
+class FedAvg(OneModelStrategy, RobustStrategy):
     """Federated averaging (FedAvg), with the mean or a robust rule.
 
     Parameters
@@ -79,10 +72,6 @@ class FedAvg(RobustStrategy):
         """The method's name as its paper, or that of the robust rule, writes it."""
         return _TITLES[self.aggregation]
 
-    def init_state(self, arrays: Arrays) -> FedAvgState:
-        """Start with w^0, the initial model."""
-        return FedAvgState(arrays)
-
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedAvgInstruction]:
@@ -95,7 +84,3 @@ class FedAvg(RobustStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i, weighted by n_i, or to what the rule says."""
         self.state.model = self.aggregated(self.state.model, server_round, replies, "size")
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return w."""
-        return {name: array.copy() for name, array in self.state.model.items()}

@@ -11,7 +11,6 @@ docs/methods/fedcp.md. The client is `clients.FedCPClient`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +65,7 @@ class FedCP(SplitStrategy):
 
     method: ClassVar = "FedCP"
     paper: ClassVar = "Zhang, Hua, Wang, Song, Xue, Ma, Guan, KDD 2023, arXiv:2307.01217"
+    told: ClassVar = FedCPInstruction
 
     personal = PERSONAL_HEAD
     lam: NotNegative = 5.0
@@ -77,12 +77,3 @@ class FedCP(SplitStrategy):
         """Start with the initial features, policy and global head."""
         check_two_headed(arrays, "RoutedHeads")
         return super().init_state(arrays)
-
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedCPInstruction]:
-        """Send features, policy and global head to everybody."""
-        instruction = FedCPInstruction.of(
-            self, server_round, shared=self.state.shared, personal=self.personal
-        )
-        return dict.fromkeys(client_ids, instruction)

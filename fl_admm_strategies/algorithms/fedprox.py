@@ -14,17 +14,9 @@ from typing import ClassVar
 from ..maths.blocks import Arrays, weighted_average
 from ..maths.checks import NotNegative
 from ..maths.schedules import EpochSchedule, StepSize, epochs_in
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledStrategy
-
-
-@dataclass
-class FedProxState:
-    """w, the global model."""
-
-    model: Arrays
+from .shared.models import OneModelStrategy
 
 
 @dataclass(frozen=True)
@@ -37,7 +29,7 @@ class FedProxInstruction(Instruction):
     local_epochs: int
 
 
-class FedProx(SampledStrategy):
+class FedProx(OneModelStrategy):
     """Federated learning with a proximal term (FedProx).
 
     Parameters
@@ -67,10 +59,6 @@ class FedProx(SampledStrategy):
     lr: StepSize = 0.1
     local_epochs: EpochSchedule = 1
 
-    def init_state(self, arrays: Arrays) -> FedProxState:
-        """Start with w^0, the initial model."""
-        return FedProxState(arrays)
-
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
     ) -> dict[int, FedProxInstruction]:
@@ -87,7 +75,3 @@ class FedProx(SampledStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i, weighted by n_i."""
         self.state.model = weighted_average(self.state.model, replies)
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return w."""
-        return {name: array.copy() for name, array in self.state.model.items()}

@@ -10,7 +10,6 @@ Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image C
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,6 +61,7 @@ class FedRoD(SplitStrategy):
 
     method: ClassVar = "FedRoD"
     paper: ClassVar = "Chen, Chao, ICLR 2022, arXiv:2107.00778"
+    told: ClassVar = FedRoDInstruction
     kinds: ClassVar = {"personal": "personal head", "global": "generic head"}
 
     personal = PERSONAL_HEAD
@@ -73,12 +73,3 @@ class FedRoD(SplitStrategy):
         """Start with the initial features and generic head."""
         check_two_headed(arrays, "TwoHeaded")
         return super().init_state(arrays)
-
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, FedRoDInstruction]:
-        """Send features and generic head to everybody."""
-        instruction = FedRoDInstruction.of(
-            self, server_round, shared=self.state.shared, personal=self.personal
-        )
-        return dict.fromkeys(client_ids, instruction)

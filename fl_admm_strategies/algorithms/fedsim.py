@@ -7,7 +7,6 @@ the upper layers personal it is FedPer. The client is `clients.FedSimClient`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -46,14 +45,8 @@ class FedSim(SplitStrategy):
 
     method: ClassVar = "FedSim"
     paper: ClassVar = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, ICML 2022, arXiv:2204.03809"
+    told: ClassVar[type[Instruction]] = FedSimInstruction
 
     personal: Pattern | None = field(kw_only=False)
     lr: StepSize = 0.1
     local_epochs: Count = 1
-
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> Mapping[int, FedSimInstruction]:
-        """Send u to everybody."""
-        instruction = FedSimInstruction.of(self, server_round, shared=self.state.shared)
-        return dict.fromkeys(client_ids, instruction)

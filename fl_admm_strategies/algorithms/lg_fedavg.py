@@ -8,7 +8,6 @@ workshop, arXiv:2001.01523: Algorithm 1; see docs/methods/lg-fedavg.md. The clie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -51,6 +50,7 @@ class LGFedAvg(FedSim):
     paper: ClassVar = (
         "Liang, Liu, Ziyin, Salakhutdinov, Morency, NeurIPS 2019 workshop, arXiv:2001.01523"
     )
+    told: ClassVar = LGFedAvgInstruction
 
     score: Score = "after_aggregation"
 
@@ -58,10 +58,3 @@ class LGFedAvg(FedSim):
     def title(self) -> str:
         """The method's name as its paper writes it."""
         return "LG-FedAvg"
-
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, LGFedAvgInstruction]:
-        """Send u to everybody."""
-        instruction = LGFedAvgInstruction.of(self, server_round, shared=self.state.shared)
-        return dict.fromkeys(client_ids, instruction)

@@ -13,11 +13,9 @@ from typing import ClassVar
 from ..maths.blocks import Arrays, Spec
 from ..maths.checks import Count
 from ..maths.schedules import StepSize
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledStrategy
-from .shared.base import OwnModelEvaluation, evaluate_own_models
+from .shared.models import OwnModelsStrategy
 
 
 @dataclass
@@ -36,7 +34,7 @@ class LocalInstruction(Instruction):
     local_epochs: int
 
 
-class Local(SampledStrategy):
+class Local(OwnModelsStrategy):
     """Training without a federation: the clients report metrics only.
 
     Parameters
@@ -76,13 +74,3 @@ class Local(SampledStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Change nothing."""
-
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, OwnModelEvaluation]:
-        """Ask for the clients' own models: there are no others."""
-        return evaluate_own_models(self.membership, client_ids, self.state.initial)
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """All models stay with their clients."""
-        return OnClient("Read LocalClient(...).personal_arrays() there.")

@@ -8,26 +8,18 @@ client is `clients.LocalSGDClient`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..maths.blocks import Arrays, average
 from ..maths.checks import Count
 from ..maths.schedules import StepSize
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledStrategy
-
-
-@dataclass
-class LocalSGDState:
-    """x, the global model."""
-
-    model: Arrays
+from .shared.models import OneModelStrategy
 
 
 @dataclass(frozen=True)
@@ -40,7 +32,7 @@ class LocalSGDInstruction(Instruction):
     local_steps: int
 
 
-class LocalSGD(SampledStrategy):
+class LocalSGD(OneModelStrategy):
     """Local gradient steps of size a/log2(k + 1), and the plain mean of the participants' models.
 
     Parameters
@@ -62,30 +54,18 @@ class LocalSGD(SampledStrategy):
     method: ClassVar = "LocalSGD"
     paper: ClassVar = "Stich, ICLR 2019, arXiv:1805.09767"
     kinds: ClassVar = {"global": "one global model"}
+    told: ClassVar = LocalSGDInstruction
     counted_by = "uniform"
     stateless: ClassVar = True
 
     lr: StepSize = 0.5
     local_steps: Count = 5
 
-    def init_state(self, arrays: Arrays) -> LocalSGDState:
-        """Start with x^0, the initial model."""
-        return LocalSGDState(arrays)
-
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, LocalSGDInstruction]:
-        """Send x to everybody."""
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return x and the number of the round's first step."""
         first = (server_round - 1) * self.local_steps + 1
-        instruction = LocalSGDInstruction.of(
-            self, server_round, model=self.state.model, first_step=first
-        )
-        return dict.fromkeys(client_ids, instruction)
+        return {"model": self.state.model, "first_step": first}
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set x to the mean of the participants' x_i."""
         self.state.model = average(self.state.model, replies, np.ones(len(replies)))
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return x."""
-        return {name: array.copy() for name, array in self.state.model.items()}

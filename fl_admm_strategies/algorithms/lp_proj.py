@@ -26,15 +26,10 @@ from ..maths.moreau import advance, messages, slope, still
 from ..maths.projection import projected_block, projection
 from ..maths.schedules import StepSize
 from ..maths.seeds import short
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import (
-    OwnModelEvaluation,
-    SummedMessages,
-    WeightedStrategy,
-    evaluate_own_models,
-)
+from .shared.base import SummedMessages, WeightedStrategy
+from .shared.models import OwnModelsStrategy
 
 IMAGE = "P theta"
 """The name of the one array that a client uploads."""
@@ -78,7 +73,7 @@ class LpProjInstruction(Instruction):
     projected: list[str]
 
 
-class LpProjADMM(SummedMessages, WeightedStrategy):
+class LpProjADMM(OwnModelsStrategy, SummedMessages, WeightedStrategy):
     """Federated learning with low-dimensional projections, by ADMM (Lp-Proj-2).
 
     Parameters
@@ -235,13 +230,3 @@ class LpProjADMM(SummedMessages, WeightedStrategy):
         )
         a = self.lam * alpha
         return messages(image, local_w, a=a, rho=self.penalty, of_participants=False)
-
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, OwnModelEvaluation]:
-        """Ask for the clients' own models: there are no others."""
-        return evaluate_own_models(self.membership, client_ids, self.state.initial)
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Only P theta_i has left the client."""
-        return OnClient("Read LpProjADMMClient(...).personal_arrays() there.")

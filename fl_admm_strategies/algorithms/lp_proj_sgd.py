@@ -24,11 +24,10 @@ from ..maths.checks import Count
 from ..maths.projection import projected_block, projection
 from ..maths.schedules import StepSize, rate_in
 from ..maths.seeds import short
-from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import OwnModelEvaluation, evaluate_own_models
 from .shared.envelope import EnvelopeStrategy, averaged, check_outer_step
+from .shared.models import OwnModelsStrategy
 
 W = "w"
 """The name of the one array that travels."""
@@ -69,7 +68,7 @@ class LpProjSGDInstruction(Instruction):
     upload: list[str] | None
 
 
-class LpProj(EnvelopeStrategy):
+class LpProj(OwnModelsStrategy, EnvelopeStrategy):
     """Federated learning with low-dimensional projections (Lp-Proj-1 and Lp-Proj-2).
 
     Parameters
@@ -187,13 +186,3 @@ class LpProj(EnvelopeStrategy):
         before = self.state.w
         mean = average({W: before}, uploads, np.ones(len(uploads)))[W]
         self.state.w = self.mixed(before, mean)
-
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, OwnModelEvaluation]:
-        """Ask for the clients' own models: there are no others."""
-        return evaluate_own_models(self.membership, client_ids, self.state.initial)
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """All models stay with their clients."""
-        return OnClient("Read LpProjClient(...).personal_arrays() there.")

@@ -19,17 +19,8 @@ from ..maths.schedules import StepSize, StepSizeOrZero
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.sampled import SampledStrategy
 from .shared.base import Weights, participants_mean
-
-MODES = ("fo", "hf", "exact", "finetune")
-
-
-@dataclass
-class PerFedAvgState:
-    """w, the global model."""
-
-    model: Arrays
+from .shared.models import OneModelStrategy
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ class PerFedAvgEvaluation(Instruction):
     adapt: str
 
 
-class PerFedAvg(SampledStrategy):
+class PerFedAvg(OneModelStrategy):
     """Federated learning of an initialisation (Per-FedAvg).
 
     Parameters
@@ -97,6 +88,7 @@ class PerFedAvg(SampledStrategy):
     method: ClassVar = "PerFedAvg"
     paper: ClassVar = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, arXiv:2002.07948"
     kinds: ClassVar = {"adapted": "adapted by one step", "global": "one global model"}
+    told: ClassVar = PerFedAvgInstruction
     stateless: ClassVar = True
     remedy: ClassVar = "a smaller lr or alpha"
 
@@ -124,17 +116,6 @@ class PerFedAvg(SampledStrategy):
         steps = "local_steps" if self.mode == "finetune" else "local_epochs"
         return super().idle_settings | {steps} | (set() if self.mode == "hf" else {"delta"})
 
-    def init_state(self, arrays: Arrays) -> PerFedAvgState:
-        """Start with w^0, the initial model."""
-        return PerFedAvgState(arrays)
-
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, PerFedAvgInstruction]:
-        """Send w to everybody."""
-        instruction = PerFedAvgInstruction.of(self, server_round, model=self.state.model)
-        return dict.fromkeys(client_ids, instruction)
-
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to the mean of the participants' w_i."""
         self.state.model = participants_mean(self.state.model, replies, self.weights)
@@ -150,4 +131,4 @@ class PerFedAvg(SampledStrategy):
         """Return w; adapted models are made where the data are."""
         if kind == "adapted":
             return OnClient("Adapt the global model there: clients.personalise(...).")
-        return {name: array.copy() for name, array in self.state.model.items()}
+        return super().model(kind, client_id)

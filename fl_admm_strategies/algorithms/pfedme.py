@@ -25,18 +25,11 @@ from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import OwnModelEvaluation, SummedMessages, evaluate_own_models
+from .shared.base import SummedMessages
 from .shared.envelope import EnvelopeStrategy, averaged, check_outer_step
+from .shared.models import OneModelStrategy, OwnModelsStrategy, OwnModelState
 
 KINDS = {"personal": "personal model", "global": "one global model"}
-
-
-@dataclass
-class PFedMeState:
-    """w, the global model, and w^0, which clients evaluate before they have trained."""
-
-    model: Arrays
-    initial: Arrays
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class PFedMeInstruction(Instruction):
     upload: list[str] | None
 
 
-class PFedMe(EnvelopeStrategy):
+class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
     """Federated learning with Moreau envelopes (pFedMe).
 
     Parameters
@@ -106,9 +99,9 @@ class PFedMe(EnvelopeStrategy):
         """The method's name as its paper writes it."""
         return "pFedMe"
 
-    def init_state(self, arrays: Arrays) -> PFedMeState:
+    def init_state(self, arrays: Arrays) -> OwnModelState:
         """Start with w^0, the initial model."""
-        return PFedMeState(arrays, arrays)
+        return OwnModelState(arrays, arrays)
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
@@ -133,19 +126,6 @@ class PFedMe(EnvelopeStrategy):
         before = self.state.model
         mean = average(before, uploads, np.ones(len(uploads)))
         self.state.model = mean | {n: self.mixed(before[n], mean[n]) for n in self.trained}
-
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, OwnModelEvaluation]:
-        """Ask for theta_i, which the clients have, and w."""
-        initial, model = self.state.initial, self.state.model
-        return evaluate_own_models(self.membership, client_ids, initial, model)
-
-    def model(self, kind: str, client_id: int) -> Arrays | OnClient:
-        """Return w; theta_i stays with its client."""
-        if kind == "personal":
-            return OnClient("Read PFedMeClient(...).personal_arrays() there.")
-        return {name: array.copy() for name, array in self.state.model.items()}
 
 
 @dataclass
@@ -182,7 +162,7 @@ class PFedMeMatchedInstruction(Instruction):
     local_epochs: int
 
 
-class PFedMeMatched(SummedMessages):
+class PFedMeMatched(OwnModelsStrategy, SummedMessages):
     """pFedMe with the local work of FLAME, as FLAME's paper compares with it.
 
     theta_i stays with its client from round to round and takes H epochs near w; then w_i takes one
@@ -292,15 +272,8 @@ class PFedMeMatched(SummedMessages):
     def _local_ws(self, client_ids: Iterable[int]) -> Iterator[NDArray[Any]]:
         return (self.state.clients[client].local_w for client in client_ids)
 
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> dict[int, OwnModelEvaluation]:
-        """Ask for theta_i, which the clients have, and w."""
-        model = self.global_model()
-        return evaluate_own_models(self.membership, client_ids, self.state.initial, model)
-
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w; theta_i stays with its client."""
         if kind == "personal":
-            return OnClient("Read PFedMeMatchedClient(...).personal_arrays() there.")
+            return super().model(kind, client_id)
         return self._block.model(self.state.consensus.w, self.state.averaged_arrays)

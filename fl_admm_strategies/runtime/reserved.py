@@ -59,7 +59,10 @@ def check_user_settings(
 
 def _sent_by(kind: type, method: str) -> Iterator[str]:
     """Yield the names of the settings in the messages of a method, by its annotation."""
-    for message in _messages_in(get_type_hints(getattr(kind, method)).get("return")):
+    messages = [*_messages_in(get_type_hints(getattr(kind, method)).get("return"))]
+    if method == "train_instructions":
+        messages.append(getattr(kind, "told", Instruction))  # of an `AlikeStrategy`
+    for message in messages:
         yield from setting_names(message)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fl_admm_strategies.algorithms.shared.base import OwnModelEvaluation
+from fl_admm_strategies.algorithms.shared.models import OwnModelEvaluation
 from fl_admm_strategies.maths.blocks import Arrays
 
 from ..solving.steps import Evaluation, Scalars, Steps

@@ -15,7 +15,6 @@ from ...maths.clienttable import ClientRow, ClientTable
 from ...maths.clustering import cluster_models
 from ...maths.consensus import Consensus, iterate_of, message_of
 from ...runtime.algorithm import OnClient
-from ...runtime.members.membership import Membership
 from ...runtime.messages.records import ClientInstruction, Reply
 from ...runtime.messages.schema import Instruction
 from ...runtime.sampled import SampledStrategy
@@ -432,27 +431,3 @@ class OwnBuffers:
         weights = table.column("num_examples")
         means = cluster_models(table.column("buffers"), weights, labels)
         return [m | self._block.arrays(mean) for m, mean in zip(models, means, strict=True)]
-
-
-@dataclass(frozen=True)
-class OwnModelEvaluation(Instruction):
-    """Evaluate the client's own model, and the global one where the method has one.
-
-    `personal` is empty but for a client that has no model of its own yet.
-    """
-
-    personal: Arrays
-    global_: Arrays | None
-
-
-def evaluate_own_models(
-    membership: Membership,
-    client_ids: Sequence[int],
-    initial: Arrays,
-    global_model: Arrays | None = None,
-) -> dict[int, OwnModelEvaluation]:
-    """Ask clients to evaluate the models that they keep; new ones start from the initial model."""
-    return {
-        client: OwnModelEvaluation(initial if membership.is_new(client) else {}, global_model)
-        for client in client_ids
-    }

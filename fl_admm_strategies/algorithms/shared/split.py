@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...maths.blocks import Arrays, Spec, compile_pattern, matching, spec_of
 from ...maths.checks import listing
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Reply
 from ...runtime.messages.schema import Instruction
-from ...runtime.sampled import SampledStrategy
 from .base import Weights, participants_mean
+from .models import AlikeStrategy
 
 PERSONAL_HEAD = "^personal_head[.]"
 """v_i of a `clients.TwoHeaded`."""
@@ -34,7 +34,7 @@ class SplitEvaluation(Instruction):
     personal: str | None
 
 
-class SplitStrategy(SampledStrategy):
+class SplitStrategy(AlikeStrategy):
     """Base of the methods that average a part of the model, while the rest stays with the clients.
 
     Parameters
@@ -59,6 +59,10 @@ class SplitStrategy(SampledStrategy):
         """Start with u^0, the shared part of the initial model."""
         pattern = compile_pattern("personal", self.personal)
         return SplitState(shared_part(arrays, pattern, self.trained))
+
+    def given(self, server_round: int) -> dict[str, Any]:
+        """Return u, and what is personal."""
+        return {"shared": self.state.shared, "personal": self.personal}
 
     def upload_spec(self) -> Spec:
         """Return the shared arrays' names, shapes and dtypes."""

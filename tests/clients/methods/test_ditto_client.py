@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from clients import DittoClient, FedProxClient
 from fl_admm_strategies.algorithms.ditto import DittoInstruction
 from fl_admm_strategies.algorithms.fedprox import FedProxInstruction
-from fl_admm_strategies.algorithms.shared.base import OwnModelEvaluation
+from fl_admm_strategies.algorithms.shared.models import OwnModelEvaluation
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, new_context, numbers
 from tests.clients.methods.messages import changed, received, scalars

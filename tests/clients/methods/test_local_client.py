@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 
 from clients import LocalClient
 from fl_admm_strategies.algorithms.local import LocalInstruction
-from fl_admm_strategies.algorithms.shared.base import OwnModelEvaluation
+from fl_admm_strategies.algorithms.shared.models import OwnModelEvaluation
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.stamp import made_by
 from tests.clients.methods.lines import line_client, new_context, numbers
