@@ -62,7 +62,7 @@ class FedEASEClient(RatingsClient[FedEASEInstruction]):
             )
         if not asked.upload:
             return {}, {}
-        seen = self._seen(np.float64)
+        seen = ratings.pattern()
         if asked.user_clip is not None:
             count = np.diff(seen.indptr)
             norm = np.sqrt(np.maximum(count * (count + 1) / 2, 1))
@@ -93,7 +93,7 @@ class FedEASEClient(RatingsClient[FedEASEInstruction]):
 
     def scores(self, weights: NDArray[Any]) -> NDArray[Any]:
         """Return x B of all users, shape (m, n)."""
-        scores: NDArray[Any] = self._seen(weights.dtype) @ weights
+        scores: NDArray[Any] = self.train_ratings.pattern(weights.dtype) @ weights
         return scores
 
     def recommend(
@@ -118,8 +118,3 @@ class FedEASEClient(RatingsClient[FedEASEInstruction]):
         """
         seen = self.seen_by(user)
         return top_items(item_weights[seen].sum(axis=0), seen if exclude_seen else [], n)
-
-    def _seen(self, dtype: Any) -> Any:
-        seen = self.train_ratings.to_csr()
-        seen.data = np.ones(len(self.train_ratings), dtype)
-        return seen

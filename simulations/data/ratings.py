@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -104,11 +104,6 @@ class RatingsData:
     std: float
 
 
-def _rescaled(ratings: Ratings, mean: float, std: float) -> Ratings:
-    values = (ratings.values - mean) / std
-    return Ratings(ratings.users, ratings.items, values, ratings.num_users, ratings.num_items)
-
-
 def deal(
     name: str,
     seed: int,
@@ -199,8 +194,9 @@ def deal(
                 f"All training ratings of {name} are {mean}, which cannot be standardised. Use "
                 "rating_transform='none'."
             )
-        for i, (train, test) in enumerate(parts):
-            parts[i] = _rescaled(train, mean, std), _rescaled(test, mean, std)
+        for i, both in enumerate(parts):
+            train, test = (replace(part, values=(part.values - mean) / std) for part in both)
+            parts[i] = train, test
     return RatingsData(
         name,
         [RatingsClient(*part, user_ids[group]) for part, group in zip(parts, groups, strict=True)],

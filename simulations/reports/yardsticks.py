@@ -42,11 +42,9 @@ def alternating_least_squares(
     items : ndarray of shape (n, r)
         V, transposed.
     """
-    by_user = joined(train).to_csr()
-    by_item = by_user.T.tocsr()
-    pattern = by_user.copy()
-    pattern.data = np.ones_like(by_user.data)  # a rating of 0 is one
-    of_item = pattern.T.tocsr()
+    ratings = joined(train)
+    by_user, pattern = ratings.to_csr(), ratings.pattern()
+    by_item, of_item = by_user.T.tocsr(), pattern.T.tocsr()
     users = np.zeros((by_user.shape[0], items.shape[1]))
     for _ in range(sweeps):
         users = solve_rows(pattern @ packed_outer(items), by_user @ items, lam)
@@ -69,13 +67,7 @@ def joined(parts: Sequence[Ratings]) -> Ratings:
 
 
 def least_squares(
-    train: Ratings,
-    items: Matrix,
-    *,
-    lam: float,
-    sweeps: int,
-    feedback: str = "explicit",
-    confidence: float = 1.0,
+    train: Ratings, items: Matrix, *, lam: float, sweeps: int, feedback: str = "explicit"
 ) -> tuple[Matrix, Matrix, float]:
     """Alternate between the exact minimisers of `clients.toolkit.solving.factors`.
 
@@ -90,8 +82,8 @@ def least_squares(
         Ridge of both blocks.
     sweeps : int
         How often the items are solved for.
-    feedback, confidence
-        As in `clients.toolkit.solving.factors`.
+    feedback
+        As in `clients.toolkit.solving.factors`; the confidence is 1.
 
     Returns
     -------
@@ -100,7 +92,7 @@ def least_squares(
     mean : float
         What is added to all predictions.
     """
-    solver = FactorSolver(train, feedback, confidence)
+    solver = FactorSolver(train, feedback, 1.0)
     for _ in range(sweeps):
         items = solver.item_equations(solver.users(items, lam)).solved(lam)
     return solver.users(items, lam), items, solver.mean
@@ -119,17 +111,14 @@ def counts(train: Ratings) -> Matrix:
 
 def pair_counts(train: Ratings) -> Matrix:
     """Return how many users rated both of two items, shape (n, n)."""
-    pattern = train.to_csr()
-    pattern.data = np.ones(len(train))
+    pattern = train.pattern()
     together: Matrix = (pattern.T @ pattern).toarray()
     return together
 
 
 def item_scores(train: Ratings, weights: Matrix) -> Matrix:
     """Return the sum of the weights of each user's items in every item, shape (m, n)."""
-    pattern = train.to_csr()
-    pattern.data = np.ones(len(train), weights.dtype)
-    scores: Matrix = pattern @ weights
+    scores: Matrix = train.pattern(weights.dtype) @ weights
     return scores
 
 

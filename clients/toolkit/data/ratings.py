@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fl_admm_strategies.maths.checks import check_count
 
@@ -158,3 +158,9 @@ class Ratings:
         per_user = np.bincount(self.users, minlength=self.num_users)
         starts = np.concatenate(([0], np.cumsum(per_user)))
         return csr_matrix((self.values, self.items, starts), (self.num_users, self.num_items))
+
+    def pattern(self, dtype: DTypeLike = np.float64) -> csr_matrix:
+        """Return what `to_csr` does with a 1 in the place of every rating."""
+        matrix = self.to_csr()
+        matrix.data = np.ones(len(self), dtype)
+        return matrix

@@ -73,10 +73,9 @@ class FactorSolver:
         self, ratings: Ratings, feedback: str, confidence: float, *, mean: float | None = None
     ) -> None:
         self.explicit = feedback == "explicit"
-        weights, targets = ratings.to_csr(), ratings.to_csr()
+        weights, targets = ratings.pattern(), ratings.to_csr()
         if self.explicit:
             self.mean = float(ratings.values.mean()) if mean is None else mean
-            weights.data = np.ones(len(ratings))
             targets.data = ratings.values - self.mean
         else:
             if not (ratings.values > 0).all():
