@@ -31,7 +31,7 @@ from clients.toolkit.round.app import ClientFn
 from clients.toolkit.round.memory import Memory
 from clients.toolkit.solving.steps import Scalars
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
-from fl_admm_strategies.maths.checks import check_choice, check_count, check_positive
+from fl_admm_strategies.maths.checks import Positive, WholeNumber, check_fields
 from fl_admm_strategies.runtime.messages.packing import (
     pack_replies,
     unpack_instructions,
@@ -82,20 +82,17 @@ class Attack:
 
     kind: Kind
     ratio: float
-    sigma: float | None = None
-    seed: int = 0
+    sigma: Positive | None = None
+    seed: WholeNumber = 0
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, (*SIGMAS, "one-huge", LABELS))
+        check_fields(self)
         if isinstance(self.ratio, bool) or not 0 <= self.ratio < 1:
             raise ValueError(f"ratio is {self.ratio}, expected a number in [0, 1).")
-        if self.sigma is not None:
-            check_positive("sigma", self.sigma)
-            if self.kind not in SIGMAS:
-                raise ValueError(
-                    f"sigma is {self.sigma}, but {self.kind!r} draws no such number: leave it out."
-                )
-        check_count("seed", self.seed, least=0)
+        if self.sigma is not None and self.kind not in SIGMAS:
+            raise ValueError(
+                f"sigma is {self.sigma}, but {self.kind!r} draws no such number: leave it out."
+            )
 
     def malicious(self, num_clients: int) -> frozenset[int]:
         """Return the malicious ones of the clients 0, 1, ..., drawn uniformly from the seed."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from .batching import full_batch as full_batch
 from .federated import ClientData as ClientData
 from .federated import FederatedData as FederatedData
 from .federated import Samples as Samples
-from .federated import class_counts as class_counts
 from .federated import with_validation as with_validation
 from .federated import without_clients as without_clients
 from .ratings import RatingsClient as RatingsClient

@@ -241,18 +241,3 @@ def client_data(x: npt.NDArray[Any], y: npt.NDArray[Any], sizes: Sequence[int]) 
         for inputs, labels in zip(np.split(x, cuts), np.split(y, cuts), strict=True)
     )
     return ClientData(train, validation if sizes[1] else None, test)
-
-
-def class_counts(data: FederatedData) -> npt.NDArray[np.int64]:
-    """Count training labels: shape (m, num_classes), row i for client i.
-
-    Raises
-    ------
-    ValueError
-        If the data set is one of regression.
-    """
-    if data.num_classes is None:
-        raise ValueError(f"{data.name} is a regression data set, it has no classes to count")
-    return np.stack(
-        [np.bincount(c.train[1].numpy(), minlength=data.num_classes) for c in data.clients]
-    )

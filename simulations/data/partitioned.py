@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -114,43 +115,35 @@ def partitioned(
     if samples is not None and samples < clients:
         raise ValueError(f"samples is {samples}, expected at least {clients}, one for each client.")
     pool = source(seed, root)
-    n = len(pool.labels)
-    chosen = np.arange(n)
-    if samples is not None and samples < n:
+    chosen = np.arange(len(pool.labels))
+    if samples is not None and samples < len(chosen):
         chosen = partitions.stratified(pool.labels, samples, generator(seed, name, "subset"))
     labels = pool.labels[chosen]
 
-    rng = generator(seed, name, "partition", partition)
-    match partition:
-        case "label-count":
-            dealt = partitions.label_count(labels, clients, labels_per_client, rng)
-        case "dirichlet-label":
-            dealt = partitions.dirichlet_label(labels, clients, beta, rng)
-        case "writer":
-            if pool.writers is None:
-                raise ValueError(
-                    f"Data set {name} does not know who wrote its samples. Use partition 'writer' "
-                    "with 'mnist-writers', or another partition."
-                )
-            dealt = partitions.by_writer(pool.writers[chosen], clients)
-        case "noise":
-            dealt = partitions.evenly(len(labels), clients, rng)
-        case "dirichlet-quantity":
-            dealt = partitions.dirichlet_quantity(len(labels), clients, beta, rng)
-        case "hybrid":
-            dealt = partitions.hybrid(
-                labels, clients, labels_per_client, beta, rng, overlap=overlap
-            )
-        case "label-subset":
-            dealt = partitions.label_subset(labels, clients, labels_per_client, rng)
-        case "label-group":
-            dealt = partitions.label_group(labels, clients, groups, rng)
-        case "rotation":
-            if groups not in QUARTERS:
-                raise ValueError(f"groups is {groups}, expected 1, 2 or 4 with 'rotation'.")
-            dealt = partitions.in_groups(len(labels), clients, groups, rng)
-        case "iid" | "linear" | "square" | "pathological":
-            dealt = partitions.by_flower(partition, labels, clients, labels_per_client, rng)
+    n, rng = len(labels), generator(seed, name, "partition", partition)
+    writers: Any = pool.writers
+    if partition == "writer" and writers is None:
+        raise ValueError(
+            f"Data set {name} does not know who wrote its samples. Use partition 'writer' "
+            "with 'mnist-writers', or another partition."
+        )
+    if partition == "rotation" and groups not in QUARTERS:
+        raise ValueError(f"groups is {groups}, expected 1, 2 or 4 with 'rotation'.")
+    deal: dict[str, Callable[[], list[partitions.Index]]] = {
+        "label-count": lambda: partitions.label_count(labels, clients, labels_per_client, rng),
+        "dirichlet-label": lambda: partitions.dirichlet_label(labels, clients, beta, rng),
+        "writer": lambda: partitions.by_writer(writers[chosen], clients),
+        "noise": lambda: partitions.evenly(n, clients, rng),
+        "dirichlet-quantity": lambda: partitions.dirichlet_quantity(n, clients, beta, rng),
+        "hybrid": lambda: partitions.hybrid(
+            labels, clients, labels_per_client, beta, rng, overlap=overlap
+        ),
+        "label-subset": lambda: partitions.label_subset(labels, clients, labels_per_client, rng),
+        "label-group": lambda: partitions.label_group(labels, clients, groups, rng),
+        "rotation": lambda: partitions.in_groups(n, clients, groups, rng),
+    }
+    by_flower = partial(partitions.by_flower, partition, labels, clients, labels_per_client, rng)
+    dealt = deal.get(partition, by_flower)()
     grouped = partition in ("label-group", "rotation")
     truth = partitions.groups_of(clients, groups) if grouped else None
 

@@ -32,14 +32,6 @@ class _LinearRegression(nn.Linear):
         return super().forward(x).squeeze(-1)
 
 
-def _num_classes(model: str, data: FederatedData) -> int:
-    if data.num_classes is None:
-        raise ValueError(
-            f"Model {model!r} classifies, data set {data.name} is one of regression. Use 'linear'."
-        )
-    return data.num_classes
-
-
 # Shapes of input that the convolutional models take; the fully connected ones flatten any.
 _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "cnn": ((1, 28, 28),),
@@ -66,10 +58,25 @@ def _num_features(model: str, data: FederatedData) -> int:
     return data.input_shape[0]
 
 
-def _check_shape(model: str, data: FederatedData, what: str = "images") -> None:
-    if data.input_shape not in _SHAPES[model]:
+def _num_classes(model: str, data: FederatedData) -> int:
+    """Return the number of classes of data that fit a model."""
+    if data.num_classes is None:
+        raise ValueError(
+            f"Model {model!r} classifies, data set {data.name} is one of regression. Use 'linear'."
+        )
+    if model in _SHAPES and data.input_shape not in _SHAPES[model]:
         shapes = " or ".join(map(str, _SHAPES[model]))
+        what = "windows" if model == "har" else "images"
         raise _does_not_fit(model, f"{what} of shape {shapes}", data)
+    return data.num_classes
+
+
+def _convolutions(*layers: nn.Conv2d) -> dict[str, nn.Module]:
+    """Return conv1, pool1, relu1, conv2, ...: each convolution with a pooling of 2 and a ReLU."""
+    parts: dict[str, nn.Module] = {}
+    for k, layer in enumerate(layers, start=1):
+        parts |= {f"conv{k}": layer, f"pool{k}": nn.MaxPool2d(2), f"relu{k}": nn.ReLU()}
+    return parts
 
 
 def _softmax(data: FederatedData) -> nn.Module:
@@ -92,14 +99,8 @@ def _cnn(data: FederatedData) -> nn.Module:
     FPFC clusters.
     """
     classes = _num_classes("cnn", data)
-    _check_shape("cnn", data)
     return _named(
-        conv1=nn.Conv2d(1, 6, kernel_size=5, padding=2),
-        pool1=nn.MaxPool2d(2),
-        relu1=nn.ReLU(),
-        conv2=nn.Conv2d(6, 16, kernel_size=5),
-        pool2=nn.MaxPool2d(2),
-        relu2=nn.ReLU(),
+        **_convolutions(nn.Conv2d(1, 6, kernel_size=5, padding=2), nn.Conv2d(6, 16, kernel_size=5)),
         flatten=nn.Flatten(),
         head=nn.Linear(16 * 5 * 5, classes),
     )
@@ -136,14 +137,10 @@ def _cnn_cifar(data: FederatedData) -> nn.Module:
     logits (docs/methods/fedapm-notes.md, P14).
     """
     classes = _num_classes("cnn-cifar", data)
-    _check_shape("cnn-cifar", data)
     return _named(
-        conv1=nn.Conv2d(3, 16, kernel_size=3, padding=1),
-        pool1=nn.MaxPool2d(2),
-        relu1=nn.ReLU(),
-        conv2=nn.Conv2d(16, 32, kernel_size=3, padding=1),
-        pool2=nn.MaxPool2d(2),
-        relu2=nn.ReLU(),
+        **_convolutions(
+            nn.Conv2d(3, 16, kernel_size=3, padding=1), nn.Conv2d(16, 32, kernel_size=3, padding=1)
+        ),
         flatten=nn.Flatten(),
         fc1=nn.Linear(32 * 8 * 8, 128),
         relu3=nn.ReLU(),
@@ -164,15 +161,9 @@ def _cnn_medical(data: FederatedData) -> nn.Module:
     The images are grey, but the authors' code reads them as RGB: hence three equal channels.
     """
     classes = _num_classes("cnn-medical", data)
-    _check_shape("cnn-medical", data)
     return _named(
         channels=_ThreeChannels(),
-        conv1=nn.Conv2d(3, 32, kernel_size=3),
-        pool1=nn.MaxPool2d(2),
-        relu1=nn.ReLU(),
-        conv2=nn.Conv2d(32, 16, kernel_size=3),
-        pool2=nn.MaxPool2d(2),
-        relu2=nn.ReLU(),
+        **_convolutions(nn.Conv2d(3, 32, kernel_size=3), nn.Conv2d(32, 16, kernel_size=3)),
         flatten=nn.Flatten(),
         # In front of the hidden layer, where the code has it, not of the output.
         dropout=nn.Dropout(0.2),
@@ -188,14 +179,10 @@ def _cnn_femnist(data: FederatedData) -> nn.Module:
     The paper's 214,590 are those of 62 outputs, of which its data, the digits, use 10.
     """
     classes = _num_classes("cnn-femnist", data)
-    _check_shape("cnn-femnist", data)
     return _named(
-        conv1=nn.Conv2d(1, 32, kernel_size=7, padding=3),
-        pool1=nn.MaxPool2d(2),
-        relu1=nn.ReLU(),
-        conv2=nn.Conv2d(32, 64, kernel_size=3, padding=1),
-        pool2=nn.MaxPool2d(2),
-        relu2=nn.ReLU(),
+        **_convolutions(
+            nn.Conv2d(1, 32, kernel_size=7, padding=3), nn.Conv2d(32, 64, kernel_size=3, padding=1)
+        ),
         flatten=nn.Flatten(),
         fc=nn.Linear(64 * 7 * 7, classes),
     )
@@ -214,13 +201,13 @@ def _accelerometer_and_gyroscope(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sensor_convolutions() -> nn.Module:
     """Three convolutions over time, (n, 3, t) to (n, 128, t / 8): 51,904 parameters."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers: dict[str, nn.Module] = {}
     for number, (inputs, outputs) in enumerate([(3, 32), (32, 64), (64, 128)], start=1):
         layers[f"conv{number}"] = nn.Conv1d(inputs, outputs, kernel_size=5, padding=2)
         layers[f"pool{number}"] = nn.MaxPool1d(2)
         layers[f"relu{number}"] = nn.ReLU()
         layers[f"dropout{number}"] = nn.Dropout(0.1)
-    return nn.Sequential(layers)
+    return _named(**layers)
 
 
 class _HARUpperLayers(nn.Module):
@@ -254,7 +241,6 @@ def _har(data: FederatedData) -> nn.Module:
     ``"^(personal|shared)[.]"``, 103,808.
     """
     classes = _num_classes("har", data)
-    _check_shape("har", data, "windows")
     return SplitInput(
         personal=_sensor_convolutions(),
         shared=_sensor_convolutions(),

@@ -14,7 +14,7 @@ from clients import Minibatches, accuracy, rmse
 from clients.toolkit.round.torch_client import MetricFn
 
 from ..attacks import LABELS
-from ..data import ClientData, FederatedData, full_batch
+from ..data import ClientData, FederatedData
 from ..settings.imported import is_import
 from ..settings.section import Section
 from ..settings.tables import Settings
@@ -86,14 +86,13 @@ class TorchProblem(Problem):
         (docs/methods/fedapm-notes.md, P3).
         """
         data, training = self._poisoned(client_id), self.settings.training
-        x, y = data.train
         size = training.batch_size
         return {
             "model": copy.deepcopy(self._model),
-            "train_loader": full_batch(x, y) if size is None else Minibatches(x, y, size),
+            "train_loader": [data.train] if size is None else Minibatches(*data.train, size),
             "loss_fn": self.loss_fn,
-            "test_loader": full_batch(*data.test),
-            "validation_loader": None if data.validation is None else full_batch(*data.validation),
+            "test_loader": [data.test],
+            "validation_loader": None if data.validation is None else [data.validation],
             "metrics": self._metric_fns,
             "full_batch": size is None,
             "optimizer_fn": partial(

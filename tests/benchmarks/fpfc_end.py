@@ -52,7 +52,6 @@ from fl_admm_strategies.algorithms.shared.clustered import (
 )
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.messages.records import Reply, from_array_record
-from simulations.data import full_batch
 from simulations.data.federated import ClientData, FederatedData
 from simulations.data.images import read_images
 from simulations.data.registry import load
@@ -419,9 +418,9 @@ def run(name: str, seed: int, method: str, last: int) -> list[Row]:
         return client_class(
             context,
             family.initial(data, seed),
-            full_batch(*samples.train) if size is None else Minibatches(*samples.train, size),
+            [samples.train] if size is None else Minibatches(*samples.train, size),
             loss,
-            test_loader=full_batch(*samples.test),
+            test_loader=[samples.test],
             metrics={key: rmse if regression else accuracy},
             full_batch=size is None,
         )

@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from simulations.data import ClientData, FederatedData, class_counts, load, sources
+from simulations.data import ClientData, FederatedData, load, sources
 from simulations.data.partitioned import partitioned
+from tests.support.counts import class_counts
 from tests.support.refusals import refused
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", ""))

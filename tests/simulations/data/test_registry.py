@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from simulations.data import FederatedData, RatingsData, class_counts, load
+from simulations.data import FederatedData, RatingsData, load
 from simulations.data.files import data_root
 from simulations.data.registry import _load
+from tests.support.counts import class_counts
 from tests.support.refusals import refused
 
 FREE = [("digits-swap", {}), ("synthetic-s1", {"clients": 4}), ("synthetic-s5", {"clients": 3})]

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from simulations.data import class_counts, load
+from simulations.data import load
 from simulations.data.synthetic import SCENARIOS, cluster_sizes
+from tests.support.counts import class_counts
 from tests.support.refusals import refused
 
 
