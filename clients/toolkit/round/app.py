@@ -334,30 +334,21 @@ def _through_mods(
 
 def _together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
     """Have clients train, together where they can."""
-    drivers: dict[int, Any] = {}
-    for client_id, (client, instruction) in jobs.items():
-        client.seals = False  # type: ignore[attr-defined]
-        if not instruction.config.get(wire.COLLECT):
-            drivers[client_id] = getattr(client, "together", None)
-    return _driven(jobs, drivers, choice, _fit, _uploaded)
+    return _driven(_fit, choice, jobs)
 
 
 def _tested_together(choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
     """Have clients evaluate, together where they can."""
-    drivers = {i: getattr(client, "evaluate_together", None) for i, (client, _) in jobs.items()}
-    return _driven(jobs, drivers, choice, _evaluate, _evaluated)
+    return _driven(_evaluate, choice, jobs)
 
 
-def _driven(
-    jobs: Jobs,
-    drivers: Mapping[int, Any],
-    choice: Cohort,
-    alone: Run,
-    reply: Callable[[Any, NumPyClient, ClientInstruction], RawReply],
-) -> dict[int, RawReply]:
+def _driven(run: Run, choice: Cohort, jobs: Jobs) -> dict[int, RawReply]:
     """Have those with one driver do their work together, and all others do it alone."""
+    name, reply = ("together", _uploaded) if run is _fit else ("evaluate_together", _evaluated)
     by_driver: dict[Any, list[int]] = {}
-    for client_id, driver in drivers.items():
+    for client_id, (client, instruction) in jobs.items():
+        client.seals = False  # type: ignore[attr-defined]
+        driver = None if instruction.config.get(wire.COLLECT) else getattr(client, name, None)
         if driver is not None:
             by_driver.setdefault(driver, []).append(client_id)
     found: dict[int, Any] = {}
@@ -368,7 +359,7 @@ def _driven(
     replies: dict[int, RawReply] = {}
     for client_id, job in jobs.items():
         if client_id not in found:
-            replies |= _one_by_one(alone, {client_id: job})
+            replies |= _one_by_one(run, {client_id: job})
         elif isinstance(result := found[client_id], BaseException):
             replies[client_id] = RawReply(error=describe(result))
         else:

@@ -270,31 +270,10 @@ class CompletionClient(RatingsClient[Asked]):
     )
 
     def __init__(
-        self,
-        context: Context,
-        train: Ratings,
-        regularizer: Regularizer,
-        *,
-        test: Ratings | None = None,
-        mean: float = 0.0,
-        std: float = 1.0,
-        rank_at: int | None = None,
-        relevant: float = -np.inf,
-        state_dir: str | os.PathLike[str] | None = None,
-        **unknown: Never,
+        self, context: Context, train: Ratings, regularizer: Regularizer, **of_ratings: Any
     ) -> None:
         check_regularizer("regularizer", regularizer)
-        super().__init__(
-            context,
-            train,
-            test=test,
-            mean=mean,
-            std=std,
-            rank_at=rank_at,
-            relevant=relevant,
-            state_dir=state_dir,
-            **unknown,
-        )
+        super().__init__(context, train, **of_ratings)
         self.regularizer = regularizer
 
     # ------------------------------------------------------------------------------------------

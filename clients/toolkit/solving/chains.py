@@ -122,7 +122,10 @@ class Chain:
         weights: Tensor,
         room: Room,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the samples' losses, and the gradient of their weighted sums."""
+        """Return the samples' losses, and the gradient of their weighted sums.
+
+        Parameters are those of `vmapped.AnyModel.gradients`.
+        """
         passes = self._forward(blocks, inputs, room)
         values = losses(passes[-1].after.transpose(1, 2))
         (slope,) = torch.autograd.grad(values, passes[-1].before, weights)

@@ -23,7 +23,7 @@ from .measured import Tested, measure
 from .objective import ProjectedTerm
 from .sample_losses import is_by_sample
 from .solvers import Batch, LocalProblem
-from .stacked import Member, StackedModel, Step, descend, plain_step, rows_of
+from .stacked import Member, StackedModel, descend, plain_step, rows_of
 from .steps import (
     Choice,
     Job,
@@ -201,7 +201,7 @@ class _Plan:
     model: StackedModel
     rows: int
     bytes: int
-    work: Step | Tested
+    work: Any
 
 
 _Known = dict[tuple[int, torch.dtype], tuple[NDArray[Any], Tensor]]
@@ -256,64 +256,56 @@ class _Session(Session):
 
         `known` holds what others of the same step have received.
         """
-        return self._measurement(choice, known) if self.measures else self._descent(choice)
-
-    def _descent(self, choice: Choice) -> _Plan | None:
-        client, problem, objective = self.client, self._problem(), self.asked.objective
-        if client.own_loop or client.device.type != "cpu" or not is_by_sample(problem.loss_fn):
-            return None
-        if objective.wants_step_sum and client.known_step(self.asked.lr) is None:
-            return None
-        if not self.asked.epochs or (choice == "auto" and self._numbers > LARGEST):
-            return None
-        step = plain_step(
-            self.asked.lr, client.optimizer_fn, client.scheduler_fn, client.max_grad_norm
-        )
-        if step is None:
-            return None
-        try:
-            looks = self._looks
-            names = tuple(objective.moving_of(self._own))
-            self._rewind()
-            first = self._epoch()
-            samples = _samples(first)
-            groups = [names, *([n for n in term.names if n in names] for term in objective.pulls)]
-            model = _stacked_model(client.model, looks, first[0].inputs, groups)
-            if model is None:
-                return None
-            rows = rows_of(first, client.full_batch, model.unit)
-            key = (
-                *(*looks, _loss(problem.loss_fn), samples, step, rows, names),
-                *(self.asked.epochs, client.full_batch, tuple(map(_term, objective.pulls))),
-            )
-        except Exception:  # the client's own descent raises it again
-            return None
-        self._first = first
-        return _Plan(key, model, rows, self._bytes(first), step)
-
-    def _measurement(self, choice: Choice, known: _Known) -> _Plan | None:
-        client, asked = self.client, self.asked
-        problem: LocalProblem = asked.problem
-        if client.has_own_measure or client.has_running_metrics:
-            return None
-        if client.device.type != "cpu" or not is_by_sample(problem.loss_fn):
+        problem = self.asked.problem if self.measures else self._problem()
+        if self.client.device.type != "cpu" or not is_by_sample(problem.loss_fn):
             return None
         if choice == "auto" and self._numbers > LARGEST:
             return None
         try:
-            looks = self._looks
-            with self.in_turn():
-                batches = list(problem.batches())
-            samples = _samples(batches)
-            models = [_tensors(arrays, self._own, known) for arrays in asked.models]
-            model = _stacked_model(client.model, looks, batches[0].inputs, training=False)
-            if model is None:
-                return None
-            rows = rows_of(batches, True, model.unit)
-            metrics = tuple((name, id(metric)) for name, metric in client.metrics.items())
-            key = *looks, _loss(problem.loss_fn), samples, rows, metrics, len(models)
-        except Exception:  # the client's own measurement raises it again
+            return self._measurement(problem, known) if self.measures else self._descent(problem)
+        except Exception:  # the client's own step raises it again
             return None
+
+    def _descent(self, problem: LocalProblem) -> _Plan | None:
+        client, asked, objective = self.client, self.asked, self.asked.objective
+        if client.own_loop or not asked.epochs:
+            return None
+        if objective.wants_step_sum and client.known_step(asked.lr) is None:
+            return None
+        step = plain_step(asked.lr, client.optimizer_fn, client.scheduler_fn, client.max_grad_norm)
+        if step is None:
+            return None
+        names = tuple(objective.moving_of(self._own))
+        looks = self._looks
+        self._rewind()
+        first = self._epoch()
+        samples = _samples(first)
+        groups = [names, *([n for n in term.names if n in names] for term in objective.pulls)]
+        model = _stacked_model(client.model, looks, first[0].inputs, groups)
+        if model is None:
+            return None
+        rows = rows_of(first, client.full_batch, model.unit)
+        key = (
+            *(*looks, _loss(problem.loss_fn), samples, step, rows, names),
+            *(asked.epochs, client.full_batch, tuple(map(_term, objective.pulls))),
+        )
+        self._first = first
+        return _Plan(key, model, rows, self._bytes(first), step)
+
+    def _measurement(self, problem: LocalProblem, known: _Known) -> _Plan | None:
+        client, looks = self.client, self._looks
+        if client.has_own_measure or client.has_running_metrics:
+            return None
+        with self.in_turn():
+            batches = list(problem.batches())
+        samples = _samples(batches)
+        models = [_tensors(arrays, self._own, known) for arrays in self.asked.models]
+        model = _stacked_model(client.model, looks, batches[0].inputs, training=False)
+        if model is None:
+            return None
+        rows = rows_of(batches, True, model.unit)
+        metrics = tuple((name, id(metric)) for name, metric in client.metrics.items())
+        key = *looks, _loss(problem.loss_fn), samples, rows, metrics, len(models)
         return _Plan(key, model, rows, self._bytes(batches), Tested(models, batches))
 
     def _bytes(self, batches: Sequence[Batch]) -> int:
@@ -441,18 +433,17 @@ def _in_a_stack(members: Sequence[tuple[_Session, _Plan]]) -> None:
 
 
 def _measured(sessions: Sequence[_Session], plans: Sequence[_Plan]) -> list[Any]:
-    first, client = plans[0], sessions[0].client
-    loss_fn = sessions[0].asked.problem.loss_fn
-    tested: list[Any] = [plan.work for plan in plans]
-    return measure(tested, first.model, first.rows, loss_fn, client.metrics)
+    first, session = plans[0], sessions[0]
+    tested = [plan.work for plan in plans]
+    loss_fn, metrics = session.asked.problem.loss_fn, session.client.metrics
+    return measure(tested, first.model, first.rows, loss_fn, metrics)
 
 
 def _descended(sessions: Sequence[_Session], plans: Sequence[_Plan]) -> list[Any]:
-    step: Any = plans[0].work
     return descend(
         [session.member() for session in sessions],
         model=plans[0].model,
-        step=step,
+        step=plans[0].work,
         epochs=sessions[0].asked.epochs,
         full_batch=sessions[0].client.full_batch,
         rows=plans[0].rows,

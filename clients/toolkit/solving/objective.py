@@ -36,17 +36,13 @@ class ProximalTerm:
 
     def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Add c (u - a) to the parameters' ``.grad``."""
-        for name, anchor in self.anchor.items():
-            if (parameter := moving.get(name)) is not None:
-                _add(parameter, parameter - anchor.to(parameter.device), self.weight)
+        for parameter, anchor in _pairs(moving, self.anchor):
+            _add(parameter, parameter - anchor, self.weight)
 
     def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
         """Return (c/2) ||u - a||^2."""
-        total = torch.zeros(())
-        for name, anchor in self.anchor.items():
-            if (parameter := moving.get(name)) is not None:
-                total = total + (parameter - anchor.to(parameter.device)).square().sum()
-        return 0.5 * self.weight * total
+        squares = ((u - anchor).square().sum() for u, anchor in _pairs(moving, self.anchor))
+        return 0.5 * self.weight * sum(squares, torch.zeros(()))
 
 
 @dataclass(frozen=True)
@@ -71,17 +67,13 @@ class LinearTerm:
 
     def add_gradient(self, moving: Mapping[str, nn.Parameter]) -> None:
         """Add c s to the parameters' ``.grad``."""
-        for name, slope in self.slope.items():
-            if (parameter := moving.get(name)) is not None:
-                _add(parameter, slope.to(parameter.device), self.weight)
+        for parameter, slope in _pairs(moving, self.slope):
+            _add(parameter, slope, self.weight)
 
     def value(self, moving: Mapping[str, nn.Parameter]) -> Tensor:
         """Return c <s, u>."""
-        total = torch.zeros(())
-        for name, slope in self.slope.items():
-            if (parameter := moving.get(name)) is not None:
-                total = total + (parameter * slope.to(parameter.device)).sum()
-        return self.weight * total
+        products = ((u * slope).sum() for u, slope in _pairs(moving, self.slope))
+        return self.weight * sum(products, torch.zeros(()))
 
 
 @dataclass(frozen=True)
@@ -144,6 +136,15 @@ class ProjectedTerm:
 
 
 Term = ProximalTerm | LinearTerm | ProjectedTerm
+
+
+def _pairs(
+    moving: Mapping[str, nn.Parameter], constants: Mapping[str, Tensor]
+) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Yield those parameters that move of the named ones, and what a term has for them."""
+    for name, constant in constants.items():
+        if (parameter := moving.get(name)) is not None:
+            yield parameter, constant.to(parameter.device)
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:

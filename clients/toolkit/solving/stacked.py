@@ -18,15 +18,16 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .chains import Room
+from .chains import Chain, Room
 from .objective import LinearTerm, LocalObjective, ProjectedTerm, ProximalTerm
 from .sample_losses import CannotStackError, sample_losses
 from .solvers import Batch, LocalProblem, OptimizerFn, one_thread
+from .vmapped import AnyModel
 
 _TAIL = 64
 """Numbers at the end of a tensor in which vectorised code may end: 2 vectors of AVX-512, twice."""
@@ -86,56 +87,8 @@ def plain_step(
     return Step(lr, max_grad_norm=max_grad_norm, **options)
 
 
-class StackedModel(Protocol):
-    """Models of one architecture, whose parameters lie in blocks: `Chain` or `AnyModel`.
-
-    Attributes
-    ----------
-    blocks : dict of str to tuple of int
-        Shapes of what a client has in each block: whole vectors of numbers.
-    unit : int
-        A client's rows are a multiple of it.
-    least : int
-        The fewest numbers for a row of samples that anything is computed with.
-    """
-
-    blocks: dict[str, tuple[int, ...]]
-    unit: int
-    least: int
-
-    def block_of(self, name: str) -> str:
-        """Return the block that a parameter is in."""
-
-    def part(self, name: str, block: Tensor) -> Tensor:
-        """Return a parameter of all clients, as a view of its block."""
-
-    def outputs(self, blocks: Mapping[str, Tensor], inputs: Tensor, room: Room) -> Tensor:
-        """Return what the models make of samples, shape (clients, rows, ...)."""
-
-    def gradients(
-        self,
-        blocks: Mapping[str, Tensor],
-        moving: Collection[str],
-        inputs: Tensor,
-        losses: Callable[[Tensor], Tensor],
-        weights: Tensor,
-        room: Room,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the samples' losses, and the gradient of their weighted sums.
-
-        Parameters
-        ----------
-        blocks : mapping of str to Tensor
-            The clients' parameters.
-        moving : collection of str
-            The blocks that move, for which the gradient is returned.
-        inputs : Tensor of shape (clients, rows, ...)
-        losses : callable
-            Of the models' outputs, shape (clients, rows, ...).
-        weights : Tensor of shape (clients, rows)
-        room : Room
-            Memory for what is computed.
-        """
+StackedModel = Chain | AnyModel
+"""Models of one architecture, whose parameters lie in blocks."""
 
 
 def rows_of(batches: Sequence[Batch], full_batch: bool, unit: int) -> int:

@@ -83,11 +83,11 @@ class AnyModel:
     Attributes
     ----------
     blocks : dict of str to tuple of int
-        Shapes of what a client has in each block.
+        Shapes of what a client has in each block: whole vectors of numbers.
     unit : int
         A client's rows are a multiple of it.
     least : int
-        The fewest numbers of a row that are anywhere computed with.
+        The fewest numbers for a row of samples that anything is computed with.
     """
 
     unit, least = 16, 1
@@ -121,7 +121,21 @@ class AnyModel:
         weights: Tensor,
         room: object,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the samples' losses, and the gradient of their weighted sums."""
+        """Return the samples' losses, and the gradient of their weighted sums.
+
+        Parameters
+        ----------
+        blocks : mapping of str to Tensor
+            The clients' parameters.
+        moving : collection of str
+            The blocks that move, for which the gradient is returned.
+        inputs : Tensor of shape (clients, rows, ...)
+        losses : callable
+            Of the models' outputs, shape (clients, rows, ...).
+        weights : Tensor of shape (clients, rows)
+        room : Room
+            Memory for what is computed; these models leave it alone.
+        """
         used = {n: self.part(n, b).detach().requires_grad_(n in moving) for n, b in blocks.items()}
         values = losses(self._forward(used, inputs))
         found = torch.autograd.grad(values, [used[n] for n in moving], weights, allow_unused=True)
