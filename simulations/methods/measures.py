@@ -84,6 +84,16 @@ def cost_to(
     }
 
 
+def bytes_of_number(strategy: Any, arrays: ArrayRecord) -> int:
+    """Return how many bytes a number takes as a strategy sends it, of models like `arrays`.
+
+    With float16 what clients start from travels in full precision, and counts twice by this.
+    """
+    if getattr(strategy, "wire_dtype", None) == "float16":
+        return 2
+    return max(array.numpy().dtype.itemsize for array in arrays.values())
+
+
 def finished(
     problem: Problem, strategy: Any, rounds: Mapping[int, ModelScores], arrays: ArrayRecord
 ) -> ModelScores:
@@ -102,8 +112,7 @@ def finished(
     """
     report, last = problem.settings.report, rounds[max(rounds)]
     clients = strategy.evaluate_metrics[max(rounds)].values()
-    half = getattr(strategy, "wire_dtype", None) == "float16"
-    itemsize = 2 if half else max(array.numpy().dtype.itemsize for array in arrays.values())
+    itemsize = bytes_of_number(strategy, arrays)
     cells = {title: dict(row) for title, row in last.cells.items()}
     titles = [title for title in strategy.kinds.values() if title in last.models]
     for kind, title in strategy.kinds.items():

@@ -14,6 +14,7 @@ from fl_admm_strategies.algorithms.fpfc.diagnostics import FPFCDiagnostics
 from fl_admm_strategies.algorithms.fpfc.search import FoundGroups
 from fl_admm_strategies.runtime.callbacks import StopRule
 
+from ..methods.measures import bytes_of_number
 from ..problems import Problem
 from . import plots
 from .base import NONE, Finished, MethodReport, Report
@@ -60,9 +61,9 @@ class FPFCReport(MethodReport):
                 dim,
                 [len(met) for number, met in strategy.train_metrics.items() if number > searched],
                 shared,
-            ) + _numbers_sent(strategy, searched)
+            ) + _numbers_sent(run, searched)
         else:  # a path sends models again, AsyncFPFC omega_i with zeta_i
-            cost = _numbers_sent(strategy, max(strategy.traffic))
+            cost = _numbers_sent(run, max(strategy.traffic))
         _draw(run, honest, labels, true)
         monitor = getattr(strategy.penalty, "monitor", "")
         if drawn := found.path is not None and found.path.last_rounds.any():
@@ -132,11 +133,10 @@ def _apart(penalty: Any, labels: NDArray[Any], theta_norms: NDArray[Any]) -> boo
     return not between.size or not penalty.derivative(between.min())
 
 
-def _numbers_sent(strategy: Any, searched: int) -> int:
+def _numbers_sent(run: Finished, searched: int) -> int:
     """Return how many numbers the first rounds sent, both ways, beside the initial model."""
-    size: int = max(array.dtype.itemsize for array in strategy.global_model().values())
-    rounds = [strategy.traffic[number] for number in range(1, searched + 1)]
-    return int(sum(traffic.down + traffic.up for traffic in rounds) // size)
+    sent = sum(sum(run.strategy.traffic[number]) for number in range(1, searched + 1))
+    return sent // bytes_of_number(run.strategy, run.arrays)
 
 
 def _render_search(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Text]:
@@ -156,7 +156,7 @@ def _render_search(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Tex
         f"{count} ({loss:.3g}{', taken' if k == search.chosen else ''})"
         for k, (count, loss) in enumerate(zip(search.num_groups, search.losses, strict=True))
     )
-    rounds, spent = len(strategy.train_metrics), _numbers_sent(strategy, search.last_round)
+    rounds, spent = len(strategy.train_metrics), _numbers_sent(run, search.last_round)
     grid = 8 * (cost - spent) * rounds // max(rounds - search.last_round, 1)
     groups = np.array([search.labels.get(client, -1) for client in strategy.client_ids])
     here = groups >= 0

@@ -202,6 +202,23 @@ def test_the_report_tells_of_the_search_for_groups(
     assert search("short", *SHORT)[0] is None
 
 
+@pytest.mark.slow
+def test_numbers_sent_are_as_many_in_half_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sent(name: str, *changes: str) -> list[int]:
+        quick = ("training.num-rounds=9", "algorithm.consensus-rounds=1", "data.options.clients=6")
+        run(RunConfig("digits-fpfc", changes=(*quick, *changes), out=tmp_path / name))
+        output = " ".join(capsys.readouterr().out.split())
+        found = re.findall(r"([\d,]+) parameters sent|search sent ([\d,]+) numbers", output)
+        return [int("".join(number).replace(",", "")) for number in found]
+
+    full, half = sent("full"), sent("half", "algorithm.wire-dtype='float16'")
+    assert len(full) == 2
+    # Where the 3 clients of round 1 start travels in full precision, and counts twice.
+    assert half == [number + 3 * 650 for number in full]
+
+
 def test_a_run_that_nobody_could_evaluate_fails_and_keeps_its_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
