@@ -37,7 +37,11 @@ from ..penalties import Penalty
 FloatArray = NDArray[np.floating]
 Float64Array = NDArray[np.float64]
 Indices = NDArray[np.int32]
+Slots = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
+Weight = Callable[[Float64Array], Float64Array]
+"""Returns a factor of delta_ij by s: `zeta_weight`, say."""
 Prox = Callable[[Float64Array, Indices, Indices], Float64Array]
 """Returns s by ||delta_ij||, i and j: see `prox_scale`; pairs may have penalties of their own."""
 
@@ -89,24 +93,24 @@ def zeta_weight(scale: Float64Array) -> Float64Array:
     return 2 * scale - 1
 
 
-def stays_plain(norm: Float64Array, scale: Float64Array) -> NDArray[np.bool_]:
+def stays_plain(norm: Float64Array, scale: Float64Array) -> Mask:
     """Return whether a plain pair is plain after an update, from ||delta_ij|| and s.
 
     v_ij was 0, so delta_ij is omega_i - omega_j. With s = 1 theta_ij equals it and v_ij stays 0.
     Of equal models both are 0, whatever s is.
     """
-    plain: NDArray[np.bool_] = (scale == 1) | (norm == 0)
+    plain: Mask = (scale == 1) | (norm == 0)
     return plain
 
 
-def turns_plain(before: Float64Array, scale: Float64Array) -> NDArray[np.bool_]:
+def turns_plain(before: Float64Array, scale: Float64Array) -> Mask:
     """Return whether a pair with a vector is plain after an update, from its last s and the new.
 
     The new s must be 1 for v_ij = 0, and the last one too: the update that takes a pair across
     (s < 1, then 1) leaves theta_ij = omega_i - omega_j + v_ij/rho with the v_ij before it, and so
     it stays until the pair's next update.
     """
-    plain: NDArray[np.bool_] = (before == 1) & (scale == 1)
+    plain: Mask = (before == 1) & (scale == 1)
     return plain
 
 
@@ -138,6 +142,13 @@ def zeta(
     total /= num_clients
     total += wide
     return total
+
+
+def row_norms(rows: FloatArray) -> Float64Array:
+    """Return the norms of vectors, shape (k, d), summed in float64."""
+    wide = rows.astype(np.float64, copy=False)
+    norms: Float64Array = np.sqrt(np.einsum("kc,kc->k", wide, wide))
+    return norms
 
 
 def mean_dual(total: Float64Array, num_clients: int) -> Float64Array:

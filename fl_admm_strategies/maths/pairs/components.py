@@ -8,11 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .algebra import Float64Array, FloatArray, Indices, Mask
 from .kernels import Kernels
-
-FloatArray = NDArray[np.floating]
-Float64Array = NDArray[np.float64]
-Indices = NDArray[np.int32]
 
 _PIVOTS = 32  # clients whose distances from all others spare most others
 
@@ -23,7 +20,7 @@ class Form(Protocol):
     def scale(self, i: Indices, j: Indices) -> Float64Array:
         """Return s_ij of pairs i < j; NaN where a pair is not kept here."""
 
-    def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
+    def are_within(self, i: Indices, j: Indices, nu: float) -> Mask:
         """Return whether ||theta_ij|| <= nu, of pairs that are kept here."""
 
 

@@ -19,21 +19,16 @@ of the update before, a pair that cannot have left the innermost case of (6) is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import algebra
-from .algebra import Prox
-from .kernels import CHUNK, Kernels
+from .algebra import Float64Array, FloatArray, Indices, Mask, Prox, Weight, row_norms
+from .kernels import BLOCK_BYTES, CHUNK, Kernels
 
-FloatArray = NDArray[np.floating]
-Float64Array = NDArray[np.float64]
-Indices = NDArray[np.int32]
-
-_BLOCK_BYTES = 8 * 2**20  # of vectors that are summed up at a time
 _TILE = 16  # clients of a block on either side, whose models then stay in the cache
 _ROUND_UP = 1 + 1e-6  # more than the rounding of a distance in float32
 
@@ -117,7 +112,7 @@ class History:
         scale = prox(norm, i, j)
         unsure = np.flatnonzero(scale != prox(np.zeros(len(i)), i, j))
         for part, vectors in self.vectors(i[unsure], j[unsure]):
-            norm[unsure[part]] = _norms(vectors)
+            norm[unsure[part]] = row_norms(vectors)
         scale[unsure] = prox(norm[unsure], i[unsure], j[unsure])
         self._set(i, j, norm, scale)
         self._is_norm[i, j] = self._is_norm[j, i] = False
@@ -182,7 +177,7 @@ class History:
 
     def vectors(self, i: Indices, j: Indices) -> Iterator[tuple[NDArray[np.intp], Float64Array]]:
         """Yield delta_ij of some pairs, so many at a time: which of them, and shape (., d)."""
-        step = max(1, _BLOCK_BYTES // (8 * self.width))
+        step = max(1, BLOCK_BYTES // (8 * self.width))
         # So that the pairs of a block have few clients, whose models stay in the cache.
         order = np.lexsort((j // _TILE, i // _TILE))
         buffer = np.empty((min(step, len(i)), self.width))
@@ -194,12 +189,7 @@ class History:
                 self._kernels.add_pairs(models, weights, i[part], j[part], total)
             yield part, total
 
-    def add_sums(
-        self,
-        clients: NDArray[np.intp],
-        weight: Callable[[Float64Array], Float64Array],
-        total: Float64Array,
-    ) -> NDArray[np.bool_]:
+    def add_sums(self, clients: NDArray[np.intp], weight: Weight, total: Float64Array) -> Mask:
         """Add sum_j weight(s_ij) delta_ij over the partners j of each client i to `total`.
 
         Returns
@@ -219,30 +209,20 @@ class History:
             self._kernels.add_products(rows, of_partner.reshape(len(clients), len(rows)), total)
         return partners
 
-    def primal_residual(self, omega: FloatArray) -> float:
-        """Return max_ij ||omega_i - omega_j - theta_ij|| over the pairs that are kept here."""
-        largest = 0.0
-        i, j = self.pairs()
-        for part, vectors in self.vectors(i, j):
-            scale = self.scale(i[part], j[part])[:, None]
-            rest = omega[i[part]] - omega[j[part]] - algebra.theta(scale, vectors)
-            largest = max(largest, float(np.linalg.norm(rest, axis=1).max()))
-        return largest
-
     def norms(self, i: Indices, j: Indices) -> Float64Array:
         """Return ||delta_ij|| of pairs that are kept here."""
         found = self._bound[i, j]
         unsure = np.flatnonzero(~self._is_norm[i, j])
         for part, vectors in self.vectors(i[unsure], j[unsure]):
-            found[unsure[part]] = _norms(vectors)
+            found[unsure[part]] = row_norms(vectors)
         return found
 
-    def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
+    def are_within(self, i: Indices, j: Indices, nu: float) -> Mask:
         """Return whether ||theta_ij|| <= nu, of pairs that are kept here."""
         if not len(i):
             return np.empty(0, dtype=np.bool_)
         scale = self._scale[i, j]
-        near: NDArray[np.bool_] = algebra.theta(scale, self._bound[i, j]) <= nu
+        near: Mask = algebra.theta(scale, self._bound[i, j]) <= nu
         norms = self.norms(i[~near], j[~near])
         near[~near] = algebra.theta(scale[~near], norms) <= nu
         return near
@@ -264,7 +244,7 @@ class History:
         self._count = np.insert(self._count, places, 0)
         self._has_latest = np.insert(self._has_latest, places, False)
 
-    def remove(self, stays: NDArray[np.bool_]) -> None:
+    def remove(self, stays: Mask) -> None:
         """Remove all other clients, with their pairs."""
         i, j = self.pairs()
         gone = ~(stays[i] & stays[j])
@@ -330,8 +310,3 @@ class History:
 
 def _widened(matrix: NDArray[Any], places: Sequence[int], value: float) -> NDArray[Any]:
     return np.insert(np.insert(matrix, places, value, axis=0), places, value, axis=1)
-
-
-def _norms(vectors: Float64Array) -> Float64Array:
-    norms: Float64Array = np.sqrt(np.einsum("kc,kc->k", vectors, vectors))
-    return norms

@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 
 from ..checks import check_choice
 from . import kernels_numpy
+from .algebra import Float64Array, FloatArray, Indices, Mask, Slots
 
+BLOCK_BYTES = 8 * 2**20  # of vectors that are read at a time, as float64
 CHUNK = 8  # models of a client in one array of `history.History`, which the kernels know
 
 Engine = Literal["numba", "numpy"]
-
-FloatArray = NDArray[np.floating]
-Float64Array = NDArray[np.float64]
-Indices = NDArray[np.int32]
-Rows = NDArray[np.int64]
 
 
 class Kernels(Protocol):
@@ -29,13 +26,10 @@ class Kernels(Protocol):
     the two agree to rounding.
     """
 
-    def slots_with(self, i: Indices, j: Indices, chosen: NDArray[np.bool_]) -> Rows:
-        """Return where ``chosen[i]`` or ``chosen[j]``, ascending."""
-
     def update_rows(
         self,
         slab: FloatArray,
-        rows: Rows,
+        rows: Slots,
         i: Indices,
         j: Indices,
         omega: FloatArray,
@@ -51,21 +45,11 @@ class Kernels(Protocol):
     def difference_norms(self, omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
         """Return ``||omega[i] - omega[j]||``."""
 
-    def residual_norms(
-        self,
-        slab: FloatArray,
-        i: Indices,
-        j: Indices,
-        omega: FloatArray,
-        scale: Float64Array,
-    ) -> Float64Array:
-        """Return ``||omega[i] - omega[j] - scale * slab||``."""
-
     def add_rows(
         self,
         slab: FloatArray,
         rows: Indices,
-        clients: NDArray[np.int64],
+        clients: Slots,
         weight: Float64Array,
         total: Float64Array,
     ) -> None:
@@ -78,22 +62,18 @@ class Kernels(Protocol):
     def zeta(
         self,
         total: Float64Array,
-        near: NDArray[np.bool_],
+        near: Mask,
+        which: NDArray[np.intp],
         omega: FloatArray,
         clients: NDArray[np.intp],
     ) -> FloatArray:
         """Return `algebra.zeta` of `clients`, in the dtype of `omega`.
 
-        With ``near[k]`` for N_i, and `total` without the omega_j; it is overwritten.
+        With ``near[which[k]]`` for N_i, and `total` without the omega_j; it is overwritten.
         """
 
     def renew_weights(
-        self,
-        weights: Float64Array,
-        i: Indices,
-        j: Indices,
-        keep: Float64Array,
-        place: NDArray[np.int64],
+        self, weights: Float64Array, i: Indices, j: Indices, keep: Float64Array, place: Slots
     ) -> None:
         """Multiply ``weights[i, j]`` and ``weights[j, i]`` by `keep`; add 1 to those at `place`.
 
@@ -101,12 +81,7 @@ class Kernels(Protocol):
         """
 
     def add_pairs(
-        self,
-        models: FloatArray,
-        weights: Float64Array,
-        i: Indices,
-        j: Indices,
-        total: Float64Array,
+        self, models: FloatArray, weights: Float64Array, i: Indices, j: Indices, total: Float64Array
     ) -> None:
         """Add ``weights[i, j] @ models[i] - weights[j, i] @ models[j]`` to `total`."""
 

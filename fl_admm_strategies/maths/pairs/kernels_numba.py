@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .algebra import Float64Array, FloatArray, Indices, Mask, Slots
 from .compiling import PIECE_BYTES, jit, jit_exact, jit_ordered, share
 
 # Columns of a vector at a time, so that the sums stay in a core's first cache; the fewer where
@@ -24,38 +25,16 @@ _COLUMNS, _MIXED_COLUMNS = 2048, 512
 _SUMS, _SUM_COLUMNS = 32, 1024
 
 
-def _rows_in_piece(vectors: NDArray[Any]) -> int:
+def _rows_in_piece(vectors: FloatArray) -> int:
     width, itemsize = int(vectors.shape[1]), int(vectors.itemsize)
     return max(1, PIECE_BYTES // (width * itemsize))
 
 
-@jit_ordered
-def _slots_with(
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    chosen: NDArray[np.bool_],
-    slots: NDArray[np.int64],
-) -> int:
-    count = 0
-    for k in range(len(i)):
-        slots[count] = k  # overwritten by the next one where not chosen: no branch to mispredict
-        count += chosen[i[k]] | chosen[j[k]]
-    return count
-
-
-def slots_with(
-    i: NDArray[np.int32], j: NDArray[np.int32], chosen: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """See `Kernels.slots_with`."""
-    slots = np.empty(len(i), dtype=np.int64)
-    return slots[: _slots_with(i, j, chosen, slots)]
-
-
 @jit_exact
 def _renew(
-    slab: NDArray[Any],
+    slab: FloatArray,
     row: np.uint64,
-    omega: NDArray[Any],
+    omega: FloatArray,
     first: np.uint64,
     second: np.uint64,
     kept: Any,
@@ -72,12 +51,12 @@ def _renew(
 
 @jit_exact
 def _sum_of_squares(
-    slab: NDArray[Any],
+    slab: FloatArray,
     row: np.uint64,
     low: np.uint64,
     high: np.uint64,
-    sums: NDArray[Any],
-    wide: NDArray[np.float64],
+    sums: FloatArray,
+    wide: Float64Array,
 ) -> Any:
     """Return the sum of squares of columns ``low:high``, of which `_SUMS` is a factor.
 
@@ -91,12 +70,8 @@ def _sum_of_squares(
     while start + four <= high:
         for k in range(one):
             c = start + k
-            x0, x1, x2, x3 = (
-                slab[row, c],
-                slab[row, c + one],
-                slab[row, c + two],
-                slab[row, c + three],
-            )
+            x0, x1 = slab[row, c], slab[row, c + one]
+            x2, x3 = slab[row, c + two], slab[row, c + three]
             sums[k] = (((sums[k] + x0 * x0) + x1 * x1) + x2 * x2) + x3 * x3
         start += four
     while start < high:
@@ -115,14 +90,14 @@ def _sum_of_squares(
 
 @jit_ordered
 def _update_rows(
-    slab: NDArray[Any],
-    rows: NDArray[np.int64],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    omega: NDArray[Any],
-    keep: NDArray[Any],
-    sums: NDArray[Any],
-    norms: NDArray[np.float64],
+    slab: FloatArray,
+    rows: Slots,
+    i: Indices,
+    j: Indices,
+    omega: FloatArray,
+    keep: FloatArray,
+    sums: FloatArray,
+    norms: Float64Array,
     start: int,
     stop: int,
 ) -> None:
@@ -154,13 +129,8 @@ def _update_rows(
 
 
 def update_rows(
-    slab: NDArray[Any],
-    rows: NDArray[np.int64],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    omega: NDArray[Any],
-    keep: NDArray[Any],
-) -> NDArray[np.float64]:
+    slab: FloatArray, rows: Slots, i: Indices, j: Indices, omega: FloatArray, keep: FloatArray
+) -> Float64Array:
     """See `Kernels.update_rows`."""
     omega = np.ascontiguousarray(omega)
     norms = np.empty(len(rows))
@@ -175,12 +145,7 @@ def update_rows(
 
 @jit
 def _difference_norms(
-    omega: NDArray[Any],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    norms: NDArray[np.float64],
-    start: int,
-    stop: int,
+    omega: FloatArray, i: Indices, j: Indices, norms: Float64Array, start: int, stop: int
 ) -> None:
     for k in range(start, stop):
         first = omega[i[k]]
@@ -192,9 +157,7 @@ def _difference_norms(
         norms[k] = np.sqrt(total)
 
 
-def difference_norms(
-    omega: NDArray[Any], i: NDArray[np.int32], j: NDArray[np.int32]
-) -> NDArray[np.float64]:
+def difference_norms(omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
     """See `Kernels.difference_norms`."""
     norms = np.empty(len(i))
     share(
@@ -207,133 +170,57 @@ def difference_norms(
 
 
 @jit
-def _residual_norms(
-    slab: NDArray[Any],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    omega: NDArray[Any],
-    scale: NDArray[np.float64],
-    norms: NDArray[np.float64],
-    start: int,
-    stop: int,
-) -> None:
-    for k in range(start, stop):
-        delta = slab[k]
-        first = omega[i[k]]
-        second = omega[j[k]]
-        total = 0.0
-        for c in range(len(delta)):
-            wide = np.float64(first[c] - second[c]) - scale[k] * np.float64(delta[c])
-            total += wide * wide
-        norms[k] = np.sqrt(total)
-
-
-def residual_norms(
-    slab: NDArray[Any],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    omega: NDArray[Any],
-    scale: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """See `Kernels.residual_norms`."""
-    norms = np.empty(len(slab))
-    share(
-        lambda start, stop: _residual_norms(slab, i, j, omega, scale, norms, start, stop),
-        len(slab),
-        _rows_in_piece(slab),
-        slab.nbytes,
-    )
-    return norms
-
-
-@jit
 def _add_rows(
-    slab: NDArray[Any],
-    rows: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    weight: NDArray[Any],
-    total: NDArray[np.float64],
+    slab: FloatArray,
+    rows: Indices,
+    clients: Slots,
+    weight: Float64Array,
+    total: Float64Array,
     first: int,
     last: int,
 ) -> None:
+    chosen = np.empty(rows.shape[1], dtype=np.int64)
+    signed = np.empty(rows.shape[1], dtype=slab.dtype)
     for k in range(first, last):
+        count = 0
+        for j in range(rows.shape[1]):
+            row = rows[k, j]
+            if 0 <= row < len(weight):
+                chosen[count] = row
+                signed[count] = weight[row] if j > clients[k] else -weight[row]
+                count += 1
         for low in range(0, slab.shape[1], _COLUMNS):
             high = min(low + _COLUMNS, slab.shape[1])
             target = total[k, low:high]
-            chosen, coefficients = rows[k, : counts[k]], weight[k]
             p = 0
             # Eight rows at a time, in their own precision: widened and stored once for eight.
-            while p + 8 <= len(chosen):
-                r0 = slab[chosen[p], low:high]
-                r1 = slab[chosen[p + 1], low:high]
-                r2 = slab[chosen[p + 2], low:high]
-                r3 = slab[chosen[p + 3], low:high]
-                r4 = slab[chosen[p + 4], low:high]
-                r5 = slab[chosen[p + 5], low:high]
-                r6 = slab[chosen[p + 6], low:high]
-                r7 = slab[chosen[p + 7], low:high]
-                c0, c1, c2, c3 = (
-                    coefficients[p],
-                    coefficients[p + 1],
-                    coefficients[p + 2],
-                    coefficients[p + 3],
-                )
-                c4, c5, c6, c7 = (
-                    coefficients[p + 4],
-                    coefficients[p + 5],
-                    coefficients[p + 6],
-                    coefficients[p + 7],
-                )
+            while p + 8 <= count:
+                r0, r1 = slab[chosen[p], low:high], slab[chosen[p + 1], low:high]
+                r2, r3 = slab[chosen[p + 2], low:high], slab[chosen[p + 3], low:high]
+                r4, r5 = slab[chosen[p + 4], low:high], slab[chosen[p + 5], low:high]
+                r6, r7 = slab[chosen[p + 6], low:high], slab[chosen[p + 7], low:high]
+                c0, c1, c2, c3 = signed[p], signed[p + 1], signed[p + 2], signed[p + 3]
+                c4, c5, c6, c7 = signed[p + 4], signed[p + 5], signed[p + 6], signed[p + 7]
                 for c in range(len(target)):
                     target[c] += np.float64(
                         ((c0 * r0[c] + c1 * r1[c]) + (c2 * r2[c] + c3 * r3[c]))
                         + ((c4 * r4[c] + c5 * r5[c]) + (c6 * r6[c] + c7 * r7[c]))
                     )
                 p += 8
-            while p < len(chosen):
-                row = slab[chosen[p], low:high]
-                c0 = coefficients[p]
+            while p < count:
+                one, c0 = slab[chosen[p], low:high], signed[p]
                 for c in range(len(target)):
-                    target[c] += np.float64(c0 * row[c])
+                    target[c] += np.float64(c0 * one[c])
                 p += 1
 
 
-@jit_ordered
-def _rows_of(
-    rows: NDArray[np.int32],
-    clients: NDArray[np.int64],
-    weight: NDArray[np.float64],
-    chosen: NDArray[np.int64],
-    signed: NDArray[Any],
-    counts: NDArray[np.int64],
-) -> int:
-    total = 0
-    for k in range(len(rows)):
-        count = 0
-        for j in range(rows.shape[1]):
-            row = rows[k, j]
-            if 0 <= row < len(weight):
-                chosen[k, count] = row
-                signed[k, count] = weight[row] if j > clients[k] else -weight[row]
-                count += 1
-        counts[k] = count
-        total += count
-    return total
-
-
 def add_rows(
-    slab: NDArray[Any],
-    rows: NDArray[np.int32],
-    clients: NDArray[np.int64],
-    weight: NDArray[np.float64],
-    total: NDArray[np.float64],
+    slab: FloatArray, rows: Indices, clients: Slots, weight: Float64Array, total: Float64Array
 ) -> None:
     """See `Kernels.add_rows`."""
-    chosen, signed = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=slab.dtype)
-    counts = np.empty(len(rows), dtype=np.int64)
-    nbytes = _rows_of(rows, clients, weight, chosen, signed, counts) * slab[0].nbytes
+    nbytes = np.count_nonzero((rows >= 0) & (rows < len(slab))) * slab[0].nbytes
     share(
-        lambda first, last: _add_rows(slab, chosen, counts, signed, total, first, last),
+        lambda first, last: _add_rows(slab, rows, clients, weight, total, first, last),
         len(total),
         max(1, len(total) * PIECE_BYTES // max(1, nbytes)),
         nbytes,
@@ -341,40 +228,21 @@ def add_rows(
 
 
 @jit_ordered
-def _distinct_rows(
-    near: NDArray[np.bool_], first: NDArray[np.int64], which: NDArray[np.int64]
-) -> int:
-    m, found = near.shape[1], 0
-    for k in range(len(near)):
-        first[found] = k
-        for s in range(found + 1):
-            j = 0
-            while j < m and near[first[s], j] == near[k, j]:
-                j += 1
-            if j == m:
-                which[k] = s
-                break
-        found += which[k] == found
-    return found
-
-
-@jit_ordered
 def _zeta(
-    total: NDArray[np.float64],
-    near: NDArray[np.bool_],
-    omega: NDArray[Any],
+    total: Float64Array,
+    near: Mask,
+    which: NDArray[np.intp],
+    omega: FloatArray,
     clients: NDArray[np.intp],
-    first: NDArray[np.int64],
-    which: NDArray[np.int64],
-    result: NDArray[Any],
+    result: FloatArray,
     low: int,
     high: int,
 ) -> None:
-    models, counts = np.zeros((len(first), high - low)), np.zeros(len(first))
-    for s in range(len(first)):
+    models, counts = np.zeros((len(near), high - low)), np.zeros(len(near))
+    for s in range(len(near)):
         target = models[s]
         for j in range(len(omega)):
-            if near[first[s], j]:
+            if near[s, j]:
                 counts[s] += 1
                 row = omega[j, low:high]
                 for c in range(len(row)):
@@ -388,32 +256,30 @@ def _zeta(
 
 
 def zeta(
-    total: NDArray[np.float64],
-    near: NDArray[np.bool_],
-    omega: NDArray[Any],
+    total: Float64Array,
+    near: Mask,
+    which: NDArray[np.intp],
+    omega: FloatArray,
     clients: NDArray[np.intp],
-) -> NDArray[Any]:
+) -> FloatArray:
     """See `Kernels.zeta`."""
-    # Clients of one cluster have the same N_i, whose models are summed up only once.
-    first, which = np.empty((2, len(near)), dtype=np.int64)
-    first = first[: _distinct_rows(near, first, which)]
     result = np.empty(total.shape, dtype=omega.dtype)
     share(
-        lambda low, high: _zeta(total, near, omega, clients, first, which, result, low, high),
+        lambda low, high: _zeta(total, near, which, omega, clients, result, low, high),
         omega.shape[1],
         _COLUMNS,
-        len(first) * omega.nbytes,
+        len(near) * omega.nbytes,
     )
     return result
 
 
 @jit_ordered
 def _renew_weights(
-    weights: NDArray[np.float64],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    keep: NDArray[np.float64],
-    place: NDArray[np.int64],
+    weights: Float64Array,
+    i: Indices,
+    j: Indices,
+    keep: Float64Array,
+    place: Slots,
     start: int,
     stop: int,
 ) -> None:
@@ -430,11 +296,7 @@ def _renew_weights(
 
 
 def renew_weights(
-    weights: NDArray[np.float64],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    keep: NDArray[np.float64],
-    place: NDArray[np.int64],
+    weights: Float64Array, i: Indices, j: Indices, keep: Float64Array, place: Slots
 ) -> None:
     """See `Kernels.renew_weights`."""
     share(
@@ -447,11 +309,11 @@ def renew_weights(
 
 @jit_ordered
 def _add_pairs(
-    models: NDArray[Any],
-    weights: NDArray[np.float64],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    total: NDArray[np.float64],
+    models: FloatArray,
+    weights: Float64Array,
+    i: Indices,
+    j: Indices,
+    total: Float64Array,
     start: int,
     stop: int,
 ) -> None:
@@ -481,11 +343,7 @@ def _add_pairs(
 
 
 def add_pairs(
-    models: NDArray[Any],
-    weights: NDArray[np.float64],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    total: NDArray[np.float64],
+    models: FloatArray, weights: Float64Array, i: Indices, j: Indices, total: Float64Array
 ) -> None:
     """See `Kernels.add_pairs`."""
     share(
@@ -498,11 +356,7 @@ def add_pairs(
 
 @jit_ordered
 def _add_products(
-    rows: NDArray[Any],
-    weight: NDArray[np.float64],
-    total: NDArray[np.float64],
-    first: int,
-    last: int,
+    rows: FloatArray, weight: Float64Array, total: Float64Array, first: int, last: int
 ) -> None:
     spare = np.zeros(rows.shape[1])
     for k in range(first, last, 4):
@@ -542,9 +396,7 @@ def _add_products(
                     t3[c] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
 
 
-def add_products(
-    rows: NDArray[Any], weight: NDArray[np.float64], total: NDArray[np.float64]
-) -> None:
+def add_products(rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:
     """See `Kernels.add_products`."""
     share(
         lambda first, last: _add_products(rows, weight, total, first, last),

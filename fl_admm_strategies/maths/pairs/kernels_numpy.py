@@ -8,28 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import algebra
-
-FloatArray = NDArray[np.floating]
+from .algebra import Float64Array, FloatArray, Indices, Mask, Slots, row_norms
 
 # What a kernel works on at a time: a few such blocks fit a core's cache.
 _BLOCK_BYTES = 2**18
 
 
-def slots_with(
-    i: NDArray[np.int32], j: NDArray[np.int32], chosen: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """See `Kernels.slots_with`."""
-    return np.flatnonzero(chosen[i] | chosen[j])
-
-
 def update_rows(
-    slab: FloatArray,
-    rows: NDArray[np.int64],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    omega: FloatArray,
-    keep: FloatArray,
-) -> NDArray[np.float64]:
+    slab: FloatArray, rows: Slots, i: Indices, j: Indices, omega: FloatArray, keep: FloatArray
+) -> Float64Array:
     """See `Kernels.update_rows`."""
     norms = np.empty(len(rows))
     for block in _blocks(len(rows), slab):
@@ -39,42 +26,20 @@ def update_rows(
         difference = omega[i[chosen]] - omega[j[chosen]]
         delta = algebra.next_delta(difference, keep[block, None], delta)
         slab[chosen] = delta
-        norms[block] = _row_norms(delta)
+        norms[block] = row_norms(delta)
     return norms
 
 
-def difference_norms(
-    omega: FloatArray, i: NDArray[np.int32], j: NDArray[np.int32]
-) -> NDArray[np.float64]:
+def difference_norms(omega: FloatArray, i: Indices, j: Indices) -> Float64Array:
     """See `Kernels.difference_norms`."""
     norms = np.empty(len(i))
     for block in _blocks(len(i), omega):
-        norms[block] = _row_norms(omega[i[block]] - omega[j[block]])
-    return norms
-
-
-def residual_norms(
-    slab: FloatArray,
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    omega: FloatArray,
-    scale: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """See `Kernels.residual_norms`."""
-    norms = np.empty(len(slab))
-    for block in _blocks(len(slab), slab):
-        difference = omega[i[block]] - omega[j[block]]
-        theta = algebra.theta(scale[block, None], slab[block])
-        norms[block] = _row_norms(difference - theta)
+        norms[block] = row_norms(omega[i[block]] - omega[j[block]])
     return norms
 
 
 def add_rows(
-    slab: FloatArray,
-    rows: NDArray[np.int32],
-    clients: NDArray[np.int64],
-    weight: NDArray[np.float64],
-    total: NDArray[np.float64],
+    slab: FloatArray, rows: Indices, clients: Slots, weight: Float64Array, total: Float64Array
 ) -> None:
     """See `Kernels.add_rows`."""
     for target, client, slots in zip(total, clients, rows, strict=True):
@@ -86,30 +51,23 @@ def add_rows(
 
 
 def zeta(
-    total: NDArray[np.float64],
-    near: NDArray[np.bool_],
+    total: Float64Array,
+    near: Mask,
+    which: NDArray[np.intp],
     omega: FloatArray,
     clients: NDArray[np.intp],
 ) -> FloatArray:
     """See `Kernels.zeta`."""
-    # Clients of one cluster have the same set, whose sum is needed only once.
-    _, first, same = np.unique(
-        np.packbits(near, axis=1), axis=0, return_index=True, return_inverse=True
-    )
-    models = np.empty((len(first), omega.shape[1]))
-    for row, members in zip(models, near[first], strict=True):
+    models = np.empty((len(near), omega.shape[1]))
+    for row, members in zip(models, near, strict=True):
         omega[members].sum(axis=0, dtype=np.float64, out=row)
-    total += models[same.ravel()]
-    found = algebra.zeta(total, omega[clients], near.sum(axis=1), len(omega))
+    total += models[which]
+    found = algebra.zeta(total, omega[clients], near.sum(axis=1)[which], len(omega))
     return found.astype(omega.dtype, copy=False)
 
 
 def renew_weights(
-    weights: NDArray[np.float64],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    keep: NDArray[np.float64],
-    place: NDArray[np.int64],
+    weights: Float64Array, i: Indices, j: Indices, keep: Float64Array, place: Slots
 ) -> None:
     """See `Kernels.renew_weights`."""
     for client, other in ((i, j), (j, i)):
@@ -120,18 +78,14 @@ def renew_weights(
 
 
 def add_pairs(
-    models: FloatArray,
-    weights: NDArray[np.float64],
-    i: NDArray[np.int32],
-    j: NDArray[np.int32],
-    total: NDArray[np.float64],
+    models: FloatArray, weights: Float64Array, i: Indices, j: Indices, total: Float64Array
 ) -> None:
     """See `Kernels.add_pairs`."""
     for target, first, second in zip(total, i, j, strict=True):
         target += weights[first, second] @ models[first] - weights[second, first] @ models[second]
 
 
-def add_products(rows: FloatArray, weight: NDArray[np.float64], total: NDArray[np.float64]) -> None:
+def add_products(rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:
     """See `Kernels.add_products`."""
     for target, coefficients in zip(total, weight, strict=True):
         chosen = np.flatnonzero(coefficients)
@@ -144,9 +98,3 @@ def _blocks(count: int, array: FloatArray) -> Iterator[slice]:
     step = max(1, _BLOCK_BYTES // (array.shape[1] * array.itemsize))
     for start in range(0, count, step):
         yield slice(start, start + step)
-
-
-def _row_norms(rows: FloatArray) -> NDArray[np.float64]:
-    wide = rows.astype(np.float64, copy=False)
-    norms: NDArray[np.float64] = np.sqrt(np.einsum("kc,kc->k", wide, wide))
-    return norms

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.floating]
+from .algebra import FloatArray, Slots
 
 # Above 32 MiB glibc gives each block its own mapping, so a dropped slab really goes back to the OS.
 _SLAB_BYTES = 48 * 2**20
@@ -73,9 +72,7 @@ class Slabs:
         vector: FloatArray = self._slabs[number][row]
         return vector
 
-    def pieces(
-        self, slots: NDArray[np.int64]
-    ) -> Iterator[tuple[FloatArray, slice, NDArray[np.int64], slice]]:
+    def pieces(self, slots: Slots) -> Iterator[tuple[FloatArray, slice, Slots, slice]]:
         """Yield for ascending slots each slab with some of them.
 
         And the span of all slots in it, the rows in it that are asked for, and the part of `slots`

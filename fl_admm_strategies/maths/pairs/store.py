@@ -9,7 +9,7 @@ is exact, not an approximation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -20,14 +20,12 @@ from ..blocks import prefixed, under
 from ..checks import listing
 from ..penalties import Penalty
 from . import algebra
+from .algebra import Float64Array, FloatArray, Indices, Mask, Weight, row_norms
 from .components import components
 from .history import History
 from .kernels import Engine, choose_kernels
 from .vectors import Vectors, saved_names
 
-FloatArray = NDArray[np.floating]
-Float64Array = NDArray[np.float64]
-Indices = NDArray[np.int32]
 Clients = Sequence[int] | NDArray[np.integer]
 
 _MOST_BYTES = 2 * 2**30
@@ -241,7 +239,7 @@ class PairwiseStore:
         """Set the models of clients all of whose pairs are plain, one for all or one for each."""
         self._omega[clients] = omega
 
-    def _update_plain(self, i: NDArray[np.int32], j: NDArray[np.int32]) -> None:
+    def _update_plain(self, i: Indices, j: Indices) -> None:
         """Update these plain pairs; one of the forms takes in those that do not stay plain."""
         norm = self._kernels.difference_norms(self._omega, i, j)
         scale = self._prox(norm, i, j)
@@ -282,7 +280,11 @@ class PairwiseStore:
         clients = self._checked_clients("indices", indices)
         total, near = self._sums(clients, algebra.zeta_weight)
         near[np.arange(len(clients)), clients] = True  # i itself
-        return self._kernels.zeta(total, near, self._omega, clients)
+        # Clients of one cluster have the same N_i, whose models are summed up only once.
+        known: dict[bytes, int] = {}
+        which = np.array([known.setdefault(row.tobytes(), len(known)) for row in near], np.intp)
+        first = np.unique(which, return_index=True)[1]
+        return self._kernels.zeta(total, near[first], which, self._omega, clients)
 
     def mean_dual(self, indices: Clients | None = None) -> FloatArray:
         """Return (1/m) sum_j v_ij of some clients, by default all; see `zeta`."""
@@ -291,9 +293,7 @@ class PairwiseStore:
         total, _ = self._sums(clients, lambda scale: algebra.dual_weight(scale, self.rho))
         return self._narrow(algebra.mean_dual(total, len(self._omega)))
 
-    def _sums(
-        self, clients: NDArray[np.intp], weight: Callable[[Float64Array], Float64Array]
-    ) -> tuple[Float64Array, NDArray[np.bool_]]:
+    def _sums(self, clients: NDArray[np.intp], weight: Weight) -> tuple[Float64Array, Mask]:
         """Return sum_j weight(s_ij) delta_ij of each client, and whose pairs with it are in it."""
         total = np.zeros((len(clients), self._omega.shape[1]))
         partners = self._vectors.add_sums(clients, weight, total)
@@ -334,7 +334,7 @@ class PairwiseStore:
                 return scale, sign * vectors[0]
         return None
 
-    def theta_norms(self) -> NDArray[np.float64]:
+    def theta_norms(self) -> Float64Array:
         """Return ||theta_ij|| of all pairs, shape (m, m), symmetric with zero diagonal."""
         m = len(self._omega)
         norms = np.zeros((m, m))
@@ -375,7 +375,15 @@ class PairwiseStore:
 
     def primal_residual(self) -> float:
         """Return max_ij ||omega_i - omega_j - theta_ij||, the third condition of (11)."""
-        return max(form.primal_residual(self._omega) for form in self._forms)
+        largest = 0.0
+        for form in self._forms:
+            pairs = form.pairs()
+            for part, vectors in form.vectors(*pairs):
+                i, j = (clients[part] for clients in pairs)
+                theta = algebra.theta(form.scale(i, j)[:, None], vectors)
+                rest = self._omega[i] - self._omega[j] - theta
+                largest = max(largest, float(row_norms(rest).max()))
+        return largest
 
     # ------------------------------------------------------------------------------------------
     # Clients that come and go
@@ -527,14 +535,12 @@ class PairwiseStore:
             )
         return checked
 
-    def _narrow(self, array: NDArray[np.floating]) -> FloatArray:
+    def _narrow(self, array: FloatArray) -> FloatArray:
         narrow: FloatArray = array.astype(self._omega.dtype, copy=False)
         return narrow
 
 
-def _pairs_with(
-    clients: NDArray[np.intp], num_clients: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _pairs_with(clients: NDArray[np.intp], num_clients: int) -> tuple[Indices, Indices]:
     """Return all pairs i < j with one or two of these clients, each once."""
     rank = np.full(num_clients, len(clients))
     rank[clients] = np.arange(len(clients))

@@ -6,21 +6,16 @@ pairs take little memory. The other form of a pair is `history`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import algebra
-from .algebra import Prox
-from .kernels import Kernels
+from .algebra import Float64Array, FloatArray, Indices, Mask, Prox, Slots, Weight, row_norms
+from .kernels import BLOCK_BYTES, Kernels
 from .slabs import Slabs, fitting_rows
-
-FloatArray = NDArray[np.floating]
-Float64Array = NDArray[np.float64]
-Indices = NDArray[np.int32]
-Slots = NDArray[np.int64]
 
 
 class Vectors:
@@ -59,7 +54,7 @@ class Vectors:
     def _most_pairs(self) -> int:
         return self._num_clients * (self._num_clients - 1) // 2
 
-    def _no_slots(self) -> NDArray[np.int32]:
+    def _no_slots(self) -> Indices:
         """Return an index of slots, by (i, j) and by (j, i): all -1, no pair has one."""
         return np.full((self._num_clients, self._num_clients), -1, dtype=np.int32)
 
@@ -94,21 +89,27 @@ class Vectors:
         norms: Float64Array = self._norm[self._slot_of[i, j]]
         return norms
 
-    def are_within(self, i: Indices, j: Indices, nu: float) -> NDArray[np.bool_]:
+    def are_within(self, i: Indices, j: Indices, nu: float) -> Mask:
         """Return whether ||theta_ij|| <= nu, of pairs i < j that are kept here."""
-        near: NDArray[np.bool_] = algebra.theta(self.scale(i, j), self.norms(i, j)) <= nu
+        near: Mask = algebra.theta(self.scale(i, j), self.norms(i, j)) <= nu
         return near
 
-    def vectors(
-        self, i: NDArray[np.integer], j: NDArray[np.integer]
-    ) -> Iterator[tuple[NDArray[np.intp], FloatArray]]:
-        """Yield delta_ij of some pairs, as `History.vectors` does, one at a time: a view."""
-        for place, slot in enumerate(self._slot_of[i, j]):
-            yield np.array([place]), self._slabs.row(slot)[None]
+    def pairs(self) -> tuple[Indices, Indices]:
+        """Return the pairs i < j that are kept here."""
+        return self._pair_i, self._pair_j
 
-    def slots_with(self, takes_part: NDArray[np.bool_]) -> Slots:
+    def vectors(self, i: Indices, j: Indices) -> Iterator[tuple[NDArray[np.intp], FloatArray]]:
+        """Yield delta_ij of some pairs, as `History.vectors` does."""
+        slots = self._slot_of[i, j].astype(np.int64)
+        order, step = np.argsort(slots), max(1, BLOCK_BYTES // (8 * self.width))
+        for start in range(0, len(order), step):
+            pairs = order[start : start + step]
+            for slab, _, rows, part in self._slabs.pieces(slots[pairs]):
+                yield pairs[part], slab[rows]
+
+    def slots_with(self, takes_part: Mask) -> Slots:
         """Return the slots of the pairs with one of these clients or two, ascending."""
-        return self._kernels.slots_with(self._pair_i, self._pair_j, takes_part)
+        return np.flatnonzero(takes_part.take(self._pair_i) | takes_part.take(self._pair_j))
 
     # ------------------------------------------------------------------------------------------
     # Algorithm 2
@@ -144,7 +145,7 @@ class Vectors:
             for slot, vector in zip(slots[part], vectors, strict=True):
                 self._slabs.row(slot)[:] = vector
             # To rounding the norm that s belongs to.
-            self._norm[slots[part]] = np.sqrt(np.einsum("kc,kc->k", vectors, vectors))
+            self._norm[slots[part]] = row_norms(vectors)
 
     def _renew_deltas(self, slots: Slots, omega: FloatArray, keep: Float64Array) -> Float64Array:
         """Set delta_ij to omega_i - omega_j + keep delta_ij, return ||delta_ij||; slots ascend."""
@@ -155,12 +156,7 @@ class Vectors:
             norm[part] = self._kernels.update_rows(slab, rows, i, j, omega, keep[part])
         return norm
 
-    def add_sums(
-        self,
-        clients: NDArray[np.intp],
-        weight: Callable[[Float64Array], Float64Array],
-        total: Float64Array,
-    ) -> NDArray[np.bool_]:
+    def add_sums(self, clients: NDArray[np.intp], weight: Weight, total: Float64Array) -> Mask:
         """Add sum_j weight(s_ij) delta_ij over the partners j of each client i to `total`.
 
         Returns
@@ -173,17 +169,8 @@ class Vectors:
         for slab, span in self._slabs.used(self.num_pairs):
             rows = slots - np.int32(span.start)
             self._kernels.add_rows(slab, rows, clients, weights[span], total)
-        partners: NDArray[np.bool_] = slots >= 0
+        partners: Mask = slots >= 0
         return partners
-
-    def primal_residual(self, omega: FloatArray) -> float:
-        """Return max_ij ||omega_i - omega_j - theta_ij|| over the pairs that are kept here."""
-        largest = 0.0
-        for slab, span in self._slabs.used(self.num_pairs):
-            i, j, scale = self._pair_i[span], self._pair_j[span], self._scale[span]
-            norms = self._kernels.residual_norms(slab, i, j, omega, scale)
-            largest = max(largest, float(norms.max()))
-        return largest
 
     # ------------------------------------------------------------------------------------------
     # Clients that come and go
@@ -197,7 +184,7 @@ class Vectors:
         if (rows := self._fitting_rows()) > self._slabs.rows:
             self._slabs.widen(rows, self.num_pairs)
 
-    def remove(self, stays: NDArray[np.bool_]) -> None:
+    def remove(self, stays: Mask) -> None:
         """Remove all other clients, with their pairs."""
         self._close(self.slots_with(~stays))
         self._renumber(np.cumsum(stays) - 1, int(stays.sum()))
