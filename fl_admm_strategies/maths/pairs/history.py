@@ -38,12 +38,8 @@ class History:
 
     Parameters
     ----------
-    num_clients : int
-        m.
-    width : int
-        d.
-    dtype : dtype
-        Of the models.
+    omega : ndarray of shape (m, d)
+        The clients' models.
     kernels : Kernels
 
     Attributes
@@ -52,11 +48,9 @@ class History:
         Number of unordered pairs that are kept here.
     """
 
-    def __init__(
-        self, num_clients: int, width: int, dtype: np.dtype[Any], kernels: Kernels
-    ) -> None:
-        self.width = width
-        self.dtype = dtype
+    def __init__(self, omega: FloatArray, kernels: Kernels) -> None:
+        num_clients, self.width = omega.shape
+        self.dtype = omega.dtype
         self._kernels = kernels
         self._clear(num_clients)
 
@@ -273,15 +267,15 @@ class History:
             **{f"weights.{k}": weights for k, weights in enumerate(self._weights)},
         }
 
-    def load_state_arrays(self, num_clients: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned, copied.
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take in, where no pair is kept yet, what `state_arrays` returned; copied.
 
         Raises
         ------
         ValueError
-            If an array is missing, or they do not fit together. Nothing has changed then.
+            If an array is missing, or they do not fit together.
         """
-        m, chunks = num_clients, range((len(arrays) - 5) // 2)
+        m, chunks = self._num_clients, range((len(arrays) - 5) // 2)
         shapes = {
             **dict.fromkeys(("scale", "bound", "is_norm"), (m, m)),
             **dict.fromkeys(("count", "has_latest"), (m,)),
@@ -297,7 +291,6 @@ class History:
                 "The saved models of the clients do not agree with the saved pairs. Was the "
                 "checkpoint cut short or mixed with another?"
             )
-        self._clear(m)
         if arrays:
             self._scale, self._bound, self._is_norm, self._count, self._has_latest = (
                 np.array(arrays[name])

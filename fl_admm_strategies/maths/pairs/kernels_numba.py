@@ -358,42 +358,21 @@ def add_pairs(
 def _add_products(
     rows: FloatArray, weight: Float64Array, total: Float64Array, first: int, last: int
 ) -> None:
-    spare = np.zeros(rows.shape[1])
-    for k in range(first, last, 4):
-        # Four sums at a time share what is read; the last ones may share it with a spare one.
-        k1, k2, k3 = min(k + 1, last - 1), min(k + 2, last - 1), min(k + 3, last - 1)
-        for low in range(0, rows.shape[1], _MIXED_COLUMNS):
-            high = min(low + _MIXED_COLUMNS, rows.shape[1])
-            t0 = total[k, low:high]
-            t1 = total[k1, low:high] if k + 1 < last else spare[low:high]
-            t2 = total[k2, low:high] if k + 2 < last else spare[low:high]
-            t3 = total[k3, low:high] if k + 3 < last else spare[low:high]
-            for r in range(0, len(rows), 4):
-                u0, u1, u2, u3 = (
-                    weight[k, r : r + 4],
-                    weight[k1, r : r + 4],
-                    weight[k2, r : r + 4],
-                    weight[k3, r : r + 4],
-                )
-                if not (u0.any() or u1.any() or u2.any() or u3.any()):
+    for low in range(0, rows.shape[1], _MIXED_COLUMNS):
+        high = min(low + _MIXED_COLUMNS, rows.shape[1])
+        for r in range(0, len(rows), 4):
+            h0, h1 = rows[r, low:high], rows[r + 1, low:high]
+            h2, h3 = rows[r + 2, low:high], rows[r + 3, low:high]
+            for k in range(first, last):
+                w = weight[k, r : r + 4]
+                if not w.any():
                     continue
-                a0, a1, a2, a3 = u0[0], u0[1], u0[2], u0[3]
-                b0, b1, b2, b3 = u1[0], u1[1], u1[2], u1[3]
-                c0, c1, c2, c3 = u2[0], u2[1], u2[2], u2[3]
-                d0, d1, d2, d3 = u3[0], u3[1], u3[2], u3[3]
-                h0, h1, h2, h3 = (
-                    rows[r, low:high],
-                    rows[r + 1, low:high],
-                    rows[r + 2, low:high],
-                    rows[r + 3, low:high],
-                )
-                for c in range(len(t0)):
+                target = total[k, low:high]
+                w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+                for c in range(len(target)):
                     x0, x1 = np.float64(h0[c]), np.float64(h1[c])
                     x2, x3 = np.float64(h2[c]), np.float64(h3[c])
-                    t0[c] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-                    t1[c] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
-                    t2[c] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-                    t3[c] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+                    target[c] += w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
 
 
 def add_products(rows: FloatArray, weight: Float64Array, total: Float64Array) -> None:

@@ -114,9 +114,10 @@ class PairwiseStore:
         self.engine, self._kernels = choose_kernels(engine)
         self.most_bytes = _MOST_BYTES if most_bytes is None else most_bytes
         self._omega = omega.copy()
-        m, d = omega.shape
-        self._vectors = Vectors(m, d, omega.dtype, self._kernels)
-        self._history = History(m, d, omega.dtype, self._kernels)
+        self._vectors, self._history = self._empty_forms()
+
+    def _empty_forms(self) -> tuple[Vectors, History]:
+        return Vectors(self._omega, self._kernels), History(self._omega, self._kernels)
 
     @property
     def _forms(self) -> tuple[Vectors, History]:
@@ -477,17 +478,15 @@ class PairwiseStore:
             )
         if not np.isfinite(omega).all():
             raise ValueError("The saved omega holds NaN or Inf, expected finite numbers.")
-        m, d = omega.shape
-        history = History(m, d, omega.dtype, self._kernels)
-        history.load_state_arrays(m, under("history.", arrays))
-        self._vectors.check_state_arrays(arrays)
+        vectors, history = self._empty_forms()
+        vectors.load_state_arrays(arrays)
+        history.load_state_arrays(under("history.", arrays))
         if not np.isnan(history.scale(arrays["pair_i"], arrays["pair_j"])).all():
             raise ValueError(
                 "The saved pairs do not agree: some have a vector and are kept by models too, "
                 "expected one of both. Was the checkpoint mixed with another?"
             )
-        self._omega, self._history = omega, history
-        self._vectors.load_state_arrays(arrays)
+        self._omega, self._vectors, self._history = omega, vectors, history
 
     @classmethod
     def from_state_arrays(

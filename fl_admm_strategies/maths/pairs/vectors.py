@@ -7,6 +7,7 @@ pairs take little memory. The other form of a pair is `history`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,31 +18,23 @@ from .algebra import Float64Array, FloatArray, Indices, Mask, Prox, Slots, Weigh
 from .kernels import BLOCK_BYTES, Kernels
 from .slabs import Slabs, fitting_rows
 
+_COLUMNS = ("pair_i", "pair_j", "norm", "scale")  # of the saved pairs, beside their vectors
+
 
 class Vectors:
     """Pairs by their vectors.
 
     Parameters
     ----------
-    num_clients : int
-        m.
-    width : int
-        d.
-    dtype : dtype
-        Of the vectors.
+    omega : ndarray of shape (m, d)
+        The clients' models, whose dtype the vectors have.
     kernels : Kernels
     """
 
-    def __init__(
-        self, num_clients: int, width: int, dtype: np.dtype[Any], kernels: Kernels
-    ) -> None:
-        self.width = width
-        self.dtype = dtype
+    def __init__(self, omega: FloatArray, kernels: Kernels) -> None:
+        self._num_clients, self.width = omega.shape
+        self.dtype = omega.dtype
         self._kernels = kernels
-        self._clear(num_clients)
-
-    def _clear(self, num_clients: int) -> None:
-        self._num_clients = num_clients
         self._pair_i = np.empty(0, dtype=np.int32)
         self._pair_j = np.empty(0, dtype=np.int32)
         self._norm = np.empty(0)
@@ -50,16 +43,13 @@ class Vectors:
         self._slabs = Slabs(self.width, self.dtype, self._fitting_rows())
         self._slot_of = self._no_slots()
 
-    @property
-    def _most_pairs(self) -> int:
-        return self._num_clients * (self._num_clients - 1) // 2
-
     def _no_slots(self) -> Indices:
         """Return an index of slots, by (i, j) and by (j, i): all -1, no pair has one."""
         return np.full((self._num_clients, self._num_clients), -1, dtype=np.int32)
 
     def _fitting_rows(self) -> int:
-        return fitting_rows(self.width, self.dtype, self._most_pairs)
+        most = self._num_clients * (self._num_clients - 1) // 2
+        return fitting_rows(self.width, self.dtype, most)
 
     @property
     def num_pairs(self) -> int:
@@ -243,28 +233,26 @@ class Vectors:
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the state as plain arrays; the vectors ``delta.0``, ... are views."""
+        columns = (self._pair_i, self._pair_j, self._norm, self._scale)
         vectors = enumerate(slab for slab, _ in self._slabs.used(self.num_pairs))
         return {
-            "pair_i": self._pair_i,
-            "pair_j": self._pair_j,
-            "norm": self._norm,
-            "scale": self._scale,
+            **dict(zip(_COLUMNS, columns, strict=True)),
             **{f"delta.{number}": rows for number, rows in vectors},
         }
 
-    def check_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Raise if `load_state_arrays` could not put these back.
+    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take in, where no pair is kept yet, what `state_arrays` returned; copied.
 
         Raises
         ------
         ValueError
             If they do not fit together or these clients.
         """
-        i, j, norm, scale = (arrays[name] for name in ("pair_i", "pair_j", "norm", "scale"))
-        parts = [arrays[name] for name in _delta_names(arrays)]
+        i, j, norm, scale = (arrays[name] for name in _COLUMNS)
+        vectors = [arrays[name] for name in _delta_names(arrays)]
         if (
-            any(part.dtype != self.dtype or part.shape[1:] != (self.width,) for part in parts)
-            or not i.shape == j.shape == norm.shape == scale.shape == (sum(map(len, parts)),)
+            any(part.dtype != self.dtype or part.shape[1:] != (self.width,) for part in vectors)
+            or not i.shape == j.shape == norm.shape == scale.shape == (sum(map(len, vectors)),)
             or not i.dtype.kind == j.dtype.kind == "i"
             or np.any((i < 0) | (i >= j) | (j >= self._num_clients) | np.isnan(scale))
             or len(np.unique(i.astype(np.int64) * self._num_clients + j)) != len(i)
@@ -274,23 +262,15 @@ class Vectors:
                 f"for each an entry of norm and scale and a row of {self.width} {self.dtype} in "
                 "delta.*. Was the checkpoint cut short or mixed with another?"
             )
-
-    def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `state_arrays` returned and `check_state_arrays` has passed, copied."""
-        self._clear(self._num_clients)
-        slots = self._append(arrays["pair_i"].astype(np.int32), arrays["pair_j"].astype(np.int32))
-        self._norm[slots], self._scale[slots] = arrays["norm"], arrays["scale"]
-        start = 0
-        for name in _delta_names(arrays):
-            saved = arrays[name]
-            for slab, _, rows, part in self._slabs.pieces(slots[start : start + len(saved)]):
-                slab[rows] = saved[part]
-            start += len(saved)
+        slots = self._append(i.astype(np.int32), j.astype(np.int32))
+        self._norm[:], self._scale[:] = norm, scale
+        for slot, vector in zip(slots, chain(*vectors), strict=True):
+            self._slabs.row(slot)[:] = vector
 
 
 def saved_names(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
     """Return the names that `Vectors.state_arrays` gave, as far as these arrays tell."""
-    return ["pair_i", "pair_j", "norm", "scale", *_delta_names(arrays)]
+    return [*_COLUMNS, *_delta_names(arrays)]
 
 
 def _delta_names(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
