@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 
 from ..maths.blocks import Arrays, Block, pieces, prefixed, under, weighted_average
 from ..maths.checks import Count, Fraction, Positive
-from ..maths.clienttable import ClientRow, ClientTable, Row
+from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
-from ..maths.moreau import advance, messages, slope, still
+from ..maths.moreau import advance, slope
 from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from .shared.base import ConsensusInstruction, ConsensusStrategy, OwnBuffers
+from .shared.models import on_client
+from .shared.moreau import MoreauStrategy
 
 THETA, LOCAL_W = "theta/", "w_i/"  # prefixes of theta_i and w_i in what a client keeps
 
@@ -142,7 +144,7 @@ class FLAMEEvaluation(Instruction):
     optimised: list[str]
 
 
-class FLAME(ConsensusStrategy):
+class FLAME(MoreauStrategy, ConsensusStrategy):
     """Federated learning by ADMM with Moreau envelopes (FLAME).
 
     Parameters
@@ -196,6 +198,7 @@ class FLAME(ConsensusStrategy):
 
     method: ClassVar = "FLAME"
     symbols: ClassVar = ("theta_i", "w_i", "w", "pi_i/rho")
+    uploaded: ClassVar = "theta"
     paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397"
     kinds: ClassVar = {
         "personal": "personal model",
@@ -326,7 +329,7 @@ class FLAME(ConsensusStrategy):
             for part in pieces(len(uploaded)):
                 change = uploaded[part]
                 if self.duals == "strategy":
-                    change = self._advance(row, change, part)
+                    change = self._advance(row, change, part)  # (12), (13)
                 consensus.total[part] += change
                 if move is not None:
                     move[part] += change / len(replies)
@@ -338,69 +341,12 @@ class FLAME(ConsensusStrategy):
         consensus.aggregate(len(self.membership), move=move)  # (14), where w is over all
         self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
 
-    @property
-    def _slope(self) -> float:
-        a = self.lam / self.membership.num_initial  # with privacy all weigh alike
-        return slope(a=a, rho=self.penalty, of_participants=self._of_participants)
-
-    def _still(self, client: int) -> NDArray[Any]:
-        row = self.state.clients[client]
-        a = self.lam * float(row.alpha)
-        return still(
-            a * (row.theta - row.local_w),
-            row.local_w,
-            self.state.consensus.w,
-            a=a,
-            rho=self.penalty,
-            of_participants=self._of_participants,
-        )
-
-    def _advance(self, row: ClientRow, theta: NDArray[Any], part: slice) -> NDArray[Any]:
-        """Move a part of a client's variables to its new theta_i; return its message's change."""
-        a = self.lam * float(row.alpha)
-        row.local_w[part], change = advance(  # (12), (13)
-            theta,
-            a * (row.theta[part] - row.local_w[part]),
-            row.local_w[part],
-            self.state.consensus.w[part],
-            a=a,
-            rho=self.penalty,
-            of_participants=self._of_participants,
-        )
-        row.theta[part] = theta
-        return change
-
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another w; the averaged arrays are those that came with it."""
-        consensus: Consensus = self.state.consensus
-        consensus.adopt(self._block.vector(model), len(self.membership), num_replies)
-        self.state.averaged_arrays = self._block.rest(model)
-
-    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
-        """Take new clients into the mean, with w_i = w and pi_i = 0."""
-        self.state.consensus.join(len(client_ids))
-
     def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
         """Take a message out of the sum; where nobody here knows it, everybody starts from w."""
-        consensus = self.state.consensus
         if self.duals == "client":
-            consensus.restart(self.last_round, len(self.membership))
+            self.state.consensus.restart(self.last_round, len(self.membership))
         else:
-            gone = self._messages(client_ids)
-            consensus.drop(gone, lambda: self._messages(self.client_ids))
-
-    def _messages(self, client_ids: Sequence[int]) -> NDArray[Any]:
-        """Return the messages of some clients, shape (k, d)."""
-        theta, local_w, alpha = (
-            self.state.clients.rows(name, client_ids) for name in ("theta", "local_w", "alpha")
-        )
-        return messages(
-            theta,
-            local_w,
-            a=self.lam * alpha,
-            rho=self.penalty,
-            of_participants=self._of_participants,
-        )
+            super().remove_clients(client_ids, rows)
 
     def evaluate_instructions(
         self, server_round: int, client_ids: Sequence[int]
@@ -421,11 +367,11 @@ class FLAME(ConsensusStrategy):
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w with the averaged arrays, or theta_i with them but its own buffers."""
         if kind == "global":
-            return self._model(self.state.consensus.w)
+            return self._block.model(self.state.consensus.w, self.state.averaged_arrays)
         if kind == "personal" and self.duals == "strategy":
             return self._personal(client_id)
         if kind == "personal":
-            return OnClient("Read FLAMEClient(...).personal_arrays() there.")
+            return on_client(self)
         return OnClient("The client takes the better of its personal and the global model.")
 
     def _personal(self, client: int) -> Arrays:
@@ -436,6 +382,3 @@ class FLAME(ConsensusStrategy):
         model = self._block.model(vector, self.state.averaged_arrays, copy=copy)
         on_server = self.duals == "strategy"
         return self._buffers.into(model, self.state.clients[client]) if on_server else model
-
-    def _model(self, vector: NDArray[Any]) -> Arrays:
-        return self._block.model(vector, self.state.averaged_arrays)

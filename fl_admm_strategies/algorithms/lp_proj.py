@@ -22,14 +22,13 @@ from ..maths.blocks import Arrays, Block, Pattern, Spec, compile_pattern
 from ..maths.checks import Count, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
-from ..maths.moreau import advance, messages, slope, still
 from ..maths.projection import projected_block, projection
 from ..maths.schedules import StepSize
 from ..maths.seeds import short
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import SummedMessages, WeightedStrategy
 from .shared.models import OwnModelsStrategy
+from .shared.moreau import MoreauStrategy
 
 IMAGE = "P theta"
 """The name of the one array that a client uploads."""
@@ -73,7 +72,7 @@ class LpProjInstruction(Instruction):
     projected: list[str]
 
 
-class LpProjADMM(OwnModelsStrategy, SummedMessages, WeightedStrategy):
+class LpProjADMM(OwnModelsStrategy, MoreauStrategy):
     """Federated learning with low-dimensional projections, by ADMM (Lp-Proj-2).
 
     Parameters
@@ -109,6 +108,7 @@ class LpProjADMM(OwnModelsStrategy, SummedMessages, WeightedStrategy):
     method: ClassVar = "LpProjADMM"
     paper: ClassVar = "Zhu, Zeng, Wang, Sun, Li, Yao, Peng, arXiv:2407.16397, appendix C"
     kinds: ClassVar = {"personal": "personal model"}
+    uploaded: ClassVar = "image"
 
     lam: Positive = 1.0
     rho: Positive | None = None
@@ -179,54 +179,19 @@ class LpProjADMM(OwnModelsStrategy, SummedMessages, WeightedStrategy):
     def _summed(self) -> Block:
         return Block(self.upload_spec())
 
-    @property
-    def _slope(self) -> float:
-        a = self.lam / self.membership.num_initial  # with privacy all weigh alike
-        return slope(a=a, rho=self.penalty, of_participants=False)
-
-    def _still(self, client: int) -> NDArray[Any]:
-        row, w = self.state.clients[client], self.state.consensus.w
-        a = self.lam * float(row.alpha)
-        dual = a * (row.image - row.local_w)
-        return still(dual, row.local_w, w, a=a, rho=self.penalty, of_participants=False)
-
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in P theta_i of the participants; w is the mean of u_i over all clients."""
         consensus = self.state.consensus
         for client, reply in replies.items():
-            row, image = self.state.clients[client], reply.arrays[IMAGE]
-            a = self.lam * float(row.alpha)
-            row.local_w, change = advance(  # (186), (187)
-                image,
-                a * (row.image - row.local_w),
-                row.local_w,
-                consensus.w,
-                a=a,
-                rho=self.penalty,
-                of_participants=False,
-            )
-            row.image = image
-            consensus.add_change(change)
+            row = self.state.clients[client]
+            consensus.add_change(self._advance(row, reply.arrays[IMAGE]))  # (186), (187)
         if server_round % REBUILD_EVERY == 0:
             consensus.rebuild(self._messages(self.client_ids))
         consensus.aggregate(len(self.membership))  # (188)
 
     def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
         """Take new clients into the mean, with the initial model and w_i = w."""
+        super().add_clients(client_ids, places)
         consensus = self.state.consensus
-        consensus.join(len(client_ids))
         for message in self._messages(client_ids):  # u_i is not w, which `join` takes it for
             consensus.add_change(message - consensus.w)
-
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Take u_i out of the mean."""
-        gone = self._messages(client_ids)
-        self.state.consensus.drop(gone, lambda: self._messages(self.client_ids))
-
-    def _messages(self, client_ids: Sequence[int]) -> NDArray[Any]:
-        """Return u_i of some clients, shape (k, dimension)."""
-        image, local_w, alpha = (
-            self.state.clients.rows(name, client_ids) for name in ("image", "local_w", "alpha")
-        )
-        a = self.lam * alpha
-        return messages(image, local_w, a=a, rho=self.penalty, of_participants=False)

@@ -10,7 +10,7 @@ arXiv:2006.08848: Algorithm 1; see docs/methods/pfedme.md. `PFedMeMatched` is wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +25,7 @@ from ..maths.schedules import StepSize
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
-from .shared.base import SummedMessages
+from .shared.base import KeptMessages
 from .shared.envelope import EnvelopeStrategy, averaged, check_outer_step
 from .shared.models import OneModelStrategy, OwnModelsStrategy, OwnModelState
 
@@ -162,7 +162,7 @@ class PFedMeMatchedInstruction(Instruction):
     local_epochs: int
 
 
-class PFedMeMatched(OwnModelsStrategy, SummedMessages):
+class PFedMeMatched(OwnModelsStrategy, KeptMessages):
     """pFedMe with the local work of FLAME, as FLAME's paper compares with it.
 
     theta_i stays with its client from round to round and takes H epochs near w; then w_i takes one
@@ -246,7 +246,7 @@ class PFedMeMatched(OwnModelsStrategy, SummedMessages):
             consensus.add_change(new.astype(np.float64) - row.local_w)
             row.local_w = new
         if server_round % REBUILD_EVERY == 0:
-            consensus.rebuild(self._local_ws(self.client_ids))
+            consensus.rebuild(self._messages(self.client_ids))
         consensus.aggregate(len(self.membership))
         self.state.averaged_arrays = weighted_average(self.state.averaged_arrays, replies)
 
@@ -254,22 +254,7 @@ class PFedMeMatched(OwnModelsStrategy, SummedMessages):
         found: NDArray[Any] = self.state.clients[client].local_w
         return found
 
-    def adopt(self, model: Arrays, num_replies: int) -> None:
-        """Go on from another w; the buffers are those that came with it."""
-        consensus: Consensus = self.state.consensus
-        consensus.adopt(self._block.vector(model), len(self.membership), num_replies)
-        self.state.averaged_arrays = self._block.rest(model)
-
-    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
-        """Take new clients into the mean, with w_i = w."""
-        self.state.consensus.join(len(client_ids))
-
-    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Take w_i out of the mean."""
-        gone = self._local_ws(client_ids)
-        self.state.consensus.drop(gone, lambda: self._local_ws(self.client_ids))
-
-    def _local_ws(self, client_ids: Iterable[int]) -> Iterator[NDArray[Any]]:
+    def _messages(self, client_ids: Sequence[int]) -> Iterator[NDArray[Any]]:
         return (self.state.clients[client].local_w for client in client_ids)
 
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -182,6 +182,35 @@ class SummedMessages(SampledStrategy):
             return super().take_noise(noise, num_uploads)
         self.state.consensus.add_noise(self._slope * self._summed.vector(noise), num_uploads)
         return self._summed.rest(noise)
+
+
+class KeptMessages(SummedMessages):
+    """Base of those whose state, `consensus` and `averaged_arrays`, says every client's message.
+
+    Parameters
+    ----------
+    **base
+        The parameters of `SampledStrategy`.
+    """
+
+    def _messages(self, client_ids: Sequence[int]) -> Iterable[NDArray[Any]]:
+        """Return the messages of some clients, shape (k, d)."""
+        raise NotImplementedError
+
+    def adopt(self, model: Arrays, num_replies: int) -> None:
+        """Go on from another w; the averaged arrays are those that came with it."""
+        consensus: Consensus = self.state.consensus
+        consensus.adopt(self._block.vector(model), len(self.membership), num_replies)
+        self.state.averaged_arrays = self._block.rest(model)
+
+    def add_clients(self, client_ids: Sequence[int], places: Sequence[int]) -> None:
+        """Take new clients into the mean, with w_i = w and pi_i = 0."""
+        self.state.consensus.join(len(client_ids))
+
+    def remove_clients(self, client_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Take their messages out of the sum."""
+        gone = self._messages(client_ids)
+        self.state.consensus.drop(gone, lambda: self._messages(self.client_ids))
 
 
 class ConsensusForm(SummedMessages):
