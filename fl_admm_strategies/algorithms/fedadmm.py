@@ -189,18 +189,16 @@ class FedADMM(ConsensusStrategy):
             self.state.consensus.set_rho(_PULL / middle)
             log(
                 INFO,
-                "rho is %.3g: %s over %.3g, the sum of the step sizes of a client's round (median "
-                "of %s)",
-                *(_PULL / middle, _PULL, middle, len(known)),
+                f"rho is {_PULL / middle:.3g}: {_PULL} over {middle:.3g}, the sum of the step "
+                f"sizes of a client's round (median of {len(known)})",
             )
         elif seeking and unknown > min(_REPORTS - 1, len(table) - enough):
             self.state.consensus.set_rho(FIXED_RHO)
             log(
                 WARNING,
-                "rho is %s: %s clients did not say the sum of the step sizes of their round, from "
-                "which it follows. Let them report it as the metric %r (docs/own-client.md), or "
-                "give %s a rho.",
-                *(FIXED_RHO, unknown, STEP_SUM, self.title),
+                f"rho is {FIXED_RHO}: {unknown} clients did not say the sum of the step sizes of "
+                "their round, from which it follows. Let them report it as the metric "
+                f"{STEP_SUM!r} (docs/own-client.md), or give {self.title} a rho.",
             )
 
     def _is_of_old_rho(self, client: int) -> bool:

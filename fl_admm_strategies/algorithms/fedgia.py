@@ -297,12 +297,8 @@ class FedGiA(StatefulStrategy):
             if any(counts):
                 log(
                     INFO,
-                    "FedGiA: %s of %s clients have %s data columns, up to %d; H_i/m + sigma I is "
-                    "invertible all the same",
-                    np.count_nonzero(counts),
-                    len(counts),
-                    what,
-                    max(counts),
+                    f"FedGiA: {np.count_nonzero(counts)} of {len(counts)} clients have {what} data "
+                    f"columns, up to {max(counts):.0f}; H_i/m + sigma I is invertible all the same",
                 )
 
     # ------------------------------------------------------------------------------------------

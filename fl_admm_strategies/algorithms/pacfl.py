@@ -222,9 +222,8 @@ class PACFL(ClusteredStrategy):
         """Say how many clusters there are."""
         log(
             INFO,
-            "%s clusters of clients whose data are within %g degrees",
-            len(self.state.clusters.models) - 1,
-            self.threshold,
+            f"{len(self.state.clusters.models) - 1} clusters of clients whose data are within "
+            f"{self.threshold:g} degrees",
         )
 
     def angles(self) -> NDArray[np.float64]:

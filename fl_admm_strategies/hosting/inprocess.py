@@ -442,13 +442,7 @@ class InProcessGrid(Grid):
             except Exception as error:
                 outcome = _failure(error)
         if isinstance(outcome, _Failure):
-            log(
-                ERROR,
-                "Node %d, %r: %s",
-                node_id,
-                task.message.metadata.message_type,
-                outcome.details,
-            )
+            log(ERROR, f"Node {node_id}, {task.message.metadata.message_type!r}: {outcome.details}")
             reply = Message(Error(outcome.code, outcome.reason), reply_to=task.message)
         else:
             reply, self._contexts[node_id] = outcome

@@ -174,11 +174,9 @@ class ArrivalLink(GridLink):
             if client not in underway.waited:
                 log(
                     WARNING,
-                    "round %s: client %s has sent %s times as many replies as others; from now on "
-                    "its replies wait for theirs (published=True: they do not)",
-                    server_round,
-                    client,
-                    SHARE,
+                    f"round {server_round}: client {client} has sent {SHARE} times as many replies "
+                    "as others; from now on its replies wait for theirs (published=True: they do "
+                    "not)",
                 )
             underway.waited[client] = underway.waited.get(client, 0) + 1
 
@@ -187,11 +185,9 @@ class ArrivalLink(GridLink):
         if client not in underway.dropped:
             log(
                 WARNING,
-                "round %s: a reply of client %s is dropped, for %s others came before it; it is "
-                "asked again, and so whenever it is so late (published=True: none is dropped)",
-                server_round,
-                client,
-                staleness,
+                f"round {server_round}: a reply of client {client} is dropped, for {staleness} "
+                "others came before it; it is asked again, and so whenever it is so late "
+                "(published=True: none is dropped)",
             )
         underway.dropped[client] = underway.dropped.get(client, 0) + 1
 

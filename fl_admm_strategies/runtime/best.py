@@ -104,9 +104,6 @@ class KeepBest:
             part.write_bytes(content)
         log(
             INFO,
-            "round %s has the best %s so far, %.4g; its model is in %s",
-            best.server_round,
-            best.metric,
-            best.value,
-            self._folder,
+            f"round {best.server_round} has the best {best.metric} so far, {best.value:.4g}; its "
+            f"model is in {self._folder}",
         )

@@ -102,9 +102,7 @@ def saving_if_it_raises(run: Run, name: str, server_round: int) -> Iterator[None
         if run.save_unreported(server_round):
             log(
                 ERROR,
-                "round %s: %s raised %s; the round is saved, and resume=True goes on from it",
-                server_round,
-                name,
-                type(error).__name__,
+                f"round {server_round}: {name} raised {type(error).__name__}; the round is saved, "
+                "and resume=True goes on from it",
             )
         raise

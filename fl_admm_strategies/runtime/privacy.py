@@ -166,9 +166,8 @@ class Privacy:
         if self.is_central and self.setting.noise_multiplier and self._seed < _GUESSABLE:
             log(
                 WARNING,
-                "privacy: the noise follows from seed=%s, which can be guessed. That is good for "
-                "experiments; where epsilon must hold, give seed=secrets.randbits(128).",
-                self._seed,
+                f"privacy: the noise follows from seed={self._seed}, which can be guessed. That is "
+                "good for experiments; where epsilon must hold, give seed=secrets.randbits(128).",
             )
 
     def check_handshake(self, name: str, spec: Spec) -> None:

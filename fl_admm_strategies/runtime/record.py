@@ -156,10 +156,9 @@ class Record:
                 self._is_complete = False
                 log(
                     WARNING,
-                    "round %s: from now on only the last rounds of every client's metrics are kept "
-                    "(%s numbers); give start() a checkpoint_dir to keep all",
-                    server_round,
-                    f"{MOST_IN_MEMORY:,}",
+                    f"round {server_round}: from now on only the last rounds of every client's "
+                    f"metrics are kept ({MOST_IN_MEMORY:,} numbers); give start() a checkpoint_dir "
+                    "to keep all",
                 )
 
     def measured(self, server_round: int) -> Metrics:

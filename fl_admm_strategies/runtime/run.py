@@ -234,8 +234,8 @@ class Run:
             )
         log(
             WARNING,
-            "the run begins without clients %s, whose handshake failed; they may join later",
-            listing(sorted(clients)),
+            f"the run begins without clients {listing(sorted(clients))}, whose handshake failed; "
+            "they may join later",
         )
         members.begin(left, members.announced)
         members.asked_in_vain(clients, 0)
@@ -315,21 +315,15 @@ class Run:
         if gone := members.overdue(server_round):
             log(
                 WARNING,
-                "round %s: clients %s have not been connected for %s rounds; they have left the "
-                "run",
-                server_round,
-                listing(gone),
-                members.max_missed_rounds,
+                f"round {server_round}: clients {listing(gone)} have not been connected for "
+                f"{members.max_missed_rounds} rounds; they have left the run",
             )
             self._drop_inactive(gone)
         if silent := members.never_heard():
             log(
                 WARNING,
-                "round %s: clients %s were asked %s times and never answered usably; they have "
-                "left the run, and may join it",
-                server_round,
-                listing(silent),
-                MOST_ASKED,
+                f"round {server_round}: clients {listing(silent)} were asked {MOST_ASKED} times "
+                "and never answered usably; they have left the run, and may join it",
             )
             self._drop_inactive(silent)
         if new := members.unknown(here, server_round):
@@ -613,9 +607,8 @@ class Run:
             return
         log(
             WARNING,
-            "round %s: clients %s have lost what they keep between rounds; they start afresh",
-            server_round,
-            listing(lost),
+            f"round {server_round}: clients {listing(lost)} have lost what they keep between "
+            "rounds; they start afresh",
         )
         self.membership.reset(lost)
         self.algorithm.on_state_lost(server_round, lost)

@@ -228,11 +228,8 @@ class Discovery:
             if identity.num_clients not in (0, self.announced):
                 log(
                     WARNING,
-                    "node %s says that the federation has %s clients, most nodes say %s; its word "
-                    "is not taken",
-                    node,
-                    identity.num_clients,
-                    self.announced,
+                    f"node {node} says that the federation has {identity.num_clients} clients, "
+                    f"most nodes say {self.announced}; its word is not taken",
                 )
 
     def _warn_of_missing(self, found: int, needed: int, silent: Sequence[int]) -> None:
@@ -240,16 +237,14 @@ class Discovery:
         if silent:
             log(
                 WARNING,
-                "nodes %s do not say which clients they host: the run begins without them",
-                listing(silent),
+                f"nodes {listing(silent)} do not say which clients they host: the run begins "
+                "without them",
             )
         if found < needed:
             log(
                 WARNING,
-                "most nodes say that there are %s clients, %s are connected: the run begins "
-                "without the others, which may join",
-                needed,
-                found,
+                f"most nodes say that there are {needed} clients, {found} are connected: the run "
+                "begins without the others, which may join",
             )
 
     def _leave_out_excess(self) -> None:

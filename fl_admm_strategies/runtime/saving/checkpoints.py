@@ -142,9 +142,8 @@ class Checkpoints:
         if without_history is not None:
             log(
                 WARNING,
-                "No checkpoint has its whole history: what was measured up to round %s is lost; "
-                "the state is whole",
-                without_history.server_round,
+                "No checkpoint has its whole history: what was measured up to round "
+                f"{without_history.server_round} is lost; the state is whole",
             )
             self.history.set_aside()
             return without_history

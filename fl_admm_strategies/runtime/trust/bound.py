@@ -153,12 +153,8 @@ class Bound:
         if excess:
             log(
                 INFO,
-                "round %s: the uploads of clients %s, up to %.3g from what they were sent, are "
-                "clipped to %.3g",
-                server_round,
-                listing(list(excess)),
-                max(excess.values()),
-                limit,
+                f"round {server_round}: the uploads of clients {listing(list(excess))}, up to "
+                f"{max(excess.values()):.3g} from what they were sent, are clipped to {limit:.3g}",
             )
         clipped = {c: _scaled(replies[c], starts[c], limit / norm) for c, norm in excess.items()}
         return Held(replies | clipped, list(clipped), {})

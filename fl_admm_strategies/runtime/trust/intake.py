@@ -184,12 +184,9 @@ class Intake:
             self._capped.update(new)
             log(
                 WARNING,
-                "round %s: clients %s report more than %s examples, %s times the median, and count "
-                "for so many (max_examples sets another bound)",
-                server_round,
-                listing(new),
-                round(most),
-                round(MOST),
+                f"round {server_round}: clients {listing(new)} report more than {round(most)} "
+                f"examples, {round(MOST)} times the median, and count for so many (max_examples "
+                "sets another bound)",
             )
         return replies | {c: replace(replies[c], num_examples=most) for c in over}
 
