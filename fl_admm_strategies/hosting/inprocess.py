@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from io import BytesIO
 from logging import ERROR
-from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias, cast
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
@@ -360,12 +359,7 @@ class InProcessGrid(Grid):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _advance(self) -> None:

@@ -31,7 +31,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
-from ..maths.blocks import Arrays
+from ..maths.blocks import Arrays, as_dtype
 from ..maths.checks import check_count
 from ..runtime.best import KeepBest, KeepBestBy
 from ..runtime.callbacks import saving_if_it_raises
@@ -321,11 +321,8 @@ class LegacyStrategy(Strategy):
     def _reply(self, res: FitRes, names: list[str]) -> RawReply:
         arrays, error = _read(res.parameters, names)
         if self._secure:  # the mean, in double precision
-            dtypes = {name: dtype for name, (_, dtype) in self.strategy.upload_spec().items()}
-            arrays = {
-                name: (array if dtypes[name].kind == "f" else np.rint(array)).astype(dtypes[name])
-                for name, array in arrays.items()
-            }
+            spec = self.strategy.upload_spec()
+            arrays = {name: as_dtype(array, spec[name][1]) for name, array in arrays.items()}
         metrics = {**res.metrics, self.strategy.weighted_by_key: res.num_examples}
         return RawReply(None if error else arrays, metrics, error or None)
 
@@ -383,9 +380,8 @@ class LegacyStrategy(Strategy):
             return []
         self._take_back(parameters)
         due = server_round % self.evaluate_every == 0
-        asked = (
-            self.strategy.run.configure_evaluate(server_round, self.evaluate_config) if due else {}
-        )
+        run, config = self.strategy.run, self.evaluate_config
+        asked = run.configure_evaluate(server_round, config) if due else {}
         if not asked:
             self._close_round(server_round)
         return [(proxy, EvaluateIns(*_payload(asked[c]))) for c, proxy in self._reachable(asked)]
@@ -397,20 +393,11 @@ class LegacyStrategy(Strategy):
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Check the replies and return the mean loss and metrics."""
-        replies: list[ClientReply] = [
-            (
-                self._client_of(proxy.cid),
-                RawReply(
-                    None,
-                    {
-                        "loss": res.loss,
-                        **res.metrics,
-                        self.strategy.weighted_by_key: res.num_examples,
-                    },
-                ),
-            )
-            for proxy, res in results
-        ]
+        replies: list[ClientReply] = []
+        for proxy, res in results:
+            counted = {self.strategy.weighted_by_key: res.num_examples}
+            metrics = {"loss": res.loss, **res.metrics, **counted}
+            replies.append((self._client_of(proxy.cid), RawReply(None, metrics)))
         replies += self._failures(server_round, replies, failures)
         replies += [(client, NOT_CONNECTED) for client in self._not_connected]
         means = self.strategy.run.aggregate_evaluate(server_round, replies)

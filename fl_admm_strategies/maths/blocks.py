@@ -26,6 +26,12 @@ def spec_of(arrays: Mapping[str, NDArray[Any]]) -> Spec:
     return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
 
+def as_dtype(array: NDArray[Any], dtype: np.dtype[Any], *, copy: bool = True) -> NDArray[Any]:
+    """Return numbers in a dtype, rounded to the nearest where it has whole ones only."""
+    rounded = array if dtype.kind == "f" else np.asarray(np.rint(array))
+    return rounded.astype(dtype, copy=copy)
+
+
 class Block:
     """The arrays of a model that an algorithm treats as one vector in R^d.
 
@@ -104,8 +110,7 @@ class Block:
         arrays: Arrays = {}
         for (name, (shape, dtype)), place in zip(self.spec.items(), self._places, strict=True):
             part = vector[place].reshape(shape)
-            part = part if dtype.kind == "f" else np.asarray(np.rint(part))
-            arrays[name] = part.astype(dtype, copy=copy)
+            arrays[name] = as_dtype(part, dtype, copy=copy)
         return arrays
 
     def model(self, vector: NDArray[Any], rest: Arrays, *, copy: bool = True) -> Arrays:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any
 
 from flwr.app import Message, MessageType, Metadata
 from flwr.common import log
@@ -40,6 +39,7 @@ class _Question:
     sent_at: float
 
 
+@dataclass
 class ArrivalLink(GridLink):
     """A link whose rounds end with the first usable reply, while other clients go on.
 
@@ -66,21 +66,14 @@ class ArrivalLink(GridLink):
         The parameters of `GridLink`.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        delay: Delay | None,
-        max_staleness: int | None,
-        together: Callable[[], bool],
-        bounded: bool,
-        *link: Any,
-    ) -> None:
-        super().__init__(*link)
-        self._run = run
-        self._delay = delay
-        self._max_staleness = max_staleness
-        self._together = together
-        self._bounded = bounded
+    run: Run
+    delay: Delay | None
+    max_staleness: int | None
+    together: Callable[[], bool]
+    bounded: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._questions: dict[int, _Question] = {}
         self._replies: dict[int, list[ClientReply]] = {}  # those not taken in yet, as they came
         self._began = 0.0
@@ -98,10 +91,10 @@ class ArrivalLink(GridLink):
         asked: dict[int, ClientInstruction],
     ) -> Iterable[ClientReply]:
         """Send instructions to their clients; return the replies up to the next usable one."""
-        underway, intake = self._run.underway, self._run.intake
+        underway, intake = self.run.underway, self.run.intake
         if math.isnan(self._began):
             self._began = time.monotonic() - underway.clock
-        if self._together():
+        if self.together():
             replies = list(super().train(grid, timeout, server_round, asked))
             delays = [self._seconds(server_round, client) for client in asked]
             self._advance(underway.clock + max(delays, default=0.0))
@@ -113,7 +106,7 @@ class ArrivalLink(GridLink):
         self._check_bound(server_round)
         self._send(grid)
         replies, intake.asked = [], {}
-        oldest = OLD * len(underway.sent) if self._bounded else math.inf
+        oldest = OLD * len(underway.sent) if self.bounded else math.inf
         while underway.sent:
             client = self._next(grid, timeout, server_round)
             sent, found = underway.sent.pop(client), self._replies.pop(client)
@@ -123,7 +116,7 @@ class ArrivalLink(GridLink):
                 continue
             intake.asked[client] = sent.instruction
             replies += found
-            if intake.is_usable(client, found, self._run.algorithm.upload_spec_of):
+            if intake.is_usable(client, found, self.run.algorithm.upload_spec_of):
                 self._wait(server_round)
                 underway.staleness = staleness
                 underway.recent = [*underway.recent, client][-_WINDOW * len(self._everybody) :]
@@ -135,8 +128,8 @@ class ArrivalLink(GridLink):
 
         Otherwise clients that are still training are not disturbed, until the last round is over.
         """
-        underway = self._run.underway
-        if self._delay is not None:
+        underway = self.run.underway
+        if self.delay is not None:
             self._await(grid, timeout, underway.sent.keys(), every=True)
         self._collect(grid)
         underway.training = set() if last else underway.sent.keys() - self._replies.keys()
@@ -147,7 +140,7 @@ class ArrivalLink(GridLink):
 
     @property
     def _everybody(self) -> list[int]:
-        members = self._run.membership
+        members = self.run.membership
         return [*members.ids, *members.joining]
 
     def _served(self) -> set[int]:
@@ -156,9 +149,9 @@ class ArrivalLink(GridLink):
         It is `SHARE` times those of the client after the first tenth, at least one: of the others
         where a single one is ahead. Of two clients nobody can tell which is the quick one.
         """
-        sent, counts = self._run.underway.sent, Counter(self._run.underway.recent)
+        sent, counts = self.run.underway.sent, Counter(self.run.underway.recent)
         ranked = sorted((counts[client] for client in self._everybody), reverse=True)
-        if not self._bounded or len(ranked) < 3:
+        if not self.bounded or len(ranked) < 3:
             return set()
         share = SHARE * (ranked[max(1, len(ranked) // 10)] + 1)
         served = {client for client in sent if counts[client] >= share}
@@ -166,7 +159,7 @@ class ArrivalLink(GridLink):
 
     def _wait(self, server_round: int) -> None:
         """Note whose replies are there and wait for the others'."""
-        underway = self._run.underway
+        underway = self.run.underway
         for client in sorted(self._served()):
             arrival = underway.sent[client].arrival
             if client not in self._replies and not arrival <= underway.clock:
@@ -181,7 +174,7 @@ class ArrivalLink(GridLink):
             underway.waited[client] = underway.waited.get(client, 0) + 1
 
     def _drop(self, server_round: int, client: int, staleness: int) -> None:
-        underway = self._run.underway
+        underway = self.run.underway
         if client not in underway.dropped:
             log(
                 WARNING,
@@ -196,9 +189,9 @@ class ArrivalLink(GridLink):
     # ------------------------------------------------------------------------------------------
 
     def _seconds(self, server_round: int, client: int) -> float:
-        if self._delay is None:
+        if self.delay is None:
             return math.nan
-        seconds = float(self._delay(server_round, client))
+        seconds = float(self.delay(server_round, client))
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(
                 f"delay({server_round}, {client}) is {seconds}, expected a finite number of "
@@ -208,13 +201,13 @@ class ArrivalLink(GridLink):
 
     def _advance(self, arrival: float) -> None:
         """Set the clock to an arrival, or to the real time where none is simulated."""
-        underway = self._run.underway
-        now = time.monotonic() - self._began if self._delay is None else arrival
+        underway = self.run.underway
+        now = time.monotonic() - self._began if self.delay is None else arrival
         underway.clock = max(underway.clock, now)
 
     def _check_bound(self, server_round: int) -> None:
         """Refuse a bound that cannot be kept from the start on."""
-        count, bound = len(self._run.underway.sent), self._max_staleness
+        count, bound = len(self.run.underway.sent), self.max_staleness
         if bound is not None and server_round == 1 and bound < count - 1:
             raise ValueError(
                 f"max_staleness is {bound}, but {count} clients train at a time, so that the reply "
@@ -227,21 +220,21 @@ class ArrivalLink(GridLink):
 
         With the k + 1 oldest all due within k rounds from this one, it must be one of these.
         """
-        sent, served = self._run.underway.sent, self._served()
+        sent, served = self.run.underway.sent, self._served()
         oldest = sorted(
             sent.keys() - served, key=lambda client: (sent[client].server_round, client)
         )
-        if self._max_staleness is not None:
+        if self.max_staleness is not None:
             for k, client in enumerate(oldest):
-                if sent[client].server_round + self._max_staleness <= server_round + k:
+                if sent[client].server_round + self.max_staleness <= server_round + k:
                     return oldest[: k + 1]
         return oldest
 
     def _next(self, grid: Grid, timeout: float, server_round: int) -> int:
         """Wait for the next reply, or until there will be none; return whose it is."""
-        underway, eligible = self._run.underway, self._eligible(server_round)
+        underway, eligible = self.run.underway, self._eligible(server_round)
         sent = underway.sent
-        if self._delay is None:
+        if self.delay is None:
             client = self._await(grid, timeout, eligible)
         else:
             due = {client: sent[client].arrival for client in eligible}
@@ -260,14 +253,14 @@ class ArrivalLink(GridLink):
 
     def _send(self, grid: Grid) -> None:
         """Send what is under way and was not sent yet, each client a message of its own."""
-        sent = self._run.underway.sent
+        sent = self.run.underway.sent
         for client, question in list(self._questions.items()):
             if sent.get(client) is not question.of:
                 del self._questions[client]
                 self._replies.pop(client, None)
         for client in sorted(sent.keys() - self._questions.keys()):
             instruction = sent[client].instruction
-            config = {**instruction.config, **self._run.outgoing.of_run(client)}
+            config = {**instruction.config, **self.run.outgoing.of_run(client)}
             complete = {client: ClientInstruction(instruction.groups, config)}
             messages = self.messages(complete, MessageType.TRAIN)
             pushed = bool(messages) and any(grid.push_messages(messages))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from logging import ERROR
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -16,6 +17,7 @@ StopRule = Callable[[int, Mapping[str, float]], bool]
 OnRound = Callable[[int, Mapping[str, float]], None]
 
 
+@dataclass(frozen=True)
 class Callbacks:
     """Calls them; where one raises, its round is saved before the run ends.
 
@@ -28,26 +30,18 @@ class Callbacks:
         As in `StatefulStrategy.start`.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        model: Callable[[], ArrayRecord],
-        evaluate_fn: EvaluateFn | None,
-        stop: StopRule | None,
-        on_round: OnRound | None,
-    ) -> None:
-        self._run = run
-        self._model = model
-        self._evaluate_fn = evaluate_fn
-        self._stop = stop
-        self._on_round = on_round
+    run: Run
+    model: Callable[[], ArrayRecord]
+    evaluate_fn: EvaluateFn | None
+    stop: StopRule | None
+    on_round: OnRound | None
 
     def catch_up(self) -> bool:
         """Do what is left of the round that a run begins after; return whether the run is to stop.
 
         That is the initial evaluation, or in a resumed run all that the last one did not come to.
         """
-        run = self._run
+        run = self.run
         self.evaluate(run.last_round)
         if run.resume.has_unreported:
             self.report(run.last_round, run.record.measured(run.last_round))
@@ -65,11 +59,11 @@ class Callbacks:
         TypeError
             If `evaluate_fn` returns something else than a `MetricRecord` or None.
         """
-        central = self._run.record.result.evaluate_metrics_serverapp
-        if self._evaluate_fn is None or server_round in central:
+        central = self.run.record.result.evaluate_metrics_serverapp
+        if self.evaluate_fn is None or server_round in central:
             return
-        with saving_if_it_raises(self._run, "evaluate_fn", server_round):
-            metrics = self._evaluate_fn(server_round, self._model())
+        with saving_if_it_raises(self.run, "evaluate_fn", server_round):
+            metrics = self.evaluate_fn(server_round, self.model())
             if not isinstance(metrics, MetricRecord | None):
                 raise TypeError(
                     f"evaluate_fn returned a {type(metrics).__name__} in round {server_round}, "
@@ -80,17 +74,17 @@ class Callbacks:
 
     def is_over(self, server_round: int, metrics: Mapping[str, float]) -> bool:
         """Ask the stop rule."""
-        if self._stop is None:
+        if self.stop is None:
             return False
-        held = self._run.for_decisions(server_round, metrics)
-        with saving_if_it_raises(self._run, "stop", server_round):
-            return self._stop(server_round, held)
+        held = self.run.for_decisions(server_round, metrics)
+        with saving_if_it_raises(self.run, "stop", server_round):
+            return self.stop(server_round, held)
 
     def report(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Say that a round is complete."""
-        if self._on_round is not None:
-            with saving_if_it_raises(self._run, "on_round", server_round):
-                self._on_round(server_round, metrics)
+        if self.on_round is not None:
+            with saving_if_it_raises(self.run, "on_round", server_round):
+                self.on_round(server_round, metrics)
 
 
 @contextmanager

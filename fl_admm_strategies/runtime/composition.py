@@ -20,6 +20,9 @@ HOOKS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_
 
 _CLIPPING = "DifferentialPrivacy"
 _ON_SERVER = ("ServerSideFixedClipping", "ServerSideAdaptiveClipping")
+_ON_CLIENT = (
+    "DifferentialPrivacyClientSideFixedClipping and client_app(..., mods=[fixedclipping_mod])"
+)
 _ADAPTIVE_ON_CLIENT = ("ClientSideAdaptiveClipping",)
 
 
@@ -145,24 +148,18 @@ def check_clipping(
         if packed and (on_server or _is(wrapper, *_ADAPTIVE_ON_CLIENT)):
             raise ValueError(
                 f"{around} takes every message for one client, and here a node sends one message "
-                "for all that it hosts. Run one client on each node, or use "
-                "DifferentialPrivacyClientSideFixedClipping and "
-                "client_app(..., mods=[fixedclipping_mod])."
+                f"for all that it hosts. Run one client on each node, or use {_ON_CLIENT}."
             )
         if on_server and list(spec) != list(names):
             raise ValueError(
                 f"{around} compares every upload with the whole model, and {name}'s clients upload "
-                f"{len(spec)} of its {len(names)} arrays. Use "
-                "DifferentialPrivacyClientSideFixedClipping and "
-                "client_app(..., mods=[fixedclipping_mod])."
+                f"{len(spec)} of its {len(names)} arrays. Use {_ON_CLIENT}."
             )
         counters = [key for key, (_, dtype) in spec.items() if dtype.kind != "f"]
         if on_server and counters:
             raise ValueError(
                 f"{around} scales all arrays, and {counters[0]!r} holds integers. Use "
-                "DifferentialPrivacyClientSideFixedClipping and "
-                "client_app(..., mods=[fixedclipping_mod]), or a model without it (GroupNorm in "
-                "place of BatchNorm)."
+                f"{_ON_CLIENT}, or a model without it (GroupNorm in place of BatchNorm)."
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from flwr.app import Message, MessageType, Metadata
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -30,6 +31,7 @@ _MODS = (
 )
 
 
+@dataclass
 class GridLink:
     """The nodes of a grid, and what is said to their clients.
 
@@ -50,25 +52,24 @@ class GridLink:
         Which node hosts which clients.
     """
 
-    def __init__(
-        self, at_least: int, timeout: float, most_per_node: int | None, owners: Owners
-    ) -> None:
-        self._at_least = at_least
-        self._timeout = timeout
-        self._most_per_node = most_per_node
-        self._owners = owners
-        self.discovery = Discovery(owners, most_per_node)
+    at_least: int
+    timeout: float
+    most_per_node: int | None
+    owners: Owners
+
+    def __post_init__(self) -> None:
+        self.discovery = Discovery(self.owners, self.most_per_node)
         self._nodes: GridNodes | None = None
         self._sent: list[Metadata] = []  # of the messages of this phase
 
     def connect(self, grid: Grid, wanted: Collection[int], *, allow_missing: bool) -> None:
         """Wait for the clients that the run needs; see `Discovery.find`."""
-        self._nodes = GridNodes(grid, patience=min(QUERY_TIMEOUT, self._timeout / 4))
-        self.discovery = Discovery(self._owners, self._most_per_node)
+        self._nodes = GridNodes(grid, patience=min(QUERY_TIMEOUT, self.timeout / 4))
+        self.discovery = Discovery(self.owners, self.most_per_node)
         self.discovery.find(
             self._nodes,
-            at_least=self._at_least,
-            timeout=self._timeout,
+            at_least=self.at_least,
+            timeout=self.timeout,
             wanted=wanted,
             allow_missing=allow_missing,
         )
@@ -83,7 +84,7 @@ class GridLink:
         """
         assert self._nodes is not None
         self._nodes.grid = grid
-        return self.discovery.refresh(self._nodes, at_least=self._at_least, timeout=self._timeout)
+        return self.discovery.refresh(self._nodes, at_least=self.at_least, timeout=self.timeout)
 
     def exchange(
         self, grid: Grid, timeout: float, asked: dict[int, ClientInstruction], message_type: str

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -18,9 +18,9 @@ from flwr.common import log
 from ..maths.blocks import Arrays
 from ..maths.checks import listing
 from .algorithm import Algorithm, OnClient
-from .messages.records import COLLECT, ClientInstruction, ClientReply, RawReply, from_array_record
+from .messages.records import COLLECT, ClientInstruction, RawReply, Scalar, from_array_record
 from .messages.stamp import made_by
-from .run import Run
+from .run import Exchange, Run
 from .saving.files import DamagedFileError, make_folder, read_arrays, replacing, write_arrays
 
 FOLDER = "models"
@@ -254,9 +254,7 @@ def _in_full(
     }
 
 
-def collect_personal(
-    run: Run, exchange: Callable[[dict[int, ClientInstruction], str], Iterable[ClientReply]]
-) -> dict[int, Arrays] | None:
+def collect_personal(run: Run, exchange: Exchange) -> dict[int, Arrays] | None:
     """Ask all clients for the personal models that stay with them; None where none do.
 
     Who does not send a usable one is named in a warning, and missing.
@@ -265,23 +263,14 @@ def collect_personal(
     method, personal = algorithm.method, "personal" in algorithm.kinds
     if not personal or not isinstance(algorithm.model("personal", clients[0]), OnClient):
         return None
-    asked = {
-        client: ClientInstruction(
-            {"personal": {}},
-            {
-                **({} if method is None else made_by(method)),
-                "server-round": run.last_round,
-                COLLECT: True,
-            },
-        )
-        for client in clients
-    }
+    config: dict[str, Scalar] = {"server-round": run.last_round, COLLECT: True}
+    stamped = config if method is None else {**made_by(method), **config}
+    asked = dict.fromkeys(clients, ClientInstruction({"personal": {}}, stamped))
     found: dict[int, Arrays] = {}
     reasons = dict.fromkeys(asked, "it did not answer")
-    for client, raw in exchange(dict(asked), MessageType.TRAIN):
-        if client not in reasons:
+    for client, raw in exchange(asked, MessageType.TRAIN):
+        if client is None or client not in reasons:
             continue
-        assert client is not None
         if reason := _fault(raw):
             reasons[client] = reason
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..maths.blocks import Spec
@@ -17,6 +18,7 @@ from .saving.resume import Resume
 from .trust.intake import Intake
 
 
+@dataclass(frozen=True)
 class Outgoing:
     """Makes complete messages of an algorithm's instructions.
 
@@ -28,19 +30,11 @@ class Outgoing:
         The run's collaborators; `intake` is told who was asked what.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        membership: Membership,
-        sampling: Sampling,
-        resume: Resume,
-        intake: Intake,
-    ) -> None:
-        self._algorithm = algorithm
-        self._membership = membership
-        self._sampling = sampling
-        self._resume = resume
-        self._intake = intake
+    algorithm: Algorithm
+    membership: Membership
+    sampling: Sampling
+    resume: Resume
+    intake: Intake
 
     def complete(
         self,
@@ -63,7 +57,7 @@ class Outgoing:
         """
         asked: dict[int, ClientInstruction] = {}
         reduce, beyond = self._reduction(server_round), None
-        seeds = self._sampling.client_seeds(instructions, server_round)
+        seeds = self.sampling.client_seeds(instructions, server_round)
         wanted = [] if spec is None else list(spec)
         of_all: dict[str, Scalar] = {
             **config,
@@ -71,11 +65,11 @@ class Outgoing:
             "seed": 0,
             "version": 0,
         }
-        if (method := self._algorithm.method) is not None:
+        if (method := self.algorithm.method) is not None:
             of_all |= made_by(method)
         for client, typed in sorted(instructions.items()):
             instruction = typed.encode() if isinstance(typed, Instruction) else typed
-            version = self._membership.last_accepted.get(client, 0)
+            version = self.membership.last_accepted.get(client, 0)
             common = {**of_all, "seed": seeds[client], "version": version, **self.of_run(client)}
             if spec is not None and wanted != list(next(iter(instruction.groups.values()))):
                 common[UPLOAD] = names_setting(wanted)
@@ -84,14 +78,14 @@ class Outgoing:
                 try:
                     groups, said = reduce(instruction.groups)
                 except OutOfRangeError as error:
-                    self._intake.refuse(server_round, client, f"it is not asked: {error}")
+                    self.intake.refuse(server_round, client, f"it is not asked: {error}")
                     beyond = error
                     continue
                 common |= said
             asked[client] = ClientInstruction(groups, common | instruction.config)
         if beyond is not None and not asked:
             raise beyond
-        self._intake.asked = asked
+        self.intake.asked = asked
         return asked
 
     def of_run(self, client: int) -> dict[str, Scalar]:
@@ -99,14 +93,14 @@ class Outgoing:
 
         The names of these settings are `OF_RUN`.
         """
-        told: dict[str, Scalar] = {"run": self._resume.run_id}
-        if (durable := self._resume.durable_rounds(client)) is not None:
+        told: dict[str, Scalar] = {"run": self.resume.run_id}
+        if (durable := self.resume.durable_rounds(client)) is not None:
             told["durable"] = to_json(durable)
         return told
 
     def _reduction(self, server_round: int) -> Reduction | None:
         """Return what reduces the messages of a phase; handshakes travel as they are."""
-        algorithm = self._algorithm
+        algorithm = self.algorithm
         if algorithm.wire_dtype is None or server_round == 0:
             return None
         buffers = algorithm.model_spec.keys() - set(algorithm.trained)

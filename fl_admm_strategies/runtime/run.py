@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
@@ -20,7 +20,7 @@ from flwr.app import MessageType
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Spec, prefixed, spec_of, under
+from ..maths.blocks import Arrays, Spec, as_dtype, prefixed, spec_of, under
 from ..maths.checks import in_range, listing
 from ..maths.clienttable import Row
 from .aggregation import aggregated_by
@@ -50,6 +50,7 @@ _BY_MODS = "; what clients upload can be changed by client_app(..., mods=[...]).
 _STATE = "state/"  # before the names of the algorithm's own arrays
 
 
+@dataclass(eq=False, repr=False)
 class Run:
     """A run of an algorithm.
 
@@ -72,27 +73,22 @@ class Run:
         The round that the run is to end with; None where the caller brings a loop of its own.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        membership: Membership,
-        sampling: Sampling,
-        intake: Intake,
-        bound: Bound,
-        privacy: Privacy,
-        *,
-        patience: int,
-    ) -> None:
-        self.algorithm = algorithm
-        self.membership = membership
-        self.sampling = sampling
-        self.intake = intake
-        self.bound, self.privacy = bound, privacy
-        self.record = Record()
-        self.resume = Resume()
+    algorithm: Algorithm
+    membership: Membership
+    sampling: Sampling
+    intake: Intake
+    bound: Bound
+    privacy: Privacy
+    patience: InitVar[int]
+
+    def __post_init__(self, patience: int) -> None:
+        algorithm = self.algorithm
+        self.record, self.resume = Record(), Resume()
         self.health = Health(patience, type(algorithm).__name__, algorithm.remedy)
         self.guard, self.layout, self.underway = Guard(), Layout(), Underway()
-        self.outgoing = Outgoing(algorithm, membership, sampling, self.resume, intake)
+        self.outgoing = Outgoing(
+            algorithm, self.membership, self.sampling, self.resume, self.intake
+        )
         self.last_round = 0
         self.num_rounds: int | None = None
         self._num_replies = 0  # that the last update was made of
@@ -170,9 +166,8 @@ class Run:
         self.record.begin(to_array_record(arrays))
         self.guard.begin()
         self.health.begin()
-        self.underway.begin()
         self.last_round, self.num_rounds, self._has_rows = 0, None, False
-        self._num_replies, self._is_open = 0, False
+        self._num_replies, self._is_open, self.underway = 0, False, Underway()
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
             chance, ids = np.random.default_rng([algorithm.seed, *b"layout"]), self.membership.ids
@@ -483,12 +478,7 @@ class Run:
                 f"expected {shapes}. Return what aggregate_train returned, with other numbers."
             )
         with np.errstate(all="ignore"):
-            fitting = {
-                key: (model[key] if array.dtype.kind == "f" else np.rint(model[key])).astype(
-                    array.dtype
-                )
-                for key, array in now.items()
-            }
+            fitting = {key: as_dtype(model[key], array.dtype) for key, array in now.items()}
         if wrong := [key for key in now if not in_range(fitting[key])]:
             raise ValueError(
                 f"{name} got back {listing(wrong)} of its global model with NaN, infinity or "
@@ -637,13 +627,8 @@ class Run:
         return True
 
     def _save(self, server_round: int, unreported: Mapping[str, Any] | None = None) -> None:
-        self.resume.save(
-            server_round,
-            self.state_arrays(),
-            self.membership.last_accepted,
-            fingerprint(self.algorithm, self.layout.given),
-            unreported,
-        )
+        which, state = fingerprint(self.algorithm, self.layout.given), self.state_arrays()
+        self.resume.save(server_round, state, self.membership.last_accepted, which, unreported)
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the server's state; the algorithm's arrays may be views of it."""

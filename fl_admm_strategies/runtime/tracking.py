@@ -140,10 +140,8 @@ def _scalars(
     """Return the numbers of a round by name; lists are left out, as no tracker has them as one."""
     found = {name: value for name, value in metrics.items() if not isinstance(value, list)}
     if per_client:
-        for prefix, rounds in (
-            ("train-", strategy.train_metrics),
-            ("", strategy.evaluate_metrics),
-        ):
+        both = ("train-", strategy.train_metrics), ("", strategy.evaluate_metrics)
+        for prefix, rounds in both:
             for client, own in rounds.get(server_round, {}).items():
                 found |= {f"client-{client}/{prefix}{name}": v for name, v in own.items()}
     return found

@@ -93,15 +93,15 @@ class AsyncFPFC(FPFC):
             )
         delay = self.delay
         self._link = ArrivalLink(
+            self.min_available_nodes,
+            self.node_timeout,
+            self.max_clients_per_node,
+            self.membership.owners,
             self.run,
             delay if delay is None or callable(delay) else lambda server_round, client: delay,
             self.max_staleness,
             self._waits_for_all,
             not self.published,
-            self.min_available_nodes,
-            self.node_timeout,
-            self.max_clients_per_node,
-            self.membership.owners,
         )
 
     @property

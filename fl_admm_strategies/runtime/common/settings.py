@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field
 from inspect import Parameter, Signature
 from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn, dataclass_transform
+from typing import Any, ClassVar, dataclass_transform
 
 from ...maths.checks import rules_of
 
@@ -159,11 +159,8 @@ def refuse_unknown(kind: type, given: Iterable[str], strategy: type | None = Non
     TypeError
         If there are any; the message says which parameter may have been meant.
     """
-    for name in given:
-        _refuse(kind, name, strategy)
-
-
-def _refuse(kind: type, name: str, strategy: type | None) -> NoReturn:
+    if (name := next(iter(given), None)) is None:
+        return
     parameters = parameters_of(kind)
     known = [n for n, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]
     text = f"{name} is not a parameter of {kind.__name__}"

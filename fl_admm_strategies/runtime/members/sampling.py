@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from ...maths.seeds import first_states, words_of
 
 
+@dataclass(kw_only=True)
 class Sampling:
     """Draws the clients of a phase uniformly without replacement.
 
@@ -24,20 +26,13 @@ class Sampling:
         The run's.
     """
 
-    def __init__(
-        self,
-        *,
-        fraction_train: float,
-        fraction_evaluate: float,
-        min_train: int,
-        min_evaluate: int,
-        seed: int,
-    ) -> None:
-        self.fraction_train = fraction_train
-        self.fraction_evaluate = fraction_evaluate
-        self.min_train = min_train
-        self.min_evaluate = min_evaluate
-        self.seed = seed
+    fraction_train: float
+    fraction_evaluate: float
+    min_train: int
+    min_evaluate: int
+    seed: int
+
+    def __post_init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:

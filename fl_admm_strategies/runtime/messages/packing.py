@@ -27,7 +27,7 @@ arrays, as JSON: ``{"anchor": ["weight", "bias"], "start": ["weight"]}``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate, repeat
 from typing import Any
@@ -101,7 +101,10 @@ def pack_instructions(
     for record in dict.fromkeys(record for record, _ in common):
         shared = {name: array for (of, name), array in common.items() if of == record}
         content[record] = _shared_record(shared, known)
-    for number, clients in enumerate(_alike(instructions, _kind_of_instruction)):
+    blocks_of: dict[object, list[int]] = {}
+    for client, instruction in instructions.items():
+        blocks_of.setdefault(_kind_of_instruction(instruction), []).append(client)
+    for number, clients in enumerate(blocks_of.values()):
         asked = [instructions[client] for client in clients]
         settings, columns = _split([one.config for one in asked])
         settings[GROUPS] = groups_setting(asked[0].groups)
@@ -176,14 +179,6 @@ def _kind_of_instruction(instruction: ClientInstruction) -> tuple[Any, ...]:
     groups = tuple((g, _kind_of_arrays(arrays)) for g, arrays in instruction.groups.items())
     config = instruction.config
     return groups, tuple(config), tuple(map(type, config.values()))
-
-
-def _alike(items: Mapping[int, Any], kind: Callable[[Any], object]) -> list[list[int]]:
-    """Return the clients in blocks of one kind."""
-    blocks: dict[object, list[int]] = {}
-    for client, item in items.items():
-        blocks.setdefault(kind(item), []).append(client)
-    return list(blocks.values())
 
 
 def _split(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:

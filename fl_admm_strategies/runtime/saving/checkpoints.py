@@ -172,7 +172,14 @@ class Checkpoints:
         """Write a checkpoint; then remove what is older than the last `keep`."""
         with self._writing():
             self.history.flush()
-            self._write(server_round, arrays, fingerprint, unreported)
+            header = {
+                "format": _FORMAT,
+                "round": server_round,
+                "history": self.history.extent,
+                "unreported": unreported,
+                **fingerprint,
+            }
+            write_arrays(self._path(server_round), arrays, {_RECORD: json.dumps(header)})
         self._remove_old(server_round, self.keep)
 
     def _remove_old(self, server_round: int, keep: int) -> None:
@@ -182,22 +189,6 @@ class Checkpoints:
             old = path.suffix == ".safetensors" and path not in map(self._path, kept)
             if path.name.startswith("round-") and (old or path.suffix == PART):
                 path.unlink()
-
-    def _write(
-        self,
-        server_round: int,
-        arrays: Mapping[str, NDArray[Any]],
-        fingerprint: Mapping[str, Any],
-        unreported: Mapping[str, Any] | None,
-    ) -> None:
-        header = {
-            "format": _FORMAT,
-            "round": server_round,
-            "history": self.history.extent,
-            "unreported": unreported,
-            **fingerprint,
-        }
-        write_arrays(self._path(server_round), arrays, {_RECORD: json.dumps(header)})
 
     def finish(self, server_round: int, path: Path) -> None:
         """Once a run is over, give its last checkpoint, the server's state, a second name.

@@ -184,12 +184,8 @@ class Resume:
         assert self._folder is not None
         self._kept.append(dict(last_accepted))
         kept = [[then.get(client, 0) for client in last_accepted] for then in self._kept]
-        self._folder.save(
-            server_round,
-            state,
-            {**fingerprint, "run": self.run_id, "kept": kept},
-            unreported,
-        )
+        run = {**fingerprint, "run": self.run_id, "kept": kept}
+        self._folder.save(server_round, state, run, unreported)
 
     def after_an_interrupt(self) -> str:
         """Return what is saved, and how to go on from it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class Sent:
     arrival: float
 
 
+@dataclass
 class Underway:
     """What is on its way to clients and back. Where rounds wait for everybody it is empty.
 
@@ -61,18 +62,13 @@ class Underway:
         By client, how many of its replies came too late.
     """
 
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Start a run."""
-        self.sent: dict[int, Sent] = {}
-        self.training: set[int] = set()
-        self.clock = 0.0
-        self.staleness = 0
-        self.recent: list[int] = []
-        self.waited: dict[int, int] = {}
-        self.dropped: dict[int, int] = {}
+    sent: dict[int, Sent] = field(default_factory=dict)
+    training: set[int] = field(default_factory=set)
+    clock: float = 0.0
+    staleness: int = 0
+    recent: list[int] = field(default_factory=list)
+    waited: dict[int, int] = field(default_factory=dict)
+    dropped: dict[int, int] = field(default_factory=dict)
 
     def add(
         self, client: int, instruction: ClientInstruction, server_round: int, arrival: float

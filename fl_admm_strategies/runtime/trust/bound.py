@@ -14,7 +14,7 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from ...maths.blocks import Arrays
+from ...maths.blocks import Arrays, as_dtype
 from ...maths.checks import check_choice, check_positive, listing
 from ..messages.records import ClientInstruction, Metrics, Reply
 
@@ -206,10 +206,8 @@ class Bound:
         ValueError
             If a norm is infinite.
         """
-        saved, largest = (
-            arrays.get("norms", np.zeros(0)),
-            arrays.get("largest-median", np.zeros(())),
-        )
+        saved = arrays.get("norms", np.zeros(0))
+        largest = arrays.get("largest-median", np.zeros(()))
         if np.isinf(saved).any() or not np.isfinite(largest):
             raise ValueError("The saved 'norms' are infinite, which no run's are: it is damaged.")
         self._norms = deque(saved[~np.isnan(saved)].tolist(), maxlen=_NORMS)
@@ -221,9 +219,7 @@ def _distance(arrays: Arrays, reference: Arrays) -> float:
     norm = 0.0
     for name, array in arrays.items():
         if array.dtype.kind == "f" and array.size:
-            start = reference.get(name)
-            if start is None or start.shape != array.shape:
-                start = np.zeros_like(array)
+            start = _start(array, reference.get(name))
             for part, begun in zip(_parts(array), _parts(start), strict=True):
                 norm = math.hypot(norm, _norm(np.subtract(part, begun, dtype=np.float64)))
     return norm
@@ -248,15 +244,14 @@ def _scaled(reply: Reply, reference: Arrays, factor: float) -> Reply:
     """Return a reply whose upload has only a part of the change."""
     arrays: Arrays = {}
     for name, array in reply.arrays.items():
-        start = _start(array, reference.get(name))
-        moved = np.asarray(start + factor * (array - start))
-        arrays[name] = (moved if array.dtype.kind == "f" else np.rint(moved)).astype(array.dtype)
+        start = _start(array, reference.get(name)).astype(np.float64)
+        arrays[name] = as_dtype(np.asarray(start + factor * (array - start)), array.dtype)
     largest = max((float(np.abs(array).max(initial=0)) for array in arrays.values()), default=0.0)
     return replace(reply, arrays=arrays, largest=largest)
 
 
-def _start(array: NDArray[Any], reference: NDArray[Any] | None) -> NDArray[np.float64]:
+def _start(array: NDArray[Any], reference: NDArray[Any] | None) -> NDArray[Any]:
     """Return what an array is measured from."""
     if reference is None or reference.shape != array.shape:
-        return np.zeros(array.shape)
-    return reference.astype(np.float64)
+        return np.zeros_like(array)
+    return reference

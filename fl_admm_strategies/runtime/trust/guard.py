@@ -26,8 +26,7 @@ Undo = Callable[[], None]
 class Guard:
     """Watches over updates that may overflow, and finds the replies that make them do so."""
 
-    def __init__(self) -> None:
-        self._watching = False  # whether a number that large was ever taken in
+    _watching = False  # whether a number that large was ever taken in
 
     def begin(self, loaded: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Start a run, or go on with a state that is to be loaded.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from logging import WARNING
 from typing import Any, NamedTuple
@@ -60,6 +60,7 @@ class Accepted(NamedTuple):
     lost: list[int]
 
 
+@dataclass
 class Intake:
     """Checks what comes back from the clients that were asked.
 
@@ -90,20 +91,14 @@ class Intake:
         The share of the clients asked in the last phase that sent NaN or infinity.
     """
 
-    def __init__(
-        self,
-        weighted_by_key: str,
-        membership: Membership,
-        method: str | None = None,
-        max_examples: int | None = None,
-        why_unaltered: str = "",
-    ) -> None:
-        self.weighted_by_key = weighted_by_key
-        self._caps = max_examples is None
-        self.why_unaltered = why_unaltered
-        self._most_examples = math.inf if max_examples is None else float(max_examples)
-        self._membership = membership
-        self._method = method
+    weighted_by_key: str
+    membership: Membership
+    method: str | None = None
+    max_examples: int | None = None
+    why_unaltered: str = ""
+
+    def __post_init__(self) -> None:
+        self._most_examples = math.inf if self.max_examples is None else float(self.max_examples)
         self.begin()
 
     def begin(self) -> None:
@@ -162,7 +157,7 @@ class Intake:
                 else:
                     accepted[client] = reply
                     self._has_right_clients = True
-        several = len(wrong) >= min(2, len(self._membership))
+        several = len(wrong) >= min(2, len(self.membership))
         self.only_wrong_clients = several and wrong == answered
         refused |= {c: "no reply within the timeout" for c in self.asked if c not in answered}
         self.infinite = infinite / max(len(self.asked), 1)
@@ -176,9 +171,9 @@ class Intake:
 
     def _cap(self, server_round: int, replies: dict[int, Reply]) -> dict[int, Reply]:
         """Return replies to a training, nobody's with many times the others' examples."""
-        members = self._membership
+        members = self.membership
         members.examples = members.examples | {c: r.num_examples for c, r in replies.items()}
-        most = most_examples(members.examples.values()) if self._caps else math.inf
+        most = most_examples(members.examples.values()) if self.max_examples is None else math.inf
         over = [client for client, reply in replies.items() if reply.num_examples > most]
         if new := [client for client in over if client not in self._capped]:
             self._capped.update(new)
@@ -196,7 +191,7 @@ class Intake:
         if raw.error is not None and MOD_REFUSED in raw.error:
             raise WrongMakerError(f"it failed: {raw.error}")
         if raw.error is None or raw.metrics:
-            check_reply_maker(raw.metrics, self._method)
+            check_reply_maker(raw.metrics, self.method)
         wire_dtype = self.asked[client].config.get(WIRE_DTYPE)
         wanted = spec(client) if callable(spec) else spec
         reply = check_reply(raw, wanted, self.weighted_by_key, wire_dtype, self._most_examples)
@@ -229,7 +224,7 @@ class Intake:
         return weighted_means(replies, self.weighted_by_key) if replies else {}
 
     def _has_lost(self, client: int, reason: str) -> bool:
-        return who_lost(reason) is not None and not self._membership.is_new(client)
+        return who_lost(reason) is not None and not self.membership.is_new(client)
 
     def refuse(self, server_round: int, client: int, reason: str) -> None:
         """Say in one log line that a client's reply is not used, and why."""
@@ -244,9 +239,9 @@ class Intake:
         """
         if self.only_wrong_clients:
             return f"{self.last_refusal} All replies were of this kind."
-        if self._method is None or self._has_right_clients:
+        if self.method is None or self._has_right_clients:
             return self.last_refusal
-        return f"{self.last_refusal} ({self._method} needs {client_of(self._method)}.)"
+        return f"{self.last_refusal} ({self.method} needs {client_of(self.method)}.)"
 
 
 def check_reply(
