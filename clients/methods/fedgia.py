@@ -12,12 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_admm_strategies import FedGiA
-from fl_admm_strategies.algorithms.fedgia import (
-    DUAL,
-    GRADIENT,
-    FedGiAInstruction,
-    FedGiAQuestion,
-)
+from fl_admm_strategies.algorithms.fedgia import DUAL, GRADIENT, FedGiAInstruction, FedGiAQuestion
 from fl_admm_strategies.maths.blocks import Arrays, Block, prefixed
 
 from ..toolkit.round.base import MethodClient

@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_admm_strategies import FLAME
-from fl_admm_strategies.algorithms.flame import (
-    LOCAL_W,
-    THETA,
-    FLAMEEvaluation,
-    FLAMEInstruction,
-)
+from fl_admm_strategies.algorithms.flame import LOCAL_W, THETA, FLAMEEvaluation, FLAMEInstruction
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.maths.moreau import joint_weight
 

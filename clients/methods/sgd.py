@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies import FedAvg
 from fl_admm_strategies.algorithms.fedavg import FedAvgInstruction
-from fl_admm_strategies.runtime.messages.records import (
-    ARRAYS,
-    GROUPS,
-    split_groups,
-    to_json,
-)
+from fl_admm_strategies.runtime.messages.records import ARRAYS, GROUPS, split_groups, to_json
 
 from ..toolkit.round.torch_client import TorchClient
 from ..toolkit.solving.objective import LocalObjective

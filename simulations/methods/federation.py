@@ -203,9 +203,7 @@ def run_here(
 
 
 def grid_of(
-    federation: Federation,
-    num_nodes: int,
-    around: Callable[[ClientApp], Any] = lambda app: app,
+    federation: Federation, num_nodes: int, around: Callable[[ClientApp], Any] = lambda app: app
 ) -> InProcessGrid:
     """Return a grid of this process with the clients of a federation on some nodes."""
     app = client_app(

@@ -77,11 +77,7 @@ def cost_to(
     if not good:
         return dict.fromkeys(("target-rounds", "target-cost", "target-mb"))
     sent = sum(sum(moved) for server_round, moved in traffic.items() if server_round <= min(good))
-    return {
-        "target-rounds": min(good),
-        "target-cost": sent // itemsize,
-        "target-mb": sent / 1e6,
-    }
+    return {"target-rounds": min(good), "target-cost": sent // itemsize, "target-mb": sent / 1e6}
 
 
 def bytes_of_number(strategy: Any, arrays: ArrayRecord) -> int:

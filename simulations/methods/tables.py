@@ -17,8 +17,7 @@ _ALL_CLIENTS = "All clients of the data set take part, training.fraction-train o
 _CHOSEN = {"max_norm", "on_excess", "max_examples", "privacy", "wire_dtype", "state_on_disk"}
 _OF_THE_RUN = {
     **dict.fromkeys(
-        parameters_of(SampledStrategy).keys() - _CHOSEN,
-        "The app leaves it at its default.",
+        parameters_of(SampledStrategy).keys() - _CHOSEN, "The app leaves it at its default."
     ),
     "fraction_train": "It is training.fraction-train.",
     "seed": "It is seed, for all of the experiment.",

@@ -23,10 +23,7 @@ _MOST_NAMES = 40  # with more clients, their numbers would overlap
 
 
 def render_path(
-    path: PathTaken,
-    metric: str,
-    traffic: Mapping[int, Traffic],
-    true_clusters: ArrayLike | None,
+    path: PathTaken, metric: str, traffic: Mapping[int, Traffic], true_clusters: ArrayLike | None
 ) -> list[RenderableType]:
     """Return the table of a path, a row a lambda, and the sentence that says which was chosen.
 

@@ -75,9 +75,7 @@ class ClusterCondition:
 
 
 def clustering_scores(
-    theta_norms: ArrayLike,
-    true_clusters: ArrayLike | None,
-    nus: Sequence[float] = (0.01, 0.1, 0.5),
+    theta_norms: ArrayLike, true_clusters: ArrayLike | None, nus: Sequence[float] = (0.01, 0.1, 0.5)
 ) -> list[ClusteringRow]:
     """Count the clusters at several thresholds and compare them with the true ones.
 

@@ -20,22 +20,10 @@ from ..data.federated import generator
 from ..problems import FactorProblem, Problem
 from ..problems.factors import RANK_AT, RELEVANT
 from ..settings.tables import ReportSettings
+from . import yardsticks
 from .base import NONE, Finished, MethodReport, Report
 from .table import small_table
-from .yardsticks import (
-    Matrix,
-    alternating_least_squares,
-    counts,
-    item_means,
-    item_scores,
-    joined,
-    least_squares,
-    pair_counts,
-    ranking,
-    rmse_of_factors,
-    rmse_of_items,
-    rmse_with_biases,
-)
+from .yardsticks import Matrix
 
 _MOST_ITEMS = 5000  # of which EASE is computed: an inverse of that size takes half a minute
 
@@ -67,16 +55,16 @@ class CompletionReport(MethodReport):
         assert isinstance(settings.report, CompletionReportSettings)
         train = [client.train for client in data.clients]
         test = [client.test for client in data.clients]
-        everyone, tested = joined(train), joined(test)
+        everyone, tested = yardsticks.joined(train), yardsticks.joined(test)
         rank, ridge = settings.model.rank, settings.report.als_lam
-        users, items = alternating_least_squares(
+        users, items = yardsticks.alternating_least_squares(
             train,
             generator(settings.seed, "als").random((data.num_items, rank)),
             lam=ridge,
             sweeps=settings.report.als_sweeps,
         )
         with_biases = {
-            k: least_squares(
+            k: yardsticks.least_squares(
                 everyone,
                 generator(settings.seed, "biases").normal(0, 0.1, (data.num_items, k))
                 * (np.arange(k) < k - 1),
@@ -95,13 +83,16 @@ class CompletionReport(MethodReport):
         }
         if run.problem.metric.key == "ndcg":
             return _of_ranking(run, ranked, found)
-        by_item, mean = item_means(train, settings.report.item_mean_prior)
+        by_item, mean = yardsticks.item_means(train, settings.report.item_mean_prior)
         (score,) = run.scores.models.values()
         federated = score.mean
-        central = data.std * rmse_of_factors(test, users, items)
-        item_mean = data.std * rmse_of_items(test, by_item)
-        constant = data.std * rmse_of_items(test, np.full_like(by_item, mean))
-        biased = {k: data.std * rmse_with_biases(tested, *one) for k, one in with_biases.items()}
+        central = data.std * yardsticks.rmse_of_factors(test, users, items)
+        item_mean = data.std * yardsticks.rmse_of_items(test, by_item)
+        constant = data.std * yardsticks.rmse_of_items(test, np.full_like(by_item, mean))
+        biased = {
+            k: data.std * yardsticks.rmse_with_biases(tested, *one)
+            for k, one in with_biases.items()
+        }
         (factors,) = strategy.global_model().values()
         losses = [client["loss"] for client in run.clients.values()]
         of_items = strategy.regularizer.value(factors) / (len(losses) if strategy.is_summed else 1)
@@ -169,14 +160,14 @@ class CompletionReport(MethodReport):
         parts = [(client.train, client.test) for client in data.clients]
 
         def means(scores: Callable[[slice, Ratings], Matrix]) -> dict[str, float]:
-            return ranking(scores, parts, relevant).means()
+            return yardsticks.ranking(scores, parts, relevant).means()
 
         def by(users: Matrix, items: Matrix) -> dict[str, float]:
             return means(lambda rows, _: users[rows] @ items.T)
 
         found: dict[str, dict[str, float]] = {
             run.strategy.title: dict(ranking_means(run.clients)),
-            "popularity: how many rated the item": means(lambda *_: counts(train)),
+            "popularity: how many rated the item": means(lambda *_: yardsticks.counts(train)),
             "ALS, same rank": by(*factors),
         }
         for k, (users, items, _) in with_biases.items():
@@ -186,13 +177,13 @@ class CompletionReport(MethodReport):
             )
         ones = replace(train, values=np.ones(len(train)))
         first = generator(settings.seed, "implicit").normal(0, 0.1, (data.num_items, rank))
-        users, items, _ = least_squares(
+        users, items, _ = yardsticks.least_squares(
             ones, first, lam=settings.report.implicit_lam, sweeps=8, feedback="implicit"
         )
         found["implicit ALS, same rank"] = by(users, items)
         if data.num_items <= _MOST_ITEMS:
-            weights = ease_weights(pair_counts(train), settings.report.ease_lam)
-            found["EASE"] = means(lambda _, own: item_scores(own, weights))
+            weights = ease_weights(yardsticks.pair_counts(train), settings.report.ease_lam)
+            found["EASE"] = means(lambda _, own: yardsticks.item_scores(own, weights))
         return found
 
 

@@ -209,11 +209,7 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def distance_heat_map(
-    omega: ArrayLike,
-    found: ArrayLike,
-    clients: Sequence[int],
-    *,
-    picture: Picture,
+    omega: ArrayLike, found: ArrayLike, clients: Sequence[int], *, picture: Picture
 ) -> None:
     """Draw the Euclidean distance of every two client models, ordered by found cluster.
 

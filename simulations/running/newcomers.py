@@ -13,13 +13,7 @@ from rich.text import Text
 from fl_admm_strategies import Local, StatefulStrategy
 from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
 
-from ..methods import (
-    Federation,
-    baseline_table,
-    client_of,
-    completed,
-    run_here,
-)
+from ..methods import Federation, baseline_table, client_of, completed, run_here
 from ..problems import Problem
 from ..problems.scores import ModelScores
 from ..reports import Finished, Report

@@ -8,7 +8,7 @@ or more, or, with `leave_one_out`, one each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,14 +44,8 @@ class Ranking:
     listed: NDArray[np.bool_]
 
     def __add__(self, other: Ranking) -> Ranking:
-        return Ranking(
-            self.users + other.users,
-            self.hits + other.hits,
-            self.precision + other.precision,
-            self.recall + other.recall,
-            self.ndcg + other.ndcg,
-            self.listed | other.listed,
-        )
+        # Of booleans + is "or".
+        return Ranking(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def means(self) -> dict[str, float]:
         """Return ``hr``, ``precision``, ``recall``, ``ndcg``, means over users, and ``coverage``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -495,14 +496,5 @@ def _hosted_context(
     context: Context, client_id: int, total: int, state: Mapping[str, Any]
 ) -> Context:
     """Return a hosted client's context: its partition id and its part of the node's state."""
-    return Context(
-        run_id=context.run_id,
-        node_id=context.node_id,
-        node_config={
-            **context.node_config,
-            "partition-id": client_id,
-            "num-partitions": total,
-        },
-        state=RecordDict(dict(state)),
-        run_config=context.run_config,
-    )
+    place = {**context.node_config, "partition-id": client_id, "num-partitions": total}
+    return replace(context, node_config=place, state=RecordDict(dict(state)))

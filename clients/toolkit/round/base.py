@@ -33,15 +33,7 @@ from fl_admm_strategies.runtime.trust.health import INITIAL_LOSS
 from fl_admm_strategies.runtime.trust.layout import NAMES, TRAINED, answer, as_properties
 
 from ..errors import plain_errors
-from ..solving.steps import (
-    Driver,
-    Evaluation,
-    MethodSteps,
-    Reply,
-    Scalars,
-    Steps,
-    take_steps,
-)
+from ..solving.steps import Driver, Evaluation, MethodSteps, Reply, Scalars, Steps, take_steps
 from .app import identity
 from .memory import Memory
 
@@ -89,11 +81,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
     """Whether replies have a `seal`: not where nothing can change them on their way."""
 
     def __init__(
-        self,
-        context: Context,
-        *,
-        state_dir: str | os.PathLike[str] | None = None,
-        **unknown: Never,
+        self, context: Context, *, state_dir: str | os.PathLike[str] | None = None, **unknown: Never
     ) -> None:
         refuse_unknown(type(self), unknown, self.strategy)
         self.context = context

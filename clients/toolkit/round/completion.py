@@ -22,11 +22,7 @@ from numpy.typing import NDArray
 from fl_admm_strategies.algorithms.shared.completion import RANKED, FedMCFactors
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import check_count, check_positive
-from fl_admm_strategies.maths.regularizers import (
-    Regularizer,
-    check_regularizer,
-    squared_l2_weight,
-)
+from fl_admm_strategies.maths.regularizers import Regularizer, check_regularizer, squared_l2_weight
 from fl_admm_strategies.runtime.messages.records import from_array_record, to_array_record
 from fl_admm_strategies.runtime.messages.schema import Instruction
 
@@ -395,11 +391,7 @@ class CompletionClient(RatingsClient[Asked]):
         return {name: array for name, array in factors.items() if array is not None}
 
     def predict(
-        self,
-        users: NDArray[Any],
-        items: NDArray[Any],
-        *,
-        item_factors: NDArray[Any] | None = None,
+        self, users: NDArray[Any], items: NDArray[Any], *, item_factors: NDArray[Any] | None = None
     ) -> NDArray[Any]:
         """Predict ratings, in stars, by the factors of `personal_arrays`.
 

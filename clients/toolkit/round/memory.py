@@ -15,11 +15,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.runtime.messages.records import (
-    STATE_LOST,
-    to_array_record,
-    views,
-)
+from fl_admm_strategies.runtime.messages.records import STATE_LOST, to_array_record, views
 from fl_admm_strategies.runtime.saving.files import (
     DamagedFileError,
     make_folder,

@@ -24,16 +24,7 @@ from .objective import ProjectedTerm
 from .sample_losses import is_by_sample
 from .solvers import Batch, LocalProblem
 from .stacked import Member, StackedModel, descend, plain_step, rows_of
-from .steps import (
-    Choice,
-    Job,
-    Measurement,
-    Reply,
-    Scalars,
-    Session,
-    in_stacks,
-    run_together,
-)
+from .steps import Choice, Job, Measurement, Reply, Scalars, Session, in_stacks, run_together
 from .vmapped import AnyModel, stacked_forward
 
 LARGEST = 50_000

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,6 +33,10 @@ class Recommender(ABC):
     """
 
     num_items: int
+    array: ClassVar[str]
+    """The name of its array in a file."""
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Its settings, which go with it."""
 
     @abstractmethod
     def scores(self, items: ArrayLike, values: ArrayLike | None = None) -> NDArray[Any]:
@@ -52,7 +55,7 @@ class Recommender(ABC):
         """Return a vector for every item, (n, d): items are alike whose vectors point alike."""
 
     @abstractmethod
-    def _saved(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]: ...
+    def _saved(self) -> NDArray[Any]: ...
 
     def recommend(
         self,
@@ -86,8 +89,9 @@ class Recommender(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a file of safetensors, which `load` reads."""
-        arrays, settings = self._saved()
-        write_arrays(Path(path), arrays, {type(self).__name__: json.dumps(settings)})
+        settings = {name: getattr(self, name) for name in self.kept}
+        metadata = {type(self).__name__: json.dumps(settings)}
+        write_arrays(Path(path), {self.array: self._saved()}, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recommender:
@@ -101,7 +105,7 @@ class Recommender(ABC):
         arrays, metadata = read_arrays(Path(path))
         for kind in (FactorRecommender, ItemRecommender):
             if kind.__name__ in metadata:
-                return kind._of(arrays, json.loads(metadata[kind.__name__]))
+                return kind(arrays[kind.array], **json.loads(metadata[kind.__name__]))
         raise ValueError(f"{path} holds no recommender, expected a file that save() has written.")
 
 
@@ -132,7 +136,8 @@ class FactorRecommender(Recommender):
     array([1])
     """
 
-    kept: ClassVar = ("lam", "feedback", "confidence", "mean")
+    array = "item-factors"
+    kept = ("lam", "feedback", "confidence", "mean")
 
     def __init__(
         self,
@@ -178,13 +183,8 @@ class FactorRecommender(Recommender):
         """Return the items' factors, without their biases."""
         return self._items[:, :-1] if self.feedback == "explicit" else self._items
 
-    def _saved(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        settings = {name: getattr(self, name) for name in self.kept}
-        return {"item-factors": np.ascontiguousarray(self._items.T)}, settings
-
-    @classmethod
-    def _of(cls, arrays: Mapping[str, NDArray[Any]], settings: Mapping[str, Any]) -> Self:
-        return cls(arrays["item-factors"], **settings)
+    def _saved(self) -> NDArray[Any]:
+        return np.ascontiguousarray(self._items.T)
 
 
 class ItemRecommender(Recommender):
@@ -195,6 +195,8 @@ class ItemRecommender(Recommender):
     item_weights : array of shape (n, n)
         B, ``strategy.global_arrays["item-weights"].numpy()``.
     """
+
+    array = "item-weights"
 
     def __init__(self, item_weights: ArrayLike) -> None:
         self._weights = np.asarray(item_weights)
@@ -213,9 +215,5 @@ class ItemRecommender(Recommender):
         """Return what each item says of all others."""
         return self._weights
 
-    def _saved(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        return {"item-weights": self._weights}, {}
-
-    @classmethod
-    def _of(cls, arrays: Mapping[str, NDArray[Any]], settings: Mapping[str, Any]) -> Self:
-        return cls(arrays["item-weights"], **settings)
+    def _saved(self) -> NDArray[Any]:
+        return self._weights
