@@ -32,20 +32,13 @@ from clients.toolkit.round.memory import Memory
 from clients.toolkit.solving.steps import Scalars
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.maths.checks import Positive, WholeNumber, check_fields
+from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.packing import (
     pack_replies,
     unpack_instructions,
     unpack_replies,
 )
-from fl_admm_strategies.runtime.messages.records import (
-    NUM_EXAMPLES,
-    UPLOAD,
-    RawReply,
-    from_array_record,
-    parse_groups,
-    read_names,
-    to_array_record,
-)
+from fl_admm_strategies.runtime.messages.records import RawReply
 from fl_admm_strategies.runtime.messages.seal import SEAL
 
 LABELS: Final = "random-labels"
@@ -232,9 +225,9 @@ class AttackingClient(NumPyClient):
 
 
 def _upload_names(config: Mapping[str, Any], count: int) -> list[str]:
-    if (wanted := config.get(UPLOAD)) is not None:
-        return read_names(UPLOAD, wanted)
-    groups = parse_groups(config)  # none from a plain FedAvg server
+    if (wanted := config.get(wire.UPLOAD)) is not None:
+        return wire.read_names(wire.UPLOAD, wanted)
+    groups = wire.parse_groups(config)  # none from a plain FedAvg server
     return [str(place) for place in range(count)] if groups is None else next(iter(groups.values()))
 
 
@@ -334,18 +327,20 @@ class _AttackedApp(ClientApp):
         config: dict[str, Any] = dict(next(iter(message.content.config_records.values()), {}))
         for key, record in list(reply.content.items()):
             if kind == "evaluate" and isinstance(record, MetricRecord):
-                for name in {NUM_EXAMPLES, "num_examples"} & record.keys():
+                for name in {wire.NUM_EXAMPLES, "num_examples"} & record.keys():
                     record[name] = 0
             elif kind == "train" and isinstance(record, ArrayRecord):
-                forged = self._forged(RawReply(from_array_record(record)), config, client, kind)
-                reply.content[key] = to_array_record(forged.arrays or {})
+                forged = self._forged(
+                    RawReply(wire.from_array_record(record)), config, client, kind
+                )
+                reply.content[key] = wire.to_array_record(forged.arrays or {})
         return reply
 
     def _forged(
         self, reply: RawReply, config: Mapping[str, Any], client: int | None, kind: str
     ) -> RawReply:
         if kind == "evaluate":
-            return replace(reply, metrics=reply.metrics | {NUM_EXAMPLES: 0})
+            return replace(reply, metrics=reply.metrics | {wire.NUM_EXAMPLES: 0})
         if client is None or reply.arrays is None or config.get("handshake"):
             return reply
         server_round = int(config.get("server-round", 0))

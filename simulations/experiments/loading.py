@@ -11,17 +11,8 @@ from pydantic import Field, ValidationError, create_model
 
 from fl_admm_strategies.runtime.common.settings import RENAMED, parameters_of
 
+from .. import methods
 from ..data import kind_of
-from ..methods import (
-    METHODS,
-    algorithm_table,
-    baseline_table,
-    client_of,
-    client_table,
-    data_of,
-    default_of,
-    strategy_named,
-)
 from ..problems import problem_of
 from ..reports import report_of
 from ..settings.constructor import Built
@@ -171,8 +162,8 @@ def _settings_type(raw: dict[str, Any]) -> type[Settings]:
     if not isinstance(algorithm, dict):
         return _Unclear
     if "name" not in algorithm:
-        raise ValueError(f"algorithm.name: is missing. Known: {', '.join(METHODS)}.")
-    strategy = strategy_named(str(algorithm["name"]))
+        raise ValueError(f"algorithm.name: is missing. Known: {', '.join(methods.METHODS)}.")
+    strategy = methods.strategy_named(str(algorithm["name"]))
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         return _Unclear
     names = tuple(compared) if isinstance(compared, dict) else ()
@@ -183,14 +174,14 @@ def _settings_type(raw: dict[str, Any]) -> type[Settings]:
 def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) -> type[Settings]:
     problem = problem_of(kind_of(data))
     report = report_of(strategy, problem)
-    client = client_table(_client_of("algorithm", name, strategy, data), problem)
-    table = algorithm_table(strategy, frozenset(report.fixed), report.left_out)
+    client = methods.client_table(_client_of("algorithm", name, strategy, data), problem)
+    table = methods.algorithm_table(strategy, frozenset(report.fixed), report.left_out)
     compared: dict[str, Any] = {}
     for other in baselines:
-        one = strategy_named(other, "baseline")
+        one = methods.strategy_named(other, "baseline")
         # A name with a colon is a class of the user's own, whose underscores stay.
         compared[other.replace("-", "_")] = (
-            baseline_table(
+            methods.baseline_table(
                 one,
                 report_of(one, problem).left_out,
                 _client_of("baseline", other, one, data),
@@ -202,7 +193,7 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
     fields: dict[str, Any] = {
         "model": ((problem.model_table or dict[str, Any]) | None, None),
         "algorithm": (table, ...),
-        "client": (client, default_of(client)),
+        "client": (client, methods.default_of(client)),
         "report": (report.settings, report.settings()),
         "baselines": (listed, ... if compared else listed()),
     }
@@ -212,8 +203,8 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
 def _client_of(what: str, name: str, strategy: type, data: str) -> type:
     """Return a method's client, or say that it does not learn from such data."""
     kind = kind_of(data)
-    if (client := client_of(strategy, problem_of(kind))) is None:
-        others = " or ".join(other.__name__ for other in data_of(strategy)) or "nothing"
+    if (client := methods.client_of(strategy, problem_of(kind))) is None:
+        others = " or ".join(other.__name__ for other in methods.data_of(strategy)) or "nothing"
         raise ValueError(
             f"data set {data!r} is {kind.__name__}, {what} {name!r} learns from {others}: use "
             f"another data set or another {what}."

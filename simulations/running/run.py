@@ -15,32 +15,16 @@ from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
 from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 from fl_admm_strategies.runtime.saving.files import lock_folder
 
+from .. import reports
 from ..experiments.experiment import Experiment, load_experiment
 from ..experiments.run_config import RunConfig
 from ..methods import Federation, History, run_here, run_method
 from ..methods.measures import legend
 from ..problems import Problem
-from ..reports import (
-    Finished,
-    Report,
-    Result,
-    plots,
-    results_table,
-    row_of,
-    write_result,
-    write_text,
-)
+from ..reports import Finished, Report, Result
 from ..settings.tables import published_rows
-from .folder import (
-    CHECKPOINTS,
-    RESULT,
-    SETTINGS,
-    STATE,
-    Rounds,
-    changes_in,
-    metrics_file,
-    results_folder,
-)
+from . import folder
+from .folder import Rounds
 from .newcomers import run_newcomers
 
 
@@ -77,7 +61,7 @@ def prepare(config: RunConfig, engine: str) -> Run:
     """
     experiment = load_experiment(config)
     settings, resume = experiment.settings, config.resume
-    out = results_folder(config.out, experiment.name, settings, resume=resume)
+    out = folder.results_folder(config.out, experiment.name, settings, resume=resume)
     return Run(experiment, out, resume, engine)
 
 
@@ -103,7 +87,7 @@ def run_experiment(run: Run, grid: Grid, console: Console) -> Result:
         If not one reply, or not one evaluation, of the whole run was usable; once all is written,
         if a method of ``[baselines]`` came to no end.
     """
-    with lock_folder(run.out / CHECKPOINTS):  # until the last file is written
+    with lock_folder(run.out / folder.CHECKPOINTS):  # until the last file is written
         finished, history = _train(run, grid, console)
         return _report(run, finished, history, console)
 
@@ -114,12 +98,12 @@ def _train(run: Run, grid: Grid, console: Console) -> tuple[Finished, History]:
     federation, training = experiment.federation, settings.training
     strategy = federation.strategy()
     arrays = federation.initial_arrays(strategy)
-    if changed := changes_in(out, settings):
+    if changed := folder.changes_in(out, settings):
         differences = "; ".join(f"{key} {how}" for key, how in changed.items())
         line = f"Resuming with other settings: {differences}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    write_text(out / SETTINGS, settings.to_toml())
-    with Rounds(out / metrics_file(), strategy) as rounds:
+    reports.write_text(out / folder.SETTINGS, settings.to_toml())
+    with Rounds(out / folder.metrics_file(), strategy) as rounds:
         history = run_method(
             experiment.problem,
             strategy,
@@ -130,13 +114,13 @@ def _train(run: Run, grid: Grid, console: Console) -> tuple[Finished, History]:
             evaluate_every=training.evaluate_every,
             stop=experiment.report.stop_rule(strategy, experiment.problem),
             on_round=rounds.write,
-            checkpoint_dir=out / CHECKPOINTS,
+            checkpoint_dir=out / folder.CHECKPOINTS,
             checkpoint_every=training.checkpoint_every,
             resume=run.resume,
             collect=training.collect_models,
         )
         seconds = rounds.seconds
-    Checkpoints(out / CHECKPOINTS).finish(strategy.last_round, out / STATE)
+    Checkpoints(out / folder.CHECKPOINTS).finish(strategy.last_round, out / folder.STATE)
     strategy.models().save(out / MODELS_FOLDER)
     if not history.rounds:
         raise RuntimeError(
@@ -186,9 +170,9 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         ),
         extra={**form_extra, **attack_extra, **report.extra, **newcomers.extra},
     )
-    write_result(run.out / RESULT, result)
+    reports.write_result(run.out / folder.RESULT, result)
     _draw_metric(finished, history, baselines, result, report.levels)
-    for part in (results_table(result), *report.body, *newcomers.body):
+    for part in (reports.results_table(result), *report.body, *newcomers.body):
         console.print(part)
         console.print()
     _print_files(console, run, report, strategy.models())
@@ -242,7 +226,7 @@ def _run_baselines(
     for name, federation in experiment.baselines.items():
         console.print(f"For comparison, on the same data: {name} ...", highlight=False)
         try:
-            found.append(_run_baseline(federation, num_rounds, out / metrics_file(name)))
+            found.append(_run_baseline(federation, num_rounds, out / folder.metrics_file(name)))
         except (RuntimeError, ValueError) as error:
             failed[name] = error
     return found, failed
@@ -274,18 +258,18 @@ def _draw_metric(
 ) -> None:
     curves = _curves(history, result)
     compared = {
-        row_of(baseline.title, kind): curve
+        reports.row_of(baseline.title, kind): curve
         for baseline in baselines
         for kind, curve in _curves(baseline, result).items()
     }
     if compared:  # whose is whose
-        curves = {row_of(history.title, kind): curve for kind, curve in curves.items()}
+        curves = {reports.row_of(history.title, kind): curve for kind, curve in curves.items()}
     published = {
         f"{method}, published: {row[result.metric.published]:g}": row[result.metric.published]
         for method, row in result.published.items()
         if method == result.algorithm and result.metric.published in row
     }
-    plots.metric_over_rounds(
+    reports.plots.metric_over_rounds(
         {**curves, **compared},
         ylabel=result.metric.axis,
         picture=run.picture("metric.png"),
@@ -309,15 +293,15 @@ def _print_files(console: Console, run: Run, report: Report, models: Models) -> 
     files = {
         "metric.png": "the metric over the rounds",
         **report.files,
-        RESULT: "the numbers above",
-        metrics_file(): "every round, with every client's metrics",
+        folder.RESULT: "the numbers above",
+        folder.metrics_file(): "every round, with every client's metrics",
         **{
-            metrics_file(name): "the same for a method run for comparison"
+            folder.metrics_file(name): "the same for a method run for comparison"
             for name in run.experiment.baselines
         },
-        SETTINGS: "all settings; run this file to get the same numbers",
+        folder.SETTINGS: "all settings; run this file to get the same numbers",
         **({f"{MODELS_FOLDER}/": f"the models ({saved}) as safetensors"} if saved else {}),
-        STATE: "the server's state, with all models",
+        folder.STATE: "the server's state, with all models",
     }
     console.print(f"Results: [bold]{run.out.resolve()}[/bold]", soft_wrap=True)
     width = max(map(len, files))

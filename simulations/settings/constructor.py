@@ -28,18 +28,7 @@ from typing import (
 
 from pydantic import Discriminator, Field, Strict, Tag, create_model, model_validator
 
-from fl_admm_strategies import (
-    L1,
-    MCP,
-    GrowingEpochs,
-    L1Norm,
-    LambdaPath,
-    RandomDelay,
-    RandomEpochs,
-    SmoothedSCAD,
-    SquaredL2,
-    StepDecay,
-)
+import fl_admm_strategies as library
 from fl_admm_strategies.maths.penalties import Penalty
 from fl_admm_strategies.maths.regularizers import Regularizer
 from fl_admm_strategies.runtime.common.settings import HasSettings, parameters_of
@@ -48,15 +37,15 @@ from .documented import parameter_docs
 from .section import Section
 
 OBJECTS: dict[object, Mapping[str, type]] = {
-    Penalty: {"scad": SmoothedSCAD, "l1": L1, "mcp": MCP},
-    LambdaPath: {"path": LambdaPath},
-    Callable[[int, int], int]: {"growing": GrowingEpochs, "random": RandomEpochs},
-    Regularizer: {"l2": SquaredL2, "l1": L1Norm},
+    Penalty: {"scad": library.SmoothedSCAD, "l1": library.L1, "mcp": library.MCP},
+    library.LambdaPath: {"path": library.LambdaPath},
+    Callable[[int, int], int]: {"growing": library.GrowingEpochs, "random": library.RandomEpochs},
+    Regularizer: {"l2": library.SquaredL2, "l1": library.L1Norm},
 }
 """What a file can give for a parameter of one of these types, by the table's ``type``."""
 SCHEDULES: dict[object, type] = {
-    Callable[[int], float]: StepDecay,
-    Callable[[int, int], float]: RandomDelay,
+    Callable[[int], float]: library.StepDecay,
+    Callable[[int, int], float]: library.RandomDelay,
 }
 """What it can give for a function of the round, or of the round and the client."""
 

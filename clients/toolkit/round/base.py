@@ -15,15 +15,8 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.common.settings import refuse_unknown
+from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.noise import CLIP, NOISE, NOISED, clipped, with_noise
-from fl_admm_strategies.runtime.messages.records import (
-    ARRAYS,
-    SECURE,
-    UPLOAD,
-    parse_groups,
-    read_names,
-    split_groups,
-)
 from fl_admm_strategies.runtime.messages.schema import Instruction
 from fl_admm_strategies.runtime.messages.seal import SEAL, seal
 from fl_admm_strategies.runtime.messages.stamp import check_instruction_maker, made_by
@@ -142,7 +135,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
 
     def models(self, parameters: list[NDArray[Any]], config: Scalars) -> dict[str, Arrays]:
         """Return the models of an evaluation's message, by kind."""
-        return split_groups(parameters, config)
+        return wire.split_groups(parameters, config)
 
     @abstractmethod
     def train_size(self) -> int:
@@ -177,7 +170,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """Answer a handshake, or train on what the message says; parameters and result of `fit`."""
         self.check_sender(config)
         if (names := config.get(NAMES)) is not None:
-            answer = self.answer_about_names(read_names(NAMES, names))
+            answer = self.answer_about_names(wire.read_names(NAMES, names))
             return list(answer.values()), self.train_size(), self.stamp()
         if config.get("handshake"):
             arrays, num_examples, metrics = self.answer_handshake(parameters, config)
@@ -193,11 +186,11 @@ class MethodClient(NumPyClient, Generic[Asked]):
         if self.initial_loss is not None and config.get("version") == 0:
             metrics = metrics | {INITIAL_LOSS: self.initial_loss}
         uploaded = self.ordered(upload, parameters, config)
-        seals = self.seals and "run" in config and SECURE not in config
+        seals = self.seals and "run" in config and wire.SECURE not in config
         sealed = {SEAL: seal(uploaded)} if seals else {}
         if NOISE in config:
             sealed = {NOISED: 1}  # the server does not know what the client holds
-        counted = int(config.get(SECURE, 0)) or num_examples
+        counted = int(config.get(wire.SECURE, 0)) or num_examples
         return uploaded, counted, metrics | sealed | self.stamp()
 
     @plain_errors()
@@ -234,13 +227,13 @@ class MethodClient(NumPyClient, Generic[Asked]):
 
     def check_sender(self, config: Scalars) -> None:
         """Raise ValueError if a message is from another strategy than this client's."""
-        groups = parse_groups(config) or [ARRAYS]  # FedAvg does not name its model
+        groups = wire.parse_groups(config) or [wire.ARRAYS]  # FedAvg does not name its model
         check_instruction_maker(
             config,
             self.method(),
             client=type(self).__name__,
             strategy=self.strategy.__name__,
-            ours=ARRAYS not in groups,
+            ours=wire.ARRAYS not in groups,
         )
 
     def stamp(self) -> Scalars:
@@ -280,15 +273,15 @@ class MethodClient(NumPyClient, Generic[Asked]):
             )
         travelling = {name: upload[name] for name in names}
         if NOISE in config:
-            sent = next(iter(split_groups(parameters, config).values()))
+            sent = next(iter(wire.split_groups(parameters, config).values()))
             travelling = with_noise(travelling, sent, config[CLIP], config[NOISE])
         return list(reduced_upload(travelling, config, self.buffer_names()).values())
 
     def wanted_names(self, parameters: list[NDArray[Any]], config: Scalars) -> list[str]:
         """Return which arrays the server wants."""
-        if (wanted := config.get(UPLOAD)) is not None:
-            return read_names(UPLOAD, wanted)
-        return list(next(iter(split_groups(parameters, config).values())))
+        if (wanted := config.get(wire.UPLOAD)) is not None:
+            return wire.read_names(wire.UPLOAD, wanted)
+        return list(next(iter(wire.split_groups(parameters, config).values())))
 
     def whole_change(
         self, change: Arrays, config: Scalars, *, first: bool
@@ -335,7 +328,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
         if (names := config.get(NAMES)) is None:
             return identity(self.context)
         self.check_sender(config)
-        answer = self.answer_about_names(read_names(NAMES, names))
+        answer = self.answer_about_names(wire.read_names(NAMES, names))
         return as_properties(answer, self.train_size(), self.stamp())
 
 

@@ -17,20 +17,14 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.clientapp.typing import Mod
 
 from fl_admm_strategies.maths.blocks import Arrays
+from fl_admm_strategies.runtime.messages import records as wire
 from fl_admm_strategies.runtime.messages.packing import (
     pack_instructions,
     pack_replies,
     unpack_instructions,
     unpack_replies,
 )
-from fl_admm_strategies.runtime.messages.records import (
-    COLLECT,
-    GROUPS,
-    MOD_REFUSED,
-    ClientInstruction,
-    RawReply,
-    groups_setting,
-)
+from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawReply, groups_setting
 from fl_admm_strategies.runtime.messages.seal import ALTERED, SEAL
 from fl_admm_strategies.runtime.trust.layout import NAMES
 
@@ -44,7 +38,7 @@ class ModRefusedError(ValueError):
     """A mod refused a message, or a message asks for a mod that is not there."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason} [{MOD_REFUSED}]")
+        super().__init__(f"{reason} [{wire.MOD_REFUSED}]")
 
 
 def through(
@@ -79,7 +73,7 @@ def through(
         mod.
     """
     config, groups = instruction.config, instruction.groups
-    if config.get("handshake") or config.get(COLLECT):
+    if config.get("handshake") or config.get(wire.COLLECT):
         made = instruction.upload_names()
         if made and NAMES not in config and any(map(_is_for_uploads, mods)):
             raise ModRefusedError(
@@ -114,7 +108,7 @@ def through(
         found = next(iter(seen.groups.values()))
         arrays = [found.get(n, a) for n, a in zip(names, received.values(), strict=True)]
         whole = {**groups, first: dict(zip(received, arrays, strict=True))}
-        reply = run(ClientInstruction(whole, {**seen.config, GROUPS: groups_setting(groups)}))
+        reply = run(ClientInstruction(whole, {**seen.config, wire.GROUPS: groups_setting(groups)}))
         uploaded = None if reply.arrays is None else _floating(reply.arrays)
         before.update(uploaded or {})
         beside.update({n: a for n, a in (reply.arrays or {}).items() if n not in (uploaded or {})})
@@ -123,7 +117,9 @@ def through(
     call = innermost
     for mod in reversed(mods):
         call = partial(_call, mod, call)
-    seen = ClientInstruction({first: shown}, {**config, GROUPS: groups_setting({first: shown})})
+    seen = ClientInstruction(
+        {first: shown}, {**config, wire.GROUPS: groups_setting({first: shown})}
+    )
     answer = call(_message(message, pack_instructions({0: seen}, hosted=False)), context)
     if answer.has_error():
         raise ModRefusedError(

@@ -13,8 +13,8 @@ import pytest
 from filelock import FileLock, Timeout
 from safetensors.numpy import load_file
 
+import simulations.reports
 import simulations.running.folder
-import simulations.running.run
 from fl_admm_strategies.runtime.saving import files
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
@@ -117,7 +117,7 @@ def test_a_run_keeps_others_out_until_its_last_file_is_written(
         with pytest.raises(Timeout):
             lock.acquire(blocking=False)
 
-    monkeypatch.setattr(simulations.running.run, "write_result", result_written)
+    monkeypatch.setattr(simulations.reports, "write_result", result_written)
     run(RunConfig("fedadmm-digits", changes=OWN, out=out))
     assert seen == ["result.json"]
     with lock.acquire(blocking=False):
