@@ -12,15 +12,13 @@ from torch import Tensor
 
 from fl_admm_strategies import FPFC
 from fl_admm_strategies.algorithms.fpfc.path import VALIDATION
-from fl_admm_strategies.algorithms.fpfc.stages import (
+from fl_admm_strategies.algorithms.fpfc.types import (
     ERROR,
     GRADIENT_NORM,
     HELD_OUT_LOSS,
     NO_VOTE,
     OPTIMISM,
     TRAINING_LOSS,
-)
-from fl_admm_strategies.algorithms.fpfc.types import (
     FPFCEvaluation,
     FPFCInstruction,
     FPFCQuestion,

@@ -97,7 +97,3 @@ class Candidates:
         """Go on with these groupings only."""
         self.labels = {client: labels[kept] for client, labels in self.labels.items()}
         self.models = [self.models[k] for k in kept]
-
-    def remove(self, client: int) -> None:
-        """Forget a client; a group that loses its last one keeps its model."""
-        self.labels.pop(client, None)

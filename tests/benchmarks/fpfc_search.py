@@ -35,19 +35,17 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from clients.methods.fpfc import PARTS, error_of_mean
-from fl_admm_strategies.algorithms.fpfc.source import NO_FUSION, scad
-from fl_admm_strategies.algorithms.fpfc.stages import (
+from fl_admm_strategies.algorithms.fpfc.finding import (
     CUTS,
     FOLDS,
     LONGER,
     MOST_REFITS,
-    PROBE_FACTOR,
-    REFIT_ROUNDS,
-    RENEWAL,
     STANDARD_ERRORS,
     VOTERS,
-    lambda_between,
 )
+from fl_admm_strategies.algorithms.fpfc.source import NO_FUSION, scad
+from fl_admm_strategies.algorithms.fpfc.stages import PROBE_FACTOR, REFIT_ROUNDS, lambda_between
+from fl_admm_strategies.algorithms.fpfc.together import RENEWAL
 from fl_admm_strategies.maths.candidates import Candidates
 from fl_admm_strategies.maths.clustering import cluster_models, clusters
 from fl_admm_strategies.maths.grouping import (

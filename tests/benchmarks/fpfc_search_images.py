@@ -22,12 +22,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
-from fl_admm_strategies.algorithms.fpfc.stages import (
-    CUTS,
-    PROBE_FACTOR,
-    REFIT_ROUNDS,
-    STANDARD_ERRORS,
-)
+from fl_admm_strategies.algorithms.fpfc.finding import CUTS, STANDARD_ERRORS
+from fl_admm_strategies.algorithms.fpfc.stages import PROBE_FACTOR, REFIT_ROUNDS
 from fl_admm_strategies.maths.candidates import Candidates
 from fl_admm_strategies.maths.grouping import Labels, candidate_groups, compare, numbered
 from simulations.data.images import images_swap

@@ -25,21 +25,9 @@ from ...maths.pairs import PairwiseStore
 from ...runtime.messages.records import Reply
 from .source import FPFCState, Replies, RoundStart, Task, fusion_tasks, scad
 from .stages import (
-    CUTS,
-    FOLDS,
     FUSION_ROUNDS,
-    GRADIENT_NORM,
-    HELD_OUT_LOSS,
-    LONGER,
-    MOST_REFITS,
-    NO_VOTE,
-    OPTIMISM,
     PROBE_FACTOR,
-    PROBE_ROUNDS,
     REFIT_ROUNDS,
-    STANDARD_ERRORS,
-    TRAINING_LOSS,
-    VOTERS,
     Everybody,
     Next,
     Search,
@@ -49,19 +37,18 @@ from .stages import (
     reported,
 )
 from .together import Together
+from .types import GRADIENT_NORM, HELD_OUT_LOSS, NO_VOTE, OPTIMISM, TRAINING_LOSS
+
+PROBE_ROUNDS = 3  # at most: who did not reply is asked again
+LONGER, MOST_REFITS = 15, 50  # where everybody was better alone: from choice to choice; in all
+VOTERS = 40  # of more clients these choose a grouping, by models that are not refitted
+FOLDS = 4
+CUTS = 3
+STANDARD_ERRORS = 1.5
 
 
 class Consensus(Stage):
-    """All clients train one model: every anchor is the mean of the omega_i, without pairs.
-
-    Parameters
-    ----------
-    num_rounds : int
-        C.
-    """
-
-    def __init__(self, num_rounds: int) -> None:
-        self.num_rounds = num_rounds
+    """All clients train one model: every anchor is the mean of the omega_i, without pairs."""
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
         """Ask the sampled clients for (5) with the mean for zeta_i.
@@ -79,7 +66,7 @@ class Consensus(Stage):
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Count the rounds; after the last, the mean of the omega_i is where all set out."""
         search.rounds += 1
-        if search.rounds < self.num_rounds:
+        if search.rounds < search.consensus_rounds:
             return None
         search.center = state.pairs.omega.mean(axis=0)
         return Probe
@@ -140,7 +127,7 @@ class Probe(Everybody):
         for client, reply in replies.items():
             search.probes[client] = self.uploads(search, reply)[0]
             if np.isfinite(optimism := reply.metrics.get(OPTIMISM, np.nan)):
-                search.optimism[client] = np.array([optimism], np.float64)
+                search.optimism[client] = float(optimism)
         if all(NO_VOTE in reply.metrics for reply in replies.values()):
             raise RuntimeError(
                 "No client has two training samples, so nobody can say which groups suit it. Give "
@@ -263,8 +250,8 @@ class Score(Trying):
             )
             errors = loss_errors(reply, HELD_OUT_LOSS, len(columns))
             if client in search.optimism:
-                optimism = float(search.optimism[client][0])
-                held_out = corrected(training, optimism, sizes[place], reply.num_examples)
+                optimism, count = search.optimism[client], reply.num_examples
+                held_out = corrected(training, optimism, sizes[place], count)
             search.scores[client] = np.vstack([held_out, norms, errors])
 
     def _start_of(self, search: Search, client_ids: Sequence[int]) -> NDArray[Any]:

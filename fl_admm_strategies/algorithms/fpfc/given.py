@@ -20,6 +20,7 @@ from ..shared.base import OwnBuffers
 from .path import LambdaPath, PathProgress
 from .search import GroupSearch
 from .source import FixedPenalty, FPFCState, HoldOut, PenaltySource, scad
+from .stages import Search
 
 GivenPenalty = Penalty | LambdaPath | Literal["auto"]
 
@@ -147,14 +148,8 @@ class PenaltySetting(DeclaredPenalty):
             return PathProgress(penalty, self.nu, hold_out, block, buffers, arrays)
         if penalty != "auto":
             return FixedPenalty(penalty, self.nu)
-        search = GroupSearch(
-            self.nu,
-            self.consensus_rounds,
-            hold_out,
-            block,
-            self.in_rounds,
-            self.run.bound.begin_anew,
-        )
+        variables = Search(block, hold_out, self.consensus_rounds, self.in_rounds)
+        search = GroupSearch(self.nu, variables, self.run.bound.begin_anew)
         log(
             INFO,
             "The groups of the clients are searched for in the first %s rounds or a few more",

@@ -23,8 +23,15 @@ from ...runtime.messages.records import Reply
 from ...runtime.models import Models
 from ...runtime.sampled import SampledStrategy
 from ..shared.base import OwnBuffers
-from .stages import TRAINING_LOSS, reported
-from .types import CLUSTER_FIRST, KINDS, FPFCEvaluation, FPFCInstruction, FPFCQuestion
+from .stages import reported
+from .types import (
+    CLUSTER_FIRST,
+    KINDS,
+    TRAINING_LOSS,
+    FPFCEvaluation,
+    FPFCInstruction,
+    FPFCQuestion,
+)
 
 
 @dataclass

@@ -23,9 +23,7 @@ from ...maths.recheck import HALF, HELD_OUT, JOIN, STAY, Recheck
 from .source import FPFCState, Replies, RoundStart
 from .stages import (
     FUSION_ROUNDS,
-    HELD_OUT_LOSS,
     PROBE_FACTOR,
-    TRAINING_LOSS,
     Everybody,
     Next,
     Search,
@@ -34,17 +32,16 @@ from .stages import (
     reported,
 )
 from .together import Together
+from .types import HELD_OUT_LOSS, TRAINING_LOSS
 
 RECHECKS = 3  # at most
 RECHECK_AFTER = 10  # rounds of training together
 
 
 def is_due(search: Search, server_round: int) -> bool:
-    """Return whether the groups are to be looked at again."""
-    first = search.rechecks == 0
-    return search.rechecks < RECHECKS and (
-        first or server_round - search.rechecked >= RECHECK_AFTER
-    )
+    """Return whether the groups are to be looked at again; only once where there are no rounds."""
+    again = search.in_rounds and server_round - search.rechecked >= RECHECK_AFTER
+    return search.rechecks == 0 or (search.rechecks < RECHECKS and again)
 
 
 class Reprobe(Everybody):

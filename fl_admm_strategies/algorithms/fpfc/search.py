@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...maths.blocks import Block, Spec
+from ...maths.blocks import Spec
 from ...maths.clienttable import ClientTable
 from ...maths.grouping import numbered
 from ...maths.penalties import Penalty
@@ -24,7 +24,6 @@ from .recheck import Judge, Reprobe, is_due
 from .source import (
     NO_FUSION,
     FPFCState,
-    HoldOut,
     Matrix,
     PenaltySource,
     Replies,
@@ -35,6 +34,12 @@ from .source import (
 )
 from .stages import REFIT_ROUNDS, Everybody, Search, Stage, counted_examples
 from .together import Fusion, Together
+
+STAGES: tuple[type[Stage], ...] = (
+    *(Consensus, Probe, Refit, Score),
+    *(Reprobe, Judge, Together, Fusion),
+)
+"""In the order in which a run comes to them; after the search, re-checks come between the last."""
 
 
 @dataclass(frozen=True)
@@ -83,57 +88,29 @@ class GroupSearch(PenaltySource):
     ----------
     nu : float or None
         As in `FPFC`; by default half of what was between the two nearest groups.
-    consensus_rounds : int
-        C.
-    hold_out : HoldOut
-    block : Block
-        omega_i.
-    in_rounds : bool
-        Whether FPFC's own rounds take in several replies, so that a group can move by their mean.
+    found : Search
+        The variables, before the first round.
     on_new_stage : callable
         Called when a stage begins.
 
     Attributes
     ----------
-    stages : list of Stage
-        In the order in which a run comes to them.
     stage : Stage
-        The present one.
+        The present one of `STAGES`.
     found : Search
         What the stages so far have found.
     """
 
-    def __init__(
-        self,
-        nu: float | None,
-        consensus_rounds: int,
-        hold_out: HoldOut,
-        block: Block,
-        in_rounds: bool,
-        on_new_stage: Callable[[], None],
-    ) -> None:
+    def __init__(self, nu: float | None, found: Search, on_new_stage: Callable[[], None]) -> None:
         super().__init__("auto", nu)
-        self._in_rounds = in_rounds
         self._on_new_stage = on_new_stage
-        consensus = Consensus(consensus_rounds)
-        self.stages: list[Stage] = [
-            consensus,
-            Probe(),
-            Refit(),
-            Score(),
-            Reprobe(),
-            Judge(),
-            Together(),
-            Fusion(in_rounds),
-        ]
-        self.stage: Stage = consensus
-        self.found = Search(block, hold_out, center=np.zeros(0, block.dtype))
+        self.stage: Stage = Consensus()
+        self.found = found
         # Probe and score take a round each where no reply is lost.
-        self.least_rounds = consensus_rounds + REFIT_ROUNDS + 2
+        self.least_rounds = found.consensus_rounds + REFIT_ROUNDS + 2
 
     def _enter(self, kind: type[Stage]) -> None:
-        (self.stage,) = (stage for stage in self.stages if type(stage) is kind)
-        self.found.rounds = 0
+        self.stage, self.found.rounds = kind(), 0
         self._on_new_stage()
 
     # ------------------------------------------------------------------------------------------
@@ -242,8 +219,7 @@ class GroupSearch(PenaltySource):
         """Let the present stage take in the replies; go on to the next one if it is over."""
         if following := self.stage.take(self.found, server_round, state, replies):
             self._enter(following)
-        may_be = self._in_rounds or not self.found.rechecks
-        if isinstance(self.stage, Together) and may_be and is_due(self.found, server_round):
+        if isinstance(self.stage, Together) and is_due(self.found, server_round):
             self._enter(Reprobe)
 
     # ------------------------------------------------------------------------------------------
@@ -251,16 +227,9 @@ class GroupSearch(PenaltySource):
     # ------------------------------------------------------------------------------------------
 
     def remove(self, clients: Iterable[int], server_round: int = 0) -> None:
-        """Forget clients; a group that loses its last one is out of every count."""
-        found = self.found
+        """Forget clients."""
         for client in clients:
-            for rows in (found.probes, found.local, found.optimism, found.scores):
-                rows.pop(client, None)
-            found.candidates.remove(client)
-            found.comparison = None
-            found.unplaced.discard(client)
-            found.groups.pop(client, None)
-            found.moved.discard(client)
+            self.found.remove(client)
 
     def is_finite(self, clients: Iterable[int]) -> bool:
         """Return whether all models are finite."""
@@ -269,45 +238,10 @@ class GroupSearch(PenaltySource):
         parts = [found.center, *tried.models, *(v for by in by_client for v in by.values())]
         return all(bool(np.isfinite(part).all()) for part in parts)
 
-    @property
-    def _by_client(self) -> dict[str, tuple[dict[int, Any], tuple[int, ...], Any]]:
-        """What is kept by client, with the shape and the dtype of an entry."""
-        found, tried = self.found, self.found.candidates
-        count, d, dtype = len(tried), found.block.size, found.block.dtype
-        tried_then = found.table.shape[1]
-        return {
-            "probe": (found.probes, (d,), dtype),
-            "local": (found.local, (d,), dtype),
-            "optimism": (found.optimism, (1,), np.float64),
-            "label": (tried.labels, (count,), np.int64),
-            "group": (found.groups, (), np.int64),
-            "score": (found.scores, (2 + tried_then, tried_then), np.float64),
-        }
-
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables as plain arrays."""
-        found = self.found
-        arrays = {
-            **super().state_arrays(),
-            "stage": np.array(
-                [
-                    self.stages.index(self.stage),
-                    *(found.rounds, found.refits, found.last_round, found.fused_from),
-                    *(found.rechecks, found.rechecked),
-                ]
-            ),
-            "lam": np.array([found.lam, found.lam_inside]),
-            "center": found.center,
-            "unplaced": np.array(sorted(found.unplaced), np.uint64),
-            "moved": np.array(sorted(found.moved), np.uint64),
-            "table": found.table,
-            "result": np.array([found.chosen, found.smallest_distance, found.lam_needed]),
-            **{f"models.{k}": models for k, models in enumerate(found.candidates.models)},
-        }
-        for name, (rows, shape, dtype) in self._by_client.items():
-            arrays[f"{name}_ids"] = np.array(list(rows), np.uint64)
-            arrays[f"{name}_rows"] = np.array(list(rows.values()), dtype).reshape(len(rows), *shape)
-        return arrays
+        stage = np.array(STAGES.index(type(self.stage)))
+        return {**super().state_arrays(), "stage": stage, **self.found.state_arrays()}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what `state_arrays` returned.
@@ -323,35 +257,6 @@ class GroupSearch(PenaltySource):
                 f"The saved search for groups lacks {missing}. It was saved by a run with a "
                 "penalty of its own, or cut short."
             )
-        before = self.found
-        self.found = found = Search(before.block, before.hold_out)
-        models = [np.array(arrays[f"models.{k}"]) for k in range(len(arrays) - len(names))]
-        found.candidates.models, found.center = models, np.array(arrays["center"])
-        found.table = np.array(arrays["table"])
-        if (
-            any(part.ndim != 2 or part.shape[1] != found.block.size for part in models)
-            or found.center.shape not in ((0,), (found.block.size,))
-            or arrays["stage"].shape != (7,)
-            or any(
-                arrays[f"{name}_rows"].shape != (len(arrays[f"{name}_ids"]), *shape)
-                for name, (_, shape, _) in self._by_client.items()
-            )
-        ):
-            raise ValueError(
-                "The saved search for groups does not fit this model. Continue with the model and "
-                "the settings of the saved run."
-            )
+        self.found = self.found.loaded(arrays)
         super().load_state_arrays(arrays)
-        for name, (rows, _, _) in self._by_client.items():
-            ids = map(int, arrays[f"{name}_ids"])
-            rows |= dict(zip(ids, np.array(arrays[f"{name}_rows"]), strict=True))
-        place, found.rounds, found.refits, *places = map(int, arrays["stage"])
-        found.last_round, found.fused_from, found.rechecks, found.rechecked = places
-        self.stage = self.stages[place]
-        found.lam, found.lam_inside = map(float, arrays["lam"])
-        found.unplaced, found.moved = (
-            {int(client) for client in arrays[name]} for name in ("unplaced", "moved")
-        )
-        chosen, b, needed = arrays["result"]
-        found.chosen, found.smallest_distance = int(chosen), float(b)
-        found.lam_needed = float(needed)
+        self.stage = STAGES[int(arrays["stage"])]()

@@ -321,24 +321,21 @@ class FixedPenalty(PenaltySource):
 
 
 def fusion_tasks(
-    start: RoundStart,
-    newcomers: Collection[int] = (),
-    anchors: Callable[[list[int]], Iterable[NDArray[Any]]] | None = None,
+    start: RoundStart, anchors: Callable[[Rows], Iterable[NDArray[Any]]] | None = None
 ) -> dict[int, Task]:
     """Ask the sampled clients for T_i epochs of (5), from omega_i.
 
-    A client that is joining the run, or is one of the `newcomers`, trains the mean of all models on
-    its own, without a pull (section 6.4.2).
+    A client that is joining the run trains the mean of all models on its own, without a pull
+    (section 6.4.2).
 
     Parameters
     ----------
     start : RoundStart
-    newcomers : collection of int
     anchors : callable, optional
         Returns the anchors of the clients of these rows; by default zeta_i.
     """
     omega, mean = start.pairs.omega, start.pairs.omega.mean(axis=0)
-    old = [c for c in start.sampled if c in start.members and c not in newcomers]
+    old = [c for c in start.sampled if c in start.members]
     rows = [start.members.row(client) for client in old]
     tasks = {client: Task(mean, mean, 0.0) for client in start.sampled}
     for client, row, anchor in zip(old, rows, (anchors or start.pairs.zeta)(rows), strict=True):

@@ -32,30 +32,17 @@ from .source import (
     Rows,
     Task,
 )
+from .types import ERROR
 
-# docs/methods/fpfc-notes.md has the evidence for these.
+# docs/methods/fpfc-notes.md has the evidence for these, and those beside the stages.
 PROBE_FACTOR = 5
-PROBE_ROUNDS = 3  # at most: who did not reply is asked again
 REFIT_ROUNDS = 5
-LONGER, MOST_REFITS = 15, 50  # where everybody was better alone: from choice to choice; in all
-VOTERS = 40  # of more clients these choose a grouping, by models that are not refitted
-FOLDS = 4
-CUTS = 3
-STANDARD_ERRORS = 1.5
 FUSION_ROUNDS = 30  # at the end of a run
-RENEWAL = 20  # rounds from one lambda to the next
 MARGIN = 0.6  # of the distance of two groups: as with rho = 0.8 and more
 
-HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
-"""What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
-
-ERROR = "error"
-"""With the name of a loss before it and ``-J-K`` behind: the standard error of the difference of
-two of them."""
-
-OPTIMISM, NO_VOTE = "optimism", "held-out-none"
-"""What a client that holds nothing out reports with its probe: how much too low its training loss
-is; or, having one sample, that it cannot say, and so has no say in the choice."""
+_COUNTS = ("rounds", "last_round", "refits", "rechecks", "rechecked", "fused_from", "chosen")
+_RESULT = ("lam", "lam_inside", "smallest_distance", "lam_needed")
+"""The variables of `Search` that are numbers: whole ones, and others."""
 
 
 @dataclass
@@ -67,6 +54,10 @@ class Search:
     block : Block
         omega_i.
     hold_out : HoldOut
+    consensus_rounds : int
+        C.
+    in_rounds : bool
+        Whether FPFC's own rounds take in several replies, so that a group can move by their mean.
     rounds : int
         Rounds in this stage: with a usable reply, or, of the probes, begun.
     last_round : int
@@ -83,7 +74,7 @@ class Search:
         How often groups were looked at again; the round of the last time.
     comparison : Recheck or None
         What the re-check compares, made of the rest.
-    optimism : dict of int to ndarray of shape (1,)
+    optimism : dict of int to float
         What clients without held-out data said of their training losses.
     refits : int
         How often the groups' models were trained since.
@@ -113,12 +104,14 @@ class Search:
 
     block: Block
     hold_out: HoldOut
+    consensus_rounds: int
+    in_rounds: bool
     rounds: int = 0
     last_round: int = 0
     lam: float = 0.0
     center: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
     probes: dict[int, NDArray[Any]] = field(default_factory=dict)
-    optimism: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    optimism: dict[int, float] = field(default_factory=dict)
     refits: int = 0
     candidates: Candidates = field(default_factory=Candidates)
     local: dict[int, NDArray[Any]] = field(default_factory=dict)
@@ -164,6 +157,74 @@ class Search:
         needed = holding_lambda(labels, (weights * norms)[has_one])
         self.lam = lambda_between(smallest_distance(models), needed, state.pairs.rho)
         self.lam_inside = max(2 * needed, self.lam)
+
+    def remove(self, client: int) -> None:
+        """Forget a client; a group that loses its last one is out of every count."""
+        for rows, *_ in self._by_client.values():
+            rows.pop(client, None)
+        self.unplaced.discard(client)
+        self.moved.discard(client)
+        self.comparison = None
+
+    @property
+    def _by_client(self) -> dict[str, tuple[dict[int, Any], tuple[int, ...], Any]]:
+        """What is kept by client, with the shape and the dtype of an entry."""
+        d, dtype, tried = self.block.size, self.block.dtype, self.table.shape[1]
+        return {
+            "probe": (self.probes, (d,), dtype),
+            "local": (self.local, (d,), dtype),
+            "optimism": (self.optimism, (), np.float64),
+            "label": (self.candidates.labels, (len(self.candidates),), np.int64),
+            "group": (self.groups, (), np.int64),
+            "score": (self.scores, (2 + tried, tried), np.float64),
+        }
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the variables as plain arrays."""
+        arrays = {
+            "counts": np.array([getattr(self, name) for name in _COUNTS]),
+            "result": np.array([getattr(self, name) for name in _RESULT]),
+            "unplaced": np.array(sorted(self.unplaced), np.uint64),
+            "moved": np.array(sorted(self.moved), np.uint64),
+            "center": self.center,
+            "table": self.table,
+            **{f"models.{k}": models for k, models in enumerate(self.candidates.models)},
+        }
+        for name, (rows, shape, dtype) in self._by_client.items():
+            arrays[f"{name}_ids"] = np.array(list(rows), np.uint64)
+            arrays[f"{name}_rows"] = np.array(list(rows.values()), dtype).reshape(len(rows), *shape)
+        return arrays
+
+    def loaded(self, arrays: Mapping[str, NDArray[Any]]) -> Search:
+        """Return a search of the same run with what `state_arrays` returned.
+
+        Raises
+        ------
+        ValueError
+            If the arrays do not fit together, or this model.
+        """
+        found = Search(self.block, self.hold_out, self.consensus_rounds, self.in_rounds)
+        found.center, found.table = np.array(arrays["center"]), np.array(arrays["table"])
+        count = sum(name.startswith("models.") for name in arrays)
+        models = found.candidates.models = [np.array(arrays[f"models.{k}"]) for k in range(count)]
+        d = self.block.size
+        fits = found.center.shape in ((0,), (d,)) and all(part.shape[1:] == (d,) for part in models)
+        for names in (_COUNTS, _RESULT):
+            values = arrays["counts" if names is _COUNTS else "result"]
+            fits = fits and values.shape == (len(names),)
+            for name, value in zip(names, values.tolist(), strict=False):
+                setattr(found, name, value)
+        for name, (rows, shape, _) in found._by_client.items():
+            ids, saved = arrays[f"{name}_ids"].tolist(), np.array(arrays[f"{name}_rows"])
+            fits = fits and saved.shape == (len(ids), *shape)
+            rows |= dict(zip(ids, saved, strict=False))
+        if not fits:
+            raise ValueError(
+                "The saved search for groups does not fit this model. Continue with the model and "
+                "the settings of the saved run."
+            )
+        found.unplaced, found.moved = (set(arrays[name].tolist()) for name in ("unplaced", "moved"))
+        return found
 
 
 Next: TypeAlias = "type[Stage] | None"

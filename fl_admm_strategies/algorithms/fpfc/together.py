@@ -15,17 +15,10 @@ from ...maths.blocks import Arrays, prefixed
 from ...maths.clustering import cluster_models
 from ...maths.pairs import Groups
 from .source import FPFCState, Matrix, Replies, RoundStart, Rows, Task, fusion_tasks, scad
-from .stages import (
-    FUSION_ROUNDS,
-    HELD_OUT_LOSS,
-    PROBE_FACTOR,
-    RENEWAL,
-    Next,
-    Search,
-    Stage,
-    reported,
-)
+from .stages import FUSION_ROUNDS, PROBE_FACTOR, Next, Search, Stage, reported
+from .types import HELD_OUT_LOSS
 
+RENEWAL = 20  # rounds from one lambda to the next
 OPTIONS = 8  # groups that a client chooses among which comes after the search
 
 
@@ -74,17 +67,9 @@ class Fusion(Stage):
     Clients count by their examples, as in the rounds before: the pull of client i is rho over its
     weight w_i in its group, which is (5) of w_i f_i. Where all have as many this is (1) itself.
     With a penalty that the user has set the rounds are the paper's.
-
-    Parameters
-    ----------
-    move : bool
-        Whether members that sat out move with the others of their group.
     """
 
     is_search = False
-
-    def __init__(self, move: bool) -> None:
-        self.move = move
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
         """Ask the sampled clients for (5)."""
@@ -103,7 +88,7 @@ class Fusion(Stage):
         state.pairs.groups = Groups(
             search.groups_of(ids),
             scad(search.lam_inside) if replaced is None else replaced,
-            self.move and replaced is None,
+            search.in_rounds and replaced is None,
         )
         state.pairs.penalty = state.source.penalty
         moved = {ids[row] for row in state.pairs.update(rows, omega)}

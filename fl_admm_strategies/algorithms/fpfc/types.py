@@ -19,6 +19,17 @@ KINDS = {
 CLUSTER_FIRST = {kind: KINDS[kind] for kind in ("cluster", "personal", "global")}
 """Likewise, of a run that finds its groups itself."""
 
+HELD_OUT_LOSS, TRAINING_LOSS, GRADIENT_NORM = "held-out-loss", "training-loss", "gradient-norm"
+"""What clients report in the stage of the scores, each followed by ``-K`` for candidate K."""
+
+ERROR = "error"
+"""With the name of a loss before it and ``-J-K`` behind: the standard error of the difference of
+two of them."""
+
+OPTIMISM, NO_VOTE = "optimism", "held-out-none"
+"""What a client that holds nothing out reports with its probe: how much too low its training loss
+is; or, having one sample, that it cannot say, and so has no say in the choice."""
+
 
 @dataclass(frozen=True)
 class FPFCInstruction(Instruction):

@@ -22,7 +22,7 @@ from clients import FPFCClient, client_app
 from clients.toolkit.data.batches import split_batch
 from clients.toolkit.data.holdout import hold_out
 from fl_admm_strategies import FPFC, InProcessGrid, LambdaPath, LegacyStrategy, SmoothedSCAD
-from fl_admm_strategies.algorithms.fpfc.stages import LONGER, PROBE_ROUNDS, VOTERS
+from fl_admm_strategies.algorithms.fpfc.finding import LONGER, PROBE_ROUNDS, VOTERS
 from fl_admm_strategies.algorithms.fpfc.types import FPFCInstruction
 from fl_admm_strategies.maths.blocks import under
 from fl_admm_strategies.runtime.messages.records import from_array_record, parse_groups
