@@ -31,7 +31,7 @@ from ..runtime.callbacks import StopRule
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
 from ..runtime.strategy import StatefulStrategy
-from ..runtime.trust.means import largest_reported, too_large
+from ..runtime.trust.means import largest_reported, those_too_large, too_large
 from .shared.base import FORGETS, Duals
 
 DUAL = "dual/"
@@ -283,12 +283,8 @@ class FedGiA(StatefulStrategy):
     def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
         """Return whose r_i is so large that sigma, which goes by the largest, stops the run."""
         said = {c: reply.metrics.get("curvature", math.nan) for c, reply in replies.items()}
-        most = largest_reported(said.values())
-        return {
-            client: f"{too_large('curvature', value)}. {_IF_RIGHT}"
-            for client, value in said.items()
-            if value > most
-        }
+        wrong = those_too_large("curvature", said)
+        return {client: f"{reason}. {_IF_RIGHT}" for client, reason in wrong.items()}
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Say what the clients found in their data."""

@@ -29,7 +29,7 @@ from ..maths.clienttable import Row
 from ..maths.consensus import REBUILD_EVERY, ConsensusADMM
 from ..maths.rated import RATED, RatedConsensus
 from ..runtime.messages.records import Reply
-from ..runtime.trust.means import largest_reported, too_large
+from ..runtime.trust.means import those_too_large
 from .shared.base import ConsensusForm, ConsensusInstruction
 from .shared.completion import CURVATURE, CompletionStrategy, FedMCFactors
 
@@ -280,8 +280,7 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
         if self.rows == "rated":
             return {}
         said = {c: float(abs(self._block.vector(r.arrays)).max()) for c, r in replies.items()}
-        most = largest_reported(said.values())
-        return {c: too_large("Y_i^0 up to", size) for c, size in said.items() if size > most}
+        return those_too_large("Y_i^0 up to", said)
 
     def handshake(self, replies: Mapping[int, Reply]) -> None:
         """Take in Y_i^0 of all clients. They enter V with the first V step; V^0 stays."""

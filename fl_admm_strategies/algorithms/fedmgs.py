@@ -27,7 +27,7 @@ from ..maths.clienttable import ClientTable, Row
 from ..maths.regularizers import squared_l2_weight
 from ..runtime.messages.records import ClientInstruction, Metrics, Reply
 from ..runtime.messages.schema import Instruction
-from ..runtime.trust.means import largest_reported, too_large
+from ..runtime.trust.means import largest_reported, those_too_large, too_large
 from .shared.completion import CURVATURE, CompletionStrategy, FedMCFactors
 
 _LEAST_CURVATURE = 1e-12  # where all users' factors are 0, and gamma is
@@ -107,8 +107,7 @@ class FedMGS(CompletionStrategy):
 
     def handshake_instructions(self, client_ids: Sequence[int]) -> dict[int, FedMCFactors]:
         """Ask for G_i and lambda_i at (U_i^0, V)."""
-        factors = self.global_model()
-        return {client: FedMCFactors(factors, **self.first_users(client)) for client in client_ids}
+        return self.evaluate_instructions(0, client_ids)
 
     def handshake_spec(self) -> Spec:
         """Return the shape of a gradient."""
@@ -136,8 +135,7 @@ class FedMGS(CompletionStrategy):
     def check_handshake(self, replies: Mapping[int, Reply]) -> dict[int, str]:
         """Return whose lambda_i is so large that c_V, the mean of all, would stop the run."""
         said = {c: reply.metrics.get(CURVATURE, math.nan) for c, reply in replies.items()}
-        most = largest_reported(said.values())
-        return {c: too_large(CURVATURE, value) for c, value in said.items() if value > most}
+        return those_too_large(CURVATURE, said)
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]

@@ -12,7 +12,7 @@ docs/methods/ifca.md. The client is `clients.IFCAClient`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Literal
@@ -245,10 +245,7 @@ class IFCA(ClusteredStrategy):
 
     def _models(self) -> tuple[Arrays, Arrays | None]:
         first, *others = self.state.clusters.models
-        more: Arrays = {}
-        for k, model in enumerate(others, start=1):
-            more |= prefixed(f"{k}/", self._part(model))
-        return first, more or None
+        return first, _stacked(map(self._part, others), 1) or None
 
     def train_instructions(
         self, server_round: int, client_ids: Sequence[int]
@@ -283,18 +280,15 @@ class IFCA(ClusteredStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Move every model by those who took it, and what is everybody's by all."""
         state = self.state
+        everybody: dict[int, Reply] = {}
         taken: dict[int, dict[int, Reply]] = {}
         for client, reply in replies.items():
-            cluster = self._taken(reply.metrics)
-            if cluster is not None:
-                state.clusters.of[client] = cluster
-                taken.setdefault(cluster, {})[client] = reply
-            else:
+            if (cluster := self._taken(reply.metrics)) is None:
                 reason = f"it does not say which one of the {self.num_clusters} models it took"
                 log(WARNING, "round %s: client %s refused: %s", server_round, client, reason)
-        everybody = {
-            c: reply for c, reply in replies.items() if self._taken(reply.metrics) is not None
-        }
+                continue
+            state.clusters.of[client] = cluster
+            everybody[client] = taken.setdefault(cluster, {})[client] = reply
         if not everybody:
             return
         if self._measures:
@@ -369,8 +363,8 @@ class IFCA(ClusteredStrategy):
         return of
 
 
-def _stacked(models: Sequence[Arrays]) -> Arrays:
+def _stacked(models: Iterable[Arrays], first: int = 0) -> Arrays:
     stacked: Arrays = {}
-    for k, model in enumerate(models):
+    for k, model in enumerate(models, first):
         stacked |= prefixed(f"{k}/", model)
     return stacked

@@ -187,54 +187,44 @@ class LegacyStrategy(Strategy):
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Wait for the clients, learn who they are, start the state or put back a saved one."""
+        strategy, run, arrays = self.strategy, self.strategy.run, self.initial_arrays
         wrappers = strategies_around(self, Strategy)
-        check_wrappers(self.strategy, wrappers)
+        check_wrappers(strategy, wrappers)
         for workflow in strategies_around(self, DefaultWorkflow):
             if isinstance(workflow.fit_workflow, SecAggPlusWorkflow):
-                strategy, run = self.strategy, self.strategy.run
                 is_private = run.privacy.is_central
                 check_secure_aggregation(strategy, strategy.max_norm, is_private=is_private)
                 run.bound = Bound(math.inf, "clip")  # nobody sees a single upload
                 alike = strategy.counted_by == "uniform"
                 weight = max(1, int(workflow.fit_workflow.max_weight)) if alike else 0
                 self._secure = {wire.SECURE: weight}
-        self.strategy.summary()
-        self.strategy.run.open_checkpoints(
-            self.initial_arrays,
+        strategy.summary()
+        run.open_checkpoints(
+            arrays,
             self.checkpoint_dir,
             every=self.checkpoint_every,
             keep=self.checkpoint_keep,
             resume=self.resume,
         )
-        strategy = self.strategy
-        wanted = strategy.run.prepare()
-        self._nodes = _ManagedNodes()
-        self._discovery = Discovery(strategy.membership.owners)
-        self._discovery.find(
+        wanted, self._nodes = run.prepare(), _ManagedNodes()
+        self._discovery = found = Discovery(strategy.membership.owners)
+        found.find(
             self._nodes.of(client_manager),
             at_least=strategy.min_available_nodes,
             timeout=strategy.node_timeout,
             wanted=wanted,
-            allow_missing=bool(wanted) and strategy.max_missed_rounds is not None,
+            allow_missing=strategy.max_missed_rounds is not None,
         )
-        strategy.run.begin(
-            self.initial_arrays,
-            self._discovery.connected,
-            self._discovery.announced,
-            self._exchange,
-            self.train_config,
-        )
-        names = list(strategy.run.layout.initial)
-        check_clipping(strategy, wrappers, names, packed=False)
+        run.begin(arrays, found.connected, found.announced, self._exchange, self.train_config)
+        check_clipping(strategy, wrappers, list(run.layout.initial), packed=False)
         self._nodes.has_begun = True
-        self.strategy.run.num_rounds = self.num_rounds
-        self._first_round = self.strategy.last_round + 1
-        self.strategy.run.handshake(self._exchange, self.train_config)
-        unreported = self.strategy.run.resume.has_unreported
-        self.strategy.run.close_round(self.strategy.last_round, last=unreported)
+        run.num_rounds = self.num_rounds
+        self._first_round = run.last_round + 1
+        run.handshake(self._exchange, self.train_config)
+        run.close_round(run.last_round, last=run.resume.has_unreported)
         self._best.catch_up()
-        self._names, resumed = list(self.initial_arrays), self._first_round > 1
-        return self._given_out(self._global_model() if resumed else self.initial_arrays)
+        self._names = list(arrays)
+        return self._given_out(self._global_model() if run.last_round else arrays)
 
     def _global_model(self) -> Arrays:
         return self.strategy.run.layout.complete(self.strategy.global_model())

@@ -136,6 +136,13 @@ def check_fields(of: object) -> None:
         rule(name, getattr(of, name))
 
 
+class Checked:
+    """Base of dataclasses whose fields are checked by what they are annotated with."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 @cache
 def largest_allowed(dtype: np.dtype[Any]) -> float:
     """Return how large a number of this type may be to be added up over the clients."""

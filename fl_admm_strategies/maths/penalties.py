@@ -22,7 +22,7 @@ from typing import Annotated, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import NotNegative, Positive, check_above, check_fields, check_positive
+from .checks import Checked, NotNegative, Positive, check_above, check_positive
 
 Float64Array = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ class Penalty(Protocol):
         """Raise if `rho` is no finite number > 0, or so small that there are several minimisers."""
 
 
-class _GroupProx:
+class _GroupProx(Checked):
     """The vector form of the proximal operator, the same for every penalty on a norm."""
 
     def prox_scale(self, r: ArrayLike, rho: float) -> Float64Array:
@@ -101,7 +101,7 @@ class SmoothedSCAD(_GroupProx):
     xi: Positive = 1e-4
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.lam > 0 and self.xi >= self.lam:
             raise ValueError(
                 f"xi is {self.xi} with lam = {self.lam}, expected xi < lam. Choose a smaller xi "
@@ -194,9 +194,6 @@ class L1(_GroupProx):
 
     lam: NotNegative
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def check(self, rho: float) -> None:
         """Raise unless rho > 0."""
         check_positive("rho", rho)
@@ -239,9 +236,6 @@ class MCP(_GroupProx):
 
     lam: NotNegative
     gamma: Positive = 3.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def flat_from(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import NotNegative, check_fields
+from .checks import Checked, NotNegative
 
 
 class Regularizer(Protocol):
@@ -51,7 +51,7 @@ def squared_l2_weight(name: str, regularizer: Regularizer) -> float:
 
 
 @dataclass(frozen=True)
-class SquaredL2:
+class SquaredL2(Checked):
     """R(x) = (lambda/2) ||x||_F^2.
 
     Parameters
@@ -61,9 +61,6 @@ class SquaredL2:
     """
 
     lam: NotNegative
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
         """Return x / (1 + step lambda)."""
@@ -76,7 +73,7 @@ class SquaredL2:
 
 
 @dataclass(frozen=True)
-class L1Norm:
+class L1Norm(Checked):
     """R(x) = lambda ||x||_1, the sum over the entries.
 
     Parameters
@@ -86,9 +83,6 @@ class L1Norm:
     """
 
     lam: NotNegative
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def prox(self, x: NDArray[Any], step: float) -> NDArray[Any]:
         """Return x with its entries moved towards 0 by step lambda (FedMC-ADMM (72))."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from .checks import (
+    Checked,
     Count,
     Fraction,
     NotNegative,
     Positive,
     WholeNumber,
     check_count,
-    check_fields,
     check_positive,
 )
 
@@ -26,7 +26,7 @@ EpochSchedule = Count | Callable[[int, int], int]
 
 
 @dataclass(frozen=True)
-class StepDecay:
+class StepDecay(Checked):
     """A step size that is multiplied by a factor every so many rounds.
 
     Parameters
@@ -48,16 +48,13 @@ class StepDecay:
     factor: Fraction
     every: Count = 1
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def __call__(self, server_round: int) -> float:
         """Return the step size of a round."""
         return self.initial * self.factor ** ((server_round - 1) // self.every)
 
 
 @dataclass(frozen=True)
-class GrowingEpochs:
+class GrowingEpochs(Checked):
     """Local epochs that grow by one every so many rounds (FPFC, section 6.4.4).
 
     Parameters
@@ -77,16 +74,13 @@ class GrowingEpochs:
     every: Count = 1
     first: Count = 1
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def __call__(self, server_round: int, client: int) -> int:
         """Return the epochs of a round, the same for all clients."""
         return self.first + (server_round - 1) // self.every
 
 
 @dataclass(frozen=True)
-class RandomEpochs:
+class RandomEpochs(Checked):
     """Local epochs of unequal clients: uniform from 1 to T, anew in every round (FPFC, E.2.5).
 
     Parameters
@@ -109,9 +103,6 @@ class RandomEpochs:
     by_client: bool = False
     seed: WholeNumber = 0
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def __call__(self, server_round: int, client: int) -> int:
         """Return the epochs of a client in a round."""
         rng = _generator(self, server_round, client)
@@ -119,7 +110,7 @@ class RandomEpochs:
 
 
 @dataclass(frozen=True)
-class RandomDelay:
+class RandomDelay(Checked):
     """Simulated seconds from an instruction to its reply, uniform between two bounds.
 
     Parameters
@@ -146,7 +137,7 @@ class RandomDelay:
     seed: WholeNumber = 0
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.low > self.high:
             raise ValueError(f"low is {self.low}, expected at most high, {self.high}.")
 

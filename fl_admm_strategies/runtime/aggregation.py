@@ -34,15 +34,11 @@ def aggregated_by(
     TypeError
         If it returns something else than a `MetricRecord`.
     """
-    records = [
-        RecordDict(
-            {
-                **({ARRAYS: to_array_record(reply.arrays)} if reply.arrays else {}),
-                METRICS: MetricRecord({**reply.metrics, weighted_by_key: reply.num_examples}),
-            }
-        )
-        for reply in replies.values()
-    ]
+    records = []
+    for reply in replies.values():
+        record = RecordDict({ARRAYS: to_array_record(reply.arrays)} if reply.arrays else {})
+        record[METRICS] = MetricRecord({**reply.metrics, weighted_by_key: reply.num_examples})
+        records.append(record)
     found = function(records, weighted_by_key)
     if not isinstance(found, MetricRecord):
         raise TypeError(

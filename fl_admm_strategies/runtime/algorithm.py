@@ -23,7 +23,7 @@ from ..maths.clienttable import Row
 from .aggregation import MetricsAggrFn
 from .members.membership import Membership
 from .messages.records import ClientInstruction, Metrics, Reply
-from .messages.schema import Instruction
+from .messages.schema import Instructions
 from .messages.wire import WireDtype
 
 
@@ -150,9 +150,7 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def train_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> Mapping[int, Instruction | ClientInstruction]:
+    def train_instructions(self, server_round: int, client_ids: Sequence[int]) -> Instructions:
         """Return what each of the sampled clients gets for training.
 
         Clients of ``membership.joining`` are among them. They have a row in the table of the state
@@ -309,9 +307,7 @@ class Algorithm(ABC):
         """
         return next(iter(sent.groups.values()))
 
-    def handshake_instructions(
-        self, client_ids: Sequence[int]
-    ) -> Mapping[int, Instruction | ClientInstruction]:
+    def handshake_instructions(self, client_ids: Sequence[int]) -> Instructions:
         """Return what to ask clients before their first round; by default nothing.
 
         For what the server must know of clients at the start: their numbers of examples, the
@@ -359,9 +355,7 @@ class Algorithm(ABC):
         of theirs that it can neither send nor take back must make both sides agree here.
         """
 
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> Mapping[int, Instruction | ClientInstruction]:
+    def evaluate_instructions(self, server_round: int, client_ids: Sequence[int]) -> Instructions:
         """Return the models to evaluate on each client: every kind that the server has."""
         shared = {"global": self.model("global", client_ids[0])} if "global" in self.kinds else {}
         instructions = {}

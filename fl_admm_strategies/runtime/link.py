@@ -140,10 +140,9 @@ class GridLink:
             The clients that were asked: a node that fails as a whole fails for these, and those
             whose node was not connected have failed already.
         """
-        absent = [client for client in asked if not self.discovery.is_connected(client)]
-        return [(client, NOT_CONNECTED) for client in absent] + self.read(
-            messages, asked, self._sent
-        )
+        connected = self.discovery.is_connected
+        absent = [(client, NOT_CONNECTED) for client in asked if not connected(client)]
+        return [*absent, *self.read(messages, asked, self._sent)]
 
     def read(
         self, messages: Iterable[Message], asked: Collection[int], sent: Collection[Metadata]
@@ -171,9 +170,8 @@ class GridLink:
                 speaker = alone if label is None else label
                 if speaker in hosts:
                     replies.append((speaker, reply))
-                elif (
-                    label is None and clients and reply.error is not None
-                ):  # whose it is nobody knows
+                elif label is None and clients and reply.error is not None:
+                    # Whose it is nobody knows.
                     said = {client for client, _ in found}
                     replies += [(c, reply) for c in clients if c in asked and c not in said]
                 else:

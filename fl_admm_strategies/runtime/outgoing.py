@@ -11,7 +11,7 @@ from .algorithm import Algorithm
 from .members.membership import Membership
 from .members.sampling import Sampling
 from .messages.records import UPLOAD, ClientInstruction, Scalar, names_setting, to_json
-from .messages.schema import Instruction
+from .messages.schema import Instruction, Instructions
 from .messages.stamp import made_by
 from .messages.wire import OutOfRangeError, Reduction
 from .saving.resume import Resume
@@ -40,7 +40,7 @@ class Outgoing:
         self,
         server_round: int,
         config: Mapping[str, Any],
-        instructions: Mapping[int, Instruction | ClientInstruction],
+        instructions: Instructions,
         spec: Spec | None,
     ) -> dict[int, ClientInstruction]:
         """Add to the instructions what every client is told.

@@ -407,7 +407,7 @@ class Run:
                 hopeless = not patient or self.intake.only_wrong_clients
                 self.health.count_empty_round(self.intake.explain(), hopeless=hopeless)
             return None
-        accepted = self.health.count_usable_round(server_round, accepted, self.membership.version)
+        accepted = self.health.watch(server_round, accepted, self.membership.version)
         self.membership.accept(accepted, server_round)
         self.membership.asked_in_vain(asked.keys() - accepted.keys(), server_round)
         local = self.privacy.is_local

@@ -21,7 +21,7 @@ from ...maths.grouping import numbered
 from ...maths.schedules import StepSize
 from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import ClientInstruction, Reply, to_array_record
-from ...runtime.messages.schema import Instruction
+from ...runtime.messages.schema import Instruction, Instructions
 from ...runtime.sampled import SampledStrategy
 from .base import Weights, participants_mean
 
@@ -170,18 +170,13 @@ class ClusteredStrategy(SampledStrategy):
         self, server_round: int, client_ids: Sequence[int]
     ) -> Mapping[int, Instruction]:
         """Send every client the model of its cluster."""
+        model_of = self.state.clusters.model_of
         return {
-            client: ClusterInstruction.of(self, server_round, model=self._starting_model(client))
+            client: ClusterInstruction.of(self, server_round, model=model_of(client))
             for client in client_ids
         }
 
-    def _starting_model(self, client: int) -> Arrays:
-        model: Arrays = self.state.clusters.model_of(client)
-        return model
-
-    def evaluate_instructions(
-        self, server_round: int, client_ids: Sequence[int]
-    ) -> Mapping[int, Instruction | ClientInstruction]:
+    def evaluate_instructions(self, server_round: int, client_ids: Sequence[int]) -> Instructions:
         """Send every client the model of its cluster."""
         model_of = self.state.clusters.model_of
         return {client: ClientInstruction({"cluster": model_of(client)}) for client in client_ids}

@@ -23,7 +23,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, MultiKrum
 
-from ...maths.blocks import Arrays
+from ...maths.blocks import Arrays, as_dtype
 from ...maths.checks import Share
 from ...runtime.messages.records import ARRAYS, METRICS, NUM_EXAMPLES, Reply, to_array_record
 from ...runtime.sampled import SampledStrategy
@@ -101,28 +101,16 @@ def aggregate(rule: Rule, malicious: float, uploads: Sequence[Arrays]) -> Arrays
         flowers = MultiKrum(num_malicious_nodes=f, num_nodes_to_select=selected)
     first = uploads[0]
     floating = [name for name, array in first.items() if array.dtype.kind == "f"]
-    replies = [
-        _Uploaded(
-            RecordDict(
-                {
-                    ARRAYS: to_array_record({k: upload[k].astype(np.float64) for k in floating}),
-                    METRICS: MetricRecord({NUM_EXAMPLES: 1}),
-                }
-            )
-        )
-        for upload in uploads
-    ]
+    one, replies = MetricRecord({NUM_EXAMPLES: 1}), []
+    for upload in uploads:
+        wide = to_array_record({name: upload[name].astype(np.float64) for name in floating})
+        replies.append(_Uploaded(RecordDict({ARRAYS: wide, METRICS: one})))
     arrays, _ = flowers.aggregate_train(0, cast(list[Message], replies))
     assert arrays is not None
     made = {name: array.numpy() for name, array in arrays.items()}
-    return {
-        name: (
-            made[name]
-            if name in made
-            else np.rint(np.median([upload[name] for upload in uploads], axis=0))
-        ).astype(array.dtype)
-        for name, array in first.items()
-    }
+    for name in first.keys() - made.keys():
+        made[name] = np.median([upload[name] for upload in uploads], axis=0)
+    return {name: as_dtype(made[name], array.dtype) for name, array in first.items()}
 
 
 class RobustStrategy(SampledStrategy):

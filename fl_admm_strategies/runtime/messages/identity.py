@@ -136,12 +136,8 @@ def identity_of(ids: object, total: object) -> Identity:
         How many its federation has, as it gave it.
     """
     clients = [i for i in ids if is_client_id(i)] if isinstance(ids, list) else []
-    if (
-        clients == ids
-        and len(set(clients)) == len(clients)
-        and type(total) is int
-        and 0 <= total < MOST_CLIENTS
-    ):
+    differ = clients == ids and len(set(clients)) == len(clients)
+    if differ and type(total) is int and 0 <= total < MOST_CLIENTS:
         return Identity(clients, total)
     return Identity(
         [],

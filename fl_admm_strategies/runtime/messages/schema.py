@@ -183,6 +183,10 @@ class Instruction:
         return cls(**values)
 
 
+Instructions = Mapping[int, Instruction | ClientInstruction]
+"""What clients are sent, by client."""
+
+
 def _read(field: _Field, value: Any) -> Any:
     if field.is_names:
         return read_names(field.key, value)

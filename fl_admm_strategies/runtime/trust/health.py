@@ -80,7 +80,9 @@ class Health:
     def watch(
         self, server_round: int, replies: Mapping[int, Reply], version: int
     ) -> dict[int, Reply]:
-        """Warn, once, where the clients' training loss keeps rising above that of their start.
+        """Count a round with usable replies, and watch the losses of their clients.
+
+        It warns, once, where the training loss keeps rising above that of the clients' start.
 
         A round's rise is the median, over its clients, of the loss's rise above the one that the
         client started from, relative to it: who takes part changes by round, and a single client
@@ -113,6 +115,7 @@ class Health:
         dict of int to Reply
             The replies without ``initial-loss``.
         """
+        self.ever_usable, self.empty_rounds = True, 0
         if version != self._version:
             self._version = version
             self._rises.clear()
@@ -168,13 +171,6 @@ class Health:
         if not self._warned:
             log(WARNING, "round %s: %s: the run may diverge. %s.", server_round, what, self.advice)
         self._warned = True
-
-    def count_usable_round(
-        self, server_round: int, replies: Mapping[int, Reply], version: int
-    ) -> dict[int, Reply]:
-        """Count a round with a usable reply, and `watch` the losses of its replies."""
-        self.ever_usable, self.empty_rounds = True, 0
-        return self.watch(server_round, replies, version)
 
     def count_empty_round(self, last_refusal: str, *, hopeless: bool = False) -> None:
         """Count a round without a usable reply.

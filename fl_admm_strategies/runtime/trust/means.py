@@ -45,6 +45,12 @@ def too_large(what: str, value: float) -> str:
     )
 
 
+def those_too_large(what: str, said: Mapping[int, float]) -> dict[int, str]:
+    """Return which clients report a number above `largest_reported`, and why they are refused."""
+    most = largest_reported(said.values())
+    return {client: too_large(what, value) for client, value in said.items() if value > most}
+
+
 def weighted_means(replies: Mapping[int, Reply], weighted_by_key: str = NUM_EXAMPLES) -> Metrics:
     """Return the mean of every metric over the clients that report it as a finite number.
 
