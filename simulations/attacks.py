@@ -144,6 +144,7 @@ def _first_filled(arrays: Arrays) -> str | None:
     return next((name for name, array in arrays.items() if array.size), None)
 
 
+@dataclass(eq=False)
 class AttackingClient(NumPyClient):
     """Another client whose uploads are replaced by an attack.
 
@@ -167,17 +168,10 @@ class AttackingClient(NumPyClient):
     client keeps what the server holds of it, and what that would be if it were honest.
     """
 
-    def __init__(
-        self,
-        client: NumPyClient,
-        attack: Attack,
-        client_id: int,
-        state_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        self.client = client
-        self.attack = attack
-        self.client_id = client_id
-        self.state_dir = None if state_dir is None else Path(state_dir) / "attacks"
+    client: NumPyClient
+    attack: Attack
+    client_id: int
+    state_dir: str | os.PathLike[str] | None = None
 
     def fit(
         self, parameters: list[NDArray[Any]], config: Scalars
@@ -191,7 +185,8 @@ class AttackingClient(NumPyClient):
         attack = partial(self.attack.replace, client=self.client_id, server_round=server_round)
         if isinstance(self.client, MethodClient) and "run" in config:
             asked: Any = self.client.instruction.decode(parameters, config)
-            memory = Memory(self.client.context, self.state_dir, name="attack")
+            folder = None if self.state_dir is None else Path(self.state_dir) / "attacks"
+            memory = Memory(self.client.context, folder, name="attack")
             true = false = asked.first_held()
             if true is None:
                 kept = memory.require(config)

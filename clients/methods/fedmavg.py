@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fl_admm_strategies import FedMAvg
 from fl_admm_strategies.maths.blocks import Arrays
-from fl_admm_strategies.maths.regularizers import Regularizer, squared_l2_weight
+from fl_admm_strategies.maths.regularizers import squared_l2_weight
 from fl_admm_strategies.messages import FedMAvgInstruction, FedMGSInstruction
 
 from ..toolkit.round.base import Asked
@@ -34,16 +34,25 @@ class GradientStepsClient(CompletionClient[Asked]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        squared_l2_weight("regularizer", self.regularizer)
+        self.lam = squared_l2_weight("regularizer", self.regularizer)
 
     def user_step(
         self, asked: FedMAvgInstruction | FedMGSInstruction, config: Scalars
     ) -> tuple[Residual, NDArray[Any], NDArray[Any]]:
-        """Return the residual, U_i after its steps at the received V, and V, of shape (n, r)."""
+        """Return the residual, U_i after its steps at the received V, and V, of shape (n, r).
+
+        They are Q_1 steps U <- U - [E V^T + lambda U]/c with c = lambda_max(V V^T).
+        """
         factors = self.checked(asked.factors)
         users, items = self.users_at(factors, asked, config), np.ascontiguousarray(factors.T)
         residual = Residual(self.train_ratings, factors.dtype)
-        users = gradient_steps(residual, users, items, self.regularizer, asked.user_steps)
+        lam, length = self.lam, 1 / largest_eigenvalue(items)
+
+        def step(users: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
+            moved: NDArray[Any] = users - length * (gradient + lam * users)
+            return moved
+
+        users = descend_users(residual, users, items, asked.user_steps, step)
         self.keep(config, {"U": users})
         return residual, users, items
 
@@ -87,40 +96,6 @@ class FedMAvgClient(GradientStepsClient[FedMAvgInstruction]):
 
         items, _ = descend_items(residual, users, items, asked.item_steps, step)
         return dict.fromkeys(asked.factors, np.ascontiguousarray(items.T)), metrics
-
-
-def gradient_steps(
-    residual: Residual,
-    users: NDArray[Any],
-    items: NDArray[Any],
-    regularizer: Regularizer,
-    steps: int,
-) -> NDArray[Any]:
-    """Return U_i after Q_1 steps U <- U - [E V^T + lambda U]/c with c = lambda_max(V V^T).
-
-    Parameters
-    ----------
-    residual : Residual
-    users : ndarray of shape (m_i, r)
-    items : ndarray of shape (n, r)
-        V, transposed.
-    regularizer : Regularizer
-        R_i.
-    steps : int
-        Q_1.
-
-    Raises
-    ------
-    TypeError
-        If the regulariser is not `SquaredL2`.
-    """
-    lam, length = squared_l2_weight("regularizer", regularizer), 1 / largest_eigenvalue(items)
-
-    def step(users: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
-        moved: NDArray[Any] = users - length * (gradient + lam * users)
-        return moved
-
-    return descend_users(residual, users, items, steps, step)
 
 
 def largest_eigenvalue(factors: NDArray[Any]) -> float:

@@ -21,6 +21,7 @@ from fl_admm_strategies.maths.regularizers import L1Norm, Regularizer, SquaredL2
 from fl_admm_strategies.messages import FedMCFactors, FedMCInstruction
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
+from ..toolkit.data.ratings import Ratings
 from ..toolkit.round.completion import (
     LEAST_LIPSCHITZ,
     ExactClient,
@@ -322,7 +323,7 @@ class FedMCADMMClient(ExactClient[FedMCInstruction]):
         ``loss``, f_i for each training rating before the last step on W_i.
         """
         if asked.item_curvature is not None:
-            return (yield from self._rated_steps(asked, asked.item_curvature, config))
+            return (yield from self._rated_steps(asked, config))
         received = self.checked(asked.anchor)  # V^k, where the dual is here; else the anchor
         # A U_i that the server knows of is not drawn anew in silence.
         known = self.memory.recall if asked.dual is None else self.memory.require_known
@@ -331,17 +332,10 @@ class FedMCADMMClient(ExactClient[FedMCInstruction]):
             held = self._first_variables(held, asked, config)
         anchor = received - held["Y"] / asked.beta if "Y" in held else received
         start = received if asked.start_at == "global" else held["W"]
-        if asked.solve == "exact":
-            solver = self.solver(asked.feedback, asked.confidence)
-            kept, items, loss = self._minimised(solver, start, anchor, asked)
-            new = kept | {"W": items}
-        else:
-            residual = Residual(self.train_ratings, anchor.dtype)
-            before = np.ascontiguousarray(start.T)
-            users, items, loss = yield from self._factors(
-                residual, held["U"], before, anchor, _lipschitz(before), asked
-            )
-            new = {"U": users, "W": items}
+        kept, items, loss = yield from self._moved(
+            self.train_ratings, held["U"], start, anchor, asked
+        )
+        new = kept | {"W": items}
         upload = dict.fromkeys(asked.anchor, new["W"])
         change = new["W"] - received
         if asked.duals == "client":
@@ -358,32 +352,32 @@ class FedMCADMMClient(ExactClient[FedMCInstruction]):
         self.keep(config, new)
         return upload, {"loss": loss}
 
-    def _minimised(
+    def _moved(
         self,
-        solver: FactorSolver,
-        start: NDArray[Any],
-        anchor: NDArray[Any],
-        asked: FedMCInstruction,
-    ) -> tuple[Arrays, NDArray[Any], float]:
-        """Return U_i as it is kept, the minimiser at `start`, and W_i; all items are (r, n)."""
-        users = solver.users(start.T, self.lam)
-        found = solver.items(users, asked.beta, anchor.T)
-        items = np.ascontiguousarray(found.T.astype(anchor.dtype))
-        return kept_of(solver, users), items, solver.loss(users, found) / self.train_size()
-
-    def _factors(
-        self,
-        residual: Residual,
-        users: NDArray[Any],
+        ratings: Ratings,
+        users: NDArray[Any] | None,
         items: NDArray[Any],
         anchor: NDArray[Any],
-        curvature: float,
         asked: FedMCInstruction,
-    ) -> Steps[tuple[NDArray[Any], NDArray[Any], float]]:
-        """Return U_i and W_i after the steps, and the loss by rating; anchor and W_i are (r, n)."""
+    ) -> Steps[tuple[Arrays, NDArray[Any], float]]:
+        """Return U_i as it is kept, W_i, and the loss by rating; all items are (r, n).
+
+        Both minimisers, or the steps from U_i and W_i.
+        """
+        if asked.solve == "exact":
+            solver = FactorSolver(ratings, asked.feedback, asked.confidence)
+            users = solver.users(items.T, self.lam)
+            found = solver.items(users, asked.beta, anchor.T)
+            items = np.ascontiguousarray(found.T.astype(anchor.dtype))
+            return kept_of(solver, users), items, solver.loss(users, found) / self.train_size()
+        assert users is not None  # which the minimisers do without
         weight, target = asked.num_clients * asked.beta, np.ascontiguousarray(anchor.T)
+        residual, before = Residual(ratings, anchor.dtype), np.ascontiguousarray(items.T)
+        # Where the items are not all, the server knows ||W_i^k W_i^k^T||_F.
+        known = asked.item_curvature
+        curvature = _lipschitz(before) if known is None else max(known, LEAST_LIPSCHITZ)
         done = yield FactorSteps(
-            *(residual, users, items, target, curvature),
+            *(residual, users, before, target, curvature),
             *(self.regularizer, weight, asked.inner_steps),
         )
         if not np.isfinite(done["items"]).all():
@@ -392,11 +386,9 @@ class FedMCADMMClient(ExactClient[FedMCInstruction]):
                 "a smaller init_scale."
             )
         loss = half_square(done["errors"]) / self.train_size()
-        return done["users"], np.ascontiguousarray(done["items"].T), loss
+        return {"U": done["users"]}, np.ascontiguousarray(done["items"].T), loss
 
-    def _rated_steps(
-        self, asked: FedMCInstruction, curvature: float, config: Scalars
-    ) -> MethodSteps:
+    def _rated_steps(self, asked: FedMCInstruction, config: Scalars) -> MethodSteps:
         """Run the same steps on the items that are rated here; keep U_i alone."""
         assert asked.start is not None
         ((name, anchor),), (first,) = asked.anchor.items(), asked.start.values()
@@ -407,19 +399,11 @@ class FedMCADMMClient(ExactClient[FedMCInstruction]):
                 "columns: one for each item rated here. client_fn must give the same ratings in "
                 "every round."
             )
-        if asked.solve == "exact":
-            solver = FactorSolver(rated, asked.feedback, asked.confidence)
-            kept, items, loss = self._minimised(solver, first, anchor, asked)
-            self.keep(config, kept)
-            return {name: items}, {"loss": loss, CURVATURE: 0.0}
-        users = self.users_at(first, asked, config)
-        residual, before = Residual(rated, anchor.dtype), np.ascontiguousarray(first.T)
-        curvature = max(curvature, LEAST_LIPSCHITZ)
-        users, items, loss = yield from self._factors(
-            residual, users, before, anchor, curvature, asked
-        )
-        self.keep(config, {"U": users})
-        return {name: items}, {"loss": loss, CURVATURE: _lipschitz(users)}
+        exact = asked.solve == "exact"
+        users = None if exact else self.users_at(first, asked, config)
+        kept, items, loss = yield from self._moved(rated, users, first, anchor, asked)
+        self.keep(config, kept)
+        return {name: items}, {"loss": loss, CURVATURE: 0.0 if exact else _lipschitz(kept["U"])}
 
     def _first_variables(
         self, held: Arrays | None, asked: FedMCInstruction, config: Scalars

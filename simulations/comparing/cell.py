@@ -178,19 +178,12 @@ def run(cell: Cell) -> dict[str, Any]:
     problem = problem_with(settings, _data(cell, settings))
     gradients = count_gradients(problem)
     federation = baseline_of(problem, cell.method)
-    strategy, training = federation.strategy(), settings.training
+    strategy = federation.strategy()
     watching: dict[str, Any] = {}
     if gradients is not None:
         watching = {"around": gradients.around, "on_round": gradients.end_round}
     began = time.perf_counter()
-    history = run_here(
-        federation,
-        strategy,
-        federation.initial_arrays(strategy),
-        num_rounds=training.num_rounds,
-        evaluate_every=training.evaluate_every,
-        **watching,
-    )
+    history = run_here(federation, strategy, num_rounds=settings.training.num_rounds, **watching)
     measured = _measured(problem, strategy, history)
     found: dict[str, Any] = plain(
         {

@@ -177,16 +177,17 @@ def run_method(
 def run_here(
     federation: Federation,
     strategy: StatefulStrategy,
-    arrays: ArrayRecord,
+    arrays: ArrayRecord | None = None,
     *,
     num_rounds: int,
-    evaluate_every: int,
     around: Callable[[ClientApp], Any] = lambda app: app,
     **options: Any,
 ) -> History:
     """Run a method in this process, whatever engine its experiment has; see `run_method`.
 
-    `around` may put something between the server's messages and the clients' app.
+    It starts from what its federation does, and is evaluated as often as its settings say, unless
+    `arrays` and ``evaluate_every`` are given. `around` may put something between the server's
+    messages and the clients' app.
 
     Raises
     ------
@@ -194,9 +195,10 @@ def run_here(
         If the models were not once evaluated.
     """
     problem = federation.problem
-    options |= {"num_rounds": num_rounds, "evaluate_every": evaluate_every}
+    options = {"evaluate_every": problem.settings.training.evaluate_every, **options}
+    start = federation.initial_arrays(strategy) if arrays is None else arrays
     with one_thread(), grid_of(federation, min(_NODES, problem.num_clients), around) as grid:
-        history = run_method(problem, strategy, grid, arrays, **options)
+        history = run_method(problem, strategy, grid, start, num_rounds=num_rounds, **options)
     if not history.rounds:
         raise RuntimeError("no client could evaluate a model; the errors above say why.")
     return history

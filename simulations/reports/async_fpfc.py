@@ -38,13 +38,13 @@ class _Timed:
     Attributes
     ----------
     title : str
-    scores : list of (float, ModelScores)
-        Seconds since the start, and the scores.
+    scores : list of (float, float)
+        Seconds since the start, and the metric of the headline, as it is shown.
     rounds : int
     """
 
     title: str
-    scores: list[tuple[float, ModelScores]]
+    scores: list[tuple[float, float]]
     rounds: int
 
 
@@ -57,9 +57,10 @@ class AsyncFPFCReport(FPFCReport):
         """Report what FPFC's does, how stale replies were, and what waiting for them costs."""
         base = super().report(run)
         runs = [_own(run)]
-        clock, active = runs[0].scores[-1][0], _active(run)
+        asked: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
+        clock = runs[0].scores[-1][0]
         if run.strategy.delay is not None:
-            runs += [_beside(run, count, clock) for count in active]
+            runs += [_beside(run, count, clock) for count in asked.active]
         if len(runs) > 1:
             _draw(run, runs)
         files = {"time.png": "the metric over the time of the clock"} if len(runs) > 1 else {}
@@ -78,17 +79,9 @@ class AsyncFPFCReport(FPFCReport):
                 **base.extra,
                 "seconds_of_the_clock": clock,
                 "staleness": staleness,
-                "by_the_clock": {
-                    one.title: [[time, _headline(run, scores)] for time, scores in one.scores]
-                    for one in runs
-                },
+                "by_the_clock": {one.title: one.scores for one in runs},
             },
         )
-
-
-def _active(run: Finished) -> tuple[int, ...]:
-    asked: AsyncFPFCReportSettings = run.settings.report  # type: ignore[assignment]
-    return asked.active
 
 
 def _headline(run: Finished, scores: ModelScores) -> float:
@@ -99,7 +92,7 @@ def _headline(run: Finished, scores: ModelScores) -> float:
 def _own(run: Finished) -> _Timed:
     strategy = run.strategy
     scored = [
-        (strategy.clock[number], run.problem.scores(strategy.kinds, clients))
+        (strategy.clock[number], _headline(run, run.problem.scores(strategy.kinds, clients)))
         for number, clients in strategy.evaluate_metrics.items()
     ]
     return _Timed(strategy.title, scored, strategy.last_round)
@@ -122,25 +115,16 @@ def _beside(run: Finished, active: int, clock: float) -> _Timed:
         now[server_round] = now[server_round - 1] + max(seconds, default=0.0)
         return now[server_round] >= clock
 
-    num_rounds, every = strategy.last_round, run.settings.training.evaluate_every
-    history = run_here(
-        run.federation,
-        fpfc,
-        run.arrays,
-        num_rounds=num_rounds,
-        evaluate_every=max(1, every // problem.num_clients),
-        stop=is_over,
-    )
-    scored = [(now[number], scores) for number, scores in history.rounds.items()]
+    every = max(1, run.settings.training.evaluate_every // problem.num_clients)
+    options = {"num_rounds": strategy.last_round, "evaluate_every": every, "stop": is_over}
+    history = run_here(run.federation, fpfc, run.arrays, **options)
+    scored = [(now[number], _headline(run, scores)) for number, scores in history.rounds.items()]
     return _Timed(f"{history.title}, {active} a round", scored, len(now) - 1)
 
 
 def _draw(run: Finished, runs: list[_Timed]) -> None:
     plots.metric_over_rounds(
-        {
-            one.title: [(time, _headline(run, scores)) for time, scores in one.scores]
-            for one in runs
-        },
+        {one.title: one.scores for one in runs},
         ylabel=run.problem.metric.axis,
         xlabel="seconds of the simulated clock",
         picture=run.picture("time.png", "with and without waiting"),
@@ -158,7 +142,7 @@ def _table(run: Finished, runs: list[_Timed]) -> Table:
     for one in runs:
         cells = [one.title, f"{one.rounds:,}"]
         for share in _SHARES:
-            known = [scores for time, scores in one.scores if time <= share * clock * (1 + 1e-9)]
-            cells.append(f"{_headline(run, known[-1]):.2f}" if known else "–")
+            known = [value for time, value in one.scores if time <= share * clock * (1 + 1e-9)]
+            cells.append(f"{known[-1]:.2f}" if known else "–")
         table.add_row(*cells)
     return table

@@ -56,8 +56,7 @@ def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScore
     joined = run_here(federation, strategy, arrays, num_rounds=rounds, evaluate_every=rounds).last
     federation = _local(problem)
     local = federation.strategy(fraction_train=1.0)
-    arrays = federation.initial_arrays(local)
-    alone = run_here(federation, local, arrays, num_rounds=rounds, evaluate_every=rounds).last
+    alone = run_here(federation, local, num_rounds=rounds, evaluate_every=rounds).last
     body, found = _render(run, problem, (strategy, joined), (local, alone))
     line = (
         f"New clients: held out of the run, {rounds} rounds each after it. Local: as many from the "

@@ -236,14 +236,7 @@ def _run_baseline(federation: Federation, num_rounds: int, path: Path) -> Histor
     strategy = federation.strategy()
     path.unlink(missing_ok=True)
     with Rounds(path, strategy) as rounds:
-        history = run_here(
-            federation,
-            strategy,
-            federation.initial_arrays(strategy),
-            num_rounds=num_rounds,
-            evaluate_every=federation.problem.settings.training.evaluate_every,
-            on_round=rounds.write,
-        )
+        history = run_here(federation, strategy, num_rounds=num_rounds, on_round=rounds.write)
     if num_rounds not in history.rounds:
         raise RuntimeError("no client could evaluate a model; the errors above say why.")
     return history
