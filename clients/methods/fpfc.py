@@ -170,11 +170,11 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         the number of its steps, which for SGD is the norm of its mean gradient.
         """
         if self.knows_loss:
-            return float(torch.linalg.vector_norm(self._gradient_here(names)))
+            return _norm(self._gradient(names))
         before, objective = self.block(names), LocalObjective(moving=names)
         yield Minimisation(objective, asked.lr, 1)
         moved = _flat({name: t - before[name] for name, t in self.block(names).items()})
-        return float(torch.linalg.vector_norm(moved)) / (asked.lr * max(objective.steps, 1))
+        return _norm(moved) / (asked.lr * max(objective.steps, 1))
 
     def _optimism(self, asked: FPFCInstruction, names: list[str]) -> Steps[Scalars]:
         """Return how much too low the training loss is where the client has just trained to.
@@ -265,22 +265,18 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             if asked.mean_dual is not None and self.knows_loss:
                 names = self._clustered(asked.clustered or [])
                 dual = _flat(read_only(asked.mean_dual, self.device))
-                gradient = self._gradient(asked.personal, names)
-                metrics["stationarity"] = float(torch.linalg.vector_norm(gradient + dual))
-                gradient = self._gradient(asked.cluster, names)
-                metrics["cluster-gradient-norm"] = float(torch.linalg.vector_norm(gradient))
+                self.load(asked.personal)
+                metrics["stationarity"] = _norm(self._gradient(names) + dual)
+                self.load(asked.cluster)
+                metrics["cluster-gradient-norm"] = _norm(self._gradient(names))
         return loss, num_examples, metrics
 
     def _clustered(self, names: list[str]) -> list[str]:
         """Return the names of the clustered block; it must be made of trainable parameters."""
         return self.trainable(names, setting="FPFC(clustered=...)")
 
-    def _gradient(self, model: Arrays, names: list[str]) -> Tensor:
-        """Return grad f_i over the clustered block at a model, flat, on the training data."""
-        self.load(model)
-        return self._gradient_here(names)
-
-    def _gradient_here(self, names: list[str]) -> Tensor:
+    def _gradient(self, names: list[str]) -> Tensor:
+        """Return grad f_i over the clustered block, flat, where the model is."""
         self.model.eval()
         self.train_problem.set_gradient()
         gradient = _flat(self.model_arrays.gradients(names))
@@ -290,6 +286,10 @@ class FPFCClient(TorchClient[FPFCInstruction]):
 
 def _flat(tensors: dict[str, Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+def _norm(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))
 
 
 def error_of_mean(values: NDArray[np.float64], sizes: NDArray[np.float64]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -158,11 +159,10 @@ def _render_search(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Tex
     )
     rounds, spent = len(strategy.train_metrics), _numbers_sent(run, search.last_round)
     grid = 8 * (cost - spent) * rounds // max(rounds - search.last_round, 1)
-    groups = np.array([search.labels.get(client, -1) for client in strategy.client_ids])
-    here = groups >= 0
-    pairs = np.array([(a, b) for a, b in zip(groups[here], found.labels[here], strict=True)])
-    split = sum(len(np.unique(pairs[pairs[:, 0] == g, 1])) > 1 for g in np.unique(pairs[:, 0]))
-    merged = sum(len(np.unique(pairs[pairs[:, 1] == c, 0])) > 1 for c in np.unique(pairs[:, 1]))
+    now = zip(strategy.client_ids, found.labels.tolist(), strict=True)
+    parts = {(search.labels[client], label) for client, label in now if client in search.labels}
+    split = sum(count > 1 for count in Counter(group for group, _ in parts).values())
+    merged = sum(count > 1 for count in Counter(label for _, label in parts).values())
     outcome = "They are the groups at the end."
     if split or merged:
         outcome = f"Since then {split} of them were split, and some merged in {merged} clusters."

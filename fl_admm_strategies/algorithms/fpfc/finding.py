@@ -56,12 +56,14 @@ class Consensus(Stage):
         Of many clients most have not seen omega^0, so a new one starts at the mean, without a pull.
         """
         held_out = search.hold_out.settings(start.sampled)
-        mean, members = start.pairs.omega.mean(axis=0), start.members
+        mean, members = start.state.pairs.omega.mean(axis=0), start.members
         new = {c for c in start.sampled if len(members) > VOTERS and members.is_new(c)}
         others = start._replace(sampled=[c for c in start.sampled if c not in new])
-        tasks = fusion_tasks(others, anchors=lambda rows: [mean] * len(rows))
-        tasks |= {client: Task(mean, None, 0.0) for client in new}
-        return {client: replace(task, settings=held_out[client]) for client, task in tasks.items()}
+        tasks = fusion_tasks(others) | {client: Task(mean, None, 0.0) for client in new}
+        return {
+            client: replace(task, anchor=mean, settings=held_out[client])
+            for client, task in tasks.items()
+        }
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Count the rounds; after the last, the mean of the omega_i is where all set out."""
@@ -144,7 +146,7 @@ class Trying(Everybody):
         """Go back to the probes where all that had a place have left."""
         if search.candidates.labels:
             return None
-        search.center = start.pairs.omega.mean(axis=0)
+        search.center = start.state.pairs.omega.mean(axis=0)
         return Probe
 
 

@@ -161,11 +161,8 @@ class FPFC(PenaltySetting):
         ends = np.inf if self.run.num_rounds is None else self.run.num_rounds
         left = ends - server_round + 1 if self.in_rounds else 0
         count = server_round - source.offset
-        lr, state = rate_in(count, self.lr), self.state
-        start = RoundStart(
-            *(client_ids, connected, members, state.pairs, state.clients, source),
-            *(lr, server_round, left),
-        )
+        lr = rate_in(count, self.lr)
+        start = RoundStart(client_ids, connected, members, self.state, lr, server_round, left)
         return {
             client: FPFCInstruction(
                 anchor=self._personal(task.anchor, client),

@@ -57,7 +57,7 @@ class Reprobe(Everybody):
             _end(search)
             return Together
         labels = numbered([search.groups[client] for client in ids])
-        omega = start.pairs.omega[[start.members.row(client) for client in ids]]
+        omega = start.state.pairs.omega[[start.members.row(client) for client in ids]]
         search.candidates = Candidates(ids, [labels], omega)
         return None
 
@@ -77,7 +77,7 @@ class Judge(Everybody):
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Go on with the groups as they are where nobody has anything to compare."""
-        search.comparison = search.comparison or _comparison(search, start.clients)
+        search.comparison = search.comparison or _comparison(search, start.state.clients)
         if self.asked(search, start.connected):
             return None
         _end(search)

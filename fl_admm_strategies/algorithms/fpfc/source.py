@@ -78,9 +78,7 @@ class RoundStart(NamedTuple):
     sampled, connected : sequence of int
         The clients that were drawn; the clients of the run that are there.
     members : Membership
-    pairs : PairwiseStore
-    clients : ClientTable
-    source : PenaltySource
+    state : FPFCState
     lr : float
         alpha of the round.
     round : int
@@ -93,9 +91,7 @@ class RoundStart(NamedTuple):
     sampled: Sequence[int]
     connected: Sequence[int]
     members: Membership
-    pairs: PairwiseStore
-    clients: ClientTable
-    source: PenaltySource
+    state: FPFCState
     lr: float
     round: int
     rounds_left: float
@@ -320,26 +316,18 @@ class FixedPenalty(PenaltySource):
         super().load_state_arrays(arrays)
 
 
-def fusion_tasks(
-    start: RoundStart, anchors: Callable[[Rows], Iterable[NDArray[Any]]] | None = None
-) -> dict[int, Task]:
+def fusion_tasks(start: RoundStart) -> dict[int, Task]:
     """Ask the sampled clients for T_i epochs of (5), from omega_i.
 
     A client that is joining the run trains the mean of all models on its own, without a pull
     (section 6.4.2).
-
-    Parameters
-    ----------
-    start : RoundStart
-    anchors : callable, optional
-        Returns the anchors of the clients of these rows; by default zeta_i.
     """
-    omega, mean = start.pairs.omega, start.pairs.omega.mean(axis=0)
-    old = [c for c in start.sampled if c in start.members]
-    rows = [start.members.row(client) for client in old]
+    pairs, members = start.state.pairs, start.members
+    mean = pairs.omega.mean(axis=0)
     tasks = {client: Task(mean, mean, 0.0) for client in start.sampled}
-    for client, row, anchor in zip(old, rows, (anchors or start.pairs.zeta)(rows), strict=True):
-        tasks[client] = Task(anchor, omega[row], start.pairs.rho)
+    rows = {client: members.row(client) for client in start.sampled if client in members}
+    for (client, row), zeta in zip(rows.items(), pairs.zeta(list(rows.values())), strict=True):
+        tasks[client] = Task(zeta, pairs.omega[row], pairs.rho)
     return tasks
 
 

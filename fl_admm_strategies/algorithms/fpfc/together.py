@@ -32,7 +32,7 @@ class Together(Stage):
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Go on with FPFC's own rounds where few are left, or the user has set a penalty."""
-        if start.rounds_left > FUSION_ROUNDS and start.source.replacement is None:
+        if start.rounds_left > FUSION_ROUNDS and start.state.source.replacement is None:
             return None
         search.fused_from = start.round - 1
         log(INFO, "round %s: the groups' models are trained; FPFC's own rounds begin", start.round)
@@ -43,7 +43,7 @@ class Together(Stage):
         tasks = newcomer_tasks(search, start)
         for client in start.sampled:
             if client in search.groups:
-                tasks[client] = Task(start.pairs.omega[start.members.row(client)], None, 0.0)
+                tasks[client] = Task(start.state.pairs.omega[start.members.row(client)], None, 0.0)
         return tasks
 
     def take_models(self, search: Search, state: FPFCState, rows: Rows, omega: Matrix) -> None:
@@ -73,10 +73,10 @@ class Fusion(Stage):
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
         """Ask the sampled clients for (5)."""
-        old = [client for client in start.sampled if client in search.groups]
-        tasks, weights = fusion_tasks(start._replace(sampled=old)), search.weights(start.clients)
-        most = max(start.pairs.rho, 0.5 / start.lr)  # descent by a larger pull may diverge
-        for client, task in tasks.items() if start.source.replacement is None else ():
+        state, old = start.state, [c for c in start.sampled if c in search.groups]
+        tasks, weights = fusion_tasks(start._replace(sampled=old)), search.weights(state.clients)
+        most = max(state.pairs.rho, 0.5 / start.lr)  # descent by a larger pull may diverge
+        for client, task in tasks.items() if state.source.replacement is None else ():
             task.rho = min(task.rho / weights[start.members.row(client)], most)
         return newcomer_tasks(search, start) | tasks
 
@@ -111,7 +111,7 @@ def newcomer_tasks(search: Search, start: RoundStart) -> dict[int, Task]:
     new = [client for client in start.sampled if client not in search.groups]
     if not new:
         return {}
-    groups, omega = search.groups_of(start.members.ids), start.pairs.omega
+    groups, omega = search.groups_of(start.members.ids), start.state.pairs.omega
     more: Arrays = {}
     for label, count in Counter(search.groups.values()).most_common(OPTIONS):
         if count > 1:

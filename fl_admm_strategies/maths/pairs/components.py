@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .algebra import Float64Array, FloatArray, Indices, Mask
+from .algebra import Float64Array, FloatArray, Indices
+from .history import History
 from .kernels import Kernels
+from .vectors import Vectors
 
 _PIVOTS = 32  # clients whose distances from all others spare most others
 
 
-class Form(Protocol):
-    """`vectors.Vectors` or `history.History`, which keep the pairs that are not plain."""
-
-    def scale(self, i: Indices, j: Indices) -> Float64Array:
-        """Return s_ij of pairs i < j; NaN where a pair is not kept here."""
-
-    def are_within(self, i: Indices, j: Indices, nu: float) -> Mask:
-        """Return whether ||theta_ij|| <= nu, of pairs that are kept here."""
-
-
 def components(
     omega: FloatArray,
-    forms: Sequence[Form],
+    forms: Sequence[Vectors | History],
     kernels: Kernels,
     nu: float,
     alone: Sequence[int] | NDArray[np.integer],
