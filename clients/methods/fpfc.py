@@ -29,7 +29,7 @@ from ..toolkit.data.batches import Loader
 from ..toolkit.data.holdout import TooFewSamplesError, folds, hold_out, in_parts
 from ..toolkit.round.torch_client import TorchClient, read_only, to_numpy
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
-from ..toolkit.solving.solvers import Drawn
+from ..toolkit.solving.solvers import Drawn, LocalProblem
 from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Reply, Scalars, Steps
 
 PARTS = 20
@@ -89,7 +89,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 self.load_block(under(f"{label}/", asked.more))
                 metrics[f"{HELD_OUT_LOSS}-{label}"] = self._loss(held_out)
         if asked.monitor is not None and held_out is not None:
-            measured = self.measure(replace(self.train_problem, loader=held_out))
+            measured = self.measure(self._on(held_out))
             metrics = {**metrics, f"{VALIDATION}-{asked.monitor}": measured[asked.monitor]}
         return upload, metrics
 
@@ -110,7 +110,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
                 losses[f"{TRAINING_LOSS}-{k}"] = self._loss()
             return [], self.train_size(), losses
         _, held_out = self._split(float(config["held_out"]), int(config["held_out_seed"]))
-        if replace(self.train_problem, loader=held_out).num_examples() == 0:
+        if self._on(held_out).num_examples() == 0:
             raise ValueError(
                 "The client's validation_loader is empty, expected samples to choose lambda by. "
                 "Give it some, or leave it out, and a share of the training data is held out."
@@ -195,16 +195,18 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             self.load(asked.anchor)
             objective = LocalObjective(moving=names)
             yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
-            share = replace(problem, loader=fold).num_examples() / total
+            share = self._on(fold).num_examples() / total
             optimism += share * self._loss(fold)
         return {OPTIMISM: optimism}
 
     def _loss(self, loader: Loader | None = None) -> float:
         """Return the model's mean loss, by default on all training data."""
-        problem = self.train_problem
-        return float(
-            self.measure(problem if loader is None else replace(problem, loader=loader))["loss"]
-        )
+        problem = self.train_problem if loader is None else self._on(loader)
+        return float(self.measure(problem)["loss"])
+
+    def _on(self, loader: Loader) -> LocalProblem:
+        """Return the client's problem on other data of its own."""
+        return replace(self.train_problem, loader=loader)
 
     def _losses(self, parts: list[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the model's mean loss on every part of some data, and how many samples it has."""
@@ -212,8 +214,8 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         self.model.eval()
         with torch.no_grad():
             for part in parts:
-                size = replace(problem, loader=[part]).num_examples()
-                one = replace(problem, loader=Drawn([part], size))
+                size = self._on([part]).num_examples()
+                one = self._on(Drawn([part], size))
                 if self.has_own_measure:
                     found.append((self.measure(one)["loss"], size))
                 else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ from .table import small_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_ABOVE: dict[str, Any] = {"fontsize": 10, "color": GREY, "loc": "left"}
 _MOST_NAMES = 40  # with more clients, their numbers would overlap
 
 
@@ -118,12 +119,8 @@ def draw_cluster_path(
             place = int(np.flatnonzero(ended == path.chosen)[0])
             axes.axvline(place, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
     if path.chosen is not None:
-        counts.set_title(
-            f"Dashed: λ={path.lams[path.chosen]:g}, chosen by the validation {metric}.",
-            fontsize=10,
-            color=GREY,
-            loc="left",
-        )
+        title = f"Dashed: λ={path.lams[path.chosen]:g}, chosen by the validation {metric}."
+        counts.set_title(title, **_ABOVE)
     picture.save(figure)
 
 
@@ -159,9 +156,5 @@ def _draw_tree(axes: Axes, labels: NDArray[np.int64], true_clusters: ArrayLike |
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(-1.0, stages - 0.8)
     if true is not None and len(np.unique(kinds)) > 1:
-        axes.set_title(
-            "Colours: true clusters. Grey: clients of several true clusters in one line.",
-            fontsize=10,
-            color=GREY,
-            loc="left",
-        )
+        title = "Colours: true clusters. Grey: clients of several true clusters in one line."
+        axes.set_title(title, **_ABOVE)

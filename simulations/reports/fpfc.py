@@ -39,7 +39,8 @@ class FPFCReport(MethodReport):
         """Report the clusters: how many, which, and whether lambda and nu can be trusted."""
         data, strategy = run.problem.data, run.strategy
         found = strategy.diagnostics()
-        honest = _honest(run)
+        # The report is of those that do not attack, by row of the state.
+        honest = np.array([client not in run.problem.malicious for client in strategy.client_ids])
         theta_norms = found.theta_norms[np.ix_(honest, honest)]
         labels = np.unique(found.labels[honest], return_inverse=True)[1]
         true = data.true_clusters
@@ -121,11 +122,6 @@ class FPFCReport(MethodReport):
                 "path": found.path,
             },
         )
-
-
-def _honest(run: Finished) -> NDArray[np.bool_]:
-    """Return by row of the state which clients do not attack: the report is of these."""
-    return np.array([client not in run.problem.malicious for client in run.strategy.client_ids])
 
 
 def _apart(penalty: Any, labels: NDArray[Any], theta_norms: NDArray[Any]) -> bool:

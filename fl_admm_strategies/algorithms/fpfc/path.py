@@ -31,6 +31,7 @@ from .source import FPFCState, HoldOut, PenaltySource, Replies, RoundStart, Task
 VALIDATION, LABELS = "validation", "path_labels"
 """Columns of the clients' table: the metric as last reported, and the cluster at every lambda."""
 _WORST = 1e30  # in the place of a metric that is not finite, or larger
+_PROGRESS = ("stage", "_rounds", "_calm", "reset_round", "offset", "chosen", "_best")
 
 
 @dataclass(frozen=True)
@@ -344,22 +345,21 @@ class PathProgress(PenaltySource):
         places = [sum(client < ids[place] for client in rows) for place in new]
         pairs.add(places, state.pairs.omega[new])
         state.pairs = pairs
+        here = [place for place, client in enumerate(ids) if client in rows]
         for name, column in under("clients/", self._kept).items():
             if name != LABELS:
-                for client, place in rows.items():
-                    setattr(state.clients[client], name, column[place])
+                state.clients.column(name)[here] = column[list(rows.values())]
 
     def _start_anew(self, server_round: int, state: FPFCState) -> None:
         """Let the state be that of a run's start."""
-        ids, table = state.clients.ids, state.clients
         self.reset_round = self.offset = server_round
         state.averaged_arrays = {n: a.copy() for n, a in under("shared/", self._first).items()}
-        omega = np.tile(self._first["omega"], (len(ids), 1))
+        omega = np.tile(self._first["omega"], (len(state.clients), 1))
         state.pairs = PairwiseStore(omega, self.penalty, state.pairs.rho)
         row = self._buffers.column(state.averaged_arrays)
-        for client in ids:
-            for name in table.state_arrays().keys() - {LABELS}:
-                setattr(table[client], name, row.get(name, 0.0))
+        for name, column in state.clients.state_arrays().items():
+            if name != LABELS:
+                column[:] = row.get(name, 0.0)
 
     def insert(self, rows: Mapping[int, Row]) -> None:
         """Compare the metric of no round with the one before: it is a mean over other clients."""
@@ -390,11 +390,10 @@ class PathProgress(PenaltySource):
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the variables as plain arrays."""
-        numbers = [self.stage, self._rounds, self._calm, self.reset_round, self.offset]
         return {
             **super().state_arrays(),
             "lams": np.array(self.path.lams, dtype=np.float64),
-            "progress": np.array([*numbers, self.chosen, self._best]),
+            "progress": np.array([getattr(self, name) for name in _PROGRESS]),
             "value": np.array([self._value]),
             "values": self._values,
             "last_rounds": self._ends,
@@ -425,9 +424,8 @@ class PathProgress(PenaltySource):
         if any(arrays[name].shape != expected[name].shape for name in numbers):
             raise ValueError("The saved path of lambdas is not what a run saves: it is damaged.")
         super().load_state_arrays(arrays)
-        progress = [int(number) for number in arrays["progress"]]
-        self.stage, self._rounds, self._calm, self.reset_round, self.offset = progress[:5]
-        self.chosen, self._best = progress[5:]
+        for name, number in zip(_PROGRESS, arrays["progress"].tolist(), strict=True):
+            setattr(self, name, number)
         self._value = float(arrays["value"][0])
         self._values = np.array(arrays["values"])
         self._ends = np.array(arrays["last_rounds"])

@@ -27,7 +27,7 @@ the loops over them are in the kernels. Derivations: docs/methods/fpfc-notes.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ FloatArray = NDArray[np.floating]
 Float64Array = NDArray[np.float64]
 Indices = NDArray[np.int32]
 Slots = NDArray[np.int64]
+Clients = Sequence[int] | NDArray[np.integer]
 Mask = NDArray[np.bool_]
 
 Weight = Callable[[Float64Array], Float64Array]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from .algebra import Float64Array, FloatArray, Indices
+from .algebra import Clients, Float64Array, FloatArray, Indices
 from .history import History
 from .kernels import Kernels
 from .vectors import Vectors
@@ -16,11 +14,7 @@ _PIVOTS = 32  # clients whose distances from all others spare most others
 
 
 def components(
-    omega: FloatArray,
-    forms: Sequence[Vectors | History],
-    kernels: Kernels,
-    nu: float,
-    alone: Sequence[int] | NDArray[np.integer],
+    omega: FloatArray, forms: tuple[Vectors, History], kernels: Kernels, nu: float, alone: Clients
 ) -> NDArray[np.intp]:
     """Return the connected components of ||theta_ij|| <= nu; see `PairwiseStore.clusters`."""
     m = len(omega)

@@ -20,13 +20,11 @@ from ..blocks import prefixed, under
 from ..checks import listing
 from ..penalties import Penalty
 from . import algebra
-from .algebra import Float64Array, FloatArray, Indices, Mask, Weight, row_norms
+from .algebra import Clients, Float64Array, FloatArray, Indices, Mask, Weight, row_norms
 from .components import components
 from .history import History
 from .kernels import Engine, choose_kernels
 from .vectors import Vectors, saved_names
-
-Clients = Sequence[int] | NDArray[np.integer]
 
 _MOST_BYTES = 2 * 2**30
 
@@ -308,32 +306,22 @@ class PairwiseStore:
 
     def theta(self, i: int, j: int) -> FloatArray:
         """Return theta_ij, shape (d,). theta_ji = -theta_ij and theta_ii = 0."""
-        found = self._find(i, j)
-        if found is None:
-            difference: FloatArray = self._omega[i] - self._omega[j]
-            return difference
-        return self._narrow(algebra.theta(*found))
+        return self._narrow(algebra.theta(*self._find(i, j)))
 
     def v(self, i: int, j: int) -> FloatArray:
         """Return v_ij, shape (d,). v_ji = -v_ij and v_ii = 0."""
-        found = self._find(i, j)
-        if found is None:
-            return np.zeros_like(self._omega[i])
-        return self._narrow(algebra.dual(*found, self.rho))
+        return self._narrow(algebra.dual(*self._find(i, j), self.rho))
 
-    def _find(self, i: int, j: int) -> tuple[Float64Array, FloatArray] | None:
-        """Return s and delta_ij of a pair, or None if it is plain."""
+    def _find(self, i: int, j: int) -> tuple[Float64Array, FloatArray]:
+        """Return s and delta_ij of a pair; 1 and omega_i - omega_j of a plain one."""
         self._checked_clients("i", [i])
         self._checked_clients("j", [j])
         low, high = np.array([[min(i, j)], [max(i, j)]], dtype=np.int32)
-        sign = 1 if i < j else -1
-        if i == j:
-            return None
-        for form in self._forms:
+        for form in self._forms if i != j else ():
             if not np.isnan(scale := form.scale(low, high)):
                 ((_, vectors),) = form.vectors(low, high)
-                return scale, sign * vectors[0]
-        return None
+                return scale, vectors[0] if i < j else -vectors[0]
+        return np.ones(1), self._omega[i] - self._omega[j]
 
     def theta_norms(self) -> Float64Array:
         """Return ||theta_ij|| of all pairs, shape (m, m), symmetric with zero diagonal."""
