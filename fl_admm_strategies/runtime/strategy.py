@@ -109,7 +109,11 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         the accepted replies' `RecordDict`. `stop` gets the same. By default the metrics are means,
         in which a single client weighs no more than ten times the median.
     wire_dtype : {"float16"}, optional
-        Arrays of 32 and 64 bits travel in half precision, both ways. See docs/scaling.md.
+        Arrays of 32 and 64 bits travel in half precision: every upload, and what is sent down, but
+        for buffers and ``start``. With FedADMM, FedAPM, FLAME and FedMC-ADMM's exact solutions
+        nothing of 32 bits is saved downwards, where the duals are in the strategy and clients start
+        at the global model (the default): each gets its dual as well then, in every round. See
+        docs/scaling.md.
     state_on_disk : str or path, optional
         Folder for what is kept by client, in files of this run that it maps into memory, from 64
         MiB on: more clients than fit into memory. See docs/scaling.md.
