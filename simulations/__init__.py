@@ -10,5 +10,3 @@ Imports run the other way: `running`, `comparing`, `experiments`, `reports`, `me
 `python -m simulations`, or `fl-admm`, is the command line; Flower loads
 ``simulations.server_app:app`` and ``simulations.client_app:app``.
 """
-
-from __future__ import annotations

@@ -1,7 +1,5 @@
 """The ClientApp that `flwr run` loads; its settings come from the run configuration."""
 
-from __future__ import annotations
-
 from .running.apps import make_client_app
 
 app = make_client_app()

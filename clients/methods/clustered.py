@@ -106,9 +106,8 @@ class IFCAClient(TorchClient[IFCAInstruction]):
 
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the model of the least training loss: ``cluster-loss``, ``cluster-METRIC``."""
-        with self.seeded(config):
-            model, taken = yield from self._taken(IFCAEvaluation.decode(parameters, config))
-            loss, num_examples, metrics = yield from self.evaluate_models({"cluster": model})
+        model, taken = yield from self._taken(IFCAEvaluation.decode(parameters, config))
+        loss, num_examples, metrics = yield from self.evaluate_models({"cluster": model})
         return loss, num_examples, metrics | taken
 
     def _taken(self, asked: IFCAInstruction | IFCAEvaluation) -> Steps[tuple[Arrays, Scalars]]:

@@ -55,11 +55,8 @@ class FedALAClient(OwnModelClient[FedALAInstruction]):
         Learning W_i for that leaves nothing behind.
         """
         asked = FedALAEvaluation.decode(parameters, config)
-        with self.seeded(config):
-            self.load_mixed(asked, config)
-            return (
-                yield from self.evaluate_models({"personal": self.arrays(), "global": asked.model})
-            )
+        self.load_mixed(asked, config)
+        return (yield from self.evaluate_models({"personal": self.arrays(), "global": asked.model}))
 
     def load_mixed(self, asked: FedALAEvaluation, config: Scalars) -> tuple[Block, Scalars]:
         """Load theta_i + (w - theta_i) * W_i, in the top layers, and w below them.

@@ -100,8 +100,7 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         shared = self.arrays()
         if (u := self._kept_u(asked, config)) is not None:
             self.load_block(u)
-        with self.seeded(config):
-            return (yield from self.evaluate_models({"personal": self.arrays(), "global": shared}))
+        return (yield from self.evaluate_models({"personal": self.arrays(), "global": shared}))
 
     def _kept_u(
         self, asked: FedAPMEvaluation | FedAPMInstruction, config: Scalars

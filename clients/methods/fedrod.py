@@ -97,8 +97,7 @@ class FedRoDClient(TwoHeadedClient[FedRoDInstruction]):
             name: np.zeros_like(array) if is_personal(name, asked.personal) else array
             for name, array in both.items()
         }
-        with self.seeded(config):
-            return (yield from self.evaluate_models({"personal": both, "global": generic}))
+        return (yield from self.evaluate_models({"personal": both, "global": generic}))
 
 
 class _BothHeads(nn.Module):

@@ -174,12 +174,11 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             theta = asked.start or self._kept_model(self.memory.require(config))
             personal = asked.global_ | theta
         models = {"personal": personal, "global": asked.global_}
-        with self.seeded(config):
-            loss, num_examples, report = yield from self.evaluate_models(models)
-            tested = {kind: _of_kind(report, kind) for kind in models}
-            report |= _hybrid("hm-oracle", tested, tested)
-            if self.validation_problem is not None:
-                report |= _hybrid("hm-val", self._validate(models), tested)
+        loss, num_examples, report = yield from self.evaluate_models(models)
+        tested = {kind: _of_kind(report, kind) for kind in models}
+        report |= _hybrid("hm-oracle", tested, tested)
+        if self.validation_problem is not None:
+            report |= _hybrid("hm-val", self._validate(models), tested)
         return loss, num_examples, report
 
     def _validate(self, models: Mapping[str, Arrays]) -> dict[str, dict[str, float]]:

@@ -35,8 +35,7 @@ class LGFedAvgClient(FedSimClient):
         asked = SplitEvaluation.decode(parameters, config)
         self.load_split(asked.global_, asked.personal, config)
         shared = under(U, self.memory.recall(config) or {})
-        with self.seeded(config):
-            return (yield from self.evaluate_models({"personal": self.arrays() | shared}))
+        return (yield from self.evaluate_models({"personal": self.arrays() | shared}))
 
     def personal_arrays(self) -> Arrays:
         """Return v_i after the last training, with u_i where the client keeps it."""

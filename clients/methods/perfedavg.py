@@ -114,9 +114,8 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
             ``adapted-loss`` and ``adapted-METRIC``; the same with ``global``.
         """
         asked = PerFedAvgEvaluation.decode(parameters, config)
-        with self.seeded(config):
-            adapted = yield from self._adapted(asked)
-            return (yield from self.evaluate_models({"adapted": adapted, "global": asked.global_}))
+        adapted = yield from self._adapted(asked)
+        return (yield from self.evaluate_models({"adapted": adapted, "global": asked.global_}))
 
     def _adapted(self, asked: PerFedAvgEvaluation) -> Steps[Arrays]:
         self.load(asked.global_)

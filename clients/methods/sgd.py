@@ -60,8 +60,7 @@ class SGDClient(TorchClient[FedAvgInstruction]):
     def test(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the model on the test data: ``global-loss`` and ``global-METRIC``."""
         (model,) = split_groups(parameters, config, self.model_arrays.names).values()
-        with self.seeded(config):
-            return (yield from self.evaluate_models({"global": model}))
+        return (yield from self.evaluate_models({"global": model}))
 
     @contextmanager
     def seeded(self, config: Scalars) -> Iterator[None]:

@@ -4,5 +4,3 @@ It owns what is compared (`comparison`), one run of it (`cell`), the processes (
 tuning and the order of it all (`tuning`, `compare`), the numbers (`statistics`) and what is written
 about them (`report`, `pages`, `pictures`).
 """
-
-from __future__ import annotations

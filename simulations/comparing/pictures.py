@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reports.plots import COLOURS, GREY, Picture
+from ..reports.plots import COLOURS, GREY, LINES, Picture
 from .statistics import Ranks, groups_of
 
-_LINES = (*COLOURS, "black")
 _DASHES = ("-", "--", ":")
 _MARKERS = ("o", "s", "^")
 
@@ -43,7 +42,7 @@ def curves(
     figure = picture.figure((8.0, 5.0))
     axes = figure.add_subplot()
     for k, (name, (rounds, values)) in enumerate(lines.items()):
-        colour, turn = _LINES[k % len(_LINES)], k // len(_LINES)
+        colour, turn = LINES[k % len(LINES)], k // len(LINES)
         mean = values.mean(axis=0)
         axes.plot(
             rounds,
@@ -129,8 +128,8 @@ def fairness(
             means,
             spreads,
             label=name,
-            color=_LINES[k % len(_LINES)],
-            marker=_MARKERS[k // len(_LINES) % len(_MARKERS)],
+            color=LINES[k % len(LINES)],
+            marker=_MARKERS[k // len(LINES) % len(_MARKERS)],
             s=30,
             alpha=0.8,
         )

@@ -1,7 +1,5 @@
 """Federated data sets of the experiments: ``load("digits-swap", seed=0)``."""
 
-from __future__ import annotations
-
 from .federated import ClientData as ClientData
 from .federated import FederatedData as FederatedData
 from .federated import Samples as Samples

@@ -3,5 +3,3 @@
 It owns the list of the files (`catalogue`), which of them a run is about (`run_config`), the
 reading of a file with its profile and changes (`loading`) and what `describe` shows of it.
 """
-
-from __future__ import annotations

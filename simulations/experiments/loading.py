@@ -179,16 +179,13 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
     compared: dict[str, Any] = {}
     for other in baselines:
         one = methods.strategy_named(other, "baseline")
-        # A name with a colon is a class of the user's own, whose underscores stay.
-        compared[other.replace("-", "_")] = (
-            methods.baseline_table(
-                one,
-                report_of(one, problem).left_out,
-                _client_of("baseline", other, one, data),
-                problem,
-            ),
-            Field(alias=other),
+        learner, left_out = (
+            _client_of("baseline", other, one, data),
+            report_of(one, problem).left_out,
         )
+        kind = methods.baseline_table(one, left_out, learner, problem)
+        # A name with a colon is a class of the user's own, whose underscores stay.
+        compared[other.replace("-", "_")] = kind, Field(alias=other)
     listed = create_model("Baselines", __base__=Baselines, **compared)
     fields: dict[str, Any] = {
         "model": ((problem.model_table or dict[str, Any]) | None, None),

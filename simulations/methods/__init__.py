@@ -1,7 +1,5 @@
 """Methods: found by name, their settings derived from their constructors, built and run."""
 
-from __future__ import annotations
-
 from .federation import Federation as Federation
 from .federation import History as History
 from .federation import grid_of as grid_of

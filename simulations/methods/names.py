@@ -60,11 +60,8 @@ def _is_client(found: object) -> bool:
     )
 
 
-CLIENTS: list[type[NumPyClient]] = [
-    exported
-    for exported in (getattr(client_package, name) for name in client_package.__all__)
-    if _is_client(exported)
-]
+_EXPORTED = [getattr(client_package, name) for name in client_package.__all__]
+CLIENTS: list[type[NumPyClient]] = list(filter(_is_client, _EXPORTED))
 """The clients; each has its strategy as a class attribute."""
 
 

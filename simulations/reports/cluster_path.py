@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,13 +13,12 @@ from rich.text import Text
 from fl_admm_strategies.algorithms.fpfc.path import PathTaken
 from fl_admm_strategies.runtime.record import Traffic
 
-from .plots import COLOURS, GREY, Picture
+from .plots import COLOURS, GREY, Picture, explain
 from .table import small_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_ABOVE: dict[str, Any] = {"fontsize": 10, "color": GREY, "loc": "left"}
 _MOST_NAMES = 40  # with more clients, their numbers would overlap
 
 
@@ -119,8 +118,7 @@ def draw_cluster_path(
             place = int(np.flatnonzero(ended == path.chosen)[0])
             axes.axvline(place, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
     if path.chosen is not None:
-        title = f"Dashed: λ={path.lams[path.chosen]:g}, chosen by the validation {metric}."
-        counts.set_title(title, **_ABOVE)
+        explain(counts, f"Dashed: λ={path.lams[path.chosen]:g}, chosen by the validation {metric}.")
     picture.save(figure)
 
 
@@ -156,5 +154,4 @@ def _draw_tree(axes: Axes, labels: NDArray[np.int64], true_clusters: ArrayLike |
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(-1.0, stages - 0.8)
     if true is not None and len(np.unique(kinds)) > 1:
-        title = "Colours: true clusters. Grey: clients of several true clusters in one line."
-        axes.set_title(title, **_ABOVE)
+        explain(axes, "Colours: true clusters. Grey: clients of several true clusters in one line.")

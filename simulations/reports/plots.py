@@ -31,7 +31,7 @@ DPI = 150  # 8 inches become 1200 pixels
 # Okabe and Ito's palette, which people with any of the common colour deficiencies tell apart;
 # its black is kept for edges and text, and in the place of its yellow, weak on white, is wine.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
-_LINES = (*COLOURS, "black")
+LINES = (*COLOURS, "black")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES: tuple[Any, ...] = ((0, (5, 4)), (0, (1, 2)), (0, (8, 2, 1, 2)))
 GREY = "#6B6B6B"
@@ -162,7 +162,7 @@ def metric_over_rounds(
             line[:, 0],
             line[:, 1],
             label=name,
-            color=_LINES[k % len(_LINES)],
+            color=LINES[k % len(LINES)],
             linestyle="--" if thin else "-",
             # A lone point draws no line, and a few points should be seen as what they are.
             marker=_MARKERS[k % len(_MARKERS)] if len(line) <= 25 else None,
@@ -494,5 +494,10 @@ def _key(name: str, colour: str, marker: str) -> Line2D:
 def _square(picture: Picture, hint: str) -> tuple[Figure, Axes]:
     figure = picture.figure((8.0, 7.0))
     axes = figure.add_subplot()
-    axes.set_title(hint, fontsize=10, color=GREY, loc="left")
+    explain(axes, hint)
     return figure, axes
+
+
+def explain(axes: Axes, hint: str) -> None:
+    """Write above axes how they are to be read."""
+    axes.set_title(hint, fontsize=10, color=GREY, loc="left")

@@ -3,5 +3,3 @@
 It owns the command line (`cli`), the engines (`host`), the Flower App (`apps`), the run itself
 (`run`) and what joins after it (`newcomers`).
 """
-
-from __future__ import annotations

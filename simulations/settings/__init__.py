@@ -4,5 +4,3 @@ It owns the tables of the file (`tables`), how a table follows from a constructo
 `documented`) and the words for a name that does not exist (`wording`). It knows no data set, no
 problem and no method, and imports nothing by itself: the command line needs its words at once.
 """
-
-from __future__ import annotations

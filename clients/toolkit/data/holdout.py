@@ -242,14 +242,8 @@ def _only(loader: Any, chosen: _Rows) -> Loader:
 
 def _yields_lists(loader: Any) -> bool:
     """Return whether the sampler of a loader without batches yields lists of indices."""
-    return any(isinstance(index, list | tuple) for index in _first(loader.sampler))
-
-
-def _first(sampler: Any) -> Iterator[Any]:
     with torch.random.fork_rng([]):  # looking draws no random number
-        for index in sampler:
-            yield index
-            return
+        return isinstance(next(iter(loader.sampler), None), list | tuple)
 
 
 def _rows(batches: Sequence[Any], sizes: list[int], wanted: _Rows) -> list[Any]:

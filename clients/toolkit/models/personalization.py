@@ -131,9 +131,10 @@ class SplitInput(nn.Module):
         """Return the output of the upper layers for a batch."""
         portions = self.split(inputs)
         if not isinstance(portions, Sequence) or len(portions) != 2:
+            length = f" of length {len(portions)}" if isinstance(portions, Sequence) else ""
             raise TypeError(
                 "split(inputs) must return the two portions of a batch, (for personal, for "
-                f"shared); it returned {_described(portions)}."
+                f"shared); it returned a {type(portions).__name__}{length}."
             )
         outputs = [self.personal(portions[0]), self.shared(portions[1])]
         upper: Tensor = self.upper(torch.cat(outputs, self.dim))
@@ -250,8 +251,3 @@ def _with_buffers(model: nn.Module, pattern: str) -> str:
             )
     buffers = [n for n in model.state_dict() if n not in parameters and not re.search(pattern, n)]
     return "|".join([pattern, *(f"^{re.escape(name)}$" for name in buffers)])
-
-
-def _described(value: object) -> str:
-    length = f" of length {len(value)}" if isinstance(value, Sequence) else ""
-    return f"a {type(value).__name__}{length}"

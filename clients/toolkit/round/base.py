@@ -219,9 +219,10 @@ class MethodClient(NumPyClient, Generic[Asked]):
     def run_evaluation(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the models of a message; parameters and result are those of `evaluate`."""
         self.check_sender(config)
-        tested = self.test(parameters, config)
-        if isinstance(tested, Generator):
-            tested = yield from tested
+        with self.seeded(config):
+            tested = self.test(parameters, config)
+            if isinstance(tested, Generator):
+                tested = yield from tested
         loss, num_examples, metrics = tested
         return loss, num_examples, metrics | self.stamp()
 

@@ -36,8 +36,7 @@ class OwnModelClient(TorchClient[Asked]):
         models = {"personal": asked.personal or self.memory.require(config)}
         if asked.global_ is not None:
             models["global"] = asked.global_
-        with self.seeded(config):
-            return (yield from self.evaluate_models(models))
+        return (yield from self.evaluate_models(models))
 
     def personal_arrays(self) -> Arrays:
         """Return the client's own model after its last training: a ``state_dict``.

@@ -89,8 +89,7 @@ class SplitClient(TorchClient[Asked]):
         """Evaluate (u, v_i), with v_i of the last training that the server accepted."""
         asked = SplitEvaluation.decode(parameters, config)
         self.load_split(asked.global_, asked.personal, config)
-        with self.seeded(config):
-            return (yield from self.evaluate_models({"personal": self.arrays()}))
+        return (yield from self.evaluate_models({"personal": self.arrays()}))
 
     def personal_arrays(self) -> Arrays:
         """Return v_i after the last training, the part that the server does not have.

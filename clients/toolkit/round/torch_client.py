@@ -305,8 +305,7 @@ class TorchClient(MethodClient[Asked]):
             ``KIND-loss`` and ``KIND-METRIC`` for every kind of model.
         """
         names = self.model_arrays.names if parse_groups(config) is None else []
-        with self.seeded(config):
-            return (yield from self.evaluate_models(split_groups(parameters, config, names)))
+        return (yield from self.evaluate_models(split_groups(parameters, config, names)))
 
     def evaluate_models(self, models: Mapping[str, Arrays]) -> Steps[Evaluation]:
         """Evaluate models, given by kind, on the test data."""
