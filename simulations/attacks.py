@@ -118,7 +118,8 @@ class Attack:
             made = {name: factor * array.astype(np.float64) for name, array in floating.items()}
         elif self.kind == "gaussian":
             made = {name: rng.normal(0, sigma, array.shape) for name, array in floating.items()}
-        elif self.kind == "one-huge" and (place := _first_filled(floating)):
+        elif self.kind == "one-huge" and (filled := [n for n, a in floating.items() if a.size]):
+            place = filled[0]
             made = {place: floating[place].astype(np.float64)}
             made[place].flat[0] = HUGE
         with np.errstate(over="ignore"):  # of float16: infinity, which the server refuses
@@ -138,10 +139,6 @@ def random_labels(
     if num_classes == 2:
         return (1 - labels).astype(labels.dtype)
     return rng.integers(0, num_classes, labels.shape).astype(labels.dtype)
-
-
-def _first_filled(arrays: Arrays) -> str | None:
-    return next((name for name, array in arrays.items() if array.size), None)
 
 
 @dataclass(eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 from fl_admm_strategies.runtime.common.settings import parameters_of
 
 from ..data.registry import checked_options
+from ..experiments.catalogue import read_toml
 from ..experiments.loading import change, checked, explained, raw_settings
 from ..methods import completed, strategy_named
 from ..settings.section import Section
@@ -263,14 +263,7 @@ def read(file: Path | None, options: Mapping[str, Any]) -> Comparison:
     ValueError
         If it is not usable.
     """
-    raw: dict[str, Any] = {}
-    if file is not None:
-        try:
-            raw = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"there is no comparison file {file}: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is not a TOML file: {error}") from None
+    raw = {} if file is None else read_toml(file, "comparison")
     try:
         comparison = Comparison.model_validate({**raw, **options})
     except ValidationError as error:

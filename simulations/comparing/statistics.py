@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 LEVEL = 0.05
@@ -96,18 +96,13 @@ def pairs_of(scores: ArrayLike, higher_is_better: bool) -> list[Pair]:
     """
     x = np.asarray(scores, dtype=np.float64)
     pairs = list(itertools.combinations(range(len(x)), 2))
-    p = [_wilcoxon(x[a] - x[b]) for a, b in pairs]
+    gaps = [x[a] - x[b] for a, b in pairs]
+    p = [float(stats.wilcoxon(gap).pvalue) if gap.any() else 1.0 for gap in gaps]
     sign = 1 if higher_is_better else -1
     return [
-        Pair(a, b, mean_of(x[a] - x[b]), int((sign * (x[a] - x[b]) > 0).sum()), raw, adjusted)
-        for (a, b), raw, adjusted in zip(pairs, p, holm(p), strict=True)
+        Pair(*pair, mean_of(gap), int((sign * gap > 0).sum()), raw, adjusted)
+        for pair, gap, raw, adjusted in zip(pairs, gaps, p, holm(p), strict=True)
     ]
-
-
-def _wilcoxon(differences: NDArray[np.float64]) -> float:
-    if not differences.any():
-        return 1.0
-    return float(stats.wilcoxon(differences).pvalue)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -147,9 +142,8 @@ def ranks_of(scores: ArrayLike, higher_is_better: bool) -> Ranks:
     x = np.asarray(scores, dtype=np.float64)
     k, n = x.shape
     ranks = stats.rankdata(-x if higher_is_better else x, axis=0)
-    same = bool(
-        (ranks == ranks[0]).all()
-    )  # all tied on every seed, of which the test knows nothing
+    # All tied on every seed: the test knows nothing of that.
+    same = bool((ranks == ranks[0]).all())
     friedman = 1.0 if same else float(stats.friedmanchisquare(*x).pvalue) if k > 2 else math.nan
     q = float(stats.studentized_range.ppf(1 - LEVEL, k, math.inf)) / math.sqrt(2)
     critical = q * math.sqrt(k * (k + 1) / (6 * n))

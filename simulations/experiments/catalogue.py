@@ -31,9 +31,14 @@ def read_experiment(experiment: str) -> dict[str, Any]:
         if experiment not in names:
             raise unknown("experiment", experiment, names)
         path = EXPERIMENTS / f"{experiment}.toml"
+    return read_toml(path, "experiment")
+
+
+def read_toml(path: Path, kind: str) -> dict[str, Any]:
+    """Read a TOML file; raise ValueError where there is none, which is said to be of a kind."""
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
-        raise ValueError(f"there is no experiment file {path}: {error.strerror}") from None
+        raise ValueError(f"there is no {kind} file {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, nested without end
         raise ValueError(f"{path} is not a TOML file: {error}") from None

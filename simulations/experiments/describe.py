@@ -94,7 +94,11 @@ def described(name: str, settings: Settings) -> RenderableType:
         parts.append(_line(setting))
         if setting.meaning:
             parts.append(Padding(Text(setting.meaning, style="dim"), (0, 0, 0, 4)))
-    parts += _tables("Methods run for comparison", "[baselines]", _baselines(settings))
+    compared = {
+        name: table.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
+        for name, table in settings.baselines.methods().items()
+    }
+    parts += _tables("Methods run for comparison", "[baselines]", compared)
     parts += _tables("Profiles", f"run {name} --profile PROFILE", settings.profiles)
     return Group(*parts)
 
@@ -103,13 +107,6 @@ def _line(setting: Setting) -> Text:
     other = not setting.required and setting.default != setting.value
     default = f"  (default: {_written(setting.default)})" if other else ""
     return Text.assemble((setting.key, "bold cyan"), f" = {_written(setting.value)}", default)
-
-
-def _baselines(settings: Settings) -> Mapping[str, Mapping[str, Any]]:
-    return {
-        name: table.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
-        for name, table in settings.baselines.methods().items()
-    }
 
 
 def _tables(

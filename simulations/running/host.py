@@ -20,12 +20,6 @@ class Engine(StrEnum):
     INPROCESS = "inprocess"
 
 
-def _num_gpus() -> int:
-    import torch  # here: takes seconds, and all commands import this module
-
-    return torch.cuda.device_count()
-
-
 @dataclass(frozen=True)
 class Host:
     """The engine of a run: the options of `simulations run` of these names."""
@@ -42,11 +36,14 @@ class Host:
             self._check_without_ray()
         elif self.ray_address is not None:
             self._check_cluster(self.ray_address)
-        elif self.gpus_per_client and not _num_gpus():  # Ray would wait for it
-            raise ValueError(
-                f"gpus-per-client is {self.gpus_per_client}, but PyTorch finds no CUDA device on "
-                "this machine. Leave it out."
-            )
+        elif self.gpus_per_client:
+            import torch  # here: takes seconds, and all commands import this module
+
+            if not torch.cuda.device_count():  # Ray would wait for it
+                raise ValueError(
+                    f"gpus-per-client is {self.gpus_per_client}, but PyTorch finds no CUDA device "
+                    "on this machine. Leave it out."
+                )
 
     def _check_without_ray(self) -> None:
         if self.ray_address is not None:

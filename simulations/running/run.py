@@ -22,7 +22,6 @@ from ..methods import Federation, History, run_here, run_method
 from ..methods.measures import legend
 from ..problems import Problem
 from ..reports import Finished, Report, Result
-from ..settings.tables import published_rows
 from . import folder
 from .folder import Rounds
 from .newcomers import run_newcomers
@@ -142,6 +141,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         row: {**history.last.cells.get(row, {}), **report.cells.get(row, {})}
         for row in {**history.last.cells, **report.cells}
     }
+    unlike = [", ".join(experiment.unlike)] if experiment.unlike else []
     form_legend, form_extra = _forms(history, baselines)
     attack_legend, attack_extra = _malicious(problem)
     result = Result(
@@ -155,7 +155,9 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         rounds=len(strategy.train_metrics),
         engine=run.engine,
         seed=settings.seed,
-        published=published_rows(settings),
+        published={
+            method: row.model_dump(exclude_none=True) for method, row in settings.published.items()
+        },
         cells=cells,
         baselines={baseline.title: baseline.last for baseline in baselines},
         new_clients=new_clients,
@@ -165,7 +167,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
             *attack_legend,
             *report.legend,
             *legend(settings.report),
-            *_unlike(experiment),
+            *(f"Left out: the published numbers, which are not of {why}." for why in unlike),
             *newcomers.legend,
         ),
         extra={**form_extra, **attack_extra, **report.extra, **newcomers.extra},
@@ -192,13 +194,6 @@ def _forms(run: History, baselines: list[History]) -> tuple[list[str], dict[str,
     lines += [f"{title}, run for comparison: {form}" for title, form in compared.items()]
     extra = {"form": run.form} if run.form else {}
     return lines, extra | ({"baseline_forms": compared} if compared else {})
-
-
-def _unlike(experiment: Experiment) -> list[str]:
-    """Say why the published numbers are not there, where the file has some."""
-    if not experiment.unlike:
-        return []
-    return [f"Left out: the published numbers, which are not of {', '.join(experiment.unlike)}."]
 
 
 def _malicious(problem: Problem) -> tuple[list[str], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Literal
 
 import tomli_w
@@ -209,8 +209,3 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def published_rows(settings: Settings) -> Mapping[str, Mapping[str, float]]:
-    """Return the published numbers as the report takes them."""
-    return {method: row.model_dump(exclude_none=True) for method, row in settings.published.items()}

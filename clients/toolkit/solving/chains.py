@@ -237,7 +237,7 @@ def chain_of(model: nn.Module, inputs: Tensor, training: bool = True) -> Chain |
             ):
                 return None
             layers[-1].after.append(partial(_with, func, others, kwargs))
-        elif called not in SHAPES or not _same(result, value.flatten(1)):
+        elif called not in SHAPES or not torch.equal(result, value.flatten(1)):
             return None
         value = result
     held = [name for layer in layers for name in (layer.weight, layer.bias) if name is not None]
@@ -249,7 +249,3 @@ def chain_of(model: nn.Module, inputs: Tensor, training: bool = True) -> Chain |
 def _with(func: Any, others: Sequence[Any], kwargs: Mapping[str, Any], values: Tensor) -> Tensor:
     result: Tensor = func(values, *others, **kwargs)
     return result
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
