@@ -127,41 +127,50 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         """Train the clustered block of every candidate, the rest fixed; or measure each."""
         names = self._clustered(asked.clustered)
         kept, held_out = self._split_in_search(asked)
+        if not asked.local_epochs:
+            return {}, (yield from self._scores(asked, names, held_out))
         upload: Arrays = {}
         metrics: Scalars = {}
+        for k in range(asked.candidates or 0):
+            self._load_candidate(asked, k)
+            objective = LocalObjective(moving=names)
+            found = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
+            metrics = metrics or found
+            upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
+        if asked.folds is not None and held_out is None:
+            metrics = {**metrics, **(yield from self._optimism(asked, names))}
+        return upload, metrics
+
+    def _load_candidate(self, asked: FPFCInstruction, k: int) -> None:
+        self.load(asked.anchor)  # buffers too, which the last one changed
+        if k:
+            self.load_block(under(f"{k}/", asked.more or {}))
+
+    def _scores(
+        self, asked: FPFCInstruction, names: list[str], held_out: Loader | None
+    ) -> Steps[Scalars]:
+        """Return the candidates' losses, how sure their differences are, and gradient norms."""
         data: dict[str, Loader] = {}
         if held_out is None or asked.in_full:
             data[TRAINING_LOSS] = self.train_problem.loader
         if held_out is not None:
             data[HELD_OUT_LOSS] = held_out
-        parts: dict[str, list[Any]] = {}
-        if not asked.local_epochs:
-            split = self.train_problem.split_batch
-            parts = {name: in_parts(loader, split, PARTS) for name, loader in data.items()}
+        split, metrics = self.train_problem.split_batch, Scalars()
+        parts = {name: in_parts(loader, split, PARTS) for name, loader in data.items()}
         of_parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in data}
         for k in range(asked.candidates or 0):
-            self.load(asked.anchor)  # buffers too, which the last one changed
-            if k:
-                self.load_block(under(f"{k}/", asked.more or {}))
-            if asked.local_epochs:
-                objective = LocalObjective(moving=names)
-                found = yield Minimisation(objective, asked.lr, asked.local_epochs, kept)
-                metrics = metrics or found
-                upload |= prefixed(f"{k}/", to_numpy(self.block(names)))
-            else:
-                for name in parts:
-                    losses, sizes = self._losses(parts[name])
-                    metrics[f"{name}-{k}"] = float(np.average(losses, weights=sizes))
-                    for j, others in enumerate(of_parts[name]):
-                        if len(losses) > 1 and (asked.in_full or name == HELD_OUT_LOSS):
-                            error = error_of_mean(losses - others, sizes)
-                            metrics[f"{name}-{ERROR}-{j}-{k}"] = error
-                    of_parts[name].append(losses)
-                if not asked.in_full:  # a re-check sets no lambda, and with a loop it is an epoch
-                    metrics[f"{GRADIENT_NORM}-{k}"] = yield from self._gradient_norm(asked, names)
-        if asked.folds is not None and held_out is None:
-            metrics = {**metrics, **(yield from self._optimism(asked, names))}
-        return upload, metrics
+            self._load_candidate(asked, k)
+            for name, before in of_parts.items():
+                losses, sizes = self._losses(parts[name])
+                metrics[f"{name}-{k}"] = float(np.average(losses, weights=sizes))
+                for j, others in enumerate(before):
+                    if len(losses) > 1 and (asked.in_full or name == HELD_OUT_LOSS):
+                        error = error_of_mean(losses - others, sizes)
+                        metrics[f"{name}-{ERROR}-{j}-{k}"] = error
+                before.append(losses)
+            if not asked.in_full:  # a re-check sets no lambda, and with a loop it is an epoch
+                metrics[f"{GRADIENT_NORM}-{k}"] = yield from self._gradient_norm(asked, names)
+        return metrics
 
     def _gradient_norm(self, asked: FPFCInstruction, names: list[str]) -> Steps[float]:
         """Return ||grad f_i|| over the clustered block, where the model is.

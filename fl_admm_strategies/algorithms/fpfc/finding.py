@@ -88,7 +88,7 @@ class Probe(Everybody):
 
         Not when replies come: of the last ones that are missing none may ever.
         """
-        missing = self.asked(search, start.connected)
+        missing = self.asked(search, start)
         if not search.probes or (missing and search.rounds < PROBE_ROUNDS):
             search.rounds += 1
             return None
@@ -112,11 +112,11 @@ class Probe(Everybody):
         )
         return Score if len(client_ids) > VOTERS else Refit
 
-    def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
+    def asked(self, search: Search, start: RoundStart) -> list[int]:
         """Return the clients whose probes are missing."""
-        return [client for client in connected if client not in search.probes]
+        return [client for client in start.connected if client not in search.probes]
 
-    def models(self, search: Search, client: int) -> list[NDArray[Any]]:
+    def models(self, search: Search, start: RoundStart, client: int) -> list[NDArray[Any]]:
         """Return the mean that all set out from."""
         return [search.center]
 
@@ -167,9 +167,9 @@ class Refit(Trying):
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
         """Ask everybody at first; later who is sampled, if one of them has a place."""
-        if search.refits >= REFIT_ROUNDS and self.asked(search, start.sampled):
-            start = start._replace(connected=start.sampled)
-        return super().tasks(search, start)
+        sampled = start._replace(connected=start.sampled)
+        are_enough = search.refits >= REFIT_ROUNDS and self.asked(search, sampled)
+        return super().tasks(search, sampled if are_enough else start)
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Set every group's model to the mean of what its clients made of it."""
@@ -192,9 +192,9 @@ class Score(Trying):
 
     epochs_factor = 0
 
-    def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
+    def asked(self, search: Search, start: RoundStart) -> list[int]:
         """Return who is to vote, drawn by the clients' seeds where they are many."""
-        clients = super().asked(search, connected)
+        clients = super().asked(search, start)
         if len(clients) <= VOTERS:
             return clients
         seeds = search.hold_out.seeds(clients)

@@ -77,46 +77,25 @@ class Judge(Everybody):
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Go on with the groups as they are where nobody has anything to compare."""
-        search.comparison = search.comparison or _comparison(search, start.state.clients)
-        if self.asked(search, start.connected):
+        if self.asked(search, start):
             return None
         _end(search)
         return Together
 
-    def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
+    def asked(self, search: Search, start: RoundStart) -> list[int]:
         """Return the clients that have something to compare."""
-        assert search.comparison is not None
-        known = [client for client in connected if client in search.local]
-        return [client for client in known if search.comparison.ballot(client)]
+        ballot = _comparison(search, start.state.clients).ballot
+        return [client for client in start.connected if client in search.local and ballot(client)]
 
-    def models(self, search: Search, client: int) -> list[NDArray[Any]]:
+    def models(self, search: Search, start: RoundStart, client: int) -> list[NDArray[Any]]:
         """Return what a client compares."""
-        assert search.comparison is not None
-        ballot = search.comparison.ballot(client)
+        ballot = _comparison(search, start.state.clients).ballot(client)
         return [model.astype(search.block.dtype) for _, model in ballot]
 
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Set groups by those who replied; a new one sets out from the mean of its probes."""
-        recheck = search.comparison or _comparison(search, state.clients)
-        answers = np.full((2, len(search.local), JOIN + recheck.labels.max() + 1), np.nan)
-        now = np.full(len(search.local), np.nan)
-        for row, client in enumerate(search.local):
-            ballot, base = recheck.ballot(client), 0
-            if (reply := replies.get(client)) is None or not ballot:
-                continue
-            said = {
-                name: (reported(reply, name, len(ballot)), loss_errors(reply, name, len(ballot)))
-                for name in (HELD_OUT_LOSS, TRAINING_LOSS)
-            }
-            now[row] = said[TRAINING_LOSS][0][0]
-            for k, (choice, _) in enumerate(ballot):
-                base = k if choice == STAY else base
-                own_is_among = recheck.is_lone[row] if choice == HALF else recheck.is_alone[row]
-                which = {choice: HELD_OUT_LOSS if own_is_among else TRAINING_LOSS}
-                which |= {HELD_OUT: HELD_OUT_LOSS} if choice == HALF else {}
-                for column, name in which.items() if choice != STAY else ():
-                    losses, errors = said[name]
-                    answers[:, row, column] = losses[base] - losses[k], errors[base, k]
+        recheck = _comparison(search, state.clients)
+        answers, now = _answers(recheck, list(search.local), replies)
         # Every look at the same samples is another chance to be wrong.
         answers[1] *= np.sqrt(1 + search.rechecks)
         new = recheck.decide(answers, now)
@@ -141,12 +120,43 @@ def _end(search: Search) -> None:
 
 
 def _comparison(search: Search, clients: ClientTable) -> Recheck:
-    present = [search.candidates.labels[client][0] for client in search.local]
-    known, labels = np.unique(present, return_inverse=True)
-    models = search.candidates.models[0][known]
-    examples = dict(zip(clients.ids, counted_examples(clients), strict=True))
-    counts = np.array([examples[client] for client in search.local])
-    return Recheck(labels, models, search.local, search.center, search.probes, counts)
+    """Return what clients compare, which is made once for all of them."""
+    if search.comparison is None:
+        present = [search.candidates.labels[client][0] for client in search.local]
+        known, labels = np.unique(present, return_inverse=True)
+        models = search.candidates.models[0][known]
+        examples = dict(zip(clients.ids, counted_examples(clients), strict=True))
+        counts = np.array([examples[client] for client in search.local])
+        search.comparison = Recheck(
+            labels, models, search.local, search.center, search.probes, counts
+        )
+    return search.comparison
+
+
+def _answers(
+    recheck: Recheck, clients: Sequence[int], replies: Replies
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what `Recheck.decide` goes by, of what clients say of the models on their ballots."""
+    answers = np.full((2, len(clients), JOIN + recheck.labels.max() + 1), np.nan)
+    now = np.full(len(clients), np.nan)
+    for row, client in enumerate(clients):
+        ballot, base = recheck.ballot(client), 0
+        if (reply := replies.get(client)) is None or not ballot:
+            continue
+        said = {
+            name: (reported(reply, name, len(ballot)), loss_errors(reply, name, len(ballot)))
+            for name in (HELD_OUT_LOSS, TRAINING_LOSS)
+        }
+        now[row] = said[TRAINING_LOSS][0][0]
+        for k, (choice, _) in enumerate(ballot):
+            base = k if choice == STAY else base
+            own_is_among = recheck.is_lone[row] if choice == HALF else recheck.is_alone[row]
+            which = {choice: HELD_OUT_LOSS if own_is_among else TRAINING_LOSS}
+            which |= {HELD_OUT: HELD_OUT_LOSS} if choice == HALF else {}
+            for column, name in which.items() if choice != STAY else ():
+                losses, errors = said[name]
+                answers[:, row, column] = losses[base] - losses[k], errors[base, k]
+    return answers, now
 
 
 def _regroup(search: Search, state: FPFCState, before: NDArray[Any], new: NDArray[Any]) -> None:

@@ -266,11 +266,11 @@ class Everybody(Stage):
     settings: ClassVar[Mapping[str, Any]] = {}
     """Further fields of the clients' `FPFCInstruction`."""
 
-    def asked(self, search: Search, connected: Sequence[int]) -> list[int]:
+    def asked(self, search: Search, start: RoundStart) -> list[int]:
         """Return which clients are asked: by default those that have a place in the groupings."""
-        return [client for client in connected if client in search.candidates.labels]
+        return [client for client in start.connected if client in search.candidates.labels]
 
-    def models(self, search: Search, client: int) -> list[NDArray[Any]]:
+    def models(self, search: Search, start: RoundStart, client: int) -> list[NDArray[Any]]:
         """Return what a client is sent: by default its group's model under every grouping."""
         return search.candidates.models_of(client)
 
@@ -280,10 +280,10 @@ class Everybody(Stage):
 
     def tasks(self, search: Search, start: RoundStart) -> dict[int, Task]:
         """Ask clients to train or measure their models, without a pull."""
-        client_ids, tasks = self.asked(search, start.connected), {}
+        client_ids, tasks = self.asked(search, start), {}
         held_out = search.hold_out.settings(client_ids)
         for client in client_ids:
-            models = self.models(search, client)
+            models = self.models(search, start, client)
             further: Arrays = {}  # the first one is in the anchor
             for k, model in enumerate(models[1:], start=1):
                 further |= prefixed(f"{k}/", search.block.arrays(model))
