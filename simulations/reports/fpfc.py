@@ -49,23 +49,12 @@ class FPFCReport(MethodReport):
         nus = sorted({0.01, 0.1, 0.5, found.nu} if strategy.penalty == "auto" else {0.01, 0.1, 0.5})
         clustering = clustering_scores(theta_norms, true, nus)
         shared = sum(array.size for array in strategy.state.averaged_arrays.values())
-        dim = sum(array.size for array in strategy.global_model().values()) - shared
         rows = [(f"ν={row.nu:.3g}", row) for row in clustering]
         # Where the penalty is flat: pairs above do not pull on each other.
         if flat := getattr(strategy.penalty_in_use, "flat_from", 0.0):
             (row,) = clustering_scores(theta_norms, true, (flat,))
             rows.append((f"ν=aλ={flat:.3g}", row))
-        if found.path is None and strategy.in_rounds:
-            # The search's rounds send several models and are counted by their bytes.
-            searched = 0 if found.search is None else found.search.last_round
-            cost = communication_cost(
-                run.problem.num_clients,
-                dim,
-                [len(met) for number, met in strategy.train_metrics.items() if number > searched],
-                shared,
-            ) + _numbers_sent(run, searched)
-        else:  # a path sends models again, AsyncFPFC omega_i with zeta_i
-            cost = _numbers_sent(run, max(strategy.traffic))
+        cost = _cost(run, found)
         _draw(run, honest, labels, true)
         monitor = getattr(strategy.penalty, "monitor", "")
         if drawn := found.path is not None and found.path.last_rounds.any():
@@ -128,6 +117,19 @@ def _apart(penalty: Any, labels: NDArray[Any], theta_norms: NDArray[Any]) -> boo
     """Return whether no two clusters pull on each other: the penalty is flat at their distance."""
     between = theta_norms[labels[:, None] != labels[None, :]]
     return not between.size or not penalty.derivative(between.min())
+
+
+def _cost(run: Finished, found: FPFCDiagnostics) -> int:
+    """Return how many numbers the run sent, both ways."""
+    strategy = run.strategy
+    if found.path is not None or not strategy.in_rounds:
+        # A path sends models again, AsyncFPFC omega_i with zeta_i.
+        return _numbers_sent(run, max(strategy.traffic))
+    # The search's rounds send several models and are counted by their bytes.
+    searched = 0 if found.search is None else found.search.last_round
+    active = [len(met) for number, met in strategy.train_metrics.items() if number > searched]
+    size = sum(array.size for array in strategy.global_model().values())
+    return communication_cost(run.problem.num_clients, size, active) + _numbers_sent(run, searched)
 
 
 def _numbers_sent(run: Finished, searched: int) -> int:

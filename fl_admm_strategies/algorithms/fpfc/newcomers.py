@@ -132,11 +132,11 @@ class FPFCNewcomers(SampledStrategy):
         before = list(self.existing.personal.values())
         known = spec_of(before[0])
         for name, (shape, dtype) in spec_of(arrays).items():
-            if name not in known or known[name] != (shape, dtype):
+            if known.get(name) != (shape, dtype):
                 was = (
-                    "none of this name"
-                    if name not in known
-                    else "{1} of shape {0}".format(*known[name])
+                    "{1} of shape {0}".format(*known[name])
+                    if name in known
+                    else "none of this name"
                 )
                 raise ValueError(
                     f"The new clients' '{name}' is {dtype} of shape {shape}, that of the clients "

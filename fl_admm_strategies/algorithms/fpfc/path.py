@@ -251,11 +251,9 @@ class PathProgress(PenaltySource):
         if silent := [client for client, reply in replies.items() if name not in reply.metrics]:
             log(WARNING, "round %s: clients %s did not report %s", server_round, silent, name)
         for client, reply in replies.items():
-            measured = float(reply.metrics.get(name, np.nan))
             bad = _WORST if path.better == "lower" else -_WORST
-            table[client].validation = (
-                bad if np.isnan(measured) else np.clip(measured, -_WORST, _WORST)
-            )
+            measured = np.nan_to_num(float(reply.metrics.get(name, np.nan)), nan=bad)
+            table[client].validation = np.clip(measured, -_WORST, _WORST)
         # A client's model changes only where it takes part, so what it said last holds.
         has_trained = table.column("num_examples") > 0
         value = float(table.column(VALIDATION)[has_trained].mean())

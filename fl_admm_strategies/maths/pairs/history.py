@@ -30,6 +30,7 @@ from .algebra import Float64Array, FloatArray, Indices, Mask, Prox, Weight, row_
 from .kernels import BLOCK_BYTES, CHUNK, Kernels
 
 _TILE = 16  # clients of a block on either side, whose models then stay in the cache
+_OF_PAIRS, _OF_CLIENTS = ("scale", "bound", "is_norm"), ("count", "has_latest")  # as saved
 _ROUND_UP = 1 + 1e-6  # more than the rounding of a distance in float32
 
 
@@ -258,11 +259,7 @@ class History:
         if not self.num_pairs:
             return {}
         return {
-            "scale": self._scale,
-            "bound": self._bound,
-            "is_norm": self._is_norm,
-            "count": self._count,
-            "has_latest": self._has_latest,
+            **{name: getattr(self, f"_{name}") for name in (*_OF_PAIRS, *_OF_CLIENTS)},
             **{f"models.{k}": models for k, models in enumerate(self._models)},
             **{f"weights.{k}": weights for k, weights in enumerate(self._weights)},
         }
@@ -277,8 +274,8 @@ class History:
         """
         m, chunks = self._num_clients, range((len(arrays) - 5) // 2)
         shapes = {
-            **dict.fromkeys(("scale", "bound", "is_norm"), (m, m)),
-            **dict.fromkeys(("count", "has_latest"), (m,)),
+            **dict.fromkeys(_OF_PAIRS, (m, m)),
+            **dict.fromkeys(_OF_CLIENTS, (m,)),
             **{f"models.{k}": (m, CHUNK, self.width) for k in chunks},
             **{f"weights.{k}": (m, m, CHUNK) for k in chunks},
         }
@@ -292,10 +289,8 @@ class History:
                 "checkpoint cut short or mixed with another?"
             )
         if arrays:
-            self._scale, self._bound, self._is_norm, self._count, self._has_latest = (
-                np.array(arrays[name])
-                for name in ("scale", "bound", "is_norm", "count", "has_latest")
-            )
+            for name in (*_OF_PAIRS, *_OF_CLIENTS):
+                setattr(self, f"_{name}", np.array(arrays[name]))
             self._models = [np.array(arrays[f"models.{k}"]) for k in chunks]
             self._weights = [np.array(arrays[f"weights.{k}"]) for k in chunks]
             self.num_pairs = len(self.pairs()[0])
