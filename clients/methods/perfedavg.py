@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fl_admm_strategies import PerFedAvg
 from fl_admm_strategies.algorithms.perfedavg import PerFedAvgEvaluation, PerFedAvgInstruction
-from fl_admm_strategies.maths.blocks import Arrays
 
 from ..toolkit.data.batches import Loader
 from ..toolkit.round.torch_client import TorchClient
@@ -114,10 +113,6 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
             ``adapted-loss`` and ``adapted-METRIC``; the same with ``global``.
         """
         asked = PerFedAvgEvaluation.decode(parameters, config)
-        adapted = yield from self._adapted(asked)
-        return (yield from self.evaluate_models({"adapted": adapted, "global": asked.global_}))
-
-    def _adapted(self, asked: PerFedAvgEvaluation) -> Steps[Arrays]:
         self.load(asked.global_)
         self.train_size()
         if asked.adapt == "epoch":
@@ -126,7 +121,8 @@ class PerFedAvgClient(TorchClient[PerFedAvgInstruction]):
             gradient_descent(
                 self.train_problem, LocalObjective(), lr=asked.alpha, epochs=1, full_batch=True
             )
-        return self.arrays()
+        models = {"adapted": self.arrays(), "global": asked.global_}
+        return (yield from self.evaluate_models(models))
 
 
 def _moved(block: Block, along: Block, rate: float) -> dict[str, Tensor]:

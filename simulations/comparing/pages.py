@@ -6,33 +6,29 @@ import base64
 import html
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Heading:
+class Heading(NamedTuple):
     """A heading of a section."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """A paragraph of plain text."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """Lines for a shell or a file."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """A table; the first `names` columns are text, the others numbers."""
 
     caption: str
@@ -41,8 +37,7 @@ class Grid:
     names: int = 1
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(NamedTuple):
     """A PNG file, and what it shows."""
 
     path: Path

@@ -78,11 +78,10 @@ def _loader(name: str) -> Loader:
 
 def loader_of(name: str) -> Callable[..., Data]:
     """Return the function that loads a data set, whose docstring says what its options mean."""
-    loader: Any = _loader(name)
+    loader = _loader(name)
     while isinstance(loader, partial):
         loader = loader.func
-    function: Callable[..., Data] = loader
-    return function
+    return loader
 
 
 def options_of(name: str) -> dict[str, Any]:

@@ -44,13 +44,12 @@ def algorithm_table(
     left_out : frozenset of str
         Parameters whose default the app finds.
     """
-    table: type[AlgorithmTable] = table_of(
+    return table_of(
         strategy,
         base=AlgorithmTable,
         withheld={**_OF_THE_RUN, **dict.fromkeys(fixed, "The app's report needs it as it is.")},
         left_out=left_out,
     )
-    return table
 
 
 @lru_cache
@@ -61,8 +60,7 @@ def client_table(client: type, problem: type[Problem]) -> type[Built]:
         "state_dir": "It is training.client-state.",
         **dict.fromkeys(problem.gives, "It follows from [data], [model] and [training]."),
     }
-    table: type[Built] = table_of(client, withheld=withheld, complete=False)
-    return table
+    return table_of(client, withheld=withheld, complete=False)
 
 
 @lru_cache
@@ -71,14 +69,13 @@ def baseline_table(
 ) -> type[BaselineTable]:
     """Return the table ``[baselines.NAME]`` of a method."""
     of_client = client_table(client, problem)
-    table: type[BaselineTable] = table_of(
+    return table_of(
         strategy,
         base=BaselineTable,
         withheld={name: why for name, why in _OF_THE_RUN.items() if name != "fraction_train"},
         left_out=left_out | {*_LENT, "fraction_train"},
         client=(of_client, default_of(of_client)),
     )
-    return table
 
 
 def default_of(table: type[Built]) -> Any:

@@ -43,21 +43,16 @@ class SplitClient(TorchClient[Asked]):
                 f"personal={personal!r} leaves {len(expected)} of the client's model to share "
                 f"({', '.join(expected)}). Models may differ in their personal arrays only."
             )
-        self.load(state | self._recall_personal(personal, config) | shared)
-
-    def _recall_personal(self, personal: str | None, config: Scalars) -> Arrays:
-        """Return v_i as it was in the round that the server takes the client to be in."""
-        model = self.personal_part(personal)
-        if (held := self.memory.require_known(config)) is None:
-            return model
-        kept = under(V, held)
-        shapes, new = ({name: a.shape for name, a in arrays.items()} for arrays in (kept, model))
+        own = self.personal_part(personal)
+        held = self.memory.require_known(config)
+        kept = own if held is None else under(V, held)
+        shapes, new = ({name: a.shape for name, a in arrays.items()} for arrays in (kept, own))
         if shapes != new:
             raise ValueError(
                 f"The personal arrays of round {config['version']} were {shapes}, the client's "
                 f"model has {new} now. client_fn must build the same model in every round."
             )
-        return kept
+        self.load(state | kept | shared)
 
     def personal_part(self, personal: str | None) -> Arrays:
         """Return the personal arrays of the model, buffers among them."""
