@@ -79,17 +79,6 @@ class FactorSteps:
         return self.regularizer, self.weight, self.steps, rank, dtype
 
 
-def solve(asked: FactorSteps) -> Scalars:
-    """Do a client's steps."""
-    users = user_steps(
-        asked.residual, asked.users, asked.items, asked.regularizer, asked.steps, asked.curvature
-    )
-    items, errors = item_steps(
-        asked.residual, users, asked.items, asked.anchor, asked.weight, asked.steps
-    )
-    return {"users": users, "items": items, "errors": errors}
-
-
 def solve_together(parts: Sequence[FactorSteps]) -> list[Scalars]:
     """Do the steps of several clients of one `kind` in one stack: a matrix of their blocks."""
     first, residual = parts[0], Residual.joined([part.residual for part in parts])
@@ -313,7 +302,10 @@ class FedMCADMMClient(ExactClient[FedMCInstruction]):
 
     def perform(self, asked: FactorSteps) -> Scalars:
         """Do the steps of a round alone."""
-        return solve(asked)
+        residual, regularizer, steps = asked.residual, asked.regularizer, asked.steps
+        users = user_steps(residual, asked.users, asked.items, regularizer, steps, asked.curvature)
+        items, errors = item_steps(residual, users, asked.items, asked.anchor, asked.weight, steps)
+        return {"users": users, "items": items, "errors": errors}
 
     def steps(self, asked: FedMCInstruction, config: Scalars) -> MethodSteps:
         """Run the client's part of a round: N steps on U_i, then N on W_i, or both minimisers.
