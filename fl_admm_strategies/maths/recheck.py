@@ -17,14 +17,15 @@ NEAREST = 3  # groups that a client may join
 SPLIT, SPLIT_OF_A_HALF, MERGE = 3.0, 4.0, 2.0  # in standard errors
 CONFIRMED = 0.2  # in a client's standard errors, on average: what a split gains on held-out samples
 AGAINST = -1.0  # what a half or a group may say against it
+GAINS = 2.0  # in standard errors: below it a half does not clearly gain by a split
 MATTERS = 0.03
-"""The share of its loss that half of a group must gain by a split where the other half loses. What
-a client of few samples uploads is noise to those of many: all of them are a little better without
-it, which is clear and no reason; and to it everything is lost. (By medians: of who lies only the
-sign counts.)"""
+"""The share of its loss that half of a group must gain by a split where the other half does not
+clearly gain. What a client of few samples uploads is noise to those of many: all of them are a
+little better without it, which is clear and no reason, and what it loses or gains itself is noise.
+(Nor does a half whose median loses: of who lies only the sign counts.)"""
 AT_ALL = 0.005
-"""The share where neither half loses. The halves of a large group of clients with many samples gain
-so little, too, however clear it is, as they are not of the same samples."""
+"""The share where both halves clearly gain. Those of a large group of clients with many samples
+gain so little, too, however clear it is, as they are not of the same samples."""
 LEAVE, LEAVE_ALONE = 1.5, 3.0  # for another group; where nobody else is in the client's own
 VAGUE = 10.0  # times the median, of an even number the smaller one
 _TINY = np.finfo(float).tiny
@@ -155,7 +156,7 @@ class Recheck:
         """
         count, labels, cells = len(self._sizes), self.labels, self.cells
         gained = np.where(np.isfinite(answers[1, :, HALF]), answers[0, :, HALF], np.nan)
-        answers = answers.copy()
+        said, answers = answers, answers.copy()
         # One client is not to decide for others; a lone half, which knows little, only objects.
         heard = ~self.is_lone
         objects = self.is_lone & (np.bincount(labels, heard, count)[labels] > 0)
@@ -169,6 +170,7 @@ class Recheck:
                 if np.isfinite(gains + errors).any():
                     least = np.nanmedian(errors) / 2
                     answers[:, rows, choice] = winsorised(gains), np.maximum(errors, least)
+        said = np.where(np.isfinite(answers), said, np.nan)
 
         changes = np.zeros(count, dtype=np.bool_)
         for pair in np.unique(self.united):
@@ -190,9 +192,13 @@ class Recheck:
                 least = CONFIRMED * np.sqrt(known.sum())
                 if known.any() and _score(answers, members, HELD_OUT) <= least:
                     continue
-                one_loses = any(_middle(gained[half]) <= 0 for half in halves)
-                worth = gained - (MATTERS if one_loses else AT_ALL) * np.abs(losses)
-                if all(_middle(worth[half]) <= 0 for half in halves):
+                gain = [
+                    half
+                    for half in halves
+                    if _middle(gained[half]) > 0 and _score(said, half, HALF) > GAINS
+                ]
+                worth = gained - (AT_ALL if len(gain) == 2 else MATTERS) * np.abs(losses)
+                if all(_middle(worth[half]) <= 0 for half in gain):
                     continue
                 changes[group] = True
                 new[members] = 2 * count + cells[members]

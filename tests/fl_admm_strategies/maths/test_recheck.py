@@ -150,6 +150,19 @@ def test_a_group_is_not_split_for_next_to_nothing(gain: float, splits: bool) -> 
     assert (len(set(recheck.decide(answers, LOSSES)[:6])) == 2) == splits
 
 
+@pytest.mark.parametrize(("errors", "splits"), [(1.2, False), (3.0, True)])
+def test_a_half_whose_gain_is_noise_has_no_say(errors: float, splits: bool) -> None:
+    # Two clients of 10 and 15 samples (of 10 to 500) gained 13 and 15 % at 0.7 and 1.5 errors, by
+    # chance; the others 0.6 to 1 % at six to ten.
+    recheck = recheck_of(TRUTH)
+    answers = np.full((2, 18, JOIN + 3), np.nan)
+    answers[:, :6, HALF] = [[0.024], [0.008]]
+    few = np.flatnonzero(recheck.cells[:6] == np.bincount(recheck.cells[:6]).argmin())
+    answers[0, few, HALF] = 0.06
+    answers[1, few, HALF] = 0.06 * len(few) ** 0.5 / errors  # of all few together
+    assert (len(set(recheck.decide(answers, LOSSES)[:6])) == 2) == splits
+
+
 @pytest.mark.parametrize(("gain", "splits"), [(-0.5, False), (0.1, False), (0.4, True)])
 def test_a_split_is_confirmed_by_the_samples_that_are_held_out(gain: float, splits: bool) -> None:
     recheck = recheck_of(TRUTH)
