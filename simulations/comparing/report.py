@@ -412,7 +412,7 @@ class Report:
 
     def cells_csv(self) -> str:
         """Return a line for every model of every cell, and for every cell that failed."""
-        scored = ["model", "headline", "mean", "std", "worst", "best"]
+        scored = ["model", "headline", "mean", "std", "worst", "best", "ari"]
         lines: list[list[Any]] = [[*self.keys(), *scored, *_WORK, "error"]]
         for one in self.outcomes:
             for run in one.runs:
@@ -423,7 +423,8 @@ class Report:
                 done = ["" if x is None else round(x, 4) for x in _work_of(run).values()]
                 for place, (title, scores) in enumerate(run["models"].items()):
                     numbers = [scores[name] for name in ("mean", "std", "worst", "best")]
-                    lines.append([*first, title, int(place == 0), *numbers, *done, ""])
+                    ari = scores["cells"].get("ari", "")
+                    lines.append([*first, title, int(place == 0), *numbers, ari, *done, ""])
         return _csv(lines)
 
     def curves_csv(self) -> str:

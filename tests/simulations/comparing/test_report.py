@@ -117,6 +117,7 @@ def test_markdown_latex_and_csv_have_the_same_numbers(
         lines = list(csv.DictReader(file))
     assert len(lines) == 3 * SEEDS
     assert lines[0]["mean"] == "0.7"
+    assert lines[0]["ari"] == "0.5"
     assert (lines[0]["gradients"], lines[0]["down"], lines[0]["up"]) == (
         *("2000", "2000500.0", "4000000.0"),
     )
