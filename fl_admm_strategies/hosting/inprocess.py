@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from io import BytesIO
 from logging import ERROR
-from typing import NamedTuple, Self, TypeAlias, cast
+from typing import NamedTuple, Self, TypeAlias, TypeVar, cast
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
 from flwr.common import log
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 # The only two private imports, both unavoidable: Grid's abstract `run` / `set_run` are typed with
@@ -38,15 +39,9 @@ from ..runtime.messages.records import describe, printable
 from .workers import Worker, WorkerDiedError, pack_job
 
 ClientAppLike: TypeAlias = Callable[[Message, Context], Message]
+Given = TypeVar("Given")
 
-# Flower never gives a client the ids 0 and 1; 1 is the server (SUPERLINK_NODE_ID).
-_SERVER_NODE_ID = 1
-_FIRST_NODE_ID = 2
-
-# Flower's error codes, as its engines use them (§6).
-_CODE_UNKNOWN = 0
-_CODE_CLIENT_APP_RAISED = 2
-_CODE_NODE_UNAVAILABLE = 5
+_FIRST_NODE_ID = 2  # Flower never gives a client the ids 0 and 1, which is the server
 
 _LARGE = 2**16  # bytes that are not copied
 
@@ -272,7 +267,7 @@ class InProcessGrid(Grid):
                     self._waiting[message_id] = task
                 else:
                     reason = self._no_such_node(message.metadata.dst_node_id)
-                    self._finish(task, _Failure(_CODE_NODE_UNAVAILABLE, reason, reason))
+                    self._finish(task, _Failure(ErrorCode.NODE_UNAVAILABLE, reason, reason))
             if self._num_workers:
                 self._advance()
         return message_ids
@@ -374,7 +369,7 @@ class InProcessGrid(Grid):
                     f"worker process {worker.pid} died while it ran this message: it {death} "
                     "(os._exit, a crash in native code, or no memory left); debug it with workers=0"
                 )
-                outcome = _Failure(_CODE_UNKNOWN, reason, reason)
+                outcome = _Failure(ErrorCode.UNKNOWN, reason, reason)
             else:
                 self._idle.append(worker)
             self._finish(task, outcome)
@@ -387,7 +382,7 @@ class InProcessGrid(Grid):
                 _, task = self._waiting.popitem(last=False)
                 context = self._contexts[task.message.metadata.dst_node_id]
                 with interruptible():
-                    outcome = _run_here(self._client_app, task.message, context)
+                    outcome = _run(self._client_app, (task.message, context), _copied, _copied)
                 self._finish(task, outcome)
         self._changed.notify_all()  # another thread's replies may be among them
 
@@ -407,7 +402,8 @@ class InProcessGrid(Grid):
     def _start(self, task: _Task) -> None:
         # Packed only now, one message for each worker: a packed round of many large models would
         # not fit into memory.
-        packed = self._pack(task)
+        context = self._contexts[task.message.metadata.dst_node_id]
+        packed = _pickled((task.message, context))
         worker = self._idle.pop() if self._idle else None
         if worker is not None and worker.has_died():  # between two messages
             worker.kill()
@@ -422,10 +418,6 @@ class InProcessGrid(Grid):
     def _wake(self, _: Future[bytes | _Failure]) -> None:
         with self._changed:
             self._changed.notify_all()
-
-    def _pack(self, task: _Task) -> bytes:
-        context = self._contexts[task.message.metadata.dst_node_id]
-        return pickle.dumps((task.message, context), protocol=pickle.HIGHEST_PROTOCOL)
 
     def _finish(self, task: _Task, outcome: bytes | tuple[Message, Context] | _Failure) -> None:
         """Commit a client's context and keep its reply, or keep an error reply; lock held."""
@@ -500,7 +492,7 @@ def run_in_process(
     with InProcessGrid(client_app, num_nodes, workers=workers, run_config=run_config) as grid:
         context = Context(
             run_id=grid.run.run_id,
-            node_id=_SERVER_NODE_ID,
+            node_id=SUPERLINK_NODE_ID,
             node_config={},
             state=RecordDict(),
             run_config=dict(run_config or {}),
@@ -512,25 +504,26 @@ def run_in_process(
 
 def _run_client(client_app: ClientAppLike, packed: bytes) -> bytes | _Failure:
     """Run the app on unpickled copies; return its reply and context pickled, or why not."""
+    return _run(client_app, packed, pickle.loads, _pickled)
+
+
+def _run(
+    client_app: ClientAppLike,
+    sent: Given,
+    taken: Callable[[Given], tuple[Message, Context]],
+    returned: Callable[[tuple[Message, Context]], Given],
+) -> Given | _Failure:
+    """Run the app on what `taken` makes; return its reply and context, or why there are none."""
     try:
-        outcome = _reply_of(client_app, *pickle.loads(packed))
-        return pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
+        return returned(_reply_of(client_app, *taken(sent)))
     except Interrupted:
         raise
     except BaseException as error:  # a client's sys.exit() must not end the server
         return _failure(error)
 
 
-def _run_here(
-    client_app: ClientAppLike, message: Message, context: Context
-) -> tuple[Message, Context] | _Failure:
-    """Run the app on copies; return copies of its reply and context, or why there are none."""
-    try:
-        return _copied(_reply_of(client_app, *_copied((message, context))))
-    except Interrupted:
-        raise
-    except BaseException as error:
-        return _failure(error)
+def _pickled(pair: tuple[Message, Context]) -> bytes:
+    return pickle.dumps(pair, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _reply_of(
@@ -588,7 +581,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _failure(error: BaseException) -> _Failure:
     """Return what a client raised as the failure of its message."""
-    return _Failure(_CODE_CLIENT_APP_RAISED, describe(error), _traceback(error))
+    return _Failure(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, describe(error), _traceback(error))
 
 
 def _traceback(error: BaseException) -> str:
@@ -606,7 +599,7 @@ def _adopt_task_identity() -> int:
     What is set already is kept, so there is nothing to restore when a grid is closed, in whatever
     order several grids are.
     """
-    for name, value in (("task_id", 1), ("run_id", 1), ("node_id", _SERVER_NODE_ID)):
+    for name, value in (("task_id", 1), ("run_id", 1), ("node_id", SUPERLINK_NODE_ID)):
         try:
             getattr(TaskIdentity, name)
         except RuntimeError:

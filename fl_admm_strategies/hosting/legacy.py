@@ -46,13 +46,7 @@ from ..runtime.members.discovery import Discovery
 from ..runtime.members.owners import Owners
 from ..runtime.messages import records as wire
 from ..runtime.messages.identity import Identity, check_actor, identity_of
-from ..runtime.messages.records import (
-    NOT_CONNECTED,
-    ClientInstruction,
-    ClientReply,
-    RawReply,
-    named_arrays,
-)
+from ..runtime.messages.records import ClientInstruction, ClientReply, RawReply
 from ..runtime.reserved import check_user_settings
 from ..runtime.strategy import StatefulStrategy
 from ..runtime.trust.bound import Bound
@@ -162,7 +156,7 @@ class LegacyStrategy(Strategy):
             )
         check_count("evaluate_every", evaluate_every, least=1)
         self.strategy = strategy
-        self.initial_arrays = named_arrays(initial_arrays)
+        self.initial_arrays = wire.named_arrays(initial_arrays)
         self.train_config = train_config or ConfigRecord()
         self.evaluate_config = evaluate_config or ConfigRecord()
         check_user_settings(strategy, self.train_config, self.evaluate_config)
@@ -275,7 +269,7 @@ class LegacyStrategy(Strategy):
                 return client, answer
             ins = FitIns(*_payload(asked[client]))
             if (proxy := self._proxy_of(client)) is None:
-                return client, NOT_CONNECTED
+                return client, wire.NOT_CONNECTED
             try:
                 res = proxy.fit(ins, timeout=None, group_id=0)
             except Exception as error:  # whatever the client raises
@@ -356,7 +350,6 @@ class LegacyStrategy(Strategy):
         # Nobody tells whether a round follows; where all have answered, this may be the last.
         everybody = len(results) + len(failures) == len(asked)
         replies += self._failures(server_round, replies, failures)
-        replies += [(client, NOT_CONNECTED) for client in self._not_connected]
         means = self.strategy.run.aggregate_train(server_round, replies, patient=not everybody)
         if means is None:
             return None, {}
@@ -389,7 +382,6 @@ class LegacyStrategy(Strategy):
             metrics = {"loss": res.loss, **res.metrics, **counted}
             replies.append((self._client_of(proxy.cid), RawReply(None, metrics)))
         replies += self._failures(server_round, replies, failures)
-        replies += [(client, NOT_CONNECTED) for client in self._not_connected]
         means = self.strategy.run.aggregate_evaluate(server_round, replies)
         self._close_round(server_round)
         # A function of the user's need not return the loss, which Flower has beside the metrics.
@@ -427,7 +419,7 @@ class LegacyStrategy(Strategy):
         have. Errors that may be one client's or another's have lines of their own in the log.
         """
         answered = {client for client, _ in replies}
-        failed: list[ClientReply] = []
+        failed: list[ClientReply] = [(c, wire.NOT_CONNECTED) for c in self._not_connected]
         reasons: list[str] = []
         for failure in failures:
             proxy, reason = None, str(failure)
@@ -442,7 +434,7 @@ class LegacyStrategy(Strategy):
                 reasons.append(reason)
             else:
                 failed.append((client, RawReply(error=wire.brief(reason))))
-        known = answered | {client for client, _ in failed} | {*self._not_connected}
+        known = answered | {client for client, _ in failed}
         missing = [client for client in self.strategy.run.intake.asked if client not in known]
         if len(reasons) == len(missing) and len(set(reasons)) == 1:
             return failed + [(c, RawReply(error=wire.brief(reasons[0]))) for c in missing]

@@ -235,16 +235,15 @@ class ArrivalLink(GridLink):
         underway, eligible = self.run.underway, self._eligible(server_round)
         sent = underway.sent
         if self.delay is None:
-            client = self._await(grid, timeout, eligible)
+            client, arrival = self._await(grid, timeout, eligible), math.nan
         else:
             due = {client: sent[client].arrival for client in eligible}
             # What a run in real time had under way, which goes on with a simulated clock.
             due |= {c: underway.clock for c, arrival in due.items() if math.isnan(arrival)}
             client = min(due, key=lambda client: (due[client], client))
             self._await(grid, timeout, [client])
-            self._advance(due[client])
-            return client
-        self._advance(math.nan)
+            arrival = due[client]
+        self._advance(arrival)
         return client
 
     # ------------------------------------------------------------------------------------------

@@ -142,14 +142,9 @@ def load_models(folder: str | os.PathLike[str]) -> Models:
     for name, (kind, number) in numbers.items():
         file = _file(path, name)
         parts[kind][number] = _read_model(file, hashes[name])
-    return Models(
-        method,
-        parts["global"].get(0),
-        dict(sorted(parts["client"].items())),
-        dict(sorted(parts["cluster"].items())),
-        dict(sorted(cluster_of.items())),
-        absent,
-    )
+    personal, clusters = (dict(sorted(parts[kind].items())) for kind in ("client", "cluster"))
+    cluster_of = dict(sorted(cluster_of.items()))
+    return Models(method, parts["global"].get(0), personal, clusters, cluster_of, absent)
 
 
 def _read_model(file: Path, expected: str) -> Arrays:
@@ -230,14 +225,8 @@ def gather(
             members = [client_ids[int(row)] for row in rows]
             clusters[number] = from_array_record(records[int(labels[rows[0]])])
             cluster_of |= dict.fromkeys(members, number)
-    return Models(
-        method,
-        everybody,
-        personal,
-        clusters,
-        dict(sorted(cluster_of.items())),
-        "" if personal else absent,
-    )
+    absent = "" if personal else absent
+    return Models(method, everybody, personal, clusters, dict(sorted(cluster_of.items())), absent)
 
 
 def _in_full(
