@@ -93,8 +93,7 @@ class FedEASEClient(RatingsClient[FedEASEInstruction]):
 
     def scores(self, weights: NDArray[Any]) -> NDArray[Any]:
         """Return x B of all users, shape (m, n)."""
-        scores: NDArray[Any] = self.train_ratings.pattern(weights.dtype) @ weights
-        return scores
+        return np.asarray(self.train_ratings.pattern(weights.dtype) @ weights)
 
     def recommend(
         self, user: int, n: int, item_weights: NDArray[Any], *, exclude_seen: bool = True

@@ -49,8 +49,7 @@ class GradientStepsClient(CompletionClient[Asked]):
         lam, length = self.lam, 1 / largest_eigenvalue(items)
 
         def step(users: NDArray[Any], gradient: NDArray[Any]) -> NDArray[Any]:
-            moved: NDArray[Any] = users - length * (gradient + lam * users)
-            return moved
+            return np.asarray(users - length * (gradient + lam * users))
 
         users = descend_users(residual, users, items, asked.user_steps, step)
         self.keep(config, {"U": users})

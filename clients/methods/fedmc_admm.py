@@ -420,5 +420,4 @@ class FedMCADMMClient(ExactClient[FedMCInstruction]):
         """Return Y_i^0 = -(1/p) U_i^T P(U_i V^0 - M_i), shape (r, n)."""
         residual = Residual(self.train_ratings, first.dtype)
         errors = residual.at(users, first.T)
-        dual: NDArray[Any] = -np.ascontiguousarray((errors.T @ users).T) / asked.num_clients
-        return dual
+        return np.asarray(-np.ascontiguousarray((errors.T @ users).T) / asked.num_clients)

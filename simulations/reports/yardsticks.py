@@ -112,14 +112,12 @@ def counts(train: Ratings) -> Matrix:
 def pair_counts(train: Ratings) -> Matrix:
     """Return how many users rated both of two items, shape (n, n)."""
     pattern = train.pattern()
-    together: Matrix = (pattern.T @ pattern).toarray()
-    return together
+    return np.asarray((pattern.T @ pattern).toarray())
 
 
 def item_scores(train: Ratings, weights: Matrix) -> Matrix:
     """Return the sum of the weights of each user's items in every item, shape (m, n)."""
-    scores: Matrix = train.pattern(weights.dtype) @ weights
-    return scores
+    return np.asarray(train.pattern(weights.dtype) @ weights)
 
 
 def ranking(

@@ -73,8 +73,7 @@ def top_items(scores: Scores, seen: ArrayLike, n: int) -> NDArray[np.int64]:
     """
     check_count("n", n, least=1)
     candidates = np.delete(np.arange(len(scores)), np.asarray(seen, dtype=np.intp))
-    best: NDArray[np.int64] = candidates[np.argsort(-scores[candidates], kind="stable")[:n]]
-    return best
+    return np.asarray(candidates[np.argsort(-scores[candidates], kind="stable")[:n]])
 
 
 def rank(

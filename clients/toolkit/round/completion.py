@@ -251,8 +251,7 @@ class RatingsClient(MethodClient[Asked]):
         ratings = self.train_ratings
         if user >= ratings.num_users:
             raise ValueError(f"user is {user}, expected 0 to {ratings.num_users - 1}.")
-        seen: NDArray[np.int32] = ratings.items[ratings.users == user]
-        return seen
+        return np.asarray(ratings.items[ratings.users == user])
 
 
 class CompletionClient(RatingsClient[Asked]):
@@ -429,8 +428,7 @@ class CompletionClient(RatingsClient[Asked]):
                 "item_factors=strategy.global_arrays['item-factors'].numpy()."
             )
         products = _products(factors | {"item-factors": known}, users, items)
-        predicted: NDArray[Any] = self.mean + self.std * products
-        return predicted
+        return np.asarray(self.mean + self.std * products)
 
     def recommend(
         self,
@@ -511,8 +509,7 @@ def kept_of(solver: FactorSolver, users: NDArray[Any]) -> dict[str, NDArray[Any]
 def _errors(ratings: Ratings, factors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Return prediction - target of every rating, shape (k,)."""
     products = _products(factors, ratings.users, ratings.items)
-    errors: NDArray[Any] = products - ratings.values.astype(products.dtype)
-    return errors
+    return np.asarray(products - ratings.values.astype(products.dtype))
 
 
 def _products(
@@ -522,8 +519,7 @@ def _products(
     users, items = factors["user-factors"], factors["item-factors"]
     if "mean" in factors:
         return predicted(users, items.T, of_users, of_items, float(factors["mean"][0]))
-    products: NDArray[Any] = np.einsum("rk,rk->k", users.T[:, of_users], items[:, of_items])
-    return products
+    return np.asarray(np.einsum("rk,rk->k", users.T[:, of_users], items[:, of_items]))
 
 
 def _scores(factors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:

@@ -153,5 +153,4 @@ def predicted(
 ) -> NDArray[Any]:
     """Return mean + b_t + c_j + u_t v_j of pairs (t, j), of factors with biases."""
     products = np.einsum("kr,kr->k", users[of_users, :-1], items[of_items, :-1])
-    predictions: NDArray[Any] = products + users[of_users, -1] + items[of_items, -1] + mean
-    return predictions
+    return np.asarray(products + users[of_users, -1] + items[of_items, -1] + mean)

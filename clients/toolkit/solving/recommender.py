@@ -208,8 +208,7 @@ class ItemRecommender(Recommender):
 
     def scores(self, items: ArrayLike, values: ArrayLike | None = None) -> NDArray[Any]:
         """Return the sum of the weights of what the user has, whatever the values."""
-        total: NDArray[Any] = self._weights[np.asarray(items, dtype=np.int64)].sum(axis=0)
-        return total
+        return np.asarray(self._weights[np.asarray(items, dtype=np.int64)].sum(axis=0))
 
     def directions(self) -> NDArray[Any]:
         """Return what each item says of all others."""
