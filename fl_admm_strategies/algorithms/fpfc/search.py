@@ -1,9 +1,9 @@
 """How `FPFC` without a lambda finds its groups, and with them lambda.
 
-Not in FPFC's paper. The search is a list of stages, each a few rounds of the same run: consensus,
-probe, refit, score, and then fusion, which are FPFC's own rounds. What each of them
-does is in `finding`, `recheck` and `together`; docs/methods/fpfc.md, "Without a lambda", has the
-reasons and the evidence.
+Not in FPFC's paper. A run goes through stages, each a few rounds: consensus, probe, refit and score
+are the search; then groups are looked at again, train one model each, and are fused by FPFC's own
+rounds. What each stage does is in `finding`, `recheck` and `together`; docs/methods/fpfc.md,
+"Without a lambda", has the reasons and the evidence.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ from .source import (
 from .stages import REFIT_ROUNDS, Everybody, Search, Stage, counted_examples
 from .together import Fusion, Together
 
-STAGES: tuple[type[Stage], ...] = (
-    *(Consensus, Probe, Refit, Score),
-    *(Reprobe, Judge, Together, Fusion),
-)
-"""In the order in which a run comes to them; after the search, re-checks come between the last."""
+STAGES: tuple[type[Stage], ...] = (Consensus, Probe, Refit, Score, Reprobe, Judge, Together, Fusion)
+"""In the order in which a run first comes to them; groups that train are looked at again."""
 
 
 @dataclass(frozen=True)
