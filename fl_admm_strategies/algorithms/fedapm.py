@@ -19,7 +19,8 @@ from ..maths.checks import Count, Fraction, NotNegative, Positive
 from ..runtime.algorithm import OnClient
 from ..runtime.messages.schema import Instruction
 from .fedadmm import FedADMM, FedADMMInstruction, FedADMMState
-from .shared.split import shared_part
+from .shared.models import on_client
+from .shared.split import SHARED_PART, shared_part
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,5 @@ class FedAPM(FedADMM):
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return w, the shared arrays; the clients' own models stay with them."""
         if kind == "personal":
-            return OnClient(
-                "Read FedAPMClient(...).personal_arrays() there; global_arrays has the shared part."
-            )
+            return on_client(self, SHARED_PART)
         return super().model(kind, client_id)

@@ -19,14 +19,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Pattern, Spec, average, compile_pattern
+from ..maths.blocks import Arrays, Pattern, Spec, compile_pattern
 from ..maths.checks import Count
 from ..maths.projection import projected_block, projection
 from ..maths.schedules import StepSize, rate_in
 from ..maths.seeds import short
 from ..runtime.messages.records import ClientInstruction, Reply
 from ..runtime.messages.schema import Instruction
-from .shared.envelope import EnvelopeStrategy, averaged, check_outer_step
+from .shared.envelope import EnvelopeStrategy, check_outer_step
 from .shared.models import OwnModelsStrategy
 
 W = "w"
@@ -181,8 +181,4 @@ class LpProj(OwnModelsStrategy, EnvelopeStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to (1 - beta) w + beta (the mean of the sampled clients' w_i)."""
-        if not (uploads := averaged(replies)):
-            return
-        before = self.state.w
-        mean = average({W: before}, uploads, np.ones(len(uploads)))[W]
-        self.state.w = self.mixed(before, mean)
+        self.state.w = self.moved({W: self.state.w}, replies, [W])[W]

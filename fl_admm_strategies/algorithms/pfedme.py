@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..maths.blocks import Arrays, Block, average, weighted_average
+from ..maths.blocks import Arrays, Block, weighted_average
 from ..maths.checks import Count, Positive
 from ..maths.clienttable import ClientTable, Row
 from ..maths.consensus import REBUILD_EVERY, Consensus
@@ -26,7 +26,7 @@ from ..runtime.algorithm import OnClient
 from ..runtime.messages.records import Reply
 from ..runtime.messages.schema import Instruction
 from .shared.base import KeptMessages
-from .shared.envelope import EnvelopeStrategy, averaged, check_outer_step
+from .shared.envelope import EnvelopeStrategy, check_outer_step
 from .shared.models import OneModelStrategy, OwnModelsStrategy, OwnModelState
 
 KINDS = {"personal": "personal model", "global": "one global model"}
@@ -121,11 +121,7 @@ class PFedMe(OneModelStrategy, OwnModelsStrategy, EnvelopeStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Set w to (1 - beta) w + beta (the mean of the sampled clients' w_i)."""
-        if not (uploads := averaged(replies)):
-            return
-        before = self.state.model
-        mean = average(before, uploads, np.ones(len(uploads)))
-        self.state.model = mean | {n: self.mixed(before[n], mean[n]) for n in self.trained}
+        self.state.model = self.moved(self.state.model, replies, self.trained)
 
 
 @dataclass

@@ -164,10 +164,10 @@ class Run:
         self.bound.begin()
         self.privacy.begin()
         self.record.begin(to_array_record(arrays))
-        self.guard.begin()
         self.health.begin()
         self.last_round, self.num_rounds, self._has_rows = 0, None, False
-        self._num_replies, self._is_open, self.underway = 0, False, Underway()
+        self.guard, self.underway = Guard(), Underway()
+        self._num_replies, self._is_open = 0, False
         if exchange is not None and algorithm.method is not None:
             complete = partial(self.outgoing.complete, 0, {**(config or {}), "handshake": True})
             chance, ids = np.random.default_rng([algorithm.seed, *b"layout"]), self.membership.ids

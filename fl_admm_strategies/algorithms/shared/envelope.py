@@ -7,12 +7,11 @@ train in every round, and the sampled ones are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...maths.blocks import Arrays, average
 from ...maths.checks import Count, Positive
 from ...maths.schedules import StepSize, rate_in
 from ...runtime.messages.records import Reply
@@ -55,9 +54,16 @@ class EnvelopeStrategy(EveryoneTrains):
         super().__post_init__()
         check_outer_step(self.lam, self.outer_lr, 1)
 
-    def mixed(self, w: NDArray[Any], mean: NDArray[Any]) -> NDArray[Any]:
-        """Return (1 - beta) w + beta mean."""
-        return np.asarray((1 - self.beta) * w + self.beta * mean, dtype=w.dtype)
+    def moved(self, before: Arrays, replies: Mapping[int, Reply], mixed: Collection[str]) -> Arrays:
+        """Return the uploads' mean, and of the `mixed` arrays (1 - beta) w + beta mean."""
+        uploads = {client: reply for client, reply in replies.items() if reply.arrays}
+        if not uploads:
+            return before
+        mean, beta = average(before, uploads, np.ones(len(uploads))), self.beta
+        for name in mixed:
+            w = before[name]
+            mean[name] = np.asarray((1 - beta) * w + beta * mean[name], dtype=w.dtype)
+        return mean
 
 
 def check_outer_step(lam: float, outer_lr: StepSize | None, server_round: int) -> None:
@@ -70,8 +76,3 @@ def check_outer_step(lam: float, outer_lr: StepSize | None, server_round: int) -
             f"outer_lr * lam is {step:g}, expected less than 2: w_i would end further from theta_i "
             "than it began. Give a smaller outer_lr."
         )
-
-
-def averaged(replies: Mapping[int, Reply]) -> dict[int, Reply]:
-    """Return the replies with an upload."""
-    return {client: reply for client, reply in replies.items() if reply.arrays}

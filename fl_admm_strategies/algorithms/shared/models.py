@@ -67,9 +67,9 @@ class OneModelStrategy(AlikeStrategy):
         return {name: array.copy() for name, array in self.state.model.items()}
 
 
-def on_client(strategy: SampledStrategy) -> OnClient:
-    """Return how personal models are got from the clients that keep them."""
-    return OnClient(f"Read {strategy.method}Client(...).personal_arrays() there.")
+def on_client(strategy: SampledStrategy, more: str = "") -> OnClient:
+    """Return how personal models are got from the clients that keep them; `more` ends it."""
+    return OnClient(f"Read {strategy.method}Client(...).personal_arrays() there{more}.")
 
 
 @dataclass

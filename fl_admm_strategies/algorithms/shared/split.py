@@ -13,10 +13,11 @@ from ...runtime.algorithm import OnClient
 from ...runtime.messages.records import Reply
 from ...runtime.messages.schema import Instruction
 from .base import Weights, participants_mean
-from .models import AlikeStrategy
+from .models import AlikeStrategy, on_client
 
 PERSONAL_HEAD = "^personal_head[.]"
 """v_i of a `clients.TwoHeaded`."""
+SHARED_PART = "; global_arrays has the shared part"
 
 
 @dataclass
@@ -85,10 +86,7 @@ class SplitStrategy(AlikeStrategy):
     def model(self, kind: str, client_id: int) -> Arrays | OnClient:
         """Return u; v_i stays with its client."""
         if kind == "personal":
-            return OnClient(
-                f"Read {self.method}Client(...).personal_arrays() there; global_arrays has the "
-                "shared part."
-            )
+            return on_client(self, SHARED_PART)
         return {name: array.copy() for name, array in self.state.shared.items()}
 
 
