@@ -209,7 +209,8 @@ class Method:
             lines += [
                 Line(participation, name, seed, number, kind, percent(found[score]), sent)
                 for kind in strategy.kinds
-                if (score := f"{kind}-accuracy") in found
+                # Whose models are chosen by the test samples is no result.
+                if kind != "hm-oracle" and (score := f"{kind}-accuracy") in found
             ]
         return lines
 
@@ -261,7 +262,8 @@ class Runs:
         lines = METHODS[name].run(name, problem, participation, seed)
         is_new = not self._path.exists()
         with self._path.open("a", newline="") as file:
-            csv.writer(file).writerows([Line._fields, *lines] if is_new else lines)
+            rows = [Line._fields, *lines] if is_new else lines
+            csv.writer(file, lineterminator="\n").writerows(rows)
         self.lines += lines
 
     def table(self, problem: Problem) -> list[str]:
