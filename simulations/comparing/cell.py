@@ -182,7 +182,7 @@ def run(cell: Cell) -> dict[str, Any]:
     watching: dict[str, Any] = {}
     if gradients is not None:
         watching = {"around": gradients.around, "on_round": gradients.end_round}
-    began = time.perf_counter()
+    began = time.process_time()
     history = run_here(federation, strategy, num_rounds=settings.training.num_rounds, **watching)
     measured = _measured(problem, strategy, history)
     found: dict[str, Any] = plain(
@@ -190,7 +190,7 @@ def run(cell: Cell) -> dict[str, Any]:
             "alias": cell.alias,
             "seed": cell.seed,
             "settings": settings.to_toml(),
-            "seconds": time.perf_counter() - began,
+            "seconds": time.process_time() - began,
             "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "gradients": None if gradients is None else gradients.count,
             "passes": None if gradients is None else gradients.passes(strategy.train_metrics),

@@ -332,8 +332,8 @@ class Report:
             "computed in training, in all clients and rounds (a Hessian product is not counted, "
             "two losses of a sample are two). Passes: the same for one usable reply, over its "
             "client's samples. Clients trained: usable replies of all rounds; some methods train "
-            "everybody in every round by definition. MB: arrays sent to train. Seconds are of "
-            "this machine, beside other cells.",
+            "everybody in every round by definition. MB: arrays sent to train. Seconds of "
+            "the processor.",
             ["method", *(header for header, _, _ in _WORK.values())],
             rows,
         )
