@@ -270,16 +270,15 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         """
         asked = FPFCEvaluation.decode(parameters, config)
         models = {"personal": asked.personal, "cluster": asked.cluster, "global": asked.global_}
-        with self.seeded(config):
-            _, num_examples, metrics = yield from self.evaluate_models(models)
-            loss = float(metrics[f"{asked.headline or 'personal'}-loss"])
-            if asked.mean_dual is not None and self.knows_loss:
-                names = self._clustered(asked.clustered or [])
-                dual = _flat(read_only(asked.mean_dual, self.device))
-                self.load(asked.personal)
-                metrics["stationarity"] = _norm(self._gradient(names) + dual)
-                self.load(asked.cluster)
-                metrics["cluster-gradient-norm"] = _norm(self._gradient(names))
+        _, num_examples, metrics = yield from self.evaluate_models(models)
+        loss = float(metrics[f"{asked.headline or 'personal'}-loss"])
+        if asked.mean_dual is not None and self.knows_loss:
+            names = self._clustered(asked.clustered or [])
+            dual = _flat(read_only(asked.mean_dual, self.device))
+            self.load(asked.personal)
+            metrics["stationarity"] = _norm(self._gradient(names) + dual)
+            self.load(asked.cluster)
+            metrics["cluster-gradient-norm"] = _norm(self._gradient(names))
         return loss, num_examples, metrics
 
     def _clustered(self, names: list[str]) -> list[str]:

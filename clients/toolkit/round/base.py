@@ -125,8 +125,9 @@ class MethodClient(NumPyClient, Generic[Asked]):
     ) -> Evaluation | Steps[Evaluation]:
         """Evaluate models; parameters, result and errors are those of `evaluate`.
 
-        It may leave what it wants measured to whoever takes the steps, as `steps` does with what it
-        wants minimised, so that clients are evaluated together.
+        Its randomness is that of the message, as in `train`. It may leave what it wants measured to
+        whoever takes the steps, as `steps` does with what it wants minimised, so that clients are
+        evaluated together.
         """
         raise ValueError(
             f"{type(self).__name__} cannot evaluate. Switch federated evaluation off with "
