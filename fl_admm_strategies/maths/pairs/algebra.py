@@ -37,7 +37,8 @@ from ..penalties import Penalty
 FloatArray = NDArray[np.floating]
 Float64Array = NDArray[np.float64]
 Indices = NDArray[np.int32]
-Slots = NDArray[np.int64]
+Slots = NDArray[np.int64]  # of pairs that have a vector
+Places = NDArray[np.intp]  # of clients in omega, or of anything in a list
 Clients = Sequence[int] | NDArray[np.integer]
 Mask = NDArray[np.bool_]
 

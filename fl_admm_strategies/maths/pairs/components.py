@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .algebra import Clients, Float64Array, FloatArray, Indices
+from .algebra import Clients, Float64Array, FloatArray, Indices, Places
 from .history import History
 from .kernels import Kernels
 from .vectors import Vectors
@@ -15,7 +14,7 @@ _PIVOTS = 32  # clients whose distances from all others spare most others
 
 def components(
     omega: FloatArray, forms: tuple[Vectors, History], kernels: Kernels, nu: float, alone: Clients
-) -> NDArray[np.intp]:
+) -> Places:
     """Return the connected components of ||theta_ij|| <= nu; see `PairwiseStore.clusters`."""
     m = len(omega)
     everybody = np.arange(m, dtype=np.int32)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import algebra
-from .algebra import Float64Array, FloatArray, Indices, Mask, Prox, Weight, row_norms
+from .algebra import Float64Array, FloatArray, Indices, Mask, Places, Prox, Weight, row_norms
 from .kernels import BLOCK_BYTES, CHUNK, Kernels
 
 _TILE = 16  # clients of a block on either side, whose models then stay in the cache
@@ -91,7 +91,7 @@ class History:
     # Algorithm 2
     # ------------------------------------------------------------------------------------------
 
-    def begin(self, active: NDArray[np.intp]) -> None:
+    def begin(self, active: Places) -> None:
         """Before an update: these clients have new models."""
         self._has_latest[active] = False
 
@@ -170,7 +170,7 @@ class History:
             place = np.where(latest // CHUNK == k, latest % CHUNK, -1)
             self._kernels.renew_weights(weights, i, j, keep, place)
 
-    def vectors(self, i: Indices, j: Indices) -> Iterator[tuple[NDArray[np.intp], Float64Array]]:
+    def vectors(self, i: Indices, j: Indices) -> Iterator[tuple[Places, Float64Array]]:
         """Yield delta_ij of some pairs, so many at a time: which of them, and shape (., d)."""
         step = max(1, BLOCK_BYTES // (8 * self.width))
         # So that the pairs of a block have few clients, whose models stay in the cache.
@@ -184,7 +184,7 @@ class History:
                 self._kernels.add_pairs(models, weights, i[part], j[part], total)
             yield part, total
 
-    def add_sums(self, clients: NDArray[np.intp], weight: Weight, total: Float64Array) -> Mask:
+    def add_sums(self, clients: Places, weight: Weight, total: Float64Array) -> Mask:
         """Add sum_j weight(s_ij) delta_ij over the partners j of each client i to `total`.
 
         Returns

@@ -6,12 +6,9 @@ import logging
 from functools import cache
 from typing import Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..checks import check_choice
 from . import kernels_numpy
-from .algebra import Float64Array, FloatArray, Indices, Mask, Slots
+from .algebra import Float64Array, FloatArray, Indices, Mask, Places, Slots
 
 BLOCK_BYTES = 8 * 2**20  # of vectors that are read at a time, as float64
 CHUNK = 8  # models of a client in one array of `history.History`, which the kernels know
@@ -60,12 +57,7 @@ class Kernels(Protocol):
         """
 
     def zeta(
-        self,
-        total: Float64Array,
-        near: Mask,
-        which: NDArray[np.intp],
-        omega: FloatArray,
-        clients: NDArray[np.intp],
+        self, total: Float64Array, near: Mask, which: Places, omega: FloatArray, clients: Places
     ) -> FloatArray:
         """Return `algebra.zeta` of `clients`, in the dtype of `omega`.
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .algebra import Float64Array, FloatArray, Indices, Mask, Slots
+from .algebra import Float64Array, FloatArray, Indices, Mask, Places, Slots
 from .compiling import PIECE_BYTES, jit, jit_exact, jit_ordered, share
 
 # Columns of a vector at a time, so that the sums stay in a core's first cache; the fewer where
@@ -231,9 +230,9 @@ def add_rows(
 def _zeta(
     total: Float64Array,
     near: Mask,
-    which: NDArray[np.intp],
+    which: Places,
     omega: FloatArray,
-    clients: NDArray[np.intp],
+    clients: Places,
     result: FloatArray,
     low: int,
     high: int,
@@ -256,11 +255,7 @@ def _zeta(
 
 
 def zeta(
-    total: Float64Array,
-    near: Mask,
-    which: NDArray[np.intp],
-    omega: FloatArray,
-    clients: NDArray[np.intp],
+    total: Float64Array, near: Mask, which: Places, omega: FloatArray, clients: Places
 ) -> FloatArray:
     """See `Kernels.zeta`."""
     result = np.empty(total.shape, dtype=omega.dtype)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import algebra
-from .algebra import Float64Array, FloatArray, Indices, Mask, Slots, row_norms
+from .algebra import Float64Array, FloatArray, Indices, Mask, Places, Slots, row_norms
 
 # What a kernel works on at a time: a few such blocks fit a core's cache.
 _BLOCK_BYTES = 2**18
@@ -51,11 +50,7 @@ def add_rows(
 
 
 def zeta(
-    total: Float64Array,
-    near: Mask,
-    which: NDArray[np.intp],
-    omega: FloatArray,
-    clients: NDArray[np.intp],
+    total: Float64Array, near: Mask, which: Places, omega: FloatArray, clients: Places
 ) -> FloatArray:
     """See `Kernels.zeta`."""
     models = np.empty((len(near), omega.shape[1]))

@@ -20,7 +20,7 @@ from ..blocks import prefixed, under
 from ..checks import listing
 from ..penalties import Penalty
 from . import algebra
-from .algebra import Clients, Float64Array, FloatArray, Indices, Mask, Weight, row_norms
+from .algebra import Clients, Float64Array, FloatArray, Indices, Mask, Places, Weight, row_norms
 from .components import components
 from .history import History
 from .kernels import Engine, choose_kernels
@@ -156,7 +156,7 @@ class PairwiseStore:
     # Algorithm 2
     # ------------------------------------------------------------------------------------------
 
-    def update(self, active: Clients, new_omega: ArrayLike) -> NDArray[np.intp]:
+    def update(self, active: Clients, new_omega: ArrayLike) -> Places:
         """Take in the models of a round, and update every pair with an active client: (6), (A.3).
 
         A pair with one active client is updated as well as one with two, and that one once, with
@@ -215,7 +215,7 @@ class PairwiseStore:
             scale[inside] = algebra.prox_scale(norm[inside], self.groups.inside, self.rho)
         return scale
 
-    def _move_with_group(self, clients: NDArray[np.intp], models: FloatArray) -> NDArray[np.intp]:
+    def _move_with_group(self, clients: Places, models: FloatArray) -> Places:
         """Move members that sit out by the mean move of their group's others; return who they are.
 
         Two of them stay where they are to each other, and so do theta_ij and v_ij of a pair inside,
@@ -292,7 +292,7 @@ class PairwiseStore:
         total, _ = self._sums(clients, lambda scale: algebra.dual_weight(scale, self.rho))
         return self._narrow(algebra.mean_dual(total, len(self._omega)))
 
-    def _sums(self, clients: NDArray[np.intp], weight: Weight) -> tuple[Float64Array, Mask]:
+    def _sums(self, clients: Places, weight: Weight) -> tuple[Float64Array, Mask]:
         """Return sum_j weight(s_ij) delta_ij of each client, and whose pairs with it are in it."""
         total = np.zeros((len(clients), self._omega.shape[1]))
         partners = self._vectors.add_sums(clients, weight, total)
@@ -339,7 +339,7 @@ class PairwiseStore:
         norms[i[plain], j[plain]] = self._kernels.difference_norms(self._omega, i[plain], j[plain])
         return norms + norms.T
 
-    def clusters(self, nu: float, alone: Clients = ()) -> NDArray[np.intp]:
+    def clusters(self, nu: float, alone: Clients = ()) -> Places:
         """Return the connected components of ||theta_ij|| <= nu (Remark 2).
 
         As `maths.clustering.clusters` of `theta_norms`, and without that matrix: a client is
@@ -495,7 +495,7 @@ class PairwiseStore:
     # Checks
     # ------------------------------------------------------------------------------------------
 
-    def _checked_clients(self, name: str, indices: Clients) -> NDArray[np.intp]:
+    def _checked_clients(self, name: str, indices: Clients) -> Places:
         clients = np.asarray(indices)
         if clients.ndim != 1 or (clients.dtype.kind not in "iu" and clients.size):
             raise ValueError(f"{name} is {indices!r}, expected a sequence of integers.")
@@ -527,7 +527,7 @@ class PairwiseStore:
         return narrow
 
 
-def _pairs_with(clients: NDArray[np.intp], num_clients: int) -> tuple[Indices, Indices]:
+def _pairs_with(clients: Places, num_clients: int) -> tuple[Indices, Indices]:
     """Return all pairs i < j with one or two of these clients, each once."""
     rank = np.full(num_clients, len(clients))
     rank[clients] = np.arange(len(clients))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import algebra
-from .algebra import Float64Array, FloatArray, Indices, Mask, Prox, Slots, Weight, row_norms
+from .algebra import Float64Array, FloatArray, Indices, Mask, Places, Prox, Slots, Weight, row_norms
 from .kernels import BLOCK_BYTES, Kernels
 from .slabs import Slabs, fitting_rows
 
@@ -88,7 +88,7 @@ class Vectors:
         """Return the pairs i < j that are kept here."""
         return self._pair_i, self._pair_j
 
-    def vectors(self, i: Indices, j: Indices) -> Iterator[tuple[NDArray[np.intp], FloatArray]]:
+    def vectors(self, i: Indices, j: Indices) -> Iterator[tuple[Places, FloatArray]]:
         """Yield delta_ij of some pairs, as `History.vectors` does."""
         slots = self._slot_of[i, j].astype(np.int64)
         order, step = np.argsort(slots), max(1, BLOCK_BYTES // (8 * self.width))
@@ -126,7 +126,7 @@ class Vectors:
         i: Indices,
         j: Indices,
         scale: Float64Array,
-        blocks: Iterator[tuple[NDArray[np.intp], Float64Array]],
+        blocks: Iterator[tuple[Places, Float64Array]],
     ) -> None:
         """Take in pairs with these s_ij and delta_ij, which `History.vectors` yields."""
         slots = self._append(i, j)
@@ -146,7 +146,7 @@ class Vectors:
             norm[part] = self._kernels.update_rows(slab, rows, i, j, omega, keep[part])
         return norm
 
-    def add_sums(self, clients: NDArray[np.intp], weight: Weight, total: Float64Array) -> Mask:
+    def add_sums(self, clients: Places, weight: Weight, total: Float64Array) -> Mask:
         """Add sum_j weight(s_ij) delta_ij over the partners j of each client i to `total`.
 
         Returns
