@@ -214,7 +214,8 @@ def test_a_failing_client_says_why_and_leaves_no_trace(workers, caplog):
             assert good.content["metrics"]["n"] == number
             assert counts(grid) == [1, number]
             assert grid.context(a).run_config == {"lr": 0.1}
-    assert any('raise KeyError("no such column")' in line for line in caplog.messages)
+    # Which line it was; a worker's copy has none of the text (cloudpickle leaves the file out).
+    assert any(", in train\n" in text and FAILURES["raise"] in text for text in caplog.messages)
 
 
 def test_a_reply_to_another_message_is_refused() -> None:
