@@ -201,23 +201,24 @@ def overview(tables: Sequence[Table]) -> str:
     """Return the page of all problems."""
     found = {t.problem: means for t in tables if (means := t.means())}
     methods = sorted({alias for means in found.values() for alias in means})
-    fit_all = [means for means in found.values() if len(means) == len(methods)]
-    ranks = ranks_of([[means[alias][1] for means in fit_all] for alias in methods], True)
-    rank = dict(zip(methods, ranks.means, strict=True))
+    everywhere = [alias for alias in methods if all(alias in means for means in found.values())]
+    ranks = ranks_of([[means[alias][1] for means in found.values()] for alias in everywhere], True)
+    rank = dict(zip(everywhere, ranks.means, strict=True))
     local = {p: means["local"][1] for p, means in found.items() if "local" in means}
     rows = []
-    for alias in sorted(methods, key=rank.__getitem__):
+    for alias in sorted(methods, key=lambda alias: rank.get(alias, len(methods))):
         ahead = [means[alias][1] > local[p] for p, means in found.items() if alias in means]
         own = [found[p].get(alias, (NONE, 0.0))[0] for p in found]
         above = NONE if alias == "local" else f"{sum(ahead)}/{len(ahead)}"
-        rows.append([alias, f"{rank[alias]:.1f}", above, *own])
+        rows.append([alias, f"{rank[alias]:.1f}" if alias in rank else NONE, above, *own])
     links = [f"[{PROBLEMS[p]}]({p}.md)" for p in found]
     missing = [PROBLEMS[p] for p in PROBLEMS if p not in found]
     parts: list[Part] = [
         Paragraph(INTRODUCTION),
         Grid(CAPTION, ["method", "Mean rank", "Above Local", *links], rows),
         Paragraph(
-            f"Mean ranks over the {len(fit_all)} problems that all {len(methods)} methods fit. "
+            f"Mean ranks of the {len(everywhere)} methods that have run on all {len(found)} "
+            "problems. "
             f"Friedman's test that all are alike has p = {ranks.friedman:.2g}; two mean ranks less "
             f"than {ranks.critical:.1f} apart are no difference (Nemenyi, 5 %)."
             + (f" Not run yet: {'; '.join(missing)}." if missing else "")
@@ -246,9 +247,8 @@ matters as much as the step size, such as Ditto's `lam`, could do better. Local 
 definition: each problem's page has the gradients, bytes and seconds."""
 GOING_ON = """Each problem is a comparison file beside this page, and every run a line of the
 CSV of the same name, so that nothing is run twice. With ten seeds of all methods it is 2,800
-runs; one took 10 to 15 s on the digits and 4 s on the regression, beside much other work on two
-cores, so the whole is about ten hours if HAR and the CNN cost no more (not timed). `--seeds 0`
-writes the pages only; the extra `compare` has to be installed."""
+runs, of two to four seconds of the processor on the digits and two on the regression; HAR and the
+CNN were not timed. `--seeds 0` writes the pages only; the extra `compare` has to be installed."""
 
 
 def main() -> None:
