@@ -85,7 +85,7 @@ class Workers:
         self._running[process] = path
 
     def ended(self) -> Iterator[tuple[Path, str]]:
-        """Wait until a process has ended; yield the paths of those that have, and why."""
+        """Wait until a process has ended; yield those that have, as `Pool.ended` does."""
         ready = wait([process.sentinel for process in self._running])
         for process in [p for p in self._running if p.sentinel in ready]:
             process.join()

@@ -179,10 +179,8 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
     compared: dict[str, Any] = {}
     for other in baselines:
         one = methods.strategy_named(other, "baseline")
-        learner, left_out = (
-            _client_of("baseline", other, one, data),
-            report_of(one, problem).left_out,
-        )
+        learner = _client_of("baseline", other, one, data)
+        left_out = report_of(one, problem).left_out
         kind = methods.baseline_table(one, left_out, learner, problem)
         # A name with a colon is a class of the user's own, whose underscores stay.
         compared[other.replace("-", "_")] = kind, Field(alias=other)

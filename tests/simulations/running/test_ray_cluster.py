@@ -50,6 +50,21 @@ def address() -> Iterator[str]:
         cluster.shutdown()
 
 
+def simulations(folder: Path, *arguments: str) -> None:
+    """Run a command of the app in a folder; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "simulations", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_clients_run_on_all_nodes(address: str) -> None:
     places: dict[int, dict[int, float]] = {}
@@ -85,17 +100,7 @@ def test_a_run_on_a_cluster_has_the_bits_of_one_in_this_process(
 ) -> None:
     here = run(RunConfig("digits-fpfc", changes=FEW, out=tmp_path / "here"), nodes=1)
     options = ("--ray-address", address, "--set", *FEW, "--out", "there")
-    done = subprocess.run(
-        [sys.executable, "-m", "simulations", "run", "digits-fpfc", *options],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    simulations(tmp_path, "run", "digits-fpfc", *options)
     assert_same_bits(
         load_file(tmp_path / "there" / "state.safetensors"), load_file(here / "state.safetensors")
     )
@@ -106,20 +111,10 @@ def test_a_comparison_on_a_cluster_has_the_numbers_of_one_here(
     address: str, tmp_path: Path
 ) -> None:
     cheap = ["local", "fedavg", "--seeds", "1", "--set", "training.num-rounds=1"]
-    command = [sys.executable, "-m", "simulations", "compare", *cheap, "--out"]
+    command = ["compare", *cheap, "--out"]
     found = []
     for options in (["here"], ["there", "--ray-address", address]):
-        done = subprocess.run(
-            [*command, *options],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        simulations(tmp_path, *command, *options)
         cells = sorted((tmp_path / options[0] / "cells").glob("*.json"))
         found.append({cell.name: json.loads(cell.read_text())["models"] for cell in cells})
     assert len(found[0]) == 2
