@@ -76,13 +76,14 @@ def load_arrays(state: Any, saved: Saved, owner: str) -> None:
     if missing := sorted(expected.keys() - saved.keys()):
         raise ValueError(
             f"The saved state lacks {missing}, which {owner} needs. It was saved by another "
-            "algorithm or with other settings."
+            "algorithm, with other settings, or by another version of fl-admm-strategies."
         )
     checked = tuple(f"{field}/" for field, value in _fields(state) if _checks_itself(value))
     if more := sorted(n for n in saved.keys() - expected.keys() if not n.startswith(checked)):
         raise ValueError(
             f"The saved state has {more}, which {owner} does not have here. Continue with the "
-            "settings (such as `duals`) that the state was saved with."
+            "settings (such as `duals`) that the state was saved with, and the same version of "
+            "fl-admm-strategies."
         )
     check_saved(saved, expected)
     _load(state, saved)
