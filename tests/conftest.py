@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Read when flwr, ray and numpy are imported, so before the imports below.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -32,8 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
     The fast ones run clients of NumPy only there, and do not wait for PyTorch.
     """
-    fast = "not slow" in config.option.markexpr
-    workers._PRELOAD = [] if fast else [*workers._PRELOAD, "numba", "tests.support.cases"]
+    shared = [*workers._PRELOAD, "numba", "tests.support.cases"]
+    workers._PRELOAD = [] if without_slow_tests(config) else shared
+
+
+def without_slow_tests(config: pytest.Config) -> bool:
+    return "not slow" in config.option.markexpr
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,6 +51,13 @@ def _one_thread() -> None:
 
 def measuring(config: pytest.Config) -> bool:
     return bool(config.getoption("benchmark_enable"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import, for the fast tests, the folders that have none: seconds of other libraries."""
+    left_out = [] if measuring(config) else ["apps", "benchmarks"]
+    ignored = [Path(__file__).with_name(name) for name in left_out]
+    return (without_slow_tests(config) and collection_path in ignored) or None
 
 
 @pytest.hookimpl(tryfirst=True)

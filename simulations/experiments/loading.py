@@ -16,7 +16,7 @@ from ..data import kind_of
 from ..problems import problem_of
 from ..reports import report_of
 from ..settings.constructor import Built
-from ..settings.section import Section
+from ..settings.section import UNDOCUMENTED, Section
 from ..settings.tables import Baselines, Settings
 from ..settings.wording import hint, unknown
 from .catalogue import read_experiment
@@ -184,7 +184,7 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
         kind = methods.baseline_table(one, left_out, learner, problem)
         # A name with a colon is a class of the user's own, whose underscores stay.
         compared[other.replace("-", "_")] = kind, Field(alias=other)
-    listed = create_model("Baselines", __base__=Baselines, **compared)
+    listed = create_model("Baselines", __base__=Baselines, __cls_kwargs__=UNDOCUMENTED, **compared)
     fields: dict[str, Any] = {
         "model": ((problem.model_table or dict[str, Any]) | None, None),
         "algorithm": (table, ...),
@@ -192,7 +192,7 @@ def _tables(name: str, strategy: type, data: str, baselines: tuple[str, ...]) ->
         "report": (report.settings, report.settings()),
         "baselines": (listed, ... if compared else listed()),
     }
-    return create_model("Settings", __base__=Settings, **fields)
+    return create_model("Settings", __base__=Settings, __cls_kwargs__=UNDOCUMENTED, **fields)
 
 
 def _client_of(what: str, name: str, strategy: type, data: str) -> type:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from functools import reduce
+from functools import cache, reduce
 from inspect import Parameter
 from operator import or_
 from types import NoneType, UnionType
@@ -34,7 +34,7 @@ from fl_admm_strategies.maths.regularizers import Regularizer
 from fl_admm_strategies.runtime.common.settings import HasSettings, parameters_of
 
 from .documented import parameter_docs
-from .section import Section
+from .section import UNDOCUMENTED, Section
 
 OBJECTS: dict[object, Mapping[str, type]] = {
     Penalty: {"scad": library.SmoothedSCAD, "l1": library.L1, "mcp": library.MCP},
@@ -146,7 +146,7 @@ def table_of(
         if name in left_out:
             found, default = found | None, None
         fields[name] = (found, Field(default, description=docs.get(name)))
-    made = create_model(kind.__name__, __base__=base, **fields)
+    made = create_model(kind.__name__, __base__=base, __cls_kwargs__=UNDOCUMENTED, **fields)
     made.builds, made.parameters, made.objects = kind, tuple(names), frozenset(objects)
     made.withheld, made.complete, made.tag = withheld or {}, complete, tag
     return made
@@ -198,6 +198,19 @@ def _settable(choices: _Choices) -> Any:
     ]
 
 
+@cache  # most methods take the same ones
+def _tables_of(annotation: Any) -> dict[str, type[Built]]:
+    if annotation in OBJECTS:
+        return {
+            f"<{name}>": table_of(kind, tag=f"<{name}>", type=(Literal[name], name))
+            for name, kind in OBJECTS[annotation].items()
+        }
+    kind = SCHEDULES.get(annotation, annotation)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return {Built.tag: table_of(kind)}
+    return {}
+
+
 def _choices(annotation: Any) -> _Choices:
     if get_origin(annotation) in (Union, UnionType):
         parts = [_choices(part) for part in get_args(annotation)]
@@ -214,13 +227,4 @@ def _choices(annotation: Any) -> _Choices:
         return _Choices([annotation])
     if annotation == Sequence[float]:
         return _Choices([tuple[Annotated[float, Strict()], ...]])
-    if annotation in OBJECTS:
-        tables = {
-            f"<{name}>": table_of(kind, tag=f"<{name}>", type=(Literal[name], name))
-            for name, kind in OBJECTS[annotation].items()
-        }
-        return _Choices(tables=tables)
-    kind = SCHEDULES.get(annotation, annotation)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _Choices(tables={Built.tag: table_of(kind)})
-    return _Choices()
+    return _Choices(tables=_tables_of(annotation))

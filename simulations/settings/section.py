@@ -14,3 +14,7 @@ class Section(BaseModel):
         alias_generator=lambda name: name.replace("_", "-"),
         use_attribute_docstrings=True,
     )
+
+
+UNDOCUMENTED = {"use_attribute_docstrings": False}
+"""For `create_model`: no search of the source for docstrings, which takes most of its time."""

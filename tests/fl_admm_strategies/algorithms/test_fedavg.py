@@ -1,4 +1,4 @@
-"""FedAvg by hand, and to the bit: Flower's own, and the methods that are it in a limit.
+"""FedAvg by hand, and to the bit Flower's own.
 
 The clients by hand are the three of the pages' worked examples: see `quadratics`.
 """
@@ -17,35 +17,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from clients import (
-    DittoClient,
-    FedALAClient,
-    FedAltClient,
-    FedProxClient,
-    FedSimClient,
-    LGFedAvgClient,
-    PerFedAvgClient,
-    SGDClient,
-    client_app,
-)
-from fl_admm_strategies import (
-    Ditto,
-    FedALA,
-    FedAlt,
-    FedAvg,
-    FedProx,
-    FedSim,
-    InProcessGrid,
-    LGFedAvg,
-    PerFedAvg,
-)
+from clients import SGDClient, client_app
+from fl_admm_strategies import FedAvg, InProcessGrid
 from fl_admm_strategies.maths.blocks import Arrays
 from tests.fl_admm_strategies.algorithms.quadratics import ALL, Counting, Grid, follow
 from tests.support.federation import (
     assert_same_bits,
-    client_fn_of,
     dataset,
-    initial_arrays,
     make_client,
     make_model,
     node_of,
@@ -128,27 +106,6 @@ def final(strategy: Any, client_fn: Callable[[Context], Any], arrays: ArrayRecor
     """Return the model after four rounds of half of the clients."""
     strategy.start(InProcessGrid(client_app(client_fn), NUM_CLIENTS), arrays, 4)
     return {name: array.numpy() for name, array in strategy.global_arrays.items()}
-
-
-LIMITS: dict[str, tuple[Callable[[], Any], Any]] = {
-    "FedProx": (lambda: FedProx(mu=0.0, **SETTINGS), FedProxClient),
-    # The personal step comes second and changes nothing of the first.
-    "Ditto": (lambda: Ditto(lam=0.7, weights="size", **SETTINGS), DittoClient),
-    "FedALA": (lambda: FedALA(layers=0, **SETTINGS), FedALAClient),
-    "FedAlt": (lambda: FedAlt(None, **SETTINGS), FedAltClient),
-    "FedSim": (lambda: FedSim(None, **SETTINGS), FedSimClient),
-    "LGFedAvg": (lambda: LGFedAvg(None, **SETTINGS), LGFedAvgClient),
-    "PerFedAvg": (
-        lambda: PerFedAvg(mode="finetune", weights="size", adapt="epoch", **SETTINGS),
-        PerFedAvgClient,
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "client_class"), LIMITS.values(), ids=LIMITS)
-def test_what_is_fedavg_in_a_limit_is_it_to_the_bit(make: Any, client_class: Any) -> None:
-    expected = final(FedAvg(**SETTINGS), client_fn_of(SGDClient), initial_arrays())
-    assert_same_bits(final(make(), client_fn_of(client_class), initial_arrays()), expected)
 
 
 class Flowers(flowers.FedAvg):

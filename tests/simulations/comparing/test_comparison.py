@@ -10,6 +10,7 @@ import pytest
 from simulations.comparing.cell import Cell, run
 from simulations.comparing.compare import steps_of
 from simulations.comparing.comparison import Comparison, Space, read
+from tests.support.pace import fast
 from tests.support.refusals import names, refused
 
 FILE = """
@@ -292,10 +293,11 @@ def test_a_method_of_which_every_trial_failed_has_no_numbers(comparison: Compari
 
 
 ROOT = Path(__file__).parents[3]
-FILES = sorted((ROOT / "docs").rglob("*.toml"))
+FILES = [f for f in sorted((ROOT / "docs").rglob("*.toml")) if f.name != "experiment.toml"]
+FAST = ("digits-swap.toml", "digits-two.toml", "table-2.toml")
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.name != "experiment.toml"], ids=str)
+@pytest.mark.parametrize("file", fast(FAST, FILES))
 def test_the_comparisons_of_the_documents_can_be_run(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
