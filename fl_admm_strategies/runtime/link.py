@@ -86,6 +86,11 @@ class GridLink:
         self._nodes.grid = grid
         return self.discovery.refresh(self._nodes, at_least=self.at_least, timeout=self.timeout)
 
+    def release(self) -> None:
+        """Let go of the grid until the next look: its app may hold the data of all clients."""
+        if self._nodes is not None:
+            self._nodes.grid = None
+
     def exchange(
         self, grid: Grid, timeout: float, asked: dict[int, ClientInstruction], message_type: str
     ) -> Iterable[ClientReply]:

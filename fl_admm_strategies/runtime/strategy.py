@@ -496,6 +496,7 @@ class StatefulStrategy(HasSettings, Algorithm, Strategy):
         run.health.check_end(run.last_round, run.intake.last_refusal)
         run.record.result.arrays = self.global_arrays
         self._collected = collect_personal(run, exchange) if collect else None
+        self._link.release()
         log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
         return run.record.result
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,22 @@ def test_no_large_array_outlives_its_round(case: Case, packed: bool) -> None:
             assert large_in_cycles(2 * width) == []
         finally:
             gc.enable()
+    assert strategy.last_round == 2
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FPFC", "AsyncFPFC"])
+def test_a_strategy_whose_run_is_over_does_not_hold_the_clients_data(name: str) -> None:
+    # The data are in the app's closure, the app in the grid.
+    gc.collect()
+    gc.disable()
+    try:
+        grid = InProcessGrid(client_app(client_fn_of(case_of(name).client_class)), NUM_CLIENTS)
+        held = weakref.ref(grid)
+        strategy = run(case_of(name), grid, 2)
+        del grid
+        assert held() is None
+    finally:
+        gc.enable()
     assert strategy.last_round == 2
 
 

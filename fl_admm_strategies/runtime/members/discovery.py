@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Sequence
 from logging import INFO, WARNING
-from typing import Protocol
+from typing import Any, Protocol
 
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -46,13 +46,13 @@ class GridNodes:
     Parameters
     ----------
     grid : Grid
-        Where they are.
+        Where they are; None while nobody looks.
     patience : float
         Seconds to wait for the first answer before all nodes are asked.
     """
 
     def __init__(self, grid: Grid, patience: float) -> None:
-        self.grid = grid
+        self.grid: Any = grid
         self._ask_all_at = time.monotonic() + patience
         self._queries: dict[str, int] = {}  # the node of every unanswered query, by message id
         self._without_query_handler: set[int] = set()
