@@ -21,7 +21,7 @@ from clients import SGDClient, client_app
 from clients.toolkit.round import app as app_module
 from clients.toolkit.solving import cohort as cohort_module
 from fl_admm_strategies import FedProx, InProcessGrid, StatefulStrategy
-from tests.support.cases import NUM_CLIENTS, Case, at_any_pace, case_of, sampling
+from tests.support.cases import AT_ANY_PACE, NUM_CLIENTS, Case, at_any_pace, case_of, sampling
 from tests.support.federation import (
     ClientFn,
     assert_same_runs,
@@ -30,6 +30,7 @@ from tests.support.federation import (
     raising_client_fn,
     run_on_ray,
 )
+from tests.support.pace import fast
 from tests.support.refusals import Warned, refused
 
 DESCENTS = {"FPFC": 1, "FedADMM": 1, "FedAPM": 2, "FLAME": 1, "LpProjADMM": 1, "FedProx": 1}
@@ -57,7 +58,7 @@ def run(case: Case, num_nodes: int, cohort: Any, **options: Any) -> StatefulStra
     return strategy
 
 
-@at_any_pace
+@pytest.mark.parametrize("case", fast(["FPFC", "FedAPM", "FLAME", "Ditto"], AT_ANY_PACE))
 def test_a_run_with_cohorts_is_that_without_to_rounding_on_any_number_of_nodes(case, monkeypatch):
     stacks: list[int] = []
     descend = cohort_module.descend

@@ -15,6 +15,7 @@ from fl_admm_strategies import SmoothedSCAD, StatefulStrategy
 from fl_admm_strategies.runtime.common.settings import parameters_of
 from tests.contract.test_settings import STRATEGIES, given
 from tests.support.cases import Case, grid_of, run
+from tests.support.pace import fast
 
 FEW = {"lr": 0.2, "local_epochs": 1}
 EXCESS = {"on_excess": "refuse"}
@@ -91,7 +92,7 @@ IDLE: dict[str, tuple[Callable[..., Any], type, dict[str, Any], dict[str, Any]]]
 }
 
 
-@pytest.mark.parametrize("name", IDLE)
+@pytest.mark.parametrize("name", fast(["FedAvg-median", "FPFC", "FLAME-accuracy", "IFCA"], IDLE))
 def test_an_idle_setting_does_nothing(name: str) -> None:
     kind, client, settings, others = IDLE[name]
     one = kind(**settings, seed=1)

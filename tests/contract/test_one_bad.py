@@ -26,6 +26,7 @@ from tests.support.federation import (
     make_client,
     raising_client_fn,
 )
+from tests.support.pace import fast
 from tests.support.refusals import Warned
 
 M, BAD = 6, 0  # how many clients there are, and which is bad
@@ -119,11 +120,8 @@ def never(case: Case) -> Any:
 def cases(*but: str) -> Any:
     return pytest.mark.parametrize(
         "case",
-        [
-            pytest.param(case, marks=[pytest.mark.slow] * case.variant, id=case.name)
-            for case in SHAKING
-            if case.name not in but
-        ],
+        [case for case in SHAKING if case.name not in but],
+        ids=lambda case: case.name,
     )
 
 
@@ -163,10 +161,7 @@ def test_who_shakes_hands_late_joins(case: Case) -> None:
 # --- Training -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[pytest.mark.slow] * c.variant, id=c.name) for c in AT_ANY_PACE],
-)
+@pytest.mark.parametrize("case", fast(["FPFC", "FedMC-ADMM", "FedGiA-gram"], AT_ANY_PACE))
 def test_who_never_trains_leaves_and_the_others_go_on(case: Case, warned: Warned) -> None:
     num_rounds = 40 if case.name == "AsyncFPFC" else 8
     app = client_app(raising_client_fn(case.client_class, {M - 1: range(1, num_rounds + 1)}))

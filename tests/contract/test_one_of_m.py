@@ -22,6 +22,7 @@ from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.cases import AT_ANY_PACE, Case, case_of
 from tests.support.federation import assert_same_bits, client_fn_of
 from tests.support.onebad import BEHAVIOURS, HUGE, LATE, LIES, OneBad
+from tests.support.pace import fast
 
 M, BAD = 6, 4
 OTHERS = [client for client in range(M) if client != BAD]
@@ -29,20 +30,12 @@ ROUNDS = 4
 BESIDE = ("layout", "evaluate", "collect")
 """What does not enter the state."""
 JOINING = {0: [2 + c for c in OTHERS], 2: [2 + c for c in range(M)]}
-FAST = ("FedAvg", "FedGiA-gram")
 WITHIN = {("FedMC-ADMM-client-duals", LIES)}
 """Handshakes in which three times the opposite is as large as honest answers are: no bound sees it,
 and Y_i^0 counts with a client's share."""
 
 
-def cases(which: Iterable[Case]) -> Any:
-    marked = [
-        pytest.param(case, marks=[pytest.mark.slow] * (case.name not in FAST), id=case.name)
-        for case in which
-    ]
-    return pytest.mark.parametrize("case", marked)
-
-
+SHAKING = [case for case in AT_ANY_PACE if case.shakes_hands]
 behaviours = pytest.mark.parametrize("behaviour", BEHAVIOURS)
 
 
@@ -106,7 +99,7 @@ def bounded(case: Case, behaviour: str) -> dict[str, Any]:
     return {"max_norm": "auto"}
 
 
-@cases(AT_ANY_PACE)
+@pytest.mark.parametrize("case", fast(["FedAvg"], AT_ANY_PACE))
 @behaviours
 def test_beside_the_training(case: Case, behaviour: str) -> None:
     strategy, honest = run(case, stages=BESIDE, behaviour=behaviour), good(case)
@@ -121,7 +114,7 @@ def test_beside_the_training(case: Case, behaviour: str) -> None:
         assert set(OTHERS) <= strategy.personal_models().keys()
 
 
-@cases(AT_ANY_PACE)
+@pytest.mark.parametrize("case", fast(["FedAvg"], AT_ANY_PACE))
 @behaviours
 def test_in_training(case: Case, behaviour: str) -> None:
     settings = bounded(case, behaviour)
@@ -129,7 +122,7 @@ def test_in_training(case: Case, behaviour: str) -> None:
     assert_unharmed(strategy, case, **settings)
 
 
-@cases(case for case in AT_ANY_PACE if case.shakes_hands)
+@pytest.mark.parametrize("case", fast(["FedGiA-gram"], SHAKING))
 @behaviours
 def test_in_the_handshake(case: Case, behaviour: str) -> None:
     strategy = run(case, stages=["handshake"], behaviour=behaviour)
@@ -137,7 +130,10 @@ def test_in_the_handshake(case: Case, behaviour: str) -> None:
         assert_unharmed(strategy, case)
 
 
-@cases(case for case in AT_ANY_PACE if case.shakes_hands or not case.variant)
+@pytest.mark.parametrize(
+    "case",
+    fast(["FedGiA-gram"], [case for case in AT_ANY_PACE if case.shakes_hands or not case.variant]),
+)
 @behaviours
 def test_in_joining(case: Case, behaviour: str) -> None:
     settings = bounded(case, behaviour)

@@ -72,7 +72,7 @@ class Case:
     variant : bool
         Whether its tests are slow ones: it is another setting of a strategy that is among the
         others, or one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj
-        with FLAME, Local and pFedMe with Ditto).
+        with FLAME, FedALS with FedMC-ADMM, Local and pFedMe with Ditto).
     """
 
     name: str
@@ -331,6 +331,7 @@ CASES = [
         partial(library.FedALS, SquaredL2(0.1)),
         partial(contract_client, kind=of.FedALSClient),
         view=views.EQUATIONS,
+        variant=True,
     ),
     completion(
         "FedALS-implicit",

@@ -17,13 +17,13 @@ def fast(only: Collection[Any], values: Iterable[Any]) -> list[Any]:
         The values, or the names of those that have one, of the fast tests.
     values : iterable
     """
-    values = list(values)
+    values = [*values]
     names = [getattr(value, "name", value) for value in values]
     unknown = [one for one in only if one not in names]
     assert not unknown, f"{unknown} are none of {names}"
     return [
         pytest.param(
-            value,
+            *(value if isinstance(value, tuple) else (value,)),
             marks=[] if name in only else pytest.mark.slow,
             id=name if isinstance(name, str) else None,
         )

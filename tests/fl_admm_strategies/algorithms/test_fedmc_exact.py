@@ -66,6 +66,7 @@ def test_a_round_is_the_equations(feedback: str, duals: str) -> None:
         np.testing.assert_allclose(run.strategy.item_factors, V, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feedback", ["explicit", "implicit"])
 def test_it_converges_to_a_stationary_point_of_the_sum(feedback: str) -> None:
     run = federation(feedback, beta=2.0)

@@ -171,10 +171,10 @@ def check_equal(store: PairwiseStore, dense: Dense, active: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("penalty", "dtype", "vectors_after"),
     [
-        (SCAD, np.float64, 100),
         (SCAD, np.float32, 4),
-        (SmoothedSCAD(0.6, 2.5, 0.2), np.float64, 4),
         (L1(0.4), np.float64, 100),
+        pytest.param(SCAD, np.float64, 100, marks=pytest.mark.slow),
+        pytest.param(SmoothedSCAD(0.6, 2.5, 0.2), np.float64, 4, marks=pytest.mark.slow),
     ],
 )
 def test_pairs_kept_by_models_are_equal_to_the_printed_algorithm(

@@ -16,6 +16,7 @@ from fl_admm_strategies import InProcessGrid, LegacyStrategy, StatefulStrategy
 from tests.support.cases import CHEAP, NUM_CLIENTS, Case, case_of, each_case, grid_of
 from tests.support.federation import Adding, Mean, client_fn_of, initial_arrays
 from tests.support.legacy import run_workflow
+from tests.support.pace import fast
 from tests.support.refusals import refused
 
 
@@ -175,7 +176,8 @@ def weighted_average(clients: list[tuple[int, dict[str, Any]]]) -> dict[str, Any
     return {"accuracy": sum(count * own.get("accuracy", 0.0) for count, own in clients) / total}
 
 
-each_kind = pytest.mark.parametrize("name", ["FedADMM", "Ditto", "FLAME", "FPFC", "PerFedAvg"])
+KINDS = ["FedADMM", "Ditto", "FLAME", "FPFC", "PerFedAvg"]
+each_kind = pytest.mark.parametrize("name", fast(["FedADMM", "Ditto"], KINDS))
 
 
 def headline_accuracy(strategy: StatefulStrategy, server_round: int) -> float:

@@ -222,10 +222,10 @@ def test_every_method_has_the_same_trials_on_validation_and_the_best_is_taken(
     ("method", "lengths"),
     [
         ("fedavg", ("local-epochs",)),
-        ("pfedme", ("local-rounds",)),
         *(
             pytest.param(method, lengths, marks=pytest.mark.slow)
             for method, lengths in {
+                "pfedme": ("local-rounds",),
                 "ditto": ("local-epochs", "personal-epochs"),
                 "perfedavg": ("local-steps",),
                 "lp-proj": ("local-rounds",),

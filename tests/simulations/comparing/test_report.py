@@ -15,6 +15,7 @@ from simulations.comparing.compare import Outcome
 from simulations.comparing.comparison import Comparison, read
 from simulations.comparing.pages import Code, Grid, Heading, Image, Paragraph
 from simulations.comparing.report import write_report
+from simulations.reports.plots import Picture
 from tests.support.refusals import names, refused
 
 SEEDS = 6
@@ -34,19 +35,42 @@ def run(alias: str, seed: int, mean: float, kinds: tuple[str, ...] = ("model",))
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def comparison() -> Comparison:
     options = {"methods": ["ditto", "fedavg", "local"], "seeds": SEEDS, "target": 60.0}
     return read(None, options)
 
 
-@pytest.fixture
-def outcomes() -> list[Outcome]:
+def three_methods() -> list[Outcome]:
     gains = {"ditto": 0.2, "fedavg": 0.0, "local": 0.1}
     return [
         Outcome(alias, runs=[run(alias, s, 0.5 + gain + 0.01 * s) for s in range(SEEDS)])
         for alias, gain in gains.items()
     ]
+
+
+@pytest.fixture
+def outcomes() -> list[Outcome]:
+    return three_methods()
+
+
+@pytest.fixture(scope="module")
+def written(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a report of three methods over all seeds; only to read."""
+    folder = tmp_path_factory.mktemp("report")
+    files = write_report(comparison, three_methods(), folder)
+    assert all((folder / file).stat().st_size for file in files)
+    return folder
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the pictures empty, which take most of the time."""
+
+    def save(self: Picture, figure: Any) -> None:
+        self.path.write_bytes(b"")
+
+    monkeypatch.setattr(Picture, "save", save)
 
 
 class Page(HTMLParser):
@@ -76,15 +100,11 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_the_page_has_everything_in_it_and_the_numbers(
-    comparison: Comparison, outcomes: list[Outcome], tmp_path: Path
-) -> None:
-    files = write_report(comparison, outcomes, tmp_path)
-    assert all((tmp_path / file).stat().st_size for file in files)
-    assert {path.name for path in tmp_path.glob("*.pdf")} == {
+def test_the_page_has_everything_in_it_and_the_numbers(written: Path) -> None:
+    assert {path.name for path in written.glob("*.pdf")} == {
         *("curves.pdf", "ranks.pdf", "fairness.pdf")
     }
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    text = (written / "report.html").read_text(encoding="utf-8")
     page = Page(text)
     assert len(page.loaded) == 3
     assert all(source.startswith("data:image/png;base64,") for source in page.loaded)
@@ -103,17 +123,14 @@ def test_the_page_has_everything_in_it_and_the_numbers(
     assert pair[1:] == ["+20.00", "+20.00 to +20.00", "6/6", "0.0312", "0.0938"]
 
 
-def test_markdown_latex_and_csv_have_the_same_numbers(
-    comparison: Comparison, outcomes: list[Outcome], tmp_path: Path
-) -> None:
-    write_report(comparison, outcomes, tmp_path)
-    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
+def test_markdown_latex_and_csv_have_the_same_numbers(written: Path) -> None:
+    markdown = (written / "report.md").read_text(encoding="utf-8")
     assert re.search(r"\| ditto \| model \| 72\.50 \| ", markdown)
     assert "![" in markdown
-    latex = (tmp_path / "tables.tex").read_text(encoding="utf-8")
+    latex = (written / "tables.tex").read_text(encoding="utf-8")
     assert r"ditto & model & 72.50 & " in latex
     assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") > 2
-    with (tmp_path / "cells.csv").open(encoding="utf-8") as file:
+    with (written / "cells.csv").open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 3 * SEEDS
     assert lines[0]["mean"] == "0.7"
@@ -121,10 +138,11 @@ def test_markdown_latex_and_csv_have_the_same_numbers(
     assert (lines[0]["gradients"], lines[0]["down"], lines[0]["up"]) == (
         *("2000", "2000500.0", "4000000.0"),
     )
-    with (tmp_path / "curves.csv").open(encoding="utf-8") as file:
+    with (written / "curves.csv").open(encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 3 * SEEDS * 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_cell_is_a_row_and_its_method_is_not_tested(
     comparison: Comparison, outcomes: list[Outcome], tmp_path: Path
 ) -> None:
@@ -143,6 +161,7 @@ def test_a_failed_cell_is_a_row_and_its_method_is_not_tested(
         write_report(comparison, outcomes, tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_seed_has_numbers_and_no_tests(outcomes: list[Outcome], tmp_path: Path) -> None:
     for outcome in outcomes:
         outcome.runs = [run(outcome.alias, 0, 0.5, ("model", "one|other"))]

@@ -24,6 +24,7 @@ from clients.toolkit.solving.objective import (
 from clients.toolkit.solving.solvers import LocalProblem, gradient_descent
 from clients.toolkit.solving.stacked import Member, Step, descend
 from clients.toolkit.solving.vmapped import AnyModel
+from tests.support.pace import fast
 
 FEATURES, CLASSES = 61, 7
 SIZES = (9, 16, 23, 40, 12)
@@ -169,7 +170,7 @@ CASES: dict[str, tuple[str, Terms, Step, bool, nn.Module]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", fast([torch.float64], [torch.float32, torch.float64]))
 def test_a_chain_gets_what_any_models_get_and_what_each_gets_alone(
     case: str, dtype: torch.dtype
 ) -> None:

@@ -32,6 +32,7 @@ from tests.clients.methods.lines import line_client, new_context
 from tests.clients.methods.messages import received, scalars
 from tests.support.cases import NUM_CLIENTS, case_of, plain, run, sampling
 from tests.support.federation import WatchedGrid, client_fn_of
+from tests.support.pace import fast
 from tests.support.refusals import refused
 
 
@@ -141,11 +142,7 @@ EXACT += ["PFedMe", "PFedMeMatched", "LpProj"]
 ROUNDED = ["FedADMM", "FedADMM-client-duals", "FedAPM"]
 
 
-FAST = ("FPFC", "FLAME", "Ditto", "FedADMM-client-duals")
-LOOPS = [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in EXACT + ROUNDED]
-
-
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", fast(["Ditto", "FedADMM-client-duals"], EXACT + ROUNDED))
 def test_a_loop_of_ones_own_ends_where_the_methods_client_does(name: str) -> None:
     case = case_of(name)
     clients = client_app(client_fn_of(with_own_loop(case.client_class)))

@@ -11,11 +11,13 @@ import pytest
 from flwr.app import Array, Message
 
 from fl_admm_strategies import FPFC
+from fl_admm_strategies.algorithms.fpfc import recheck, together
 from fl_admm_strategies.algorithms.fpfc.finding import Score
 from fl_admm_strategies.algorithms.fpfc.recheck import RECHECK_AFTER, RECHECKS
 from fl_admm_strategies.maths.pairs import PairwiseStore
 from fl_admm_strategies.maths.recheck import Recheck
 from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
+from tests.support.pace import fast
 
 from .test_search import FIRST, FUSION, JUDGE, NUM_CLIENTS, REPROBE, app, arrays, asked, auto, run
 from .test_search import without as losing
@@ -43,6 +45,12 @@ def choose(monkeypatch: pytest.MonkeyPatch, groups: Sequence[int]) -> None:
     monkeypatch.setattr(Score, "take", chosen)
 
 
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pairs begin in the last four rounds only, before which groups may be looked at."""
+    for module in (recheck, together):
+        monkeypatch.setattr(module, "FUSION_ROUNDS", 4)
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_groups_are_mended(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, WRONG[wrong])
@@ -56,11 +64,13 @@ def test_wrong_groups_are_mended(wrong: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_it_is_done_again_while_it_changes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, WRONG["merged"])
+    short(monkeypatch)
     strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
-    run(strategy, JUDGE + RECHECK_AFTER + 40, grid)
+    run(strategy, JUDGE + 2 * RECHECK_AFTER + 8, grid)
     everybody = list(range(NUM_CLIENTS))
     second = JUDGE + RECHECK_AFTER + 1
-    assert [r for r in range(REPROBE, second + 20) if asked(grid, r) == everybody] == [
+    last = second + RECHECK_AFTER + 2  # where a third would have been
+    assert [r for r in range(REPROBE, last + 1) if asked(grid, r) == everybody] == [
         *(REPROBE, JUDGE),
         *(second, second + 1),
     ]
@@ -80,13 +90,14 @@ def test_right_groups_are_looked_at_once_and_keep_their_models() -> None:
     assert strategy.state.source.found.rechecks == RECHECKS
 
 
-@pytest.mark.parametrize("lost", [REPROBE, JUDGE])
+@pytest.mark.parametrize("lost", fast([REPROBE], [REPROBE, JUDGE]))
 def test_who_does_not_reply_goes_where_its_group_goes_and_is_heard_later(
     lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose(monkeypatch, WRONG["merged"])
+    short(monkeypatch)
     strategy = auto()
-    last = JUDGE + RECHECK_AFTER + 40
+    last = JUDGE + RECHECK_AFTER + 8
     run(strategy, last, WatchedGrid(app(), NUM_CLIENTS, spoil={lost: losing(2)}))
     assert strategy.clusters().tolist() == TRUTH
 
@@ -144,7 +155,7 @@ def test_a_client_leaves_and_one_comes_meanwhile(monkeypatch: pytest.MonkeyPatch
     assert strategy.clusters().tolist()[:5] == [0, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("last", [REPROBE - 1, REPROBE, JUDGE])
+@pytest.mark.parametrize("last", fast([REPROBE], [REPROBE - 1, REPROBE, JUDGE]))
 def test_interrupted_in_it_a_run_resumes_to_the_same_bits(
     last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

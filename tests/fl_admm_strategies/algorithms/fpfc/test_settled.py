@@ -5,6 +5,8 @@ See docs/methods/fpfc.md, "Without a lambda".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,10 @@ from tests.fl_admm_strategies.algorithms.fpfc.test_search import (
 )
 from tests.support.federation import RestlessGrid, WatchedGrid, assert_same_bits
 from tests.support.legacy import run_workflow
+from tests.support.pace import fast
 from tests.support.slopes import app_of, arrays, client_of
 
+LATE = JUDGE + PROBE_ROUNDS + 1
 PAIRS, LAST = JUDGE + 4, JUDGE + 7  # groups train together in rounds 13 to 15, pairs in 16 to 19
 
 
@@ -65,6 +69,15 @@ def legacy_app() -> ClientApp:
 
 def omega(strategy: FPFC) -> Any:
     return strategy.state.pairs.omega.copy()
+
+
+@cache
+def whole() -> tuple[FPFC, WatchedGrid, Mapping[int, Any]]:
+    """Return a run with nothing in its way, and its models by round; only to read."""
+    strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
+    seen: dict[int, Any] = {}
+    run(strategy, LAST, grid, on_round=lambda r, metrics: seen.setdefault(r, omega(strategy)))
+    return strategy, grid, seen
 
 
 # --- Settled groups are trained as one model each -------------------------------------------------
@@ -96,8 +109,7 @@ def test_a_group_trains_one_model_the_mean_by_examples_and_sends_it_to_all() -> 
 
 
 def test_pairs_begin_in_the_last_rounds_and_never_where_nobody_knows_which_these_are() -> None:
-    strategy = auto()
-    run(strategy, LAST)
+    strategy, _, _ = whole()
     search = strategy.diagnostics().search
     assert search is not None
     assert search.fused_from == PAIRS - 1
@@ -137,9 +149,7 @@ def test_a_penalty_that_the_user_sets_ends_it() -> None:
 
 
 def test_who_sits_out_moves_with_its_group_and_is_sent_where_it_is() -> None:
-    strategy, grid = auto(), WatchedGrid(app(), NUM_CLIENTS)
-    seen: dict[int, Any] = {}
-    run(strategy, LAST, grid, on_round=lambda r, metrics: seen.setdefault(r, omega(strategy)))
+    _, grid, seen = whole()
     for server_round in range(PAIRS, LAST + 1):
         before, after = seen[server_round - 1], seen[server_round]
         active = asked(grid, server_round)
@@ -159,6 +169,7 @@ def test_who_sits_out_moves_with_its_group_and_is_sent_where_it_is() -> None:
                 assert_array_equal(flat(uploads(grid, last)[client]), before[client])
 
 
+@pytest.mark.slow
 def test_it_solves_the_problem_inside_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     # Least squares: with equal n_i the minimiser of sum_i f_i over a group is that of all its
     # samples; with others too, since clients count by their examples.
@@ -236,7 +247,7 @@ def test_what_the_search_found_is_there_at_the_end(
 # --- Clients that the search did not hear of ------------------------------------------------------
 
 
-@pytest.mark.parametrize("rounds", [3, 40])
+@pytest.mark.parametrize("rounds", fast([3], [3, 40]))
 def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
     rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +268,7 @@ def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
     assert_allclose(flat(strategy.global_model()), pairs.omega[others].mean(axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("late", [JUDGE + PROBE_ROUNDS + 1, LAST + 1])
+@pytest.mark.parametrize("late", fast([LATE], [LATE, LAST + 1]))
 def test_a_client_that_comes_later_says_which_group_suits_it(late: int) -> None:
     # Together until round 15, pairs from then on: it comes before and after.
     silent = {r: without(3) for r in range(PROBE, late)}
@@ -284,7 +295,7 @@ def test_a_client_of_another_kind_is_a_group_of_its_own() -> None:
     assert strategy.clusters().tolist() == [0, 1, 0, 2, 1, 0]
 
 
-@pytest.mark.parametrize("when", [JUDGE + 2, PAIRS])
+@pytest.mark.parametrize("when", fast([JUDGE + 2], [JUDGE + 2, PAIRS]))
 def test_clients_come_and_go_in_every_stage(when: int) -> None:
     nodes = [FIRST + place for place in range(7)]
     online = {0: nodes[:6], when: [node for node in nodes if node != nodes[4]]}
@@ -310,7 +321,9 @@ def test_the_clusters_model_is_the_headline() -> None:
 # --- Resuming, engines, one reply at a time -------------------------------------------------------
 
 
-@pytest.mark.parametrize("last", [JUDGE, JUDGE + 1, PAIRS - 1, PAIRS, PAIRS + 1])
+@pytest.mark.parametrize(
+    "last", fast([JUDGE + 1, PAIRS], [JUDGE, JUDGE + 1, PAIRS - 1, PAIRS, PAIRS + 1])
+)
 def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_path: Path) -> None:
     def start(strategy: FPFC, **options: Any) -> None:
         grid = WatchedGrid(app(state_dir=tmp_path / "clients"), NUM_CLIENTS)
@@ -322,10 +335,9 @@ def test_interrupted_in_any_stage_it_resumes_to_the_same_bits(last: int, tmp_pat
 
     with pytest.raises(InterruptedError):
         start(auto(), on_round=interrupt)
-    resumed, whole = auto(), auto()
+    resumed = auto()
     start(resumed, resume=True)
-    run(whole, LAST)
-    assert_same_bits(resumed.state_dict(), whole.state_dict())
+    assert_same_bits(resumed.state_dict(), whole()[0].state_dict())
 
 
 def test_pairs_that_have_begun_stay_in_a_run_that_is_continued(tmp_path: Path) -> None:
@@ -338,8 +350,7 @@ def test_pairs_that_have_begun_stay_in_a_run_that_is_continued(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_the_engines_and_the_legacy_api_give_the_same_bits() -> None:
-    expected, strategy = auto(), auto()
-    run(expected, LAST)
+    (expected, _, _), strategy = whole(), auto()
     with InProcessGrid(app(), NUM_CLIENTS, workers=2) as grid:
         strategy.start(grid, arrays(), LAST)
     assert_same_bits(strategy.state_dict(), expected.state_dict())
