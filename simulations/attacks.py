@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -33,12 +33,6 @@ from clients.toolkit.solving.steps import Scalars
 from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.maths.checks import Positive, WholeNumber, check_fields
 from fl_admm_strategies.runtime.messages import records as wire
-from fl_admm_strategies.runtime.messages.packing import (
-    pack_replies,
-    unpack_instructions,
-    unpack_replies,
-)
-from fl_admm_strategies.runtime.messages.records import RawReply
 from fl_admm_strategies.runtime.messages.seal import SEAL
 
 LABELS: Final = "random-labels"
@@ -250,7 +244,7 @@ def attacked_client_fn(client_fn: ClientFn, attack: Attack) -> ClientFn:
     _check_on_messages(attack)
 
     def attacked(context: Context) -> Any:
-        client, honest = _client_of(context, None), client_fn(context)
+        client, honest = _client_of(context), client_fn(context)
         if client not in attack.malicious(int(context.node_config["num-partitions"])):
             return honest
         inner: Any = getattr(honest, "numpy_client", honest)  # what NumPyClient.to_client() wraps
@@ -259,18 +253,17 @@ def attacked_client_fn(client_fn: ClientFn, attack: Attack) -> ClientFn:
     return attacked
 
 
-def attacked_app(app: ClientApp, attack: Attack, *, num_clients: int | None = None) -> ClientApp:
+def attacked_app(app: ClientApp, attack: Attack) -> ClientApp:
     """Return a `ClientApp` some of whose clients are malicious, whatever it is made of.
 
     All floating point arrays of a reply to a training message are replaced. Of this library's
-    methods some send something else than their model: use `attacked_client_fn` for those.
+    methods some send something else than their model, and its nodes may host several clients: use
+    `attacked_client_fn` for those.
 
     Parameters
     ----------
     app : ClientApp
     attack : Attack
-    num_clients : int, optional
-        By default ``num-partitions`` of the nodes; give it where a node hosts several clients.
 
     Raises
     ------
@@ -278,7 +271,7 @@ def attacked_app(app: ClientApp, attack: Attack, *, num_clients: int | None = No
         If the attack is on the labels, which the app's clients read: see `Attack.poisoned`.
     """
     _check_on_messages(attack)
-    return _AttackedApp(app, attack, num_clients)
+    return _AttackedApp(app, attack)
 
 
 def _check_on_messages(attack: Attack) -> None:
@@ -291,56 +284,36 @@ def _check_on_messages(attack: Attack) -> None:
 
 
 class _AttackedApp(ClientApp):
-    def __init__(self, app: ClientApp, attack: Attack, num_clients: int | None) -> None:
+    def __init__(self, app: ClientApp, attack: Attack) -> None:
         super().__init__()
-        self._app, self._attack, self._num_clients = app, attack, num_clients
+        self._app, self._attack = app, attack
 
     def __call__(self, message: Message, context: Context) -> Message:
         reply = self._app(message, context)
         kind = message.metadata.message_type.partition(".")[0]
         if reply.has_error() or kind not in ("train", "evaluate"):
             return reply
-        malicious = self._attack.malicious(
-            self._num_clients or int(context.node_config["num-partitions"])
-        )
-        if any("@" in key for key in reply.content):  # of a node with several clients
-            asked = dict(unpack_instructions(message.content))
-            replies: dict[int | None, RawReply] = {
-                client: self._forged(raw, asked[client].config, client, kind)
-                if client in malicious
-                else raw
-                for client, raw in unpack_replies(reply.content)
-            }
-            reply.content = pack_replies(replies)
-            return reply
-        client = _client_of(context, self._num_clients)
-        if client not in malicious:
-            return reply
+        if any("@" in key for key in reply.content):
+            raise ValueError("A node hosts several clients: attack them by attacked_client_fn.")
+        client = _client_of(context)
+        honest = client not in self._attack.malicious(int(context.node_config["num-partitions"]))
         config: dict[str, Any] = dict(next(iter(message.content.config_records.values()), {}))
+        if honest or config.get("handshake"):
+            return reply
+        server_round = int(config.get("server-round", 0))
         for key, record in list(reply.content.items()):
             if kind == "evaluate" and isinstance(record, MetricRecord):
                 for name in {wire.NUM_EXAMPLES, "num_examples"} & record.keys():
                     record[name] = 0
             elif kind == "train" and isinstance(record, ArrayRecord):
-                forged = self._forged(
-                    RawReply(wire.from_array_record(record)), config, client, kind
-                )
-                reply.content[key] = wire.to_array_record(forged.arrays or {})
+                arrays = wire.from_array_record(record)
+                forged = self._attack.replace(arrays, client, server_round)
+                reply.content[key] = wire.to_array_record(forged)
         return reply
 
-    def _forged(
-        self, reply: RawReply, config: Mapping[str, Any], client: int | None, kind: str
-    ) -> RawReply:
-        if kind == "evaluate":
-            return replace(reply, metrics=reply.metrics | {wire.NUM_EXAMPLES: 0})
-        if client is None or reply.arrays is None or config.get("handshake"):
-            return reply
-        server_round = int(config.get("server-round", 0))
-        return replace(reply, arrays=self._attack.replace(reply.arrays, client, server_round))
 
-
-def _client_of(context: Context, num_clients: int | None) -> int:
-    """Return the client of a node that is one.
+def _client_of(context: Context) -> int:
+    """Return the client that a node is.
 
     Raises
     ------
@@ -353,5 +326,4 @@ def _client_of(context: Context, num_clients: int | None) -> int:
             f"node_config is {dict(config)}, expected partition-id and num-partitions: they say "
             "which clients are malicious."
         )
-    node, nodes = int(config["partition-id"]), int(config["num-partitions"])
-    return node * (num_clients or nodes) // nodes  # as `client_app` deals them out
+    return int(config["partition-id"])

@@ -25,7 +25,7 @@ from ..experiments.experiment import baseline_of, load_data, problem_with
 from ..experiments.loading import checked
 from ..methods import History, run_here
 from ..problems import Problem, TorchProblem
-from ..reports import plain, write_text
+from ..reports import as_json, write_text
 from ..settings.imported import imported, is_import
 from ..settings.tables import Settings
 
@@ -185,19 +185,16 @@ def run(cell: Cell) -> dict[str, Any]:
     began = time.process_time()
     history = run_here(federation, strategy, num_rounds=settings.training.num_rounds, **watching)
     measured = _measured(problem, strategy, history)
-    found: dict[str, Any] = plain(
-        {
-            "alias": cell.alias,
-            "seed": cell.seed,
-            "settings": settings.to_toml(),
-            "seconds": time.process_time() - began,
-            "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-            "gradients": None if gradients is None else gradients.count,
-            "passes": None if gradients is None else gradients.passes(strategy.train_metrics),
-            **measured,
-        }
-    )
-    return found
+    return {
+        "alias": cell.alias,
+        "seed": cell.seed,
+        "settings": settings.to_toml(),
+        "seconds": time.process_time() - began,
+        "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "gradients": None if gradients is None else gradients.count,
+        "passes": None if gradients is None else gradients.passes(strategy.train_metrics),
+        **measured,
+    }
 
 
 def _data(cell: Cell, settings: Settings) -> Data:
@@ -273,7 +270,7 @@ def work(cell: Cell, path: Path) -> None:
         expected = isinstance(error, ValueError | RuntimeError | OSError)
         kind = "" if expected else f"{type(error).__name__}: "
         found = {"alias": cell.alias, "seed": cell.seed, "error": f"{kind}{error}"}
-    write_text(path, json.dumps(found, allow_nan=False) + "\n")
+    write_text(path, as_json(found) + "\n")
 
 
 def read(path: Path) -> dict[str, Any] | None:

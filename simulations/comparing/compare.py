@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from fl_admm_strategies.runtime.saving.files import lock_folder, make_folder
@@ -101,7 +103,7 @@ def compare(
     pools = ray_workers(cluster) if cluster else workers(most or num_cores())
     with lock_folder(out / CELLS), pools as pool:
         write_text(out / COMPARISON, comparison.to_toml())
-        return _Schedule(comparison, out / CELLS, data_root, pool, say).run()
+        return _Schedule(comparison, out / CELLS, pool, say).run(data_root)
 
 
 Batch = Generator[list[Cell], list[Found], Outcome]
@@ -162,104 +164,91 @@ def _value(found: Found) -> float | None:
 
 
 class _Schedule:
-    """Has the methods' cells run side by side; each method waits for its own only."""
+    """Has the methods' cells run side by side, each cell once; a method waits for its own only."""
 
-    def __init__(
-        self,
-        comparison: Comparison,
-        folder: Path,
-        data_root: Path | None,
-        pool: Pool,
-        say: Say,
-    ) -> None:
-        self.folder, self.pool, self.say = folder, pool, say
-        points = comparison.points
-        self.steps = [
-            steps_of(comparison, a, data_root, at) for a, at in product(comparison.methods, points)
-        ]
-        self.outcomes: dict[int, Outcome] = {}
-        self.todo: deque[Path] = deque()
-        self.cells: dict[Path, Cell] = {}
+    def __init__(self, comparison: Comparison, folder: Path, pool: Pool, say: Say) -> None:
+        self.comparison, self.folder, self.pool, self.say = comparison, folder, pool, say
+        self.runs = ThreadPoolExecutor(pool.most)
+        self.lock = Lock()
+        self.futures: dict[Path, Future[None]] = {}
         self.over: dict[Path, Found] = {}
-        self.waiting: dict[int, tuple[list[Path], dict[Path, Found]]] = {}
+        self.asked: Counter[Path] = Counter()
         trials = sum(comparison.budget for a in comparison.methods if comparison.spaces_of(a))
         if comparison.work is not None:
             trials += sum(2 for a in comparison.methods if comparison.lengths_of(a))
         runs = len(comparison.methods) * len(comparison.all_seeds)
-        self.total = len(points) * (trials + runs)
+        self.total = len(comparison.points) * (trials + runs)
         self.done = self.ran = 0
         self.began = time.monotonic()
 
-    def run(self) -> list[Outcome]:
+    def run(self, data_root: Path | None) -> list[Outcome]:
         """Run all; return the outcomes in the order of the comparison."""
-        for number, steps in enumerate(self.steps):
-            self._batch(number, next(steps))
-        while self.todo or self.pool.running:
-            while self.todo and self.pool.room():
-                path = self.todo.popleft()
-                path.unlink(missing_ok=True)  # why it failed the last time
-                self.pool.start(path, cells.work, self.cells[path])
-            for path, failure in self.pool.ended():
-                self._ended(path, failure)
-        return [self.outcomes[number] for number in range(len(self.steps))]
+        steps = [
+            steps_of(self.comparison, alias, data_root, point)
+            for alias, point in product(self.comparison.methods, self.comparison.points)
+        ]
+        with self.runs, ThreadPoolExecutor(len(steps)) as methods:
+            try:
+                return [*methods.map(self._outcome, steps)]
+            except BaseException:
+                self.runs.shutdown(wait=False, cancel_futures=True)
+                self.pool.stop()
+                raise
 
-    def _batch(self, number: int, batch: Sequence[Cell]) -> None:
-        """Take in the next cells of a method; those with a file are not run again."""
+    def _outcome(self, steps: Batch) -> Outcome:
+        found = self._found(next(steps))
+        while True:
+            try:
+                wanted = steps.send(found)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            found = self._found(wanted)
+
+    def _found(self, batch: Sequence[Cell]) -> list[Found]:
+        """Wait for the next cells of a method; those with a file are not run again."""
         paths = [cell.path(self.folder) for cell in batch]
-        found: dict[Path, Found] = {}
-        self.waiting[number] = paths, found
-        # Two trials may have the same settings, and two points where a method lacks what is swept.
-        for path, cell in dict(zip(paths, batch, strict=True)).items():
-            if path in self.over:
-                found[path] = self.over[path]
-            elif path not in self.cells:
+        with self.lock:
+            # Two trials may have the same settings, and two points where a method lacks what is
+            # swept.
+            for path, cell in zip(paths, batch, strict=True):
+                if path in self.over or path in self.futures:
+                    continue
                 before = cells.read(path)
                 if before is not None and "error" not in before:
-                    found[path] = before
+                    self.over[path] = before
                 else:
-                    self.cells[path] = cell
-                    self.todo.append(path)
-        if kept := sum(path in found for path in paths):
-            self.done += kept
-            self.say(f"{self.done}/{self.total} {batch[0].alias}: {kept} there already")
-        self._go_on(number)
+                    self.futures[path] = self.runs.submit(self._run, path, cell)
+            self.asked.update(path for path in paths if path not in self.over)
+            if kept := sum(path in self.over for path in paths):
+                self.done += kept
+                self.say(f"{self.done}/{self.total} {batch[0].alias}: {kept} there already")
+        for path in paths:
+            if path in self.futures:
+                self.futures[path].result()
+        return [self.over[path] for path in paths]
 
-    def _ended(self, path: Path, failure: str) -> None:
-        cell, found = self.cells[path], cells.read(path)
+    def _run(self, path: Path, cell: Cell) -> None:
+        path.unlink(missing_ok=True)  # why it failed the last time
+        failure = self.pool.run(path, cells.work, cell)
+        found = cells.read(path)
         if found is None or (failure and "error" not in found):
-            found = {
-                "alias": cell.alias,
-                "seed": cell.seed,
-                "error": failure or "it wrote no file.",
-            }
-        self.pool.largest = max(self.pool.largest, found.get("memory", 0))
-        self.over[path] = found
-        waiting = [number for number, (paths, _) in self.waiting.items() if path in paths]
-        self.done += sum(self.waiting[number][0].count(path) for number in waiting)
-        self.ran += 1
+            error = failure or "it wrote no file."
+            found = {"alias": cell.alias, "seed": cell.seed, "error": error}
         what = "trial" if cell.on_validation else "gauge" if cell.gauge else f"seed {cell.seed}"
-        self.say(
-            f"{self.done}/{self.total} {cell.alias}, {what}: {_in_short(found)}; {self._left()}"
-        )
-        for number in waiting:
-            self.waiting[number][1][path] = found
-            self._go_on(number)
+        with self.lock:
+            self.pool.largest = max(self.pool.largest, found.get("memory", 0))
+            self.over[path] = found
+            self.done += self.asked[path]
+            self.ran += 1
+            how = f"{cell.alias}, {what}: {_in_short(found)}; {self._left()}"
+            self.say(f"{self.done}/{self.total} {how}")
 
     def _left(self) -> str:
         """Say how long it will take, by how long it took; tuning that is not needed is counted."""
         left = (time.monotonic() - self.began) / self.ran * (self.total - self.done)
         minutes, seconds = divmod(round(left), 60)
         return f"about {minutes} min {seconds} s left" if minutes else f"about {seconds} s left"
-
-    def _go_on(self, number: int) -> None:
-        paths, found = self.waiting[number]
-        if not all(path in found for path in paths):
-            return
-        del self.waiting[number]
-        try:
-            self._batch(number, self.steps[number].send([found[path] for path in paths]))
-        except StopIteration as end:
-            self.outcomes[number] = end.value
 
 
 def _in_short(found: Found) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,16 @@ from ..methods.measures import cost_to
 from ..problems.scores import METRICS, Metric
 from ..reports import write_text
 from ..reports.base import NONE
-from ..reports.plots import Picture
+from ..reports.plots import Picture, curves
 from ..settings.tables import given
 from . import pages, pictures
 from .compare import COMPARISON, Found, Outcome, headline
 from .comparison import Comparison
-from .pages import Code, Grid, Heading, Image, Paragraph, Part
+from .pages import Grid, Image, Part, code
 from .statistics import LEVEL, Mean, mean_of, pairs_of, ranks_of, what_it_can_show
 
 PAGE = "report.html"
+Lines = dict[str, list[tuple[float | str, float]]]
 _CHOSEN_BY = {
     "validation": "validation samples, which are never trained on,",
     "clients": "clients that are in no other run, a third",
@@ -106,9 +107,9 @@ class Report:
         """Return all parts in order."""
         return [
             *self.what_was_run(),
-            Heading("Results"),
+            "## Results",
             *(self.swept() if self.comparison.sweep else self.compared()),
-            Heading("What each method did"),
+            "## What each method did",
             self.work(),
             *self.settings(),
             *self.failed(),
@@ -118,8 +119,8 @@ class Report:
     def compared(self) -> Iterable[Part]:
         """Compare the methods where each is run in one way."""
         yield self.results()
-        yield Paragraph(what_it_can_show(len(self.seeds), len(self.with_numbers)))
-        yield from self.curves()
+        yield what_it_can_show(len(self.seeds), len(self.with_numbers))
+        yield self.curves()
         yield from self.ranks()
         yield from self.differences()
         yield from self.fairness()
@@ -132,19 +133,16 @@ class Report:
         found = {one.label: one for one in self.with_numbers}
         for number, point in enumerate(product(*(self.comparison.sweep[key] for key in others))):
             at = dict(zip(others, point, strict=True))
-            lines, rows = {}, []
+            lines: Lines = {}
+            rows = []
             for alias in self.comparison.methods:
-                row, means = [alias], np.full((len(self.seeds), len(values)), np.nan)
-                for place, value in enumerate(values):
+                row = [alias]
+                for value in values:
                     one = found.get(Outcome(alias, point={**at, last: value}).label)
-                    if one is None:
-                        row.append(NONE)
-                        continue
-                    scores = self.scores(one)
-                    means[: len(scores), place] = scores
-                    row.append(with_spread(self.metric, mean_of(scores)))
+                    scores = [] if one is None else self.scores(one)
+                    row.append(with_spread(self.metric, mean_of(scores)) if scores else NONE)
+                    lines.setdefault(alias, []).extend((str(value), x) for x in scores)
                 rows.append(row)
-                lines[alias] = list(range(len(values))), means
             where = "".join(f"{key} = {value}, " for key, value in at.items())
             yield Grid(
                 f"{self.metric.header}, {where}by {last}: mean ± standard deviation over seeds, of "
@@ -152,17 +150,17 @@ class Report:
                 ["method", *(f"{value}" for value in values)],
                 rows,
             )
-            name = f"sweep-{number}" if others else "sweep"
-            picture = self.picture(name, f"{self.run['data']}, {where}by {last}")
-            pictures.curves(
-                lines,
-                xlabel=last,
-                ylabel=self.metric.axis,
-                target=self.comparison.target,
-                picture=picture,
-                ticks=[str(value) for value in values],
-            )
-            yield Image(picture.path, "Mean over seeds; bands: one standard deviation.")
+            if any(lines.values()):
+                name = f"sweep-{number}" if others else "sweep"
+                title = f"{self.run['data']}, {where}by {last}"
+                yield self.curves_of(lines, name, title, last)
+
+    def curves_of(self, lines: Lines, name: str, title: str, xlabel: str) -> Image:
+        """Draw the metric by what is on the x-axis."""
+        picture, target = self.picture(name, title), self.comparison.target
+        levels = {} if target is None else {f"target: {target:g}": target}
+        curves(lines, xlabel=xlabel, ylabel=self.metric.axis, levels=levels, picture=picture)
+        return Image(picture.path, f"Mean over seeds by {xlabel}; bands: one standard deviation.")
 
     def what_was_run(self) -> Iterable[Part]:
         """Say data, rounds, tuning."""
@@ -188,7 +186,7 @@ class Report:
                 f" Tuned: {spaces}; {comparison.budget} trials a method (Optuna, TPE), chosen by "
                 f"{_CHOSEN_BY[comparison.select]} of the data of seed {self.seeds[0]}."
             )
-        yield Paragraph(text)
+        yield text
 
     def results(self) -> Grid:
         """Return the table of the headline."""
@@ -241,18 +239,19 @@ class Report:
         """Return a picture as PNG and PDF."""
         return Picture(self.out / f"{name}.png", title, pdf=True)
 
-    def curves(self) -> Iterable[Part]:
+    def curves(self) -> Image:
         """Draw the metric by round."""
-        lines = {}
-        for one in self.with_numbers:
-            by_seed = [[np.nan if v is None else v for _, v in _curve(run)] for run in one.finished]
-            rounds = [int(r) for r, _ in _curve(one.finished[0])]
-            lines[one.alias] = rounds, self.metric.scale * np.array(by_seed, dtype=np.float64)
-        picture = self.picture("curves", f"{self.run['data']}: {self.metric.measure} by round")
-        pictures.curves(
-            lines, ylabel=self.metric.axis, target=self.comparison.target, picture=picture
-        )
-        yield Image(picture.path, "Mean over seeds by round; bands: one standard deviation.")
+        lines: Lines = {
+            one.alias: [
+                (int(server_round), self.metric.scale * value)
+                for run in one.finished
+                for server_round, value in _curve(run)
+                if value is not None
+            ]
+            for one in self.with_numbers
+        }
+        title = f"{self.run['data']}: {self.metric.measure} by round"
+        return self.curves_of(lines, "curves", title, "communication round")
 
     def ranks(self) -> Iterable[Part]:
         """Rank the methods over the seeds."""
@@ -260,7 +259,7 @@ class Report:
             return
         names = [one.alias for one in self.tested]
         ranks = ranks_of([self.scores(one) for one in self.tested], self.metric.higher_is_better)
-        yield Heading("Ranks")
+        yield "## Ranks"
         picture = self.picture("ranks", f"Mean ranks over {len(self.seeds)} seeds")
         pictures.critical_difference(names, ranks, picture=picture)
         test = (
@@ -271,11 +270,11 @@ class Report:
         missing = [one.alias for one in self.outcomes if one not in self.tested]
         if missing:
             test += f" Left out, because seeds failed: {', '.join(missing)}."
-        yield Paragraph(
-            f"{test} Bars join methods whose mean ranks differ by less than the critical "
-            f"difference {ranks.critical:.2f} of Nemenyi's test at the {100 * LEVEL:g} % level."
+        yield (
+            f"{test} Bars are as long as the critical difference {ranks.critical:.2f} of Nemenyi's "
+            f"test: where two do not overlap, it tells the methods apart at {100 * LEVEL:g} %."
         )
-        yield Image(picture.path, "Mean ranks, 1 the best, with the critical difference.")
+        yield Image(picture.path, "Mean ranks, 1 the best, with the critical difference as bars.")
 
     def differences(self) -> Iterable[Part]:
         """Compare every two methods."""
@@ -294,7 +293,7 @@ class Report:
             for pair in pairs
         ]
         headers = ["pair", "Difference", "95 % interval", "Better on", "Wilcoxon p", "Holm p"]
-        yield Heading("Paired differences")
+        yield "## Paired differences"
         yield Grid(
             "Differences by seed: mean with its bootstrap interval, seeds on which the first is "
             "better, and Wilcoxon's signed-rank test, alone and adjusted for all pairs.",
@@ -304,15 +303,17 @@ class Report:
 
     def fairness(self) -> Iterable[Part]:
         """Draw the mean over clients against the spread over them."""
-        points = {
-            one.alias: (self.scores(one), self.scores(one, "std")) for one in self.with_numbers
-        }
-        if any(math.isnan(spread) for _, spreads in points.values() for spread in spreads):
+        points = [
+            (one.alias, mean, spread)
+            for one in self.with_numbers
+            for mean, spread in zip(self.scores(one), self.scores(one, "std"), strict=True)
+        ]
+        if any(math.isnan(spread) for _, _, spread in points):
             return
         picture = self.picture("fairness", "Mean and spread over the clients, a point a seed")
         spread = f"standard deviation over clients{' (%)' if self.metric.percent else ''}"
         pictures.fairness(points, xlabel=self.metric.axis, ylabel=spread, picture=picture)
-        yield Heading("Fairness")
+        yield "## Fairness"
         yield Image(
             picture.path, "Each point is a seed. The lower, the more alike the clients are served."
         )
@@ -350,7 +351,7 @@ class Report:
                 numbers = [_text(self.metric, mean.value), _interval(self.metric, mean)]
                 rows.append([one.label, title, *numbers])
         if rows:
-            yield Heading("Other models of the same runs")
+            yield "## Other models of the same runs"
             headers = ["method", "model", self.metric.header, "95 % interval"]
             caption = "The tables and tests above are of each method's first kind of model."
             yield Grid(caption, headers, rows, names=2)
@@ -379,7 +380,7 @@ class Report:
                 ]
             )
         headers = ["method", "is", "settings", "chosen", "Trials", "Seconds", "Gradients"]
-        yield Heading("Settings")
+        yield "## Settings"
         yield Grid(
             "What is not a method's default, what tuning chose, and what choosing cost: trials, "
             "seconds, gradients.",
@@ -392,54 +393,62 @@ class Report:
         """List the cells without numbers."""
         rows = [
             [one.label, str(run["seed"]), run["error"]]
-            for one in self.outcomes
-            for run in one.runs
+            for one, run in self.cells()
             if "error" in run
         ]
         if rows:
-            yield Heading("Failed cells")
+            yield "## Failed cells"
             yield Grid("The same command runs them again.", ["method", "seed", "why"], rows, 3)
 
     def again(self) -> Iterable[Part]:
         """Say how to make the report again."""
-        yield Heading("Make it again")
-        yield Paragraph(
+        yield "## Make it again"
+        yield (
             f"With fl-admm-strategies {__version__} and this file as {COMPARISON}; cells that are "
             "in the folder are not run again:"
         )
-        yield Code(f"fl-admm compare {COMPARISON} --out {self.out.name}")
-        yield Code(self.comparison.to_toml().strip())
+        yield code(f"fl-admm compare {COMPARISON} --out {self.out.name}")
+        yield code(self.comparison.to_toml().strip())
 
     def cells_csv(self) -> str:
         """Return a line for every model of every cell, and for every cell that failed."""
-        scored = ["model", "headline", "mean", "std", "worst", "best", "ari"]
-        lines: list[list[Any]] = [[*self.keys(), *scored, *_WORK, "error"]]
-        for one in self.outcomes:
-            for run in one.runs:
-                first = [one.alias, *one.point.values(), run["seed"]]
-                if "error" in run:
-                    lines.append([*first, *[""] * (len(scored) + len(_WORK)), run["error"]])
-                    continue
-                done = ["" if x is None else round(x, 4) for x in _work_of(run).values()]
-                for place, (title, scores) in enumerate(run["models"].items()):
-                    numbers = [scores[name] for name in ("mean", "std", "worst", "best")]
-                    ari = scores["cells"].get("ari", "")
-                    lines.append([*first, title, int(place == 0), *numbers, ari, *done, ""])
-        return _csv(lines)
+        scored = ["mean", "std", "worst", "best"]
+        lines: list[dict[str, Any]] = []
+        for one, run in self.cells():
+            line = {"method": one.alias, **one.point, "seed": run["seed"]}
+            if "error" in run:
+                lines.append(line | {"error": run["error"]})
+                continue
+            line |= {k: None if x is None else round(x, 4) for k, x in _work_of(run).items()}
+            for place, (title, scores) in enumerate(run["models"].items()):
+                found = {name: scores[name] for name in scored}
+                found["ari"] = scores["cells"].get("ari")
+                lines.append({**line, "model": title, "headline": int(place == 0), **found})
+        return self.csv([*("model", "headline"), *scored, "ari", *_WORK, "error"], lines)
 
     def curves_csv(self) -> str:
         """Return a line for every round that was evaluated, of every model and cell."""
-        lines: list[list[Any]] = [[*self.keys(), "model", "round", "mean"]]
-        for one in self.outcomes:
-            for run in one.finished:
-                first = [one.alias, *one.point.values(), run["seed"]]
-                for title, points in run["curves"].items():
-                    lines += [[*first, title, r, mean] for r, mean in points]
-        return _csv(lines)
+        lines = [
+            {**one.point, "method": one.alias, "seed": run["seed"]}
+            | {"model": title, "round": server_round, "mean": mean}
+            for one, run in self.cells()
+            for title, points in run.get("curves", {}).items()
+            for server_round, mean in points
+        ]
+        return self.csv(["model", "round", "mean"], lines)
 
-    def keys(self) -> list[str]:
-        """Return the columns that say which cell a line of a CSV file is of."""
-        return ["method", *self.comparison.sweep, "seed"]
+    def cells(self) -> Iterator[tuple[Outcome, Found]]:
+        """Yield every cell with what it is of."""
+        return ((one, run) for one in self.outcomes for run in one.runs)
+
+    def csv(self, columns: Sequence[str], lines: Iterable[dict[str, Any]]) -> str:
+        """Return a CSV file, whose first columns say which cell a line is of."""
+        text = io.StringIO()
+        keys = ["method", *self.comparison.sweep, "seed"]
+        writer = csv.DictWriter(text, [*keys, *columns], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return text.getvalue()
 
 
 def _work_of(run: Found) -> dict[str, float | None]:
@@ -459,12 +468,6 @@ def _ari(run: Found) -> float | None:
 def _curve(run: Found) -> list[tuple[int, float | None]]:
     curve: list[tuple[int, float | None]] = run["curves"][next(iter(run["models"]))]
     return curve
-
-
-def _csv(lines: Iterable[Iterable[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
 
 
 def _mean(values: Sequence[float]) -> float:

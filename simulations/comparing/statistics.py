@@ -150,21 +150,6 @@ def ranks_of(scores: ArrayLike, higher_is_better: bool) -> Ranks:
     return Ranks(ranks.mean(axis=1).tolist(), friedman, critical)
 
 
-def groups_of(ranks: Ranks) -> list[tuple[int, ...]]:
-    """Return the sets of methods, by rank, whose mean ranks lie within the critical difference."""
-    order = sorted(range(len(ranks.means)), key=lambda row: ranks.means[row])
-    groups: list[tuple[int, ...]] = []
-    for place, row in enumerate(order):
-        group = tuple(
-            other
-            for other in order[place:]
-            if ranks.means[other] - ranks.means[row] <= ranks.critical
-        )
-        if len(group) > 1 and not any({*group} <= {*before} for before in groups):
-            groups.append(group)
-    return groups
-
-
 def smallest_p(seeds: int) -> float:
     """Return the least p that Wilcoxon's test can have: every difference of the same sign."""
     return min(1.0, 2.0 ** (1 - seeds))

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from threading import Condition
+from typing import Any
 
 import psutil
 
@@ -27,33 +28,13 @@ def num_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-class Pool(Protocol):
-    """What has jobs done, each of which writes a file."""
-
-    largest: float
-    """Bytes of the largest cell so far."""
-
-    @property
-    def running(self) -> int:
-        """The number of jobs that have begun and not ended."""
-
-    def room(self) -> bool:
-        """Return whether another job may start."""
-
-    def start(self, path: Path, work: Callable[..., None], job: Any) -> None:
-        """Have ``work(job, path)`` done."""
-
-    def ended(self) -> Iterator[tuple[Path, str]]:
-        """Wait until a job has ended; yield the paths of those that have, and what went wrong."""
-
-
 class Workers:
     """A process for each job, so that one that dies takes nothing along and all memory comes back.
 
     Parameters
     ----------
     most : int
-        The most processes at a time.
+        The most processes at a time, which is for who asks for jobs to observe.
     """
 
     def __init__(self, most: int) -> None:
@@ -62,45 +43,43 @@ class Workers:
         self._context.set_forkserver_preload(
             ["simulations.comparing.cell", "sklearn.datasets", "sklearn.metrics"]
         )
-        self._most = most
-        self._running: dict[Any, Path] = {}
+        self.most = most
         self.largest = _FIRST
+        """Bytes of the largest job so far."""
+        self._turn = Condition()
+        self._running: set[Any] = set()
+        self._stopped = False
 
-    @property
-    def running(self) -> int:
-        """The number of processes."""
-        return len(self._running)
-
-    def room(self) -> bool:
-        """Return whether another process may start."""
-        if not self._running:
-            return True
-        enough = psutil.virtual_memory().available > _SPARE * self.largest
-        return len(self._running) < self._most and enough
-
-    def start(self, path: Path, work: Callable[..., None], job: Any) -> None:
-        """Start a job in a process."""
-        process = self._context.Process(target=_quietly, args=(work, job, path), daemon=True)
-        process.start()
-        self._running[process] = path
-
-    def ended(self) -> Iterator[tuple[Path, str]]:
-        """Wait until a process has ended; yield those that have, as `Pool.ended` does."""
-        ready = wait([process.sentinel for process in self._running])
-        for process in [p for p in self._running if p.sentinel in ready]:
+    def run(self, path: Path, work: Callable[..., None], job: Any) -> str:
+        """Have ``work(job, path)`` done once there is memory; return what went wrong, if any."""
+        with self._turn:
+            self._turn.wait_for(self._has_room)
+            if self._stopped:
+                return "the comparison was interrupted."
+            process = self._context.Process(target=_quietly, args=(work, job, path), daemon=True)
+            process.start()
+            self._running.add(process)
+        wait([process.sentinel])
+        with self._turn:  # one thread at a time: what another one starts looks at all processes
             process.join()
-            code, failure = process.exitcode, ""
-            if code:
-                killed = ", most likely for want of memory" if code == -9 else ""
-                failure = f"the worker process ended with exit code {code}{killed}."
-            yield self._running.pop(process), failure
+            self._running.remove(process)
+            self._turn.notify_all()
+        if not (code := process.exitcode):
+            return ""
+        killed = ", most likely for want of memory" if code == -9 else ""
+        return f"the worker process ended with exit code {code}{killed}."
+
+    def _has_room(self) -> bool:
+        free = psutil.virtual_memory().available > _SPARE * self.largest
+        return self._stopped or not self._running or free
 
     def stop(self) -> None:
-        """End all processes."""
-        for process in self._running:
-            process.kill()
-            process.join()
-        self._running.clear()
+        """End all processes, and start none."""
+        with self._turn:
+            self._stopped = True
+            for process in self._running:
+                process.kill()
+            self._turn.notify_all()
 
 
 def _quietly(work: Callable[..., None], job: Any, path: Path) -> None:
@@ -115,15 +94,13 @@ def _quietly(work: Callable[..., None], job: Any, path: Path) -> None:
 
 @contextmanager
 def workers(most: int) -> Iterator[Workers]:
-    """Yield workers that end with the `with` block."""
-    # One thread each: what a worker computes must not depend on how many there are.
+    """Yield workers that have one thread each."""
+    # What a worker computes must not depend on how many there are.
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
-    made = Workers(most)
     try:
-        yield made
+        yield Workers(most)
     finally:
-        made.stop()
         if before is None:
             del os.environ["OMP_NUM_THREADS"]
         else:
@@ -136,38 +113,35 @@ class RayWorkers:
     Its file is written there and comes back, so that no folder need be shared.
     """
 
+    most = 1_000  # they wait for a processor in the cluster's own queue
+    largest = 0.0
+
     def __init__(self) -> None:
         import ray
 
         self._ray: Any = ray
         self._task = ray.remote(num_cpus=1, max_calls=1, max_retries=0)(_text_of)
-        self._running: dict[Any, Path] = {}
-        self.largest = 0.0
+        self._running: set[Any] = set()
 
-    @property
-    def running(self) -> int:
-        """The number of tasks."""
-        return len(self._running)
+    def run(self, path: Path, work: Callable[..., None], job: Any) -> str:
+        """Have a job done on a node, as `Workers.run`."""
+        task = self._task.remote(work, job, path.name)
+        self._running.add(task)
+        try:
+            write_text(path, self._ray.get(task))
+        except self._ray.exceptions.RayError as error:
+            return f"on the cluster: {str(error).strip().splitlines()[-1]}"
+        finally:
+            self._running.remove(task)
+        return ""
 
-    def room(self) -> bool:
-        """Return whether a processor of the cluster may be free."""
-        resources: dict[str, float] = self._ray.cluster_resources()
-        return len(self._running) < resources.get("CPU", 1)
+    def stop(self) -> None:
+        """End all tasks."""
+        for task in [*self._running]:
+            self._ray.cancel(task, force=True)
 
-    def start(self, path: Path, work: Callable[..., None], job: Any) -> None:
-        """Have a job done on a node."""
-        self._running[self._task.remote(work, job, path.name)] = path
 
-    def ended(self) -> Iterator[tuple[Path, str]]:
-        """Wait until a task has ended; write the files of those that have."""
-        ready, _ = self._ray.wait(list(self._running))
-        for task in ready:
-            path, failure = self._running.pop(task), ""
-            try:
-                write_text(path, self._ray.get(task))
-            except self._ray.exceptions.RayError as error:
-                failure = f"on the cluster: {str(error).strip().splitlines()[-1]}"
-            yield path, failure
+Pool = Workers | RayWorkers
 
 
 def _text_of(work: Callable[..., None], job: Any, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Image data sets under FLAME's six partitions and those of the cluster papers; `partitions`.
+"""Image data sets under FLAME's partitions and those of the cluster papers; `partitions`.
 
 FLAME's are in docs/methods/flame-notes.md, P12 and P13.
 """
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from .sources import Pool
 Scheme = Literal[
     "label-count",
     "dirichlet-label",
-    "writer",
     "noise",
     "dirichlet-quantity",
     "hybrid",
@@ -73,9 +72,9 @@ def partitioned(
     clients : int
         Number of clients, m.
     partition : str
-        'label-count' (#label=k shards), 'dirichlet-label' (Dir(beta) label shares), 'writer' (where
-        the data have writers), 'noise' (Gaussian, variance sigma i / m), 'dirichlet-quantity'
-        (Dir(beta) sizes) or 'hybrid' (half #label=k, half Dir(beta) sizes), all of FLAME; PACFL's
+        'label-count' (#label=k shards), 'dirichlet-label' (Dir(beta) label shares), 'noise'
+        (Gaussian, variance sigma i / m), 'dirichlet-quantity' (Dir(beta) sizes) or 'hybrid' (half
+        #label=k, half Dir(beta) sizes), all of FLAME; PACFL's
         'label-subset' (k random labels a client) and 'label-group' (groups of clients with classes
         of their own), and IFCA's 'rotation' (groups with pictures turned by 90 or 180 degrees more;
         each deals all samples). With the last two the true clusters are known. And
@@ -121,18 +120,11 @@ def partitioned(
     labels = pool.labels[chosen]
 
     n, rng = len(labels), generator(seed, name, "partition", partition)
-    writers: Any = pool.writers
-    if partition == "writer" and writers is None:
-        raise ValueError(
-            f"Data set {name} does not know who wrote its samples. Use partition 'writer' "
-            "with 'mnist-writers', or another partition."
-        )
     if partition == "rotation" and groups not in QUARTERS:
         raise ValueError(f"groups is {groups}, expected 1, 2 or 4 with 'rotation'.")
     deal: dict[str, Callable[[], list[partitions.Index]]] = {
         "label-count": lambda: partitions.label_count(labels, clients, labels_per_client, rng),
         "dirichlet-label": lambda: partitions.dirichlet_label(labels, clients, beta, rng),
-        "writer": lambda: partitions.by_writer(writers[chosen], clients),
         "noise": lambda: partitions.evenly(n, clients, rng),
         "dirichlet-quantity": lambda: partitions.dirichlet_quantity(n, clients, beta, rng),
         "hybrid": lambda: partitions.hybrid(

@@ -1,10 +1,10 @@
-"""The six ways in which FLAME's experiments deal samples to clients, three for clusters, Flower's.
+"""The ways in which FLAME's experiments deal samples to clients, three for clusters, Flower's.
 
 FLAME's are in its section VI; see docs/methods/flame-notes.md, P13. `label_subset` is PACFL's label
 skew (arXiv:2209.10526), `label_group` its clients in groups with classes of their own, and
 `in_groups` IFCA's (arXiv:2006.04088), whose groups see all samples, each in another way.
 
-A scheme takes the labels (or the writers) of all samples and returns the sample indices of each
+A scheme takes the labels of all samples and returns the sample indices of each
 client, without order; disjoint but for `in_groups`. Quality skew deals `evenly` and adds noise of
 `noise_std`.
 """
@@ -181,37 +181,6 @@ def by_flower(
             f"clients={clients}: {str(error).rstrip('.')}. Use fewer clients or more samples, and "
             "with 'pathological' at most as many labels_per_client as there are classes."
         ) from error
-
-
-def by_writer(writers: Index, clients: int) -> list[Index]:
-    """Feature skew (scheme 3): consecutive writers, floor(W / m) a client, whole.
-
-    The remaining W mod m writers are left out, as in the paper's ``#writers=338`` of 3383 for
-    10 clients. By flwr-datasets' `GroupedNaturalIdPartitioner`.
-
-    Parameters
-    ----------
-    writers : ndarray, shape (n,)
-        Writer of each sample.
-    clients : int
-        Number of clients, m.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer writers than clients.
-    """
-    from flwr_datasets.partitioner import GroupedNaturalIdPartitioner
-
-    known = len(np.unique(writers))
-    if known < clients:
-        raise ValueError(
-            f"clients is {clients}, expected at most {known}, the number of writers in the data."
-        )
-    partitioner = GroupedNaturalIdPartitioner(
-        "writer", known // clients, mode="drop-reminder", sort_unique_ids=True
-    )
-    return _load(partitioner, clients, writer=writers)
 
 
 def evenly(n: int, clients: int, rng: np.random.Generator) -> list[Index]:

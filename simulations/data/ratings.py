@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ SCALE = (1.0, 5.0)  # stars
 Block: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
 TEXT_BLOCK = 2**24  # bytes of a file that are read at once
-RATINGS_BLOCK = 2**21  # ratings of a block, at least: 25 MB
 
 
 class MovieLens(NamedTuple):
@@ -176,8 +175,8 @@ def deal(
     parts = []
     dealt.reverse()
     for i, group in enumerate(groups):
-        rated = Ratings(*dealt.pop(), len(group), len(item_ids))
         try:
+            rated = Ratings(*dealt.pop(), len(group), len(item_ids))
             parts.append(rated.split(test_fraction, generator(seed, "ratings", "split", i)))
         except ValueError as error:
             raise ValueError(f"{name}, client {i} of {clients}: {error}") from None
@@ -248,7 +247,16 @@ def _numbers(block: bytes, separators: str, columns: int) -> npt.NDArray[Any]:
 
 
 def _block(users: Any, items: Any, stars: Any) -> Block:
-    return users.astype(np.int32), items.astype(np.int32), stars.astype(np.float32)
+    block = tuple(_mapped(len(users), dtype) for dtype in (np.int32, np.int32, np.float32))
+    for column, entries in zip(block, (users, items, stars), strict=True):
+        column[:] = entries
+    return cast(Block, block)
+
+
+def _mapped(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an array whose memory goes back to the system with it; that of a heap may not."""
+    size = max(1, count * np.dtype(dtype).itemsize)
+    return np.frombuffer(mmap.mmap(-1, size), dtype, count)
 
 
 def read_movielens(path: Path, kind: MovieLens, source: str) -> list[Block]:
@@ -274,7 +282,7 @@ def read_movielens(path: Path, kind: MovieLens, source: str) -> list[Block]:
     FileNotFoundError
         If the file is missing.
     ValueError
-        If a line is damaged or twice there, or some are missing.
+        If a line is damaged, or some are missing.
     """
     stars = r"(?:[1-5](?:\.0)?|[0-4]\.5)" if kind.halves else "[1-5]"
     line = kind.separator.join([r"\d{1,9}", r"\d{1,9}", stars, r"\d{1,18}"])
@@ -287,14 +295,6 @@ def read_movielens(path: Path, kind: MovieLens, source: str) -> list[Block]:
         lines += len(blocks[-1][0])
     if lines != kind.ratings:
         raise damaged(path, f"expected {kind.ratings} ratings, found {lines}", source)
-    users, items = (np.concatenate([block[column] for block in blocks]) for column in (0, 1))
-    order = np.lexsort((items, users))
-    users, items = users[order], items[order]
-    same = np.flatnonzero((users[1:] == users[:-1]) & (items[1:] == items[:-1]))
-    if len(same):
-        first, second = order[same[0] : same[0] + 2] + 1
-        rated = f"item {items[same[0]]} by user {users[same[0]]}"
-        raise damaged(path, f"lines {first} and {second} are both ratings of {rated}", source)
     return blocks
 
 
@@ -314,81 +314,40 @@ def read_netflix(folder: Path) -> Iterator[Block]:
     Yields
     ------
     tuple of ndarray
-        The ids of the files, and 1 to 5 stars, of some movies.
+        The ids of the files, and 1 to 5 stars, of some lines.
 
     Raises
     ------
     FileNotFoundError
         If there are neither.
     ValueError
-        If a line is damaged, a rating or a movie is twice there, or some are missing.
+        If a line is damaged, or some are missing or too many.
     """
     paths = sorted(folder.glob("combined_data_*.txt"))
     paths = paths or sorted((folder / "training_set").glob("mv_*.txt"))
     if not paths:
         raise missing_file(folder / "combined_data_1.txt", NETFLIX_SOURCE)
-    pieces: list[Block] = []
-    seen: set[int] = set()
-    count = yielded = 0
+    line, expected = r"(?:\d{1,7}:|\d{1,9},[1-5],\d{4}-\d\d-\d\d)", "'movie:' or 'user,rating,date'"
+    count = 0
     for path in paths:
-        for movie, users, stars in _movies(path):
-            if movie in seen:
-                raise damaged(path, f"movie {movie} is there twice", NETFLIX_SOURCE)
-            seen.add(movie)
-            sorted_users = np.sort(users)
-            if len(same := np.flatnonzero(sorted_users[1:] == sorted_users[:-1])):
-                what = f"two ratings of movie {movie} are by user {sorted_users[same[0]]}"
+        movie, lines = None, 0
+        for text in _text_blocks(path, NETFLIX_SOURCE):
+            _check_lines(path, text, line, lines, expected, NETFLIX_SOURCE)
+            # A movie is a line of five numbers as well, with 0 stars.
+            rows = _numbers(re.sub(rb"(?m)^(\d+):", rb"\1,0,0-0-0", text), ",-", 5)
+            lines += len(rows)
+            is_movie = rows[:, 1] == 0
+            if movie is None and not is_movie[0]:
+                what = "line 1: expected 'movie:' before the first rating"
                 raise damaged(path, what, NETFLIX_SOURCE)
-            pieces.append(_block(users, np.full(len(users), movie), stars))
-            count += len(users)
-            if count - yielded >= RATINGS_BLOCK:
-                yield _joined(pieces)
-                pieces, yielded = [], count
+            last = np.maximum.accumulate(np.where(is_movie, np.arange(len(rows)), -1))
+            movies = np.where(last < 0, movie or 0, rows[last, 0])
+            movie = int(movies[-1])
+            yield _block(rows[~is_movie, 0], movies[~is_movie], rows[~is_movie, 1])
+            count += int((~is_movie).sum())
     if count != NETFLIX_RATINGS:
         what = f"expected {NETFLIX_RATINGS} ratings in {len(paths)} files, found {count}"
         raise damaged(folder, what, NETFLIX_SOURCE)
-    if pieces:
-        yield _joined(pieces)
-
-
-def _joined(pieces: list[Block]) -> Block:
-    count = sum(len(users) for users, _, _ in pieces)
-    users, items, stars = (
-        np.concatenate(columns, out=_mapped(count, columns[0].dtype))
-        for columns in zip(*pieces, strict=True)
-    )
-    return users, items, stars
-
-
-def _mapped(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array whose memory goes back to the system with it; that of a heap may not."""
-    size = max(1, count * np.dtype(dtype).itemsize)
-    return np.frombuffer(mmap.mmap(-1, size), dtype, count)
-
-
-def _movies(path: Path) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Yield every movie of a file with the users who rated it and their stars."""
-    line, expected = r"(?:\d{1,7}:|\d{1,9},[1-5],\d{4}-\d\d-\d\d)", "'movie:' or 'user,rating,date'"
-    movie, lines = None, 0
-    parts: list[npt.NDArray[Any]] = []
-    for text in _text_blocks(path, NETFLIX_SOURCE):
-        _check_lines(path, text, line, lines, expected, NETFLIX_SOURCE)
-        lines += text.count(b"\n")
-        heads = [*re.finditer(rb"^(\d+):\r?$", text, re.MULTILINE)]
-        starts = [0, *(head.end() for head in heads)]
-        stops = [*(head.start() for head in heads), len(text)]
-        for head, start, stop in zip([None, *heads], starts, stops, strict=True):
-            if head is not None:
-                if movie is not None and parts:
-                    yield movie, *np.concatenate(parts).T
-                movie, parts = int(head[1]), []
-            if body := text[start:stop].strip():
-                if movie is None:
-                    what = "line 1: expected 'movie:' before the first rating"
-                    raise damaged(path, what, NETFLIX_SOURCE)
-                parts.append(_numbers(body, ",-", 5)[:, :2])
-    if movie is not None and parts:
-        yield movie, *np.concatenate(parts).T
 
 
 def movielens(

@@ -39,9 +39,6 @@ DATASETS: dict[str, Loader] = {
     "fashion-mnist": partial(
         partitioned, partial(sources.mnist_family, "FashionMNIST"), "fashion-mnist"
     ),
-    "mnist-writers": partial(
-        partitioned, sources.mnist_writers, "mnist-writers", partition="writer"
-    ),
     "cifar10": partial(partitioned, sources.cifar10, "cifar10"),
     "medical-mnist": partial(partitioned, sources.medical_mnist, "medical-mnist"),
     "uci-har": uci_har,

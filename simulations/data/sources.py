@@ -8,7 +8,6 @@ twice.
 from __future__ import annotations
 
 import io
-import math
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +19,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 
-from .federated import generator
 from .files import damaged, missing_file
 from .images import downloading, read_images, torchvision_datasets
 
@@ -34,7 +31,6 @@ MEDICAL_SOURCE = (
     "2,000 JPEGs of each class of https://www.kaggle.com/datasets/andrewmvd/medical-mnist, packed "
     "as in the docstring of simulations.data.sources.read_packed"
 )
-WRITERS = 700  # 100 images each; FEMNIST has 3,383 writers with 113 digits each
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +46,6 @@ class Pool:
     read : callable
         From indices, shape (k,), to normalised inputs, float32, shape (k, *input_shape). The
         result may be a view with repeated elements: not to be written into.
-    writers : ndarray of int64, shape (n,), or None
-        Who made each sample, where that is known.
     stand_in : str
         What the samples lack of those that the data set's name promises, if anything.
     """
@@ -59,7 +53,6 @@ class Pool:
     labels: Index
     num_classes: int
     read: Callable[[Index], Tensor]
-    writers: Index | None = None
     stand_in: str = ""
 
 
@@ -90,52 +83,6 @@ def mnist_family(dataset: str, seed: int, root: Path) -> Pool:
     images = np.concatenate([images for images, _ in parts])[:, None]
     labels = np.concatenate([labels for _, labels in parts]).astype(np.int64)
     return Pool(labels, 10, lambda index: _normalised(images[index], 0.1307, 0.3081))
-
-
-def mnist_writers(seed: int, root: Path) -> Pool:
-    """MNIST redrawn by 700 made-up writers: a synthetic stand-in for FEMNIST by writer.
-
-    FEMNIST's writers cannot be had. Here image j belongs to writer j mod 700 (100 images each;
-    FEMNIST's digits have 113), who draws with a style of their own: rotated by U(-20, 20) degrees,
-    slanted by U(-0.4, 0.4), of U(0.8, 1.2) times the size, and with strokes made bolder or finer by
-    the power 2^U(-1, 1) of the ink. Inputs are the ink in [0, 1], shape (1, 28, 28), like FEMNIST's
-    not normalised.
-
-    Raises
-    ------
-    FileNotFoundError, ImportError, ValueError
-        See `read_images`.
-    """
-    parts = read_images("MNIST", root).values()
-    images = np.concatenate([images for images, _ in parts])[:, None]
-    labels = np.concatenate([labels for _, labels in parts]).astype(np.int64)
-    writers = np.arange(len(labels)) % WRITERS
-
-    rng = generator(seed, "mnist-writers", "styles")
-    turn, slant, size, power = rng.uniform(
-        (-math.pi / 9, -0.4, 0.8, -1), (math.pi / 9, 0.4, 1.2, 1), size=(WRITERS, 4)
-    ).T
-    # Row by row, the 2x3 matrix that takes a place in the new image to one in the old.
-    zero = np.zeros(WRITERS)
-    matrices = np.stack(
-        [
-            np.stack([np.cos(turn), -np.sin(turn) + slant, zero], axis=1),
-            np.stack([np.sin(turn), np.cos(turn), zero], axis=1),
-        ],
-        axis=1,
-    )
-    matrices /= size[:, None, None]
-
-    def read(index: Index) -> Tensor:
-        their_writers = writers[index]
-        ink = _normalised(images[index], 0, 1)
-        matrix = torch.from_numpy(matrices[their_writers].astype(np.float32))
-        grid = functional.affine_grid(matrix, list(ink.shape), align_corners=False)
-        ink = functional.grid_sample(ink, grid, align_corners=False)
-        gamma = torch.from_numpy((2 ** power[their_writers]).astype(np.float32))
-        return ink.clamp_(0, 1).pow_(gamma[:, None, None, None])
-
-    return Pool(labels, 10, read, writers, "synthetic stand-in for FEMNIST")
 
 
 Images = tuple[Index, int, Callable[[Index], npt.NDArray[np.uint8]]]

@@ -37,7 +37,6 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "cnn": ((1, 28, 28),),
     "cnn-cifar": ((3, 32, 32),),
     "cnn-medical": ((1, 64, 64), (3, 64, 64)),
-    "cnn-femnist": ((1, 28, 28),),
     "har": ((9, 128), (6, 128)),
 }
 
@@ -45,7 +44,7 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 def _does_not_fit(model: str, wanted: str, data: FederatedData) -> ValueError:
     shape = data.input_shape
     fitting = [name for name, shapes in _SHAPES.items() if shape in shapes]
-    fitting += [*(["softmax"] if len(shape) == 1 else []), "mlr", "mlp", "svm"]
+    fitting += [*(["softmax"] if len(shape) == 1 else []), "mlr", "mlp"]
     return ValueError(
         f"Model {model!r} takes {wanted}, inputs of {data.name} have shape {shape}. "
         f"Use {' or '.join(map(repr, fitting))}."
@@ -106,12 +105,9 @@ def _cnn(data: FederatedData) -> nn.Module:
     )
 
 
-def _flat_linear(model: str) -> Callable[[FederatedData], nn.Module]:
-    def linear(data: FederatedData) -> nn.Module:
-        classes = _num_classes(model, data)
-        return _named(flatten=nn.Flatten(), fc=nn.Linear(prod(data.input_shape), classes))
-
-    return linear
+def _mlr(data: FederatedData) -> nn.Module:
+    classes = _num_classes("mlr", data)
+    return _named(flatten=nn.Flatten(), fc=nn.Linear(prod(data.input_shape), classes))
 
 
 def _mlp(data: FederatedData) -> nn.Module:
@@ -170,21 +166,6 @@ def _cnn_medical(data: FederatedData) -> nn.Module:
         fc1=nn.Linear(16 * 14 * 14, 64),
         relu3=nn.ReLU(),
         fc2=nn.Linear(64, classes),
-    )
-
-
-def _cnn_femnist(data: FederatedData) -> nn.Module:
-    """FLAME's CNN2 for FEMNIST (docs/methods/flame-notes.md, P12): 51,466 parameters, 10 classes.
-
-    The paper's 214,590 are those of 62 outputs, of which its data, the digits, use 10.
-    """
-    classes = _num_classes("cnn-femnist", data)
-    return _named(
-        **_convolutions(
-            nn.Conv2d(1, 32, kernel_size=7, padding=3), nn.Conv2d(32, 64, kernel_size=3, padding=1)
-        ),
-        flatten=nn.Flatten(),
-        fc=nn.Linear(64 * 7 * 7, classes),
     )
 
 
@@ -253,12 +234,10 @@ MODELS: dict[str, Callable[[FederatedData], nn.Module]] = {
     "softmax": _softmax,
     "linear": _linear,
     "cnn": _cnn,
-    "svm": _flat_linear("svm"),
-    "mlr": _flat_linear("mlr"),
+    "mlr": _mlr,
     "mlp": _mlp,
     "cnn-cifar": _cnn_cifar,
     "cnn-medical": _cnn_medical,
-    "cnn-femnist": _cnn_femnist,
     "har": _har,
 }
 
@@ -296,7 +275,7 @@ def loss_of(name: str, task: str = "classification") -> Callable[[Tensor, Tensor
         raise unknown("model", name, [*MODELS, "yourmodule:function"])
     if name == "linear" or (own and task == "regression"):
         return _HalfSquaredError()
-    return nn.MultiMarginLoss() if name == "svm" else nn.CrossEntropyLoss()
+    return nn.CrossEntropyLoss()
 
 
 def build(name: str, data: FederatedData) -> nn.Module:
@@ -312,9 +291,8 @@ def build(name: str, data: FederatedData) -> nn.Module:
 
         - 'softmax', 'mlr': softmax regression (logits) of vectors, and of inputs of any shape;
         - 'linear': linear regression of vectors;
-        - 'svm': linear support vector machine (scores) of inputs of any shape;
         - 'mlp': two hidden layers, inputs of any shape;
-        - 'cnn', 'cnn-cifar', 'cnn-medical', 'cnn-femnist': images; FPFC clusters ``head`` of 'cnn';
+        - 'cnn', 'cnn-cifar', 'cnn-medical': images; FPFC clusters ``head`` of 'cnn';
         - 'har': windows of an accelerometer and a gyroscope.
     data : FederatedData
         Gives the shapes.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fl_admm_strategies import FLAME, FPFC, AsyncFPFC, FedAPM, FedEASE, FedGiA
-from fl_admm_strategies.algorithms.shared.clustered import ClusteredStrategy
+from fl_admm_strategies import FPFC, AsyncFPFC, FedEASE, FedGiA
 from fl_admm_strategies.algorithms.shared.completion import CompletionStrategy
 
 from ..problems import Problem
@@ -12,15 +11,12 @@ from .async_fpfc import AsyncFPFCReport
 from .base import Finished as Finished
 from .base import MethodReport as MethodReport
 from .base import Report as Report
-from .clustered import ClusteredReport
 from .completion import CompletionReport
-from .fedapm import FedAPMReport
 from .fedgia import FedGiAReport
-from .files import plain as plain
+from .files import as_json as as_json
 from .files import write_metrics_line as write_metrics_line
 from .files import write_result as write_result
 from .files import write_text as write_text
-from .flame import FLAMEReport
 from .fpfc import FPFCReport
 from .result import Result as Result
 from .result import row_of as row_of
@@ -29,9 +25,6 @@ from .table import results_table as results_table
 REPORTS: dict[type, type[MethodReport]] = {
     FPFC: FPFCReport,
     AsyncFPFC: AsyncFPFCReport,
-    ClusteredStrategy: ClusteredReport,
-    FedAPM: FedAPMReport,
-    FLAME: FLAMEReport,
     CompletionStrategy: CompletionReport,
     FedEASE: CompletionReport,
     FedGiA: FedGiAReport,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from rich.table import Table
 from rich.text import Text
 
 from fl_admm_strategies import FPFC
@@ -18,9 +17,6 @@ from ..settings.tables import ReportSettings
 from . import plots
 from .base import Finished, Report
 from .fpfc import FPFCReport
-from .table import small_table
-
-_SHARES = (0.25, 0.5, 1.0)  # of the run's time, in the table
 
 
 class AsyncFPFCReportSettings(ReportSettings):
@@ -49,7 +45,7 @@ class _Timed:
 
 
 class AsyncFPFCReport(FPFCReport):
-    """FPFC's report, a table and a picture of the metric over time, staleness by client."""
+    """FPFC's report, a picture of the metric over time, staleness by client."""
 
     settings: ClassVar[type[ReportSettings]] = AsyncFPFCReportSettings
 
@@ -73,7 +69,7 @@ class AsyncFPFCReport(FPFCReport):
         *body, summary = base.body
         return replace(
             base,
-            body=(*body, *([_table(run, runs)] if files else []), age, summary),
+            body=(*body, age, summary),
             files={**base.files, **files},
             extra={
                 **base.extra,
@@ -123,26 +119,10 @@ def _beside(run: Finished, active: int, clock: float) -> _Timed:
 
 
 def _draw(run: Finished, runs: list[_Timed]) -> None:
-    plots.metric_over_rounds(
+    plots.curves(
         {one.title: one.scores for one in runs},
         ylabel=run.problem.metric.axis,
         xlabel="seconds of the simulated clock",
         picture=run.picture("time.png", "with and without waiting"),
         compared=[one.title for one in runs[1:]],
     )
-
-
-def _table(run: Finished, runs: list[_Timed]) -> Table:
-    """Return what every run had reached after shares of the time."""
-    clock, metric = runs[0].scores[-1][0], run.problem.metric
-    kind = next(iter(run.strategy.kinds.values()))
-    times = [f"After {share * clock:,.0f} s" for share in _SHARES]
-    title = f"{metric.axis} of the {kind}s by the simulated clock"
-    table = small_table(title, "Method", "Rounds", *times)
-    for one in runs:
-        cells = [one.title, f"{one.rounds:,}"]
-        for share in _SHARES:
-            known = [value for time, value in one.scores if time <= share * clock * (1 + 1e-9)]
-            cells.append(f"{known[-1]:.2f}" if known else "–")
-        table.add_row(*cells)
-    return table

@@ -109,7 +109,7 @@ class Report:
     files : mapping of str to str
         The files that the report wrote into the run's folder, and what each shows.
     extra : mapping of str to Any
-        Further fields of ``result.json``; see `plain` for what the values may be.
+        Further fields of ``result.json``; see `as_json` for what the values may be.
     """
 
     cells: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)

@@ -97,8 +97,8 @@ def draw_cluster_path(
     ended = np.flatnonzero(path.last_rounds)
     names = [f"{path.lams[stage]:g}" for stage in ended]
     x = np.arange(len(ended))
-    figure = picture.figure((8.0, 8.0))
-    counts, values, tree = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 3))
+    figure, panels = picture.axes((8.0, 8.0), 3, 1, sharex=True, height_ratios=(1, 1, 3))
+    counts, values, tree = panels
     for axes, ylabel, y in (
         (counts, "clusters", path.num_groups[ended]),
         (values, f"validation\n{metric}", path.values[ended]),
@@ -106,18 +106,15 @@ def draw_cluster_path(
         axes.plot(x, y, color=COLOURS[0], marker="o", linewidth=1.8)
         axes.set_ylabel(ylabel)
         axes.margins(y=0.15)
-        axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
     counts.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     _draw_tree(tree, path.labels[:, ended], true_clusters)
     tree.set_xticks([-1, *x], ["alone", *names])
     tree.set_xlabel("λ")
-    for axes in (counts, values, tree):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_axisbelow(True)
-        if path.chosen is not None:
-            place = int(np.flatnonzero(ended == path.chosen)[0])
-            axes.axvline(place, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
+    tree.grid(visible=False)
     if path.chosen is not None:
+        place = int(np.flatnonzero(ended == path.chosen)[0])
+        for axes in panels:
+            axes.axvline(place, color=GREY, linestyle=(0, (5, 4)), linewidth=1.2, zorder=1)
         explain(counts, f"Dashed: λ={path.lams[path.chosen]:g}, chosen by the validation {metric}.")
     picture.save(figure)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -178,7 +178,6 @@ def cluster_conditions(
 
 def diagnostics_table(
     labels: ArrayLike,
-    theta_norms: ArrayLike,
     gradient_norms: ArrayLike,
     *,
     lam: float,
@@ -193,8 +192,6 @@ def diagnostics_table(
     ----------
     labels : array_like of int, shape (m,)
         Found cluster of each client, 0..L-1.
-    theta_norms : array_like of shape (m, m)
-        Norms ||theta_ij|| of the pairwise differences.
     gradient_norms : array_like of shape (m,)
         ||grad f_i(alpha_l)|| of each client at the model of its found cluster.
     lam : float
@@ -211,13 +208,12 @@ def diagnostics_table(
     Returns
     -------
     rich.console.Group
-        Two tables and the sentences; fits a terminal of 80 columns.
+        A table and the sentences; fits a terminal of 80 columns.
     """
     slack = stationarity if apart else math.inf
     checks = cluster_conditions(labels, gradient_norms, lam, slack)
     return Group(
         _conditions_table(checks),
-        _pairs_table(np.asarray(labels), np.asarray(theta_norms)),
         Text("\n".join(_sentences(checks, lam, stationarity, consensus, apart, clustering))),
     )
 
@@ -251,19 +247,6 @@ def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
         table.add_row(f"{len(rest)} more", str(clients), "", "", "", verdict)
     if alone := len(checks) - len(groups):
         table.add_row("alone", str(alone), "", "", "", Text("nothing to hold", style="dim"))
-    return table
-
-
-def _pairs_table(found: NDArray[Any], norms: NDArray[np.float64]) -> Table:
-    headers = ("Number", "Smallest", "25 %", "Median", "75 %", "Largest")
-    table = small_table("How far apart are two clients? ‖θ_ij‖ over the pairs", "Pairs", *headers)
-    upper = np.triu_indices(len(found), k=1)
-    values, same = norms[upper], (found[:, None] == found[None, :])[upper]
-    kinds = {"in one cluster": same, "in two clusters": ~same}
-    for kind, which in kinds.items():
-        chosen = values[which]
-        quantiles = np.quantile(chosen, (0, 0.25, 0.5, 0.75, 1)) if chosen.size else ()
-        table.add_row(kind, f"{chosen.size:,}", *(f"{value:.3g}" for value in quantiles))
     return table
 
 

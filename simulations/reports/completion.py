@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clients import Ratings
+from clients.toolkit.solving.factors import predicted
 from fl_admm_strategies.algorithms.fedease import ease_weights
 from fl_admm_strategies.algorithms.shared.completion import ranking_means
 
@@ -53,12 +54,11 @@ class CompletionReport(MethodReport):
         """Say how far the run is from one who sees all ratings."""
         data, strategy, settings = run.problem.data, run.strategy, run.settings
         assert isinstance(settings.report, CompletionReportSettings)
-        train = [client.train for client in data.clients]
-        test = [client.test for client in data.clients]
-        everyone, tested = yardsticks.joined(train), yardsticks.joined(test)
+        everyone = yardsticks.joined([client.train for client in data.clients])
+        tested = yardsticks.joined([client.test for client in data.clients])
         rank, ridge = settings.model.rank, settings.report.als_lam
         users, items = yardsticks.alternating_least_squares(
-            train,
+            everyone,
             generator(settings.seed, "als").random((data.num_items, rank)),
             lam=ridge,
             sweeps=settings.report.als_sweeps,
@@ -83,15 +83,17 @@ class CompletionReport(MethodReport):
         }
         if run.problem.metric.key == "ndcg":
             return _of_ranking(run, ranked, found)
-        by_item, mean = yardsticks.item_means(train, settings.report.item_mean_prior)
+        by_item, mean = yardsticks.item_means(everyone, settings.report.item_mean_prior)
         (score,) = run.scores.models.values()
-        federated = score.mean
-        central = data.std * yardsticks.rmse_of_factors(test, users, items)
-        item_mean = data.std * yardsticks.rmse_of_items(test, by_item)
-        constant = data.std * yardsticks.rmse_of_items(test, np.full_like(by_item, mean))
+        federated, place = score.mean, (tested.users, tested.items)
+        products = np.einsum("kr,kr->k", users[tested.users], items[tested.items])
+        central, item_mean, constant = (
+            data.std * yardsticks.rmse(tested, predictions)
+            for predictions in (products, by_item[tested.items], mean)
+        )
         biased = {
-            k: data.std * yardsticks.rmse_with_biases(tested, *one)
-            for k, one in with_biases.items()
+            k: data.std * yardsticks.rmse(tested, predicted(of_users, of_items, *place, centre))
+            for k, (of_users, of_items, centre) in with_biases.items()
         }
         (factors,) = strategy.global_model().values()
         losses = [client["loss"] for client in run.clients.values()]
@@ -183,7 +185,7 @@ class CompletionReport(MethodReport):
         found["implicit ALS, same rank"] = by(users, items)
         if data.num_items <= _MOST_ITEMS:
             weights = ease_weights(yardsticks.pair_counts(train), settings.report.ease_lam)
-            found["EASE"] = means(lambda _, own: yardsticks.item_scores(own, weights))
+            found["EASE"] = means(lambda _, own: np.asarray(own.pattern(weights.dtype) @ weights))
         return found
 
 

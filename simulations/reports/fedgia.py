@@ -95,7 +95,7 @@ class FedGiAReport(MethodReport):
         bound = run.problem.data.num_features * asked.tolerance
         files = {}
         if curve := _gradients(strategy):
-            plots.metric_over_rounds(
+            plots.curves(
                 {"‖∇f(x)‖²": curve},
                 ylabel="‖∇f(x)‖² where the round starts",
                 picture=run.picture("gradient.png"),
@@ -231,23 +231,17 @@ def _gradients(strategy: FedGiA) -> list[tuple[int, float]]:
 
 def _draw_sweep(rows: Sequence[Row], picture: plots.Picture) -> None:
     """Draw CR and time over k0 for both H_i, as the paper's Fig. 2."""
+    import pandas as pd
+    import seaborn as sns
     from matplotlib.ticker import MaxNLocator
 
-    figure = picture.figure((8.0, 4.0))
-    panels = figure.subplots(1, 2)
-    for hessian, colour, line in (("gram", "#0072B2", "-"), ("diagonal", "#D55E00", "--")):
-        of_hessian = [row for row in rows if row.hessian == hessian]
-        of_hessian.sort(key=lambda row: row.local_steps)
-        steps = [row.local_steps for row in of_hessian]
-        style: dict[str, Any] = {"color": colour, "linestyle": line, "marker": "o", "markersize": 4}
-        crs = [math.nan if row.cr is None else row.cr for row in of_hessian]
-        panels[0].plot(steps, crs, label=f"{hessian} H", **style)
-        panels[1].plot(steps, [row.seconds for row in of_hessian], **style)
-    for axes, label in zip(panels, ("CR (rounds)", "time (s)"), strict=True):
-        axes.set_xlabel("k0, local steps")
-        axes.set_ylabel(label)
+    names = ["H", "k0, local steps", "CR (rounds)", "time (s)"]
+    points = [(row.hessian, row.local_steps, row.cr, row.seconds) for row in rows]
+    frame = pd.DataFrame(points, columns=names).astype({names[2]: float})
+    figure, panels = picture.axes((8.0, 4.0), 1, 2)
+    for axes, name in zip(panels, names[2:], strict=True):
+        looks = {"style": "H", "markers": True, "palette": plots.COLOURS[:2]}
+        sns.lineplot(frame, x=names[1], y=name, hue="H", ax=axes, **looks)
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False)
     picture.save(figure)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
+from pydantic_core import to_json
 
 from fl_admm_strategies.runtime.saving.files import NotWrittenError, replacing, writing
 
@@ -21,36 +20,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def plain(value: Any) -> Any:
-    """Return a value as what strict JSON can hold.
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Return a value as strict JSON, where numbers that are not finite are null.
 
-    Dataclasses and mappings become dictionaries, arrays and sequences lists, numpy scalars numbers,
-    paths strings. Numbers that are not finite become None: JSON has no NaN.
+    Dataclasses and mappings become objects, arrays, sets and sequences lists, paths strings.
 
     Raises
     ------
-    TypeError
+    PydanticSerializationError
         If the value is of no such kind.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return {field.name: plain(getattr(value, field.name)) for field in fields}
-    if isinstance(value, Mapping):
-        return {str(plain(key)): plain(entry) for key, entry in value.items()}
+    return to_json(value, indent=indent, inf_nan_mode="null", fallback=_plain).decode()
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(entry) for entry in value]
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    raise TypeError(
-        f"cannot write a {type(value).__name__} ({value!r}) as JSON; give numbers, strings, "
-        "mappings, sequences, arrays or dataclasses of these."
-    )
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"cannot write a {type(value).__name__} ({value!r}) as JSON.")
 
 
 def write_metrics_line(file: TextIO, record: Mapping[str, Any]) -> None:
@@ -61,15 +49,15 @@ def write_metrics_line(file: TextIO, record: Mapping[str, Any]) -> None:
     file : TextIO
         The open file.
     record : Mapping[str, Any]
-        ``{"round": int, "train": {...}, "evaluate": {...}, "clients": {...}}``; see `plain` for
-        what the values may be.
+        ``{"round": int, "train": {...}, "evaluate": {...}, "clients": {...}}``; see `as_json`
+        for what the values may be.
 
     Raises
     ------
     NotWrittenError
         If the line could not be written; the file is closed then.
     """
-    line = json.dumps(plain(record), allow_nan=False) + "\n"
+    line = as_json(record) + "\n"
     try:
         with writing(Path(file.name), len(line)):
             file.write(line)
@@ -90,8 +78,7 @@ def write_result(path: str | Path, result: Result) -> None:
     extra = fields.pop("extra")
     del fields["note"], fields["legend"]
     fields |= {"metric": result.metric.key, "traffic": total_traffic(result.traffic)}
-    text = json.dumps(plain(fields | extra), allow_nan=False, indent=2, ensure_ascii=False) + "\n"
-    write_text(Path(path), text)
+    write_text(Path(path), as_json(fields | extra, indent=2) + "\n")
 
 
 def write_figure(path: Path, figure: Figure, metadata: Mapping[str, None]) -> None:

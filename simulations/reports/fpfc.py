@@ -18,9 +18,8 @@ from fl_admm_strategies.runtime.callbacks import StopRule
 from ..methods.measures import bytes_of_number
 from ..problems import Problem
 from . import plots
-from .base import NONE, Finished, MethodReport, Report
+from .base import Finished, MethodReport, Report
 from .cluster_path import draw_cluster_path, render_path
-from .clustered import ARI, groups_found
 from .clusters import clustering_scores, communication_cost, diagnostics_table
 
 
@@ -64,7 +63,6 @@ class FPFCReport(MethodReport):
                 data.true_clusters,
                 picture=run.picture("clusterpath.png", "the clusters over λ"),
             )
-        unknown = f" ({NONE}: truth unknown)." if clustering[0].ari is None else "."
         (at_own_nu,) = clustering_scores(theta_norms, true, (found.nu,))
         return Report(
             cells={
@@ -74,13 +72,12 @@ class FPFCReport(MethodReport):
             note=f"{cost:,} parameters sent"
             + (f", shared block of {shared:,} included" if shared else ""),
             legend=(
-                f"Num: clusters found, two clients together where ‖θ_ij‖ ≤ ν. {ARI}{unknown}",
+                "Clusters at ν: two clients are together where ‖θ_ij‖ ≤ ν.",
                 "Cost: parameters sent, both ways.",
             ),
             body=(
                 diagnostics_table(
                     labels,
-                    theta_norms,
                     found.gradient_norms[honest],
                     lam=strategy.state.source.lam_inside,
                     stationarity=found.stationarity,
@@ -94,7 +91,7 @@ class FPFCReport(MethodReport):
                     if found.path is not None
                     else ()
                 ),
-                groups_found(run, at_own_nu.num, at_own_nu.ari, ["personal", "global"]),
+                _summary(run, at_own_nu.num, at_own_nu.ari),
             ),
             files={
                 "distances.png": "how far apart the client models are",
@@ -111,6 +108,28 @@ class FPFCReport(MethodReport):
                 "path": found.path,
             },
         )
+
+
+def _summary(run: Finished, num: int, ari: float | None) -> Text:
+    """Return two sentences on the outcome, for a reader who has not read the paper."""
+    truth = ""
+    if ari == 1:
+        truth = f", exactly the true one{'' if num == 1 else 's'}"
+    elif ari is not None:
+        num_true = len(np.unique(run.problem.data.true_clusters))
+        truth = f"; there are {num_true} true ones (ARI {ari:.2f}; 1 is a perfect match)"
+    malicious = len(run.problem.malicious)
+    clients = f"{run.problem.num_clients - malicious}{' honest' if malicious else ''} clients"
+    groups = f"{num} group{'' if num == 1 else 's'}"
+    return Text.assemble(
+        (f"{run.strategy.title} found {groups} among {clients}", "bold green"),
+        f"{truth}. It was not told how many there are.\n",
+        f"Mean {run.problem.metric.measure}: ",
+        (run.mean("personal"), "bold"),
+        " with the clients' own models, ",
+        (run.mean("global"), "bold"),
+        " with one model for all (their mean).",
+    )
 
 
 def _apart(penalty: Any, labels: NDArray[Any], theta_norms: NDArray[Any]) -> bool:

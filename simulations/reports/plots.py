@@ -24,7 +24,6 @@ from .files import write_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 DPI = 150  # 8 inches become 1200 pixels
 
@@ -35,6 +34,10 @@ LINES = (*COLOURS, "black")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES: tuple[Any, ...] = ((0, (5, 4)), (0, (1, 2)), (0, (8, 2, 1, 2)))
 GREY = "#6B6B6B"
+_STYLE: dict[Any, Any] = {
+    **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": "#E6E6E6"},
+    **{"axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False},
+}
 _OTHER_COLOUR, _OTHER_MARKER = "#BDBDBD", "*"
 
 MOST_DRAWN = 1_000
@@ -91,6 +94,14 @@ class Picture:
         engine.set(rect=(0, 0, 1, 1 - top / height))
         return figure
 
+    def axes(self, inches: tuple[float, float], *grid: int, **options: Any) -> tuple[Figure, Any]:
+        """Return a figure with axes for curves; `grid` and `options` as ``Figure.subplots``."""
+        import matplotlib
+
+        with matplotlib.rc_context(_STYLE):
+            figure = self.figure(inches)
+            return figure, figure.subplots(*grid, **options)
+
     def save(self, figure: Figure) -> None:
         """Write the file or the files."""
         import matplotlib
@@ -104,8 +115,8 @@ class Picture:
                 write_figure(self.path.with_suffix(".pdf"), figure, nothing)
 
 
-def metric_over_rounds(
-    series: Mapping[str, Sequence[tuple[float, float]]],
+def curves(
+    series: Mapping[str, Sequence[tuple[float | str, float]]],
     *,
     ylabel: str,
     xlabel: str = "communication round",
@@ -114,17 +125,18 @@ def metric_over_rounds(
     levels: Mapping[str, float] | None = None,
     log: bool = False,
 ) -> None:
-    """Draw how a metric moved over the rounds, 1200 x 750 pixels, or higher for a long legend.
+    """Draw lines, 1200 x 750 pixels, or higher for a long legend.
 
     Parameters
     ----------
-    series : Mapping[str, Sequence[tuple[float, float]]]
-        For every line its name (such as "personal model") and its (round, value) pairs. A value
-        that is not finite, or on a logarithmic axis not positive, leaves a gap.
+    series : Mapping[str, Sequence[tuple[float or str, float]]]
+        For every line its name (such as "personal model") and its (x, value) pairs: of several
+        with the same x their mean is drawn, and a band of one standard deviation to both sides. A
+        value that is not finite, or on a logarithmic axis not positive, is left out.
     ylabel : str
         Name and unit of the metric, such as "test accuracy (%)".
     xlabel : str
-        What the rounds are counted in.
+        What x is.
     picture : Picture
         Where to draw it.
     compared : Collection[str]
@@ -139,61 +151,56 @@ def metric_over_rounds(
     ValueError
         If no series holds a value that can be drawn.
     """
+    import pandas as pd
+    import seaborn as sns
     from matplotlib.ticker import MaxNLocator
 
-    lines = {
-        name: np.array(sorted(points), dtype=np.float64).reshape(-1, 2)
-        for name, points in series.items()
-    }
-    for line in lines.values():
-        fits = np.isfinite(line[:, 1]) & ((line[:, 1] > 0) | (not log))
-        line[~fits, 1] = np.nan
-    if not any(np.isfinite(line[:, 1]).any() for line in lines.values()):
+    points = [(name, x, y) for name, line in series.items() for x, y in line]
+    frame = pd.DataFrame(points, columns=["name", xlabel, ylabel]).astype({ylabel: float})
+    frame = frame[np.isfinite(frame[ylabel]) & ((frame[ylabel] > 0) | (not log))]
+    if frame.empty:
         raise ValueError(
             f"no finite value to draw in the series {list(series)}: evaluate at least once during "
             "the run, and look for a diverged model if every value is NaN or infinite."
         )
-    figure = picture.figure((8.0, 5.0))
-    axes = figure.add_subplot()
-    for k, (name, line) in enumerate(lines.items()):
-        thin = name in compared
-        wide = k == 0 and len(lines) > 1  # the headline can be seen below a line on top of it
-        axes.plot(
-            line[:, 0],
-            line[:, 1],
-            label=name,
-            color=LINES[k % len(LINES)],
-            linestyle="--" if thin else "-",
-            # A lone point draws no line, and a few points should be seen as what they are.
-            marker=_MARKERS[k % len(_MARKERS)] if len(line) <= 25 else None,
-            markersize=3.5 if thin else 7.5 if wide else 4.5,
-            linewidth=1.2 if thin else 3.5 if wide else 1.8,
-            zorder=2 if thin else 3,
-        )
+    names, places = frame["name"].unique(), frame[xlabel].unique()
+    looks = {name: (LINES[k % len(LINES)], _MARKERS[k % 7]) for k, name in enumerate(names)}
+    # The headline can be seen below a line on top of it.
+    widths = {name: 1.2 if name in compared else 1.8 for name in names}
+    if len(names) > 1:
+        widths[names[0]] = 3.5
+    figure, axes = picture.axes((8.0, 5.0))
+    sns.lineplot(
+        frame,
+        **{"x": xlabel, "y": ylabel, "hue": "name", "style": "name", "size": "name"},
+        palette={name: colour for name, (colour, _) in looks.items()},
+        # A lone point draws no line, and a few points should be seen as what they are.
+        markers={name: mark for name, (_, mark) in looks.items()} if len(places) <= 25 else False,
+        dashes={name: (4, 2) if name in compared else "" for name in names},
+        sizes=widths,
+        errorbar="sd",
+        ax=axes,
+    )
     for k, (name, value) in enumerate((levels or {}).items()):
         dashes = _DASHES[k % len(_DASHES)]
         axes.axhline(value, label=name, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1)
     if log:
         axes.set_yscale("log")
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    rounds = np.unique(np.concatenate([line[:, 0] for line in lines.values()]))
-    if len(rounds) == 1:
-        axes.set_xticks(rounds)
-    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    _legend_below(figure, axes)
+    if not isinstance(places[0], str):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if len(places) == 1:
+        axes.set_xticks(places)
+    legend_below(figure, axes)
     picture.save(figure)
 
 
-def _legend_below(figure: Figure, axes: Axes) -> None:
-    """Put the legend under the axes, in as many columns as fit the width of the picture.
+def legend_below(figure: Figure, axes: Any) -> None:
+    """Put the legend that axes have under them, in as many columns as fit the width of the picture.
 
     The picture grows by what the legend has beyond eight rows, so that the axes stay as they are.
     """
     handles, names = axes.get_legend_handles_labels()
+    axes.get_legend().remove()
     names = [textwrap.fill(name, 90) for name in names]
     width, height = figure.get_size_inches()
     for columns in range(min(4, len(names)), 0, -1):
@@ -320,7 +327,8 @@ def embedding(
     ValueError
         If a model is not finite.
     """
-    from matplotlib.lines import Line2D
+    import pandas as pd
+    import seaborn as sns
 
     models, drawn = _finite(omega), _drawn(np.asarray(found))
     points, share = _plane(models[drawn])
@@ -333,35 +341,28 @@ def embedding(
         f"{share:.0%} of the\nsquared distances; equal models, one point in it, are drawn side by "
         f"side.{_of_how_many(len(drawn), len(models))}",
     )
-
-    colours, colour_key = _classes(np.asarray(found), COLOURS, _OTHER_COLOUR)
-    handles = [Line2D([], [], linestyle="none", label="Colour: found cluster")]
-    handles += [_key(name, colour, "o") for name, colour in colour_key]
-    if true is None:
-        markers = np.full(len(models), _MARKERS[0], dtype=object)
-    else:
-        markers, marker_key = _classes(np.asarray(true), _MARKERS, _OTHER_MARKER)
-        handles.append(Line2D([], [], linestyle="none", label="\nMarker: true cluster"))
-        handles += [_key(name, "white", marker) for name, marker in marker_key]
-    figure.legend(handles=handles, loc="outside right center", frameon=False)
-
-    colours, markers = colours[drawn], markers[drawn]
+    x = "first principal coordinate, in the unit of ‖ω$_i$ − ω$_j$‖"
+    y = "second principal coordinate"
+    colour, marker = "Colour: found cluster", "Marker: true cluster"
+    names, colours = _classes(np.asarray(found), COLOURS, _OTHER_COLOUR)
+    frame = pd.DataFrame({x: points[:, 0], y: points[:, 1], colour: names[drawn]})
+    looks: dict[str, Any] = {"hue": colour, "palette": colours, "hue_order": [*colours]}
+    if true is not None:
+        names, markers = _classes(np.asarray(true), _MARKERS, _OTHER_MARKER)
+        frame[marker] = names[drawn]
+        looks |= {"style": marker, "markers": markers, "style_order": [*markers]}
     # The other clusters' points first, so that they hide no coloured one.
-    for colour in (_OTHER_COLOUR, *COLOURS):
-        for marker in (_OTHER_MARKER, *_MARKERS):
-            here = (colours == colour) & (markers == marker)
-            axes.scatter(
-                points[here, 0],
-                points[here, 1],
-                c=colour,
-                marker=marker,
-                s=70 if large else 20,
-                edgecolors="black",
-                linewidths=0.6,
-                alpha=0.85,
-            )
-    axes.set_xlabel("first principal coordinate, in the unit of ‖ω$_i$ − ω$_j$‖")
-    axes.set_ylabel("second principal coordinate")
+    frame = frame.sort_values(colour, key=lambda names: names.map(colours) != _OTHER_COLOUR)
+    edges = {"edgecolor": "black", "linewidth": 0.6}
+    sns.scatterplot(frame, x=x, y=y, s=70 if large else 20, ax=axes, **edges, **looks)
+    legend: Any = axes.get_legend()
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        title=legend.get_title().get_text(),
+        loc="outside right center",
+        frameon=False,
+    )
+    legend.remove()
     axes.margins(0.08)
     # One scale for both axes: a distance means the same in every direction.
     axes.set_aspect("equal", adjustable="datalim")
@@ -374,16 +375,14 @@ def _plane(models: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     And what share of the squared distances between the models those between the places have.
     (Of Euclidean distances the principal coordinates are the scores of the principal components.)
     """
-    centred = models - models.mean(axis=0)
-    scale = float(np.abs(centred).max()) or 1.0  # squares of very large numbers are no numbers
-    centred /= scale
-    values, vectors = np.linalg.eigh(centred @ centred.T)
-    values = np.where(values > 1e-12 * values[-1], values, 0.0)[::-1]  # no roots of rounding errors
-    points = vectors[:, ::-1][:, :2] * np.sqrt(values[:2])
-    # Of the two directions of an axis the one in which the first of the farthest clients is right.
-    far = points[np.argmax(np.abs(points).round(6), axis=0), np.arange(points.shape[1])]
-    points = np.pad(points * np.where(far < 0, -scale, scale), ((0, 0), (0, 2 - len(far))))
-    return points, float(values[:2].sum() / values.sum()) if values.sum() > 0 else 1.0
+    from sklearn.decomposition import PCA
+
+    if not np.ptp(models, axis=0).any():
+        return np.zeros((len(models), 2)), 1.0
+    found = PCA(min(2, models.shape[1]), random_state=0)
+    points = found.fit_transform(models)
+    points = np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
+    return points, float(found.explained_variance_ratio_.sum())
 
 
 def _side_by_side(points: NDArray[np.float64], marker: float) -> NDArray[np.float64]:
@@ -451,44 +450,25 @@ def _by_size(labels: NDArray[Any]) -> list[NDArray[np.intp]]:
 
 def _classes(
     labels: NDArray[Any], choice: Sequence[str], other: str
-) -> tuple[NDArray[Any], list[tuple[str, str]]]:
-    """Give the largest clusters a look of their own and the rest one look; return it with its key.
+) -> tuple[NDArray[Any], dict[str, str]]:
+    """Name every client's cluster, and give the names of the largest a look of their own.
 
     A cluster of one client is no group to look for, so it never has a look of its own.
     """
-    looks = np.full(len(labels), other, dtype=object)
+    names, looks = np.full(len(labels), "", dtype=object), {}
     groups = _by_size(labels)
     named = [group for group in groups if len(group) > 1][: len(choice)]
-    key = []
     for k, group in enumerate(named):
-        looks[group] = choice[k]
-        key.append((f"cluster {k + 1} ({len(group)} clients)", choice[k]))
+        name = f"cluster {k + 1} ({len(group)} clients)"
+        names[group], looks[name] = name, choice[k]
     rest = groups[len(named) :]
     clients = sum(len(group) for group in rest)
-    if clients == 1:
-        key.append(("1 client alone", other))
-    elif clients == len(rest) > 0:
-        key.append((f"{clients} clients, each alone", other))
-    elif rest:
+    if rest:
         others = "1 other" if len(rest) == 1 else f"{len(rest)} others"
-        key.append((f"{others} ({clients} clients)", other))
-    return looks, key
-
-
-def _key(name: str, colour: str, marker: str) -> Line2D:
-    from matplotlib.lines import Line2D
-
-    return Line2D(
-        [],
-        [],
-        linestyle="none",
-        label=name,
-        marker=marker,
-        markersize=8,
-        markerfacecolor=colour,
-        markeredgecolor="black",
-        markeredgewidth=0.6,
-    )
+        alone = "1 client alone" if clients == 1 else f"{clients} clients, each alone"
+        name = alone if clients == len(rest) else f"{others} ({clients} clients)"
+        names[np.concatenate(rest)], looks[name] = name, other
+    return names, looks
 
 
 def _square(picture: Picture, hint: str) -> tuple[Figure, Axes]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 from rich import box
 from rich.console import Group
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -128,19 +130,25 @@ def results_table(result: Result) -> Group:
 
 
 def _results_caption(result: Result) -> str:
-    moved = total_traffic(result.traffic)
+    moved = {key: decimal(round(sent)) for key, sent in total_traffic(result.traffic).items()}
     ending = f"; {result.note}." if result.note else "."
     spread = any(values.std is not None for values in result.models.values())
     lines = [
         f"Data: {result.data}.",
-        f"{result.rounds:,} rounds in {_duration(result.seconds)}, engine {result.engine}, "
-        f"seed {result.seed}{ending}",
-        f"Arrays sent: {_bytes(moved['down'])} down, {_bytes(moved['up'])} up; a round "
-        f"{_bytes(moved['down_per_round'])} down, {_bytes(moved['up_per_round'])} up.",
+        f"{result.rounds:,} rounds in {timedelta(seconds=round(result.seconds))}, engine "
+        f"{result.engine}, seed {result.seed}{ending}",
+        f"Arrays sent: {moved['down']} down, {moved['up']} up; a round "
+        f"{moved['down_per_round']} down, {moved['up_per_round']} up.",
         result.metric.legend
         + (" Std, worst, best: over the clients of this run." if spread else ""),
         *result.legend,
     ]
+    rows = [row for one in result.baselines.values() for row in one.cells.values()]
+    found = [row for row in (*result.cells.values(), *rows) if "num" in row]
+    if found:
+        known = any(row.get("ari") is not None for row in found)
+        truth = "1 = the true clusters, 0 = chance" if known else "truth unknown"
+        lines.append(f"Num: clusters found. ARI: {truth}.")
     if result.baselines:
         lines.append(
             "Run here for comparison: same data, initial model, seed, rounds and share of clients; "
@@ -166,20 +174,3 @@ def _count(value: float) -> str:
         return f"{value:,.0f}"
     mantissa, exponent = f"{value:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:,.3g} GB" if number < 1000 else f"{number:,.0f} GB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"

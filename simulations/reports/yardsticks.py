@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 
 from clients.toolkit.data.ranking import Ranking, rank
 from clients.toolkit.data.ratings import Ratings
-from clients.toolkit.solving.factors import FactorSolver, predicted
+from clients.toolkit.solving.factors import FactorSolver
 from fl_admm_strategies.maths.normal import packed_outer, solve_rows
 
 Matrix = NDArray[np.float64]
 
 
 def alternating_least_squares(
-    train: Sequence[Ratings], items: Matrix, *, lam: float, sweeps: int
+    train: Ratings, items: Matrix, *, lam: float, sweeps: int
 ) -> tuple[Matrix, Matrix]:
     """Minimise sum (M - U V)^2 / 2 over the ratings, plus lam/2 (|U|_F^2 + |V|_F^2).
 
     Parameters
     ----------
-    train : sequence of Ratings
-        Of all clients, of the same n items.
+    train : Ratings
+        Of all users.
     items : ndarray of shape (n, r)
         What V^T starts from.
     lam : float
@@ -38,12 +38,11 @@ def alternating_least_squares(
     Returns
     -------
     users : ndarray of shape (m, r)
-        U, the clients' users one after the other.
+        U.
     items : ndarray of shape (n, r)
         V, transposed.
     """
-    ratings = joined(train)
-    by_user, pattern = ratings.to_csr(), ratings.pattern()
+    by_user, pattern = train.to_csr(), train.pattern()
     by_item, of_item = by_user.T.tocsr(), pattern.T.tocsr()
     users = np.zeros((by_user.shape[0], items.shape[1]))
     for _ in range(sweeps):
@@ -98,9 +97,9 @@ def least_squares(
     return solver.users(items, lam), items, solver.mean
 
 
-def rmse_with_biases(test: Ratings, users: Matrix, items: Matrix, mean: float) -> float:
-    """Return the root of the mean squared error of factors with biases, in the ratings' unit."""
-    errors = predicted(users, items, test.users, test.items, mean) - test.values
+def rmse(test: Ratings, predicted: Matrix | float) -> float:
+    """Return the root of the mean squared error of one prediction a rating, in their unit."""
+    errors = predicted - test.values
     return math.sqrt(float(errors @ errors) / len(errors))
 
 
@@ -113,11 +112,6 @@ def pair_counts(train: Ratings) -> Matrix:
     """Return how many users rated both of two items, shape (n, n)."""
     pattern = train.pattern()
     return np.asarray((pattern.T @ pattern).toarray())
-
-
-def item_scores(train: Ratings, weights: Matrix) -> Matrix:
-    """Return the sum of the weights of each user's items in every item, shape (m, n)."""
-    return np.asarray(train.pattern(weights.dtype) @ weights)
 
 
 def ranking(
@@ -146,39 +140,19 @@ def ranking(
     return sum(found[1:], found[0])
 
 
-def rmse_of_factors(test: Sequence[Ratings], users: Matrix, items: Matrix) -> float:
-    """Return the root of the mean squared error over all clients' test ratings, in their unit."""
-    first, total, count = 0, 0.0, 0
-    for ratings in test:
-        rows = users[first : first + ratings.num_users]
-        errors = np.einsum("kr,kr->k", rows[ratings.users], items[ratings.items]) - ratings.values
-        total += float(errors @ errors)
-        count += len(ratings)
-        first += ratings.num_users
-    return math.sqrt(total / count)
-
-
-def item_means(train: Sequence[Ratings], prior: float) -> tuple[Matrix, float]:
+def item_means(train: Ratings, prior: float) -> tuple[Matrix, float]:
     """Return every item's mean rating, shape (n,), and that of all, m.
 
     Parameters
     ----------
-    train : sequence of Ratings
-        Of all clients, of the same n items.
+    train : Ratings
+        Of all users.
     prior : float
         How many ratings of m every item is given beside its own: (sum + prior m)/(count + prior).
         With 0 it is the plain mean, and m where there is none.
     """
-    sums, counts = np.zeros((2, train[0].num_items))
-    for ratings in train:
-        sums += np.bincount(ratings.items, ratings.values, minlength=ratings.num_items)
-        counts += np.bincount(ratings.items, minlength=ratings.num_items)
-    mean = float(sums.sum() / counts.sum())
-    weights = np.maximum(counts + prior, np.finfo(float).tiny)
-    return np.where(counts + prior > 0, (sums + prior * mean) / weights, mean), mean
-
-
-def rmse_of_items(test: Sequence[Ratings], predicted: Matrix) -> float:
-    """Return the test error of predictions of shape (n,), the same for all users."""
-    total = math.fsum(float(((predicted[r.items] - r.values) ** 2).sum()) for r in test)
-    return math.sqrt(total / sum(map(len, test)))
+    sums = np.bincount(train.items, train.values, minlength=train.num_items)
+    mean = float(sums.sum() / len(train))
+    weights = counts(train) + prior
+    drawn = (sums + prior * mean) / np.maximum(weights, np.finfo(float).tiny)
+    return np.where(weights > 0, drawn, mean), mean

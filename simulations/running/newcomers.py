@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from rich.console import Console, RenderableType
-from rich.text import Text
+from rich.console import Console
 
 from fl_admm_strategies import Local, StatefulStrategy
 from fl_admm_strategies.algorithms.fpfc.newcomers import FPFCNewcomers
@@ -17,11 +16,6 @@ from ..methods import Federation, baseline_table, client_of, completed, run_here
 from ..problems import Problem
 from ..problems.scores import ModelScores
 from ..reports import Finished, Report
-from ..reports.base import NONE
-from ..reports.table import small_table
-
-_KINDS = ("personal", "cluster")  # of models, in the table
-_MOST_ROWS = 30  # of the table, which fits on a screen or two
 
 
 def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScores], Report]:
@@ -57,12 +51,12 @@ def run_newcomers(run: Finished, console: Console) -> tuple[dict[str, ModelScore
     federation = _local(problem)
     local = federation.strategy(fraction_train=1.0)
     alone = run_here(federation, local, num_rounds=rounds, evaluate_every=rounds).last
-    body, found = _render(run, problem, (strategy, joined), (local, alone))
+    sentence, found = _render(run, problem, strategy, local)
     line = (
         f"New clients: held out of the run, {rounds} rounds each after it. Local: as many from the "
         "initial model, on their data alone."
     )
-    report = Report(legend=(line,), body=body, extra={"newcomers": found})
+    report = Report(legend=(line,), body=(sentence,), extra={"newcomers": found})
     return {run.title: joined, local.title: alone}, report
 
 
@@ -80,55 +74,25 @@ def _last(strategy: StatefulStrategy) -> Mapping[int, Mapping[str, float]]:
 
 
 def _render(
-    run: Finished,
-    problem: Problem,
-    joined: tuple[FPFCNewcomers, ModelScores],
-    local: tuple[Local, ModelScores],
-) -> tuple[list[RenderableType], dict[str, Any]]:
-    strategy = joined[0]
-    groups, metric = strategy.groups(), problem.metric
-    together, alone = _last(strategy), _last(local[0])
-    true, of_group = problem.data.true_clusters, _true_of(run)
-    headers = ("True cluster", "Group", metric.header, "of the group", "Local")
-    table = small_table("New clients, which the run did not know", "Client", *headers)
-    right = 0
-    for client, group in groups.items():
-        kind = None if true is None else int(true[client])
-        right += kind is not None and group is not None and of_group.get(group) == kind
-        values = [together.get(client, {}).get(f"{k}-{metric.key}") for k in _KINDS]
-        values.append(alone.get(client, {}).get(f"personal-{metric.key}"))
-        if client < _MOST_ROWS:
-            table.add_row(
-                str(client),
-                NONE if kind is None else str(kind + 1),
-                "alone" if group is None else str(group),
-                *(NONE if value is None else metric.text(value) for value in values),
-            )
-    if len(groups) > _MOST_ROWS:
-        table.add_row("...", "", "", "", "", "")
+    run: Finished, problem: Problem, joined: FPFCNewcomers, local: Local
+) -> tuple[str, dict[str, Any]]:
+    """Say who joined which group; what that came to is in the table."""
+    groups, true, of_group = joined.groups(), problem.data.true_clusters, _true_of(run)
+    right = sum(
+        true is not None and group is not None and of_group.get(group) == int(true[client])
+        for client, group in groups.items()
+    )
     without = sum(group is None for group in groups.values())
     sentence = f"{len(groups) - without} of {len(groups)} new clients joined a group"
     if true is not None and without < len(groups):
         sentence += f", {right} of them that of their kind"
-    group_mean, own_mean, alone_mean = (
-        metric.text(scores.models[method.kinds[kind]].mean, unit=True)
-        for (method, scores), kind in (
-            (joined, "cluster"),
-            (joined, "personal"),
-            (local, "personal"),
-        )
-    )
-    sentence += (
-        f". Mean {metric.measure} of their groups' models: {group_mean}, of their own: {own_mean}, "
-        f"alone on their own data: {alone_mean}. The models of the run are as they were."
-    )
     found = {
         "groups": groups,
         "right": right if true is not None else None,
-        "clients": {client: dict(metrics) for client, metrics in together.items()},
-        "alone": {client: dict(metrics) for client, metrics in alone.items()},
+        "clients": _last(joined),
+        "alone": _last(local),
     }
-    return [table, Text(sentence)], found
+    return f"{sentence}. The models of the run are as they were.", found
 
 
 def _true_of(run: Finished) -> dict[int, int]:

@@ -257,7 +257,7 @@ def _draw_metric(
         for method, row in result.published.items()
         if method == result.algorithm and result.metric.published in row
     }
-    reports.plots.metric_over_rounds(
+    reports.plots.curves(
         {**curves, **compared},
         ylabel=result.metric.axis,
         picture=run.picture("metric.png"),

@@ -25,7 +25,7 @@ from simulations.comparing import comparison as comparisons
 from simulations.comparing import pages
 from simulations.comparing.compare import CELLS, Found, Outcome, compare, steps_of
 from simulations.comparing.comparison import Comparison
-from simulations.comparing.pages import Code, Grid, Heading, Paragraph, Part
+from simulations.comparing.pages import Grid, Part, code
 from simulations.comparing.report import Report, with_spread
 from simulations.comparing.statistics import mean_of, ranks_of, what_it_can_show
 from simulations.reports import write_text
@@ -168,18 +168,18 @@ class Table:
         command = f"python -m simulations compare docs/leaderboard/{name}.toml"
         fewest = min(len(one.finished) for one in report.with_numbers)
         parts: list[Part] = [
-            Paragraph(first.removeprefix("# ")),
+            first.removeprefix("# "),
             *report.what_was_run(),
             report.results(),
-            Paragraph(what_it_can_show(fewest, len(report.with_numbers))),
-            Heading("What each method did"),
+            what_it_can_show(fewest, len(report.with_numbers)),
+            "## What each method did",
             report.work(),
             *report.other_models(),
             *report.settings(),
             *report.failed(),
-            Heading("Again"),
-            Paragraph("All of it, with tests and pictures, or one method's row:"),
-            Code(f"{command} --out runs/{name}\n{command} ditto --out runs/{name}"),
+            "## Again",
+            "All of it, with tests and pictures, or one method's row:",
+            code(f"{command} --out runs/{name}\n{command} ditto --out runs/{name}"),
         ]
         return pages.as_markdown(f"Leaderboard: {PROBLEMS[name]}", parts)
 
@@ -214,20 +214,20 @@ def overview(tables: Sequence[Table]) -> str:
     links = [f"[{PROBLEMS[p]}]({p}.md)" for p in found]
     missing = [PROBLEMS[p] for p in PROBLEMS if p not in found]
     parts: list[Part] = [
-        Paragraph(INTRODUCTION),
+        INTRODUCTION,
         Grid(CAPTION, ["method", "Mean rank", "Above Local", *links], rows),
-        Paragraph(
+        (
             f"Mean ranks of the {len(everywhere)} methods that have run on all {len(found)} "
             "problems. "
             f"Friedman's test that all are alike has p = {ranks.friedman:.2g}; two mean ranks less "
             f"than {ranks.critical:.1f} apart are no difference (Nemenyi, 5 %)."
             + (f" Not run yet: {'; '.join(missing)}." if missing else "")
         ),
-        Heading("What is equal"),
-        Paragraph(EQUAL),
-        Heading("Going on"),
-        Paragraph(GOING_ON),
-        Code("python -m tests.benchmarks.leaderboard --seeds 10 --workers 2"),
+        "## What is equal",
+        EQUAL,
+        "## Going on",
+        GOING_ON,
+        code("python -m tests.benchmarks.leaderboard --seeds 10 --workers 2"),
     ]
     return pages.as_markdown("Leaderboard of personalised federated learning", parts)
 

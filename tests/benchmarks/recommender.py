@@ -178,8 +178,9 @@ def popularity(data: Data) -> Row:
 
 def als(data: Data, lam: float) -> Row:
     first = np.random.default_rng(data.seed).random((data.num_items, 5))
-    users, items = yardsticks.alternating_least_squares([data.train], first, lam=lam, sweeps=20)
-    return data.row(users @ items.T, yardsticks.rmse_of_factors([data.test], users, items))
+    users, items = yardsticks.alternating_least_squares(data.train, first, lam=lam, sweeps=20)
+    scores, place = users @ items.T, (data.test.users, data.test.items)
+    return data.row(scores, yardsticks.rmse(data.test, scores[place]))
 
 
 def als_with_biases(data: Data, lam: float, factors: int, sweeps: int) -> Row:
@@ -187,7 +188,8 @@ def als_with_biases(data: Data, lam: float, factors: int, sweeps: int) -> Row:
     first[:, -1] = 0
     users, items, centre = yardsticks.least_squares(data.train, first, lam=lam, sweeps=sweeps)
     scores = users[:, :-1] @ items[:, :-1].T + items[:, -1]
-    return data.row(scores, yardsticks.rmse_with_biases(data.test, users, items, centre))
+    stars, place = centre + users[:, -1:] + scores, (data.test.users, data.test.items)
+    return data.row(scores, yardsticks.rmse(data.test, stars[place]))
 
 
 def implicit_als(data: Data, lam: float) -> Row:

@@ -314,7 +314,10 @@ def test_any_method_stops_by_its_rule_and_reports_what_it_has(
     assert row(table, "Halving, k=1")[:3] == ["0.3333", "–", "7.5"]
     assert row(table, "Other") == ["0.5000", "–", "–"]
     flat = " ".join(text.split())
-    assert "seed 0; nothing personal. Arrays sent: 168 B down, 168 B up; a round 24 B" in flat
+    assert (
+        "seed 0; nothing personal. Arrays sent: 168 bytes down, 168 bytes up; a round 24 bytes"
+        in flat
+    )
     order = ("Halving, k=1 on halving", "A table of its own", "stopped after 7 rounds", "Results:")
     assert sorted(order, key=flat.index) == list(order)
     assert "note.txt a note" in flat

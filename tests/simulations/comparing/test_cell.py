@@ -73,7 +73,7 @@ def test_an_epoch_has_a_gradient_of_every_sample(cohort: bool) -> None:
     values = found["models"]["one global model"]["clients"]
     mean = found["models"]["one global model"]["mean"]
     assert mean == pytest.approx(sum(values.values()) / 12)
-    assert found["curves"]["one global model"] == [[2, mean]]
+    assert found["curves"]["one global model"] == [(2, mean)]
 
 
 def batch_sizes(n: int, count: int) -> list[int]:
@@ -125,7 +125,7 @@ def test_work_and_bytes_are_those_of_the_papers_algorithm(method: str) -> None:
     assert found["passes"] == pytest.approx([of_all / sum(sizes)] * 2)
     assert found["trained"] == 2 * 12
     moved = [entry for entry in found["traffic"] if entry[0] > 0]
-    assert moved == [[r, 12 * 4 * (down + start * (r == 1)), 12 * 4 * up] for r in (1, 2)]
+    assert moved == [(r, 12 * 4 * (down + start * (r == 1)), 12 * 4 * up) for r in (1, 2)]
 
 
 def test_methods_that_train_everybody_say_so() -> None:

@@ -13,7 +13,7 @@ import pytest
 from simulations.comparing import pages
 from simulations.comparing.compare import Outcome
 from simulations.comparing.comparison import Comparison, read
-from simulations.comparing.pages import Code, Grid, Heading, Image, Paragraph
+from simulations.comparing.pages import Grid, Image, code
 from simulations.comparing.report import write_report
 from simulations.reports.plots import Picture
 from tests.support.refusals import names, refused
@@ -179,9 +179,9 @@ def test_what_is_special_is_escaped(tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     picture.write_bytes(b"1")
     parts = [
-        Heading("<b>"),
-        Paragraph("a & b"),
-        Code("x < y"),
+        "## <b>",
+        "a & b",
+        code("x < y"),
         Grid("50 % of a_b", ["n&m", "v"], [["<i>", "–"]]),
         Image(picture, '"quoted"'),
     ]
@@ -198,7 +198,7 @@ def test_what_is_special_is_escaped(tmp_path: Path) -> None:
     latex = pages.as_latex(parts)
     assert r"\caption{50 \% of a\_b}" in latex
     assert r"n\&m & v \\" in latex
-    assert r"<i> & -- \\" in latex
+    assert r"<i> & – \\" in latex
 
 
 def test_a_sweep_is_a_row_a_method_and_a_column_a_value(tmp_path: Path) -> None:

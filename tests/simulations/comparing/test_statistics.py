@@ -9,8 +9,6 @@ import pytest
 from scipy import stats
 
 from simulations.comparing.statistics import (
-    Ranks,
-    groups_of,
     holm,
     mean_of,
     pairs_of,
@@ -81,12 +79,6 @@ def test_ranks_are_means_over_seeds_with_ties_shared() -> None:
     tied = ranks_of(np.ones((3, 4)), higher_is_better=True)
     assert (tied.means, tied.friedman) == ([2.0, 2.0, 2.0], 1.0)
     assert math.isnan(ranks_of(SCORES[:2], higher_is_better=True).friedman)
-
-
-def test_groups_are_the_largest_sets_within_the_critical_difference() -> None:
-    assert groups_of(Ranks([3.0, 1.0, 1.8, 4.5], 0.01, 1.3)) == [(1, 2), (2, 0)]
-    assert groups_of(Ranks([1.0, 2.0, 3.0], 0.01, 2.0)) == [(0, 1, 2)]
-    assert groups_of(Ranks([1.0, 2.0], 0.01, 0.5)) == []
 
 
 @pytest.mark.parametrize("seeds", [2, 5, 6, 10])

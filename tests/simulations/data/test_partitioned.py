@@ -108,7 +108,6 @@ def test_samples_takes_a_subset_with_the_class_shares_of_the_whole() -> None:
         ({"sigma": float("nan")}, ["sigma", "nan"]),
         ({"partition": "dirichlet-label", "beta": 0}, ["beta", 0]),
         ({"partition": "noise", "overlap": True}, ["overlap", "noise"]),
-        ({"partition": "writer"}, ["digits", "mnist-writers"]),
         ({"partition": "alike"}, ["partition", "alike"]),
         ({"partition": "noise", "clients": 1000}, ["1 sample(s)", "clients"]),
         ({"partition": "rotation", "groups": 3}, ["groups", 3]),
@@ -152,53 +151,6 @@ def test_mnist_pools_training_and_test_images_and_normalises_them(mnist: Path) -
     pixels = 255 * (x * 0.3081 + 0.1307)  # docs/methods/flame-notes.md, P12
     assert torch.allclose(pixels[:, 0, 10, 13], 100.0 + y, atol=1e-2)
     assert (pixels[:, 0, 0, 0] > 128).sum() == 1400
-
-
-def test_a_writer_has_one_style_and_writers_differ(mnist: Path) -> None:
-    pool = sources.mnist_writers(0, mnist)
-    assert pool.writers is not None
-    assert (np.bincount(pool.writers) == 3).all()
-    # Images 0 and 1400 are the same bar of writer 0 (the dot moves out or fades in the corner);
-    # 10, 20, ... are the same of other writers.
-    x = pool.read(np.array([0, 1400, 10, 20, 30, 40]))[:, 0, 4:24, 4:24]
-    assert ((x >= 0) & (x <= 1)).all()
-    assert torch.equal(x[0], x[1])
-    assert (torch.pdist(x[1:].flatten(1)) > 0.1).all()
-    ink = x.sum(dim=(1, 2))
-    assert ink[1:].max() > 1.2 * ink[1:].min()  # bolder and finer strokes
-    assert not torch.equal(x, sources.mnist_writers(1, mnist).read(np.arange(6))[:, 0, 4:24, 4:24])
-
-
-def test_styles_are_rotations_slants_and_sizes_within_their_ranges(mnist: Path) -> None:
-    """How far an upright bar leans, and how high it stands.
-
-    The point (0, y) of the old image is drawn at (u, v), where [cos t, s - sin t; sin t, cos t]
-    (u, v) = size (0, y). So u / v = (sin t - s) / cos t, at most 0.364 + 0.4 / 0.94 = 0.79, and
-    v / y = size cos t / (1 - s sin t), from 0.8 * 0.94 / 1.137 = 0.66 to 1.2 * 0.94 / 0.863 = 1.31.
-    Edges of pixels, and the power that fades them, take or add a few percent.
-    """
-    pool = sources.mnist_writers(0, mnist)
-    x = pool.read(np.arange(700))[:, 0].clone()
-    x[:, :3] = 0  # the dot in the corner
-    x[:, :, :3] = 0
-    grid = torch.arange(28.0) - 13.5
-    mass = x.sum(dim=(1, 2))
-    vertical = (x.sum(dim=2) * grid**2).sum(dim=1) / mass
-    both = (x * grid[:, None] * grid[None, :]).sum(dim=(1, 2)) / mass
-    lean = both / vertical
-    assert lean.abs().max() < 0.85
-    assert lean.abs().max() > 0.5
-    assert lean.mean().abs() < 0.06  # s.d. of a lean about 0.32, of the mean of 700 0.012
-    height = (vertical / 21.25).sqrt()  # 16 rows: (16^2 - 1) / 12
-    assert 0.62 < height.min() < 0.8
-    assert 1.2 < height.max() < 1.4
-
-
-def test_writers_are_dealt_whole(mnist: Path) -> None:
-    data = load("mnist-writers", 0, mnist, clients=4)
-    assert data.name == "mnist-writers (synthetic stand-in for FEMNIST)"
-    assert [size(client) for client in data.clients] == [175 * 3] * 4
-    assert load("mnist-writers", 0, mnist, clients=4, partition="hybrid").num_classes == 10
 
 
 # CIFAR-10 and Medical MNIST

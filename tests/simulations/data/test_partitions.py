@@ -9,7 +9,6 @@ from numpy.testing import assert_array_equal
 from simulations.data import partitions
 from simulations.data.partitions import (
     by_flower,
-    by_writer,
     dirichlet_label,
     dirichlet_quantity,
     evenly,
@@ -113,14 +112,6 @@ def test_label_shares_are_drawn_again_until_every_client_has_ten_samples() -> No
         [len(part) for part in dirichlet_label(labels, 20, 0.5, generator(s))] for s in range(4)
     ]
     assert np.min(sizes) >= 10
-
-
-def test_a_client_holds_consecutive_writers_whole() -> None:
-    """11 writers, 3 clients: 3 writers each; writers 9 and 10 are left out."""
-    writers = generator(0).permutation(np.repeat(np.arange(11), 4))
-    dealt = by_writer(writers, 3)
-    assert [sorted(set(writers[part])) for part in dealt] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert [len(set(part)) for part in dealt] == [12, 12, 12]
 
 
 def test_noise_variance_is_sigma_i_over_m() -> None:
@@ -253,7 +244,6 @@ def test_flowers_partitioners_deal_by_their_rules(scheme: str) -> None:
         (lambda rng: dirichlet_label(LABELS[:40], 50, 0.5, rng), ["clients=50"]),
         (lambda rng: dirichlet_label(LABELS, 10, 0.0, rng), ["beta"]),
         (lambda rng: dirichlet_quantity(3000, 10, np.inf, rng), ["beta", "inf"]),
-        (lambda rng: by_writer(np.arange(5), 6), ["clients", 6]),
         (lambda rng: hybrid(LABELS, 1, 2, 0.5, rng), ["clients", 1]),
         (lambda rng: label_subset(LABELS, 5, 11, rng), ["labels_per_client", 11]),
         (lambda rng: label_group(LABELS, 20, 11, rng), ["groups", 11]),

@@ -161,7 +161,6 @@ DAMAGES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
     "no number": (lambda lines: [*lines[:76], "x|2|3|4", *lines[77:]], "line 77"),
     "no text": (lambda lines: [*lines[:76], "\x00é", *lines[77:]], "line 77"),
     "cut short": (lambda lines: lines[:199], "199"),
-    "twice": (lambda lines: [*lines[:150], lines[30], *lines[151:]], "lines 31 and 151"),
 }
 
 
@@ -173,6 +172,13 @@ def test_a_damaged_file_is_named(
     text = "\n".join(damage(lines)).replace("|", MOVIELENS[name].separator)
     path.write_text(text, encoding="utf-8")
     with refused(ValueError, path, place, "grouplens"):
+        loaded(name, path)
+
+
+def test_a_rating_that_is_twice_there_is_refused(movielens: tuple[str, Path, list[str]]) -> None:
+    name, path, lines = movielens
+    path.write_text("\n".join([*lines[:150], lines[30], *lines[151:]]))
+    with refused(ValueError, name, "client"):
         loaded(name, path)
 
 
@@ -219,7 +225,6 @@ def netflix(
     """Return the folder of a made-up set: four files of all movies, or one for each."""
     monkeypatch.setattr(module, "NETFLIX_RATINGS", 200)
     monkeypatch.setattr(module, "TEXT_BLOCK", 300)  # some 15 lines
-    monkeypatch.setattr(module, "RATINGS_BLOCK", 50)
     folder = tmp_path / "netflix"
     folder.mkdir()
     movies = sorted({item for _, item, _ in made_up()})
@@ -255,8 +260,6 @@ NETFLIX_DAMAGES: dict[str, Callable[[list[str]], list[str]]] = {
     "out of range": lambda lines: [*lines[:4], "7,6,2005-09-06", *lines[5:]],
     "no date": lambda lines: [*lines[:4], "7,3", *lines[5:]],
     "no movie": lambda lines: lines[1:],
-    "a user twice": lambda lines: [*lines, lines[-1]],
-    "a movie twice": lambda lines: lines + lines,
 }
 
 
@@ -267,6 +270,15 @@ def test_a_damaged_file_of_netflix_is_named(
     path = last_file(netflix)
     path.write_text("\n".join(damage(path.read_text().splitlines())))
     with refused(ValueError, path, "kaggle"):
+        load("netflix", 0, netflix.parent, clients=5)
+
+
+@pytest.mark.parametrize("movies", [1, 2])
+def test_what_is_twice_there_in_netflix_is_refused(netflix: Path, movies: int) -> None:
+    path = last_file(netflix)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, lines[-1]] if movies == 1 else lines * movies))
+    with refused(ValueError, netflix, 200):
         load("netflix", 0, netflix.parent, clients=5)
 
 

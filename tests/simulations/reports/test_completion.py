@@ -46,10 +46,8 @@ def test_the_report_stands_on_the_same_ratings(
     tmp_path: Path, transform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[dict[str, Any]] = []
-    draw = plots.metric_over_rounds
-    monkeypatch.setattr(
-        plots, "metric_over_rounds", lambda *a, **k: (drawn.append(k), draw(*a, **k))
-    )
+    draw = plots.curves
+    monkeypatch.setattr(plots, "curves", lambda *a, **k: (drawn.append(k), draw(*a, **k)))
     changes = ("report.als-lam=0.3", f"report.pdf={str(transform == 'none').lower()}")
     folder = run(small(tmp_path / "run", *changes, transform=transform))
     result = result_of(folder)

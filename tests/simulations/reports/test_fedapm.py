@@ -1,4 +1,4 @@
-"""FedAPM's report, on digits."""
+"""FedAPM in the app: its experiments, on digits."""
 
 from pathlib import Path
 
@@ -23,9 +23,7 @@ MLP = (*DIGITS, "model.name=mlp", "algorithm.personal=^fc3", "algorithm.lr=0.5")
 
 
 @pytest.mark.slow
-def test_fedapm_reports_both_kinds_of_model_beside_the_baselines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fedapm_reports_both_kinds_of_model_beside_the_baselines(tmp_path: Path) -> None:
     folder = run(RunConfig("fedapm-cifar10", changes=MLP, out=tmp_path / "run"))
     result = result_of(folder)
     clients = last_evaluation(folder).values()
@@ -39,13 +37,7 @@ def test_fedapm_reports_both_kinds_of_model_beside_the_baselines(
             assert all(0 <= reported[f"{kind}-{metric}"] <= 1 for reported in clients)
         accuracies = [reported[f"{kind}-accuracy"] for reported in clients]
         assert result["models"][title]["mean"] == pytest.approx(np.mean(accuracies))
-    # 8 x 8 pixels: fc1 64 x 128 + 128, fc2 128 x 64 + 64; fc3 64 x 10 + 10.
-    assert result["shared"] == 8320 + 8256
-    assert result["personal"] == 650
-    assert result["primal_residual"] > 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "16,576 of its 17,226 parameters they share" in shown
-    # What the server keeps is the shared part: w, u_i and pi_i of 4 clients, and their sum.
+    # What the server keeps is the shared part, fc1 64 x 128 + 128 and fc2 128 x 64 + 64.
     state = load_file(folder / "state.safetensors")
     assert state["state/consensus/w"].shape == (16576,)
 

@@ -17,7 +17,7 @@ from tests.support.disk import largest_file
 def test_a_line_on_a_full_disk() -> None:
     with (
         Path("/dev/full").open("a", encoding="utf-8") as file,
-        pytest.raises(NotWrittenError, match=r"/dev/full \(13 bytes\).*: No space left on device"),
+        pytest.raises(NotWrittenError, match=r"/dev/full \(12 bytes\).*: No space left on device"),
     ):
         write_metrics_line(file, {"round": 3})
 

@@ -1,6 +1,7 @@
 """The pictures: valid, the promised size, holding what they should, the same at every call."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from matplotlib.image import imread
 from scipy.spatial.distance import cdist
 
 from simulations.reports import plots
-from simulations.reports.plots import Picture, distance_heat_map, embedding, metric_over_rounds
+from simulations.reports.plots import Picture, curves, distance_heat_map, embedding
 from tests.support.refusals import refused
 
 
@@ -48,7 +49,7 @@ def axes_drawn(monkeypatch: pytest.MonkeyPatch):
 
 def test_metric_draws_every_line_and_every_level(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
-    metric_over_rounds(
+    curves(
         {"personal model": [(2, 0.7), (1, 0.5)], "one global model": [(1, 0.4), (2, np.inf)]},
         ylabel="test accuracy",
         picture=Picture(tmp_path / "metric.png", "A run", "lr=0.1"),
@@ -57,10 +58,10 @@ def test_metric_draws_every_line_and_every_level(tmp_path, monkeypatch):
     )
     picture(tmp_path / "metric.png", 1200, 750)
     axes = figures[0].axes[0]
-    personal, one, *flat = axes.get_lines()
-    # By round, whatever the order they were given in; an infinite value is a gap.
+    personal, one, *flat = [line for line in axes.get_lines() if len(line.get_xdata())]
+    # By round, whatever the order they were given in; an infinite value is left out.
     np.testing.assert_array_equal(personal.get_xydata(), [[1, 0.5], [2, 0.7]])
-    np.testing.assert_array_equal(one.get_xydata(), [[1, 0.4], [2, np.nan]])
+    np.testing.assert_array_equal(one.get_xydata(), [[1, 0.4]])
     assert personal.get_linewidth() > one.get_linewidth()
     assert {line.get_label(): line.get_ydata()[0] for line in flat} == {
         "FPFC, published": 0.8946,
@@ -93,7 +94,7 @@ def boxes(figure, *artists):
 def test_title_setting_axes_and_legend_are_inside_and_apart(names, tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     setting = ", ".join(f"setting-{k}=0.{k}" for k in range(20))
-    metric_over_rounds(
+    curves(
         {name: [(1, 0.3), (9, 0.9)] for name in names},
         ylabel="test accuracy",
         picture=Picture(tmp_path / "metric.png", "A method on data " * 6, setting),
@@ -120,7 +121,7 @@ def test_the_picture_grows_with_its_legend(tmp_path, monkeypatch):
     # Of thirty methods, each with a long name: one column.
     figures = axes_drawn(monkeypatch)
     names = [f"Method {k}: a kind of model with a name of some length" for k in range(30)]
-    metric_over_rounds(
+    curves(
         {name: [(1, 0.3), (9, 0.9)] for name in names},
         ylabel="y",
         picture=Picture(tmp_path / "m.png", "t"),
@@ -136,16 +137,28 @@ def test_the_picture_grows_with_its_legend(tmp_path, monkeypatch):
 def test_a_logarithmic_axis_leaves_out_what_it_cannot_show(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
     curve = [(1, 1.0), (2, 1e-9), (3, 0.0)]
-    metric_over_rounds({"a": curve}, ylabel="y", picture=Picture(tmp_path / "m.png", "t"), log=True)
+    curves({"a": curve}, ylabel="y", picture=Picture(tmp_path / "m.png", "t"), log=True)
     axes = figures[0].axes[0]
     assert axes.get_yscale() == "log"
-    np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [1.0, 1e-9, np.nan])
+    np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [1.0, 1e-9])
+
+
+def test_of_several_values_at_one_place_the_mean_and_the_deviation_are_drawn(tmp_path, monkeypatch):
+    figures = axes_drawn(monkeypatch)
+    line = [("0.1", 1.0), ("0.1", 3.0), ("0.5", 5.0), ("0.5", 5.0)]
+    curves({"a": line}, ylabel="y", xlabel="nu", picture=Picture(tmp_path / "m.png", "t"))
+    axes = figures[0].axes[0]
+    np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [2.0, 5.0])
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    # Of 1 and 3: 2, deviation sqrt(2); of 5 and 5: 5, none.
+    assert (band.min(), band.max()) == pytest.approx((2 - np.sqrt(2), 5))
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.1", "0.5"]
 
 
 @pytest.mark.slow  # fonts
 def test_a_pdf_beside_the_png_on_request(tmp_path):
     for name, pdf in (("a", True), ("b", True), ("c", False)):
-        metric_over_rounds(
+        curves(
             {"a": [(1, 1.0)]}, ylabel="y", picture=Picture(tmp_path / f"{name}.png", "t", pdf=pdf)
         )
     first, second = ((tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf"))
@@ -157,7 +170,7 @@ def test_a_pdf_beside_the_png_on_request(tmp_path):
 
 def test_metric_draws_a_single_round(tmp_path, monkeypatch):
     figures = axes_drawn(monkeypatch)
-    metric_over_rounds(
+    curves(
         {"personal model": [(600, 4.2)], "one global model": [(600, 5.0)]},
         ylabel="RMSE",
         picture=Picture(tmp_path / "a" / "m.png", "A run"),
@@ -170,7 +183,7 @@ def test_metric_draws_a_single_round(tmp_path, monkeypatch):
 @pytest.mark.parametrize("series", [{}, {"personal model": []}, {"personal model": [(1, np.nan)]}])
 def test_metric_without_a_finite_value_is_refused(series, tmp_path):
     with pytest.raises(ValueError, match="no finite value to draw"):
-        metric_over_rounds(series, ylabel="y", picture=Picture(tmp_path / "m.png", "t"))
+        curves(series, ylabel="y", picture=Picture(tmp_path / "m.png", "t"))
 
 
 @pytest.mark.slow
@@ -208,12 +221,9 @@ def test_embedding_colours_by_found_and_marks_by_true(tmp_path, monkeypatch):
     image = picture(tmp_path / "e.png", 1200, 1050)
     for colour in ("#0072B2", "#D55E00", "#009E73"):
         assert share(image, colour) > 1e-5
-    counts = {}
-    for points in figures[0].axes[0].collections:
-        if len(points.get_offsets()):
-            colour = tuple((points.get_facecolor()[0][:3] * 255).round().astype(int))
-            corners = len(points.get_paths()[0].vertices)
-            counts[colour, corners] = len(points.get_offsets())
+    (points,) = figures[0].axes[0].collections
+    colours = [tuple((face[:3] * 255).round().astype(int)) for face in points.get_facecolors()]
+    counts = Counter(zip(colours, [len(path.vertices) for path in points.get_paths()], strict=True))
     assert sorted(counts.values()) == [1, 3, 5, 6]
     # The client alone is grey, and has the marker of its true cluster.
     grey, third = (0xBD, 0xBD, 0xBD), (0x00, 0x9E, 0x73)
@@ -283,8 +293,8 @@ def test_more_clusters_than_colours(tmp_path, monkeypatch):
     embedding(omega, groups, None, picture=Picture(tmp_path / "e.png", "Map"))
     names = [text.get_text() for text in figures[0].legends[0].get_texts()]
     # Seven colours; what is left is two clusters of 3 and four of 1.
-    assert names[1:8] == [f"cluster {k} (3 clients)" for k in range(1, 8)]
-    assert names[8:] == ["6 others (10 clients)"]
+    assert names[:7] == [f"cluster {k} (3 clients)" for k in range(1, 8)]
+    assert names[7:] == ["6 others (10 clients)"]
 
 
 @pytest.mark.slow

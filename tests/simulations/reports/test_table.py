@@ -116,8 +116,8 @@ def test_results_table_holds_the_numbers(width):
     assert row(text, "LOCAL") == ["84.97", "–", "–", "0"]
     assert row(text, "FPFC") == ["89.46", "±4", "4.00", "1.00", "7.33e7"]
     flat = " ".join(text.split())
-    assert "2,000 rounds in 8 min 12 s, engine inprocess, seed 7; 73,261,000 parameters" in flat
-    assert names(flat, "4.1 kB down", "4.01 kB up", "2 kB down", "2 kB up", "Data: synthetic-s1")
+    assert "2,000 rounds in 0:08:12, engine inprocess, seed 7; 73,261,000 parameters" in flat
+    assert names(flat, "4.1 kB down", "4.0 kB up", "2.0 kB down", "2.0 kB up", "Data: synthetic-s1")
     # Ours first, the published under their own heading.
     places = [flat.index(word) for word in ("This run", "personal model", "Published", "LOCAL")]
     assert places == sorted(places)
@@ -176,7 +176,7 @@ def test_results_table_without_rows_of_its_own_or_published_numbers():
     )
     for absent in ("Published", "ν", "Num", "Cost", "Run here"):
         assert absent not in text
-    assert "2 h 1 min, engine inprocess, seed 7." in " ".join(text.split())
+    assert "2:01:05, engine inprocess, seed 7." in " ".join(text.split())
 
 
 def test_brackets_in_a_name_are_shown():

