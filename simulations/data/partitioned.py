@@ -130,7 +130,6 @@ def partitioned(
         "hybrid": lambda: partitions.hybrid(
             labels, clients, labels_per_client, beta, rng, overlap=overlap
         ),
-        "label-subset": lambda: partitions.label_subset(labels, clients, labels_per_client, rng),
         "label-group": lambda: partitions.label_group(labels, clients, groups, rng),
         "rotation": lambda: partitions.in_groups(n, clients, groups, rng),
     }

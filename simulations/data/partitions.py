@@ -1,7 +1,7 @@
 """The ways in which FLAME's experiments deal samples to clients, three for clusters, Flower's.
 
-FLAME's are in its section VI; see docs/methods/flame-notes.md, P13. `label_subset` is PACFL's label
-skew (arXiv:2209.10526), `label_group` its clients in groups with classes of their own, and
+FLAME's are in its section VI; see docs/methods/flame-notes.md, P13. `label_group` has PACFL's
+(arXiv:2209.10526) clients in groups with classes of their own, and
 `in_groups` IFCA's (arXiv:2006.04088), whose groups see all samples, each in another way.
 
 A scheme takes the labels of all samples and returns the sample indices of each
@@ -139,6 +139,9 @@ def dirichlet_label(
         ) from error
 
 
+_LABELS_DRAWN: dict[str, Any] = {"pathological": "first-deterministic", "label-subset": "random"}
+
+
 def by_flower(
     name: str, labels: Index, clients: int, labels_per_client: int, rng: np.random.Generator
 ) -> list[Index]:
@@ -146,15 +149,16 @@ def by_flower(
 
     Parameters
     ----------
-    name : {"iid", "linear", "square", "pathological"}
+    name : {"iid", "linear", "square", "pathological", "label-subset"}
         Alike parts; sizes that grow with the client's number, or its square; or `labels_per_client`
-        labels a client, which are all dealt where there are as many clients.
+        labels a client: client i has label i and others, so that all are dealt where there are as
+        many clients, or all are drawn at random, PACFL's label skew, where nobody may draw one.
     labels : ndarray, shape (n,)
         Class of each sample.
     clients : int
         Number of clients, m.
     labels_per_client : int
-        Of "pathological".
+        Of the last two.
     rng : Generator
         Decides who gets which samples.
 
@@ -167,9 +171,9 @@ def by_flower(
 
     order, seed = rng.permutation(len(labels)), int(rng.integers(2**32))
     made: Partitioner
-    if name == "pathological":
+    if name in _LABELS_DRAWN:
         made = flowers.PathologicalPartitioner(
-            clients, "label", labels_per_client, "first-deterministic", shuffle=False, seed=seed
+            clients, "label", labels_per_client, _LABELS_DRAWN[name], shuffle=False, seed=seed
         )
     else:
         made = getattr(flowers, f"{name.capitalize()}Partitioner")(clients)
@@ -179,7 +183,7 @@ def by_flower(
         raise ValueError(
             f"flwr-datasets' {type(made).__name__} cannot deal {len(labels)} samples to "
             f"clients={clients}: {str(error).rstrip('.')}. Use fewer clients or more samples, and "
-            "with 'pathological' at most as many labels_per_client as there are classes."
+            "at most as many labels_per_client as there are classes."
         ) from error
 
 
@@ -291,40 +295,6 @@ def groups_of(clients: int, groups: int) -> Index:
     if not 1 <= groups <= clients:
         raise ValueError(f"groups is {groups}, expected 1 to {clients}, the number of clients.")
     return np.arange(clients) * groups // clients
-
-
-def label_subset(
-    labels: Index, clients: int, labels_per_client: int, rng: np.random.Generator
-) -> list[Index]:
-    """Label skew by sets of labels: each client draws k different ones, at random.
-
-    The samples of a class are cut evenly among the clients that drew it; those of a class that
-    nobody drew stay unused.
-
-    Parameters
-    ----------
-    labels, clients, labels_per_client, rng
-        See `label_count`.
-
-    Raises
-    ------
-    ValueError
-        If k is not between 1 and the number of classes.
-    """
-    classes = np.unique(labels)
-    if not 1 <= labels_per_client <= len(classes):
-        raise ValueError(
-            f"labels_per_client is {labels_per_client}, expected 1 to {len(classes)}, the number "
-            "of classes."
-        )
-    drawn = [rng.choice(classes, labels_per_client, replace=False) for _ in range(clients)]
-    dealt: list[list[Index]] = [[] for _ in range(clients)]
-    for label in classes:
-        owners = [client for client in range(clients) if label in drawn[client]]
-        members = rng.permutation(np.flatnonzero(labels == label))
-        for client, part in zip(owners, np.array_split(members, max(len(owners), 1)), strict=False):
-            dealt[client].append(part)
-    return [np.concatenate(parts) for parts in dealt]
 
 
 def label_group(labels: Index, clients: int, groups: int, rng: np.random.Generator) -> list[Index]:

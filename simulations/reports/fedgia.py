@@ -203,8 +203,7 @@ def _table(rows: Sequence[Row], settings: Settings) -> Table:
         style="dim",
     )
     for row in rows:
-        published = settings.published.get(row.title)
-        paper = {} if published is None else published.model_dump(exclude_none=True)
+        paper = settings.published.get(row.title, {})
         table.add_row(
             f"  {row.title}",
             f"{row.objective:.4f}",

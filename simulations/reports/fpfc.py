@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -85,7 +84,7 @@ class FPFCReport(MethodReport):
                     apart=_apart(strategy.penalty_in_use, labels, theta_norms),
                     clustering=clustering,
                 ),
-                *_render_search(run, found, cost),
+                *_render_search(run, found),
                 *(
                     render_path(found.path, monitor, strategy.traffic, data.true_clusters)
                     if found.path is not None
@@ -157,8 +156,8 @@ def _numbers_sent(run: Finished, searched: int) -> int:
     return sent // bytes_of_number(run.strategy, run.arrays)
 
 
-def _render_search(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Text]:
-    """Say how the groups were found, what that cost, and what became of them."""
+def _render_search(run: Finished, found: FPFCDiagnostics) -> list[Text]:
+    """Say how the groups were found, and what that cost."""
     strategy, search = run.strategy, found.search
     if strategy.penalty != "auto":
         return []
@@ -174,21 +173,12 @@ def _render_search(run: Finished, found: FPFCDiagnostics, cost: int) -> list[Tex
         f"{count} ({loss:.3g}{', taken' if k == search.chosen else ''})"
         for k, (count, loss) in enumerate(zip(search.num_groups, search.losses, strict=True))
     )
-    rounds, spent = len(strategy.train_metrics), _numbers_sent(run, search.last_round)
-    grid = 8 * (cost - spent) * rounds // max(rounds - search.last_round, 1)
-    now = zip(strategy.client_ids, found.labels.tolist(), strict=True)
-    parts = {(search.labels[client], label) for client, label in now if client in search.labels}
-    split = sum(count > 1 for count in Counter(group for group, _ in parts).values())
-    merged = sum(count > 1 for count in Counter(label for _, label in parts).values())
-    outcome = "They are the groups at the end."
-    if split or merged:
-        outcome = f"Since then {split} of them were split, and some merged in {merged} clusters."
     loss = "loss on held-out data" if strategy.validation_share else "corrected training loss"
     return [
         Text(
             f"Groups tried in rounds 1 to {search.last_round}, with the mean {loss}: {tried}. "
-            f"{outcome} {_render_regime(found, search)} The search sent {spent:,} numbers; "
-            f"runs with 8 values of λ would send some {grid:,}."
+            f"{_render_regime(found, search)} The search sent "
+            f"{_numbers_sent(run, search.last_round):,} numbers."
         )
     ]
 

@@ -165,7 +165,7 @@ def run(
     host = Host(engine, workers, nodes, ray_address, gpus_per_client)
 
     def how_to_go_on() -> str:
-        return resuming(config, host)
+        return resuming(config.out)
 
     try:
         # Whatever is wrong is said here, before an engine takes its time.
@@ -323,28 +323,19 @@ def compare(
         raise typer.Exit(1)
 
 
-def resuming(config: RunConfig, host: Host) -> str:
+def resuming(out: Path | None) -> str:
     """Return what is saved of a run that came to no end, and the command that goes on with it."""
     from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
 
     from .folder import CHECKPOINTS
 
-    if config.out is None:
+    if out is None:
         return "The run had not begun."
-    options = host.options() | {
-        "profile": config.profile or None,
-        "seed": config.seed,
-        "data-root": config.data_root,
-        "out": config.out,
-    }
-    words = [*_program(), "run", config.experiment]
-    for option, value in options.items():
-        words += [] if value is None else [f"--{option}", str(value)]
-    for change in config.changes:
-        words += ["--set", change]
-    rounds = Checkpoints(config.out / CHECKPOINTS).rounds()
+    more = ["--resume"] if "--out" in sys.argv else ["--out", str(out), "--resume"]
+    command = shlex.join([*_program(), *sys.argv[1:], *more])
+    rounds = Checkpoints(out / CHECKPOINTS).rounds()
     saved = f"The run is saved up to round {rounds[-1]}" if rounds else "No round is saved yet"
-    return f"{saved}; go on with: {shlex.join([*words, '--resume'])}"
+    return f"{saved}; go on with: {command}"
 
 
 @contextmanager

@@ -88,16 +88,6 @@ class Host:
         workers = self.workers or os.cpu_count() or 1
         return min(num_clients, 2 * workers if self.ray_address is None else _OF_A_CLUSTER)
 
-    def options(self) -> dict[str, object]:
-        """Return the options of `run` that were given; None for the others."""
-        return {
-            "engine": None if self.engine is Engine.RAY else self.engine.value,
-            "workers": self.workers,
-            "gpus-per-client": self.gpus_per_client or None,
-            "nodes": self.nodes,
-            "ray-address": self.ray_address,
-        }
-
     def ray_config(self, verbose: bool) -> dict[str, Any]:
         """Return the backend_config of Flower's engine."""
         init_args: dict[str, Any] = {"include_dashboard": False}

@@ -156,7 +156,8 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         engine=run.engine,
         seed=settings.seed,
         published={
-            method: row.model_dump(exclude_none=True) for method, row in settings.published.items()
+            method: {column.replace("-", "_"): value for column, value in row.items()}
+            for method, row in settings.published.items()
         },
         cells=cells,
         baselines={baseline.title: baseline.last for baseline in baselines},

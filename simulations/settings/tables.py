@@ -14,6 +14,10 @@ from .section import Section
 
 Fairness = Literal["variance", "loss-variance", "cosine", "entropy", "jain"]
 """Measures of how evenly the clients are served."""
+Published = Literal["acc", "rmse", "objective", "num", "ari", "f1", "auc", "cr", "time", "cost"]
+Deviation = Literal["acc-std", "rmse-std", "f1-std", "auc-std"]
+"""Columns of a published table, and deviations over the paper's seeds: shares in percent, rounds of
+communication, seconds on the authors' machine, parameters sent both ways."""
 
 
 class DataSettings(Section):
@@ -108,28 +112,6 @@ class NewcomerSettings(Section):
     """The paper's procedure; by default they begin at the model of the group that suits them."""
 
 
-class PublishedRow(Section):
-    """A row of a published table; shares in percent, deviations over the paper's seeds."""
-
-    acc: float | None = None
-    acc_std: float | None = None
-    rmse: float | None = None
-    rmse_std: float | None = None
-    objective: float | None = None
-    num: float | None = None
-    ari: float | None = None
-    f1: float | None = None
-    f1_std: float | None = None
-    auc: float | None = None
-    auc_std: float | None = None
-    cr: float | None = None
-    """Rounds of communication."""
-    time: float | None = None
-    """Seconds, on the authors' machine."""
-    cost: float | None = None
-    """Parameters sent, both ways."""
-
-
 class Settings(Section):
     """An experiment, complete and checked.
 
@@ -154,7 +136,8 @@ class Settings(Section):
     baselines: SkipValidation[Baselines] = Baselines()
     newcomers: NewcomerSettings | None = None
     """Clients to hold out until the run is over; by default none."""
-    published: dict[str, PublishedRow] = Field(default_factory=dict)
+    published: dict[str, dict[Published | Deviation, float]] = Field(default_factory=dict)
+    """Rows of published tables, by method."""
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Named sets of changes, e.g. a short `quick` run: dotted key = value."""
 

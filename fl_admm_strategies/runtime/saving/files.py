@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from filelock import AcquireReturnProxy, BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
+from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -64,7 +65,7 @@ def writing(path: Path, size: int) -> Iterator[None]:
         if reason is None:  # safetensors tells the system's number
             found = re.search(r"(?:os error|code:) (\d+)", str(error))
             reason = os.strerror(int(found[1])) if found else str(error)
-        what = f"{path} ({_in_words(size)})"
+        what = f"{path} ({decimal(size)})"
         raise NotWrittenError(f"{what} could not be written: {reason}") from error
 
 
@@ -232,14 +233,6 @@ def lock_of(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _in_words(size: int) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size} {unit}"
-        size //= 1000
-    return f"{size} GB"
 
 
 def _sync_folder(folder: Path) -> None:

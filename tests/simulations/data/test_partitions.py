@@ -17,7 +17,6 @@ from simulations.data.partitions import (
     in_groups,
     label_count,
     label_group,
-    label_subset,
     noise_std,
     stratified,
 )
@@ -188,7 +187,7 @@ def test_a_stratified_subset_keeps_the_class_shares() -> None:
 
 
 def test_a_client_has_some_labels_and_a_class_is_shared_by_who_drew_it() -> None:
-    dealt = label_subset(LABELS, 20, 2, generator(0))
+    dealt = by_flower("label-subset", LABELS, 20, 2, generator(0))
     counts = np.array([np.bincount(LABELS[part], minlength=10) for part in dealt])
     assert (np.count_nonzero(counts, axis=1) == 2).all()
     for label in range(10):
@@ -245,7 +244,7 @@ def test_flowers_partitioners_deal_by_their_rules(scheme: str) -> None:
         (lambda rng: dirichlet_label(LABELS, 10, 0.0, rng), ["beta"]),
         (lambda rng: dirichlet_quantity(3000, 10, np.inf, rng), ["beta", "inf"]),
         (lambda rng: hybrid(LABELS, 1, 2, 0.5, rng), ["clients", 1]),
-        (lambda rng: label_subset(LABELS, 5, 11, rng), ["labels_per_client", 11]),
+        (lambda rng: by_flower("label-subset", LABELS, 5, 11, rng), ["labels_per_client"]),
         (lambda rng: label_group(LABELS, 20, 11, rng), ["groups", 11]),
         (lambda rng: in_groups(12, 5, 0, rng), ["groups", 0]),
         (lambda rng: by_flower("linear", LABELS[:20], 10, 2, rng), ["clients=10", "20 samples"]),

@@ -27,7 +27,7 @@ def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path) -> None:
     write_text(path, "before")
     with (
         largest_file(1_000),
-        pytest.raises(NotWrittenError, match=r"result.json \(2 kB\) could not be written: File"),
+        pytest.raises(NotWrittenError, match=r"result.json \(2.0 kB\) could not be written: File"),
     ):
         write_text(path, "x" * 2_000)
     with largest_file(100), pytest.raises(NotWrittenError, match=r"metric.png"):

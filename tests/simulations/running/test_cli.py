@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from clients import client_app
 from simulations.experiments.catalogue import experiment_names, read_experiment
 from simulations.experiments.loading import load_settings
-from simulations.experiments.run_config import RunConfig
 from simulations.methods import METHODS
 from simulations.running import cli
 from simulations.running.host import Host
@@ -270,6 +269,6 @@ def test_telemetry_is_off_unless_the_user_turns_it_on(
 def test_what_goes_on_with_a_run_is_the_program_that_started_it(
     started: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [started, "run"])
-    config = RunConfig("digits-fpfc", out=tmp_path)
-    assert f"go on with: {words} --out {tmp_path} --resume" in cli.resuming(config, Host())
+    monkeypatch.setattr(sys, "argv", [started, "run", "digits-fpfc", "--set", "algorithm.lr=0.1 "])
+    command = f"{words} --set 'algorithm.lr=0.1 ' --out {tmp_path} --resume"
+    assert f"go on with: {command}" in cli.resuming(tmp_path)
