@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,7 @@ from . import cell as cells
 from .cell import Cell
 from .comparison import Comparison
 from .tuning import Study
-from .workers import Pool, num_cores, ray_workers, workers
+from .workers import Pool, Workers, num_cores, ray_workers
 
 COMPARISON = "comparison.toml"
 CELLS = "cells"
@@ -100,7 +101,8 @@ def compare(
         If the comparison in the folder is still going on, or Optuna is missing.
     """
     make_folder(out / CELLS)
-    pools = ray_workers(cluster) if cluster else workers(most or num_cores())
+    pools: AbstractContextManager[Pool]
+    pools = ray_workers(cluster) if cluster else nullcontext(Workers(most or num_cores()))
     with lock_folder(out / CELLS), pools as pool:
         write_text(out / COMPARISON, comparison.to_toml())
         return _Schedule(comparison, out / CELLS, pool, say).run(data_root)

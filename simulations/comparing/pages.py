@@ -30,17 +30,14 @@ Part = str | Grid | Image
 """A piece of Markdown, a table or a picture."""
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1d1d1f; --back: #fff; --line: #d5d5da; --dim: #5c5c66; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e8e8ec; --back: #17171a; --line: #3a3a42; --dim: #a5a5b0; }
-}
-body { margin: 0 auto; padding: 1rem; max-width: 68rem; color: var(--text); background: var(--back);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+:root { color-scheme: light dark; }
+body { margin: 0 auto; padding: 1rem; max-width: 68rem; font: 16px/1.5 system-ui, sans-serif;
+  overflow-wrap: anywhere; }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-size: .9rem; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid #8886; white-space: nowrap; }
 :is(th, td):not([style]) { text-align: left; white-space: normal; min-width: 8rem; }
-p:has(+ table), em { color: var(--dim); font-size: .9rem; font-style: normal; }
-pre { padding: .8rem; border: 1px solid var(--line); border-radius: 6px; white-space: pre-wrap; }
+p:has(+ table), em { color: GrayText; font-size: .9rem; font-style: normal; }
+pre { padding: .8rem; border: 1px solid #8886; border-radius: 6px; white-space: pre-wrap; }
 img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
 """
 

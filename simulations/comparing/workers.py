@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -83,28 +84,19 @@ class Workers:
 
 
 def _quietly(work: Callable[..., None], job: Any, path: Path) -> None:
-    """Do a job in a worker, whose parent hears of Ctrl-C and of all that went wrong."""
-    import warnings
+    """Do a job in a worker, whose parent hears of Ctrl-C and of all that went wrong.
 
+    It has one thread: what it computes must not depend on how many workers there are.
+    """
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    work(job, path)
-
-
-@contextmanager
-def workers(most: int) -> Iterator[Workers]:
-    """Yield workers that have one thread each."""
-    # What a worker computes must not depend on how many there are.
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield Workers(most)
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+    with threadpool_limits(1):
+        work(job, path)
 
 
 class RayWorkers:
@@ -157,8 +149,7 @@ def ray_workers(address: str) -> Iterator[RayWorkers]:
     """Yield a cluster's workers, whose tasks end with the `with` block."""
     import ray
 
-    one_thread = {"env_vars": {"OMP_NUM_THREADS": "1"}}
-    ray.init(address, runtime_env=one_thread, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield RayWorkers()
     finally:
