@@ -167,8 +167,8 @@ class FedADMM(ConsensusStrategy):
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in the participants' u_i, (12), (13); set w, (8) where it is the paper's."""
         state = self.state
-        for client, reply in replies.items():
-            state.consensus.update(client, self._block.vector(reply.arrays))
+        uploads = {client: self._block.joined(reply.arrays) for client, reply in replies.items()}
+        state.consensus.update(uploads)
         state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)
         state.averaged_arrays = weighted_average(state.averaged_arrays, replies)
         if "step_sum" in state.clients:

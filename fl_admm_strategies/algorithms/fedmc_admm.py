@@ -339,10 +339,12 @@ class FedMCADMM(ConsensusForm, CompletionStrategy):
 
     def update(self, server_round: int, replies: Mapping[int, Reply]) -> None:
         """Take in W_i, update Y_i by the old V (13); then V, (16) where it is the paper's."""
-        for client, reply in replies.items():
-            if self.rows == "all":
-                self.state.consensus.update(client, self._block.vector(reply.arrays))
-            else:
+        if self.rows == "all":
+            joined = self._block.joined
+            uploads = {client: joined(reply.arrays) for client, reply in replies.items()}
+            self.state.consensus.update(uploads)
+        else:
+            for client, reply in replies.items():
                 (uploaded,) = reply.arrays.values()
                 self._rated.update(client, uploaded.T.copy(), self._decay(reply))
         self.state.consensus.aggregate(anew=server_round % REBUILD_EVERY == 0)

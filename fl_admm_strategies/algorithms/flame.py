@@ -324,15 +324,17 @@ class FLAME(MoreauStrategy, ConsensusStrategy):
         """Take in theta_i, or the change of a message, of the participants; set w."""
         consensus, clients = self.state.consensus, self.state.clients
         move = np.zeros(consensus.w.shape) if self._of_participants else None
-        for client, reply in replies.items():
-            uploaded, row = self._block.vector(reply.arrays), clients[client]
-            for part in pieces(len(uploaded)):
+        rows = [clients[client] for client in replies]
+        uploads = [self._block.joined(reply.arrays) for reply in replies.values()]
+        for part in pieces(self._block.size):  # of all clients, so that the sums stay in the cache
+            for row, uploaded in zip(rows, uploads, strict=True):
                 change = uploaded[part]
                 if self.duals == "strategy":
                     change = self._advance(row, change, part)  # (12), (13)
                 consensus.total[part] += change
                 if move is not None:
                     move[part] += change / len(replies)
+        for row, reply in zip(rows, replies.values(), strict=True):
             if self.duals == "strategy":
                 self._buffers.keep(row, reply.arrays)
             row.tolerance *= self.tolerance_decay

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Annotated, Any, Protocol, Self
 
@@ -102,6 +103,10 @@ class Block:
         """Return the block's arrays, out of a model or alone, as a new vector of shape (d,)."""
         return np.concatenate([arrays[name].ravel() for name in self.spec], dtype=self.dtype)
 
+    def joined(self, arrays: Mapping[str, NDArray[Any]]) -> Vector:
+        """Return what `vector` does, to be read a part at a time."""
+        return _Joined((arrays[name] for name in self.spec), self.dtype)
+
     def arrays(self, vector: NDArray[Any], *, copy: bool = True) -> Arrays:
         """Cut a vector of shape (d,) into the block's arrays, with their own dtypes.
 
@@ -117,6 +122,34 @@ class Block:
         """Return a whole model: the block from a vector, the `rest` as it is."""
         arrays = rest | self.arrays(vector, copy=copy)
         return {name: arrays[name] for name in self.order}
+
+
+class Vector(Protocol):
+    """A vector of which a part can be read."""
+
+    def __getitem__(self, part: slice, /) -> NDArray[Any]:
+        """Return a part, to be left as it is."""
+
+
+class _Joined:
+    """Arrays one after another, read as one vector without making it."""
+
+    def __init__(self, arrays: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
+        self._flat = [array.ravel() for array in arrays]
+        self._stops = list(accumulate(array.size for array in self._flat))
+        self._dtype = dtype
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        start, stop, _ = part.indices(self._stops[-1])
+        found, place = [], bisect_right(self._stops, start)
+        while start < stop:
+            array, end = self._flat[place], self._stops[place]
+            first = end - array.size
+            found.append(array[start - first : stop - first])
+            start, place = end, place + 1
+        if len(found) == 1:
+            return found[0].astype(self._dtype, copy=False)
+        return np.concatenate(found, dtype=self._dtype)
 
 
 def compile_pattern(setting: str, pattern: str | None) -> re.Pattern[str] | None:

@@ -31,9 +31,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import PIECE, Arrays, pieces
+from .blocks import PIECE, Arrays, Vector, pieces
 from .checks import in_range
-from .clienttable import ByClient, ClientTable, Row
+from .clienttable import ByClient, ClientRow, ClientTable, Row
 
 Prox = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -130,13 +130,15 @@ class Consensus:
         move : ndarray of shape (d,), optional
             The participants' mean of u_i - w, where w is of the participants' u_i.
         """
-        mean = self.total / num_clients
-        if move is not None:
-            mean += self.w + move
-            if self._noise is not None:
-                mean += self._noise
+        w = np.empty_like(self.w)
+        for part in pieces(len(w)):
+            mean = self.total[part] / num_clients
+            if move is not None:
+                mean += self.w[part] + move[part]
+                if self._noise is not None:
+                    mean += self._noise[part]
+            w[part] = mean
         self._noise = None
-        w = mean.astype(self.w.dtype)
         self.w = w if prox is None else prox(w)
 
     def join(self, count: int) -> None:
@@ -349,41 +351,44 @@ class ConsensusADMM(ByClient):
                 row.pi *= self._scalar(rho / self.rho)
         self.rho = rho
 
-    def update(self, client: int, uploaded: NDArray[Any]) -> None:
-        """Take in a client's u_i, or the change of its message; w follows with `aggregate`."""
-        mean = self.mean
-        if not self.on_clients:
-            self._distances.append(self._advance(client, uploaded))
+    def update(self, uploads: Mapping[int, Vector]) -> None:
+        """Take in clients' u_i, or the changes of their messages; w follows with `aggregate`."""
+        if self.on_clients:
+            for uploaded in uploads.values():
+                self._add_change(uploaded[:])
             return
-        mean.add_change(uploaded)
-        if self._move is not None:
-            self._move += uploaded
-            self._distances.append(float(np.linalg.norm(uploaded)))
+        rows, squares = [self.clients[client] for client in uploads], [0.0] * len(uploads)
+        for part in pieces(len(self.w)):  # of all clients, so that the sums stay in the cache
+            for place, (row, uploaded) in enumerate(zip(rows, uploads.values(), strict=True)):
+                squares[place] += self._advance(row, uploaded[part], part)
+        self._distances += map(math.sqrt, squares)
 
-    def _advance(self, client: int, uploaded: NDArray[Any]) -> float:
-        """Move a client's variables to its new u_i; return ||u_i - w||."""
-        row, rho, squares, mean = self.clients[client], self._scalar(self.rho), 0.0, self.mean
-        pi, u, move = row.pi, row.u if "u" in self.clients else None, self._move
-        for part in pieces(len(uploaded)):
-            new = uploaded[part]
-            step = self._scratch[0][: len(new)]
-            np.subtract(new, mean.w[part], out=step)
-            squares += float(step @ step)
-            if move is None:
-                # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho; the last is u_new - w.
-                change = np.subtract(new, row.u[part], out=self._scratch[1][: len(new)])
-                change += step
-                mean.total[part] += change
-            else:
-                wide = self._wide[: len(new)]  # once, for two sums
-                wide[:] = step
-                mean.total[part] += wide
-                move[part] += wide
-            step *= rho
-            pi[part] += step
-            if u is not None:
-                u[part] = new
-        return math.sqrt(squares)
+    def _add_change(self, change: NDArray[Any]) -> None:
+        self.mean.add_change(change)
+        if self._move is not None:
+            self._move += change
+            self._distances.append(float(np.linalg.norm(change)))
+
+    def _advance(self, row: ClientRow, new: NDArray[Any], part: slice) -> float:
+        """Move a part of a client's variables to its new u_i; return its ||u_i - w||^2."""
+        mean, move = self.mean, self._move
+        step = np.subtract(new, mean.w[part], out=self._scratch[0][: len(new)])
+        square = float(step @ step)
+        if move is None:
+            # z_new - z_old = (u_new - u_old) + (pi_new - pi_old)/rho; the last is u_new - w.
+            change = np.subtract(new, row.u[part], out=self._scratch[1][: len(new)])
+            change += step
+            mean.total[part] += change
+        else:
+            wide = self._wide[: len(new)]  # once, for two sums
+            wide[:] = step
+            mean.total[part] += wide
+            move[part] += wide
+        step *= self._scalar(self.rho)
+        row.pi[part] += step
+        if "u" in self.clients:
+            row.u[part] = new
+        return square
 
     def adopt(self, w: NDArray[Any], num_replies: int) -> None:
         """Go on from another w than `aggregate` made; see `Consensus.adopt`."""

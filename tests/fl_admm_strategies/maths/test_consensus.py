@@ -29,7 +29,7 @@ def after_one_round(**kwargs: Any) -> ConsensusADMM:
     mean is (4, 0).
     """
     consensus = admm(vector(1, 1), 0, 3, **kwargs)
-    consensus.update(3, vector(4, 0))
+    consensus.update({3: vector(4, 0)})
     consensus.aggregate()
     assert consensus.primal == pytest.approx(np.sqrt(10))  # |(3, -1)|
     return consensus
@@ -38,7 +38,7 @@ def after_one_round(**kwargs: Any) -> ConsensusADMM:
 def on_clients() -> ConsensusADMM:
     """Return the same round where the clients keep u_i and pi_i."""
     consensus = admm(vector(1, 1), 0, 3, on_clients=True)
-    consensus.update(3, vector(6, -2))  # z_3: (1, 1) to (7, -1)
+    consensus.update({3: vector(6, -2)})  # z_3: (1, 1) to (7, -1)
     consensus.aggregate()
     assert np.isnan(consensus.primal)  # u_3 is not known here
     return consensus
@@ -73,8 +73,8 @@ def test_a_round_by_hand() -> None:
     assert_array_equal(consensus.anchor(3), [1, 1])  # (4, 0) - (3, -1)
     # Round 2: both move. pi_0 = 2 ((2, 2) - (4, 0)) = (-4, 4), z_0 = (2, 2) + (-2, 2) = (0, 4);
     # pi_3 = (6, -2) + 2 ((3, 1) - (4, 0)) = (4, 0), z_3 = (3, 1) + (2, 0) = (5, 1).
-    consensus.update(0, vector(2, 2))
-    consensus.update(3, vector(3, 1))
+    consensus.update({0: vector(2, 2)})
+    consensus.update({3: vector(3, 1)})
     assert_array_equal(consensus.w, [4, 0])  # not before all replies are in
     consensus.aggregate()
     assert_array_equal(pi(consensus), [[-4, 4], [4, 0]])
@@ -117,7 +117,7 @@ def test_a_dual_that_starts_elsewhere_enters_the_mean() -> None:
 
 def test_float32_stays_float32_but_the_sum_is_kept_in_float64() -> None:
     consensus = admm(vector(1, 1, dtype=np.float32), 0, 1, 2, rho=0.1)
-    consensus.update(0, vector(2, 3, dtype=np.float32))
+    consensus.update({0: vector(2, 3, dtype=np.float32)})
     consensus.aggregate()
     arrays = consensus.state_arrays()
     del arrays["began_in"], arrays["was_replaced"]
@@ -136,7 +136,7 @@ def test_the_running_sum_is_that_of_the_z_after_many_rounds() -> None:
     consensus = admm(rng.normal(size=50).astype(np.float32), *range(7), rho=0.3)
     for _ in range(200):
         for client in rng.choice(7, size=3, replace=False):
-            consensus.update(int(client), rng.normal(size=50).astype(np.float32))
+            consensus.update({int(client): rng.normal(size=50).astype(np.float32)})
         consensus.aggregate()
     z = u(consensus).astype(np.float64) + pi(consensus).astype(np.float64) / 0.3
     # pi_i is a sum of 200 steps in float32 here, which its own last bits limit.
@@ -146,7 +146,7 @@ def test_the_running_sum_is_that_of_the_z_after_many_rounds() -> None:
 @pytest.mark.parametrize("keeping", [False, True])
 def test_the_state_restores_and_goes_on_to_the_same_bits(keeping: bool) -> None:
     def move(consensus: ConsensusADMM, *values: float) -> None:
-        consensus.update(3, vector(*values))
+        consensus.update({3: vector(*values)})
         consensus.aggregate()
 
     first = admm(vector(1, 1), 0, 3, on_clients=keeping)
@@ -173,12 +173,12 @@ def test_two_rounds_of_the_participants_by_hand(on_clients: bool) -> None:
     # w = (4, 0) + (3, -1)/2 = (5.5, -.5). Then client 0 moves to (4.5, .5): pi_0/rho = (-1, 1),
     # and w = (4.5, .5) + ((3, -1) + (-1, 1))/2 = (5.5, .5).
     consensus = admm(vector(1, 1), 0, 3, on_clients=on_clients, **FEDDYN)
-    consensus.update(3, vector(3, -1) if on_clients else vector(4, 0))
+    consensus.update({3: vector(3, -1) if on_clients else vector(4, 0)})
     consensus.aggregate()
     assert_array_equal(consensus.w, [5.5, -0.5])
     assert_array_equal(consensus.mean.total, [3, -1])
     assert consensus.primal == pytest.approx(np.sqrt(10))
-    consensus.update(0, vector(-1, 1) if on_clients else vector(4.5, 0.5))
+    consensus.update({0: vector(-1, 1) if on_clients else vector(4.5, 0.5)})
     consensus.aggregate()
     assert_array_equal(consensus.w, [5.5, 0.5])
     if not on_clients:
@@ -196,8 +196,8 @@ def test_with_everybody_the_two_averages_are_one() -> None:
     for _ in range(5):
         for client in range(3):
             moved = rng.normal(size=2)
-            paper.update(client, moved)
-            ours.update(client, moved)
+            paper.update({client: moved})
+            ours.update({client: moved})
         paper.aggregate()
         ours.aggregate()
         assert_allclose(ours.w, paper.w, rtol=1e-13)
@@ -212,7 +212,7 @@ def test_what_a_client_that_starts_at_w_is_sent() -> None:
         return dual if dual is None else dual.tolist()
 
     here = admm(vector(1, 1), 0, 3, **FEDDYN)
-    here.update(3, vector(4, 0))
+    here.update({3: vector(4, 0)})
     here.aggregate()
     assert_array_equal(here.anchor(3), here.w)
     assert sent(here, 3, 1, holds=True) is None
@@ -242,7 +242,7 @@ def test_a_restart_sets_everybody_to_w_with_duals_of_0() -> None:
     assert_array_equal(consensus.w, [4, 0])
     assert_array_equal(consensus.mean.starting_point(5), [4, 0])
     assert starting(consensus.mean, 0, 4, 5, 6) == [True, True, True, False]
-    consensus.update(0, vector(2, 2))  # z_0: (4, 0) to (6, 2), so the mean is (5, 1)
+    consensus.update({0: vector(2, 2)})  # z_0: (4, 0) to (6, 2), so the mean is (5, 1)
     consensus.aggregate()
     assert_array_equal(consensus.w, [5, 1])
 
@@ -279,7 +279,7 @@ def test_a_new_client_by_hand() -> None:
     assert_array_equal(consensus.w, [4, 0])  # it leaves the mean as it is
     # Its first round: pi = 2 ((6, 3) - (4, 0)) = (4, 6), z = (6, 3) + (2, 3) = (8, 6); the mean of
     # (1, 1), (8, 6), (7, -1) is (16, 6)/3.
-    consensus.update(2, vector(6, 3))
+    consensus.update({2: vector(6, 3)})
     consensus.aggregate()
     assert_allclose(consensus.w, [16 / 3, 2], rtol=1e-15)
 
@@ -298,14 +298,14 @@ def test_a_client_that_left_by_hand() -> None:
 def test_clients_that_keep_their_duals_come_and_go() -> None:
     consensus = on_clients()
     consensus.insert({5: {}})
-    consensus.update(5, vector(4, 6))  # z_5 from (4, 0) to (8, 6)
+    consensus.update({5: vector(4, 6)})  # z_5 from (4, 0) to (8, 6)
     consensus.aggregate()
     assert_allclose(consensus.w, [16 / 3, 2], rtol=1e-15)
     # Nobody knows z_0 but the client, which is gone: the other two start from w.
     consensus.remove([0], 7)
     assert consensus.clients.ids == [3, 5]
     assert starting(consensus.mean, 7) == [True]
-    consensus.update(3, vector(2, 2))
+    consensus.update({3: vector(2, 2)})
     consensus.aggregate()
     assert_allclose(consensus.w, [16 / 3 + 1, 3], rtol=1e-15)
 
@@ -342,7 +342,7 @@ def test_another_w_is_what_other_uploads_would_have_led_to(of_participants: bool
         consensus = ConsensusADMM(np.zeros(5), rho=0.5, of_participants=of_participants)
         consensus.insert({client: {} for client in range(4)})
         for client, upload in enumerate(uploads):
-            consensus.update(client, upload + (0 if by_w else shift))
+            consensus.update({client: upload + (0 if by_w else shift)})
         consensus.aggregate()
         if by_w:
             consensus.adopt(consensus.w + factor * shift, 3)
@@ -356,7 +356,7 @@ def test_what_another_w_brought_into_the_sum_outlives_its_rebuilding_and_a_clien
         made = ConsensusADMM(np.zeros(2), rho=1.0, of_participants=True)
         made.insert({client: {} for client in range(3)})
         for client, upload in enumerate(np.eye(3)[:, :2]):
-            made.update(client, upload)
+            made.update({client: upload})
         made.aggregate()
         return made
 

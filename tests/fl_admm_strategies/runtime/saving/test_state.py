@@ -110,7 +110,7 @@ def test_a_loaded_state_is_the_saved_one_and_its_own() -> None:
     loaded.x += 1
     loaded.model["a/b"] += 1
     loaded.table[2].theta += 1
-    loaded.consensus.update(7, np.ones(3))
+    loaded.consensus.update({7: np.ones(3)})
     loaded.consensus.aggregate()
     assert_array_equal(saved["x"], [3, 3])
     assert_array_equal(saved["table/theta"], np.full((2, 2), 3.0))
