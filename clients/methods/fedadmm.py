@@ -36,8 +36,11 @@ class FedADMMClient(TorchClient[Any]):
             self.load_block(u)
         anchor = {name: (dual[name] / -asked.rho).add_(w[name]) for name in dual} or w
         metrics, kept = yield from self.local_step(asked, anchor, config)
+        del anchor
         upload = self.arrays()
-        new = read_only({name: upload[name] for name in asked.optimised}, self.device)
+        moved = {name: upload[name] for name in asked.optimised}
+        kept |= prefixed("u/", moved)
+        new = read_only(moved, self.device)
         if asked.duals == "client":
             change, of_all = {name: new[name] - w[name] for name in w}, asked.averaging == "all"
             if of_all:  # z_i - z_i of before = (u - u before) + (u - w)
@@ -48,6 +51,7 @@ class FedADMMClient(TorchClient[Any]):
             if share < 1:
                 back = (1 - share) / (2 if of_all else 1)
                 new = {name: array - back * change[name] for name, array in new.items()}
+                kept |= to_numpy(new, "u/")
             changes = {name: upload[name] for name in change}
             whole, held_back = self.whole_change(changes, config, first=asked.begins)
             upload |= whole
@@ -57,7 +61,8 @@ class FedADMMClient(TorchClient[Any]):
         kept |= prefixed(BUFFERS, self.buffers())
         if dual:
             kept[RHO] = np.array(asked.rho)
-        self.memory.keep(config, kept | to_numpy(new, "u/") | to_numpy(dual, "dual/"))
+        kept |= to_numpy(dual, "dual/")
+        self.memory.keep(config, kept, resent=self.is_resent(asked))
         return upload, metrics
 
     def local_step(
@@ -76,6 +81,10 @@ class FedADMMClient(TorchClient[Any]):
             moving=self.shared(asked),
             wants_step_sum=asked.wants_step_sum,
         )
+
+    def is_resent(self, asked: FedADMMInstruction) -> bool:
+        """Return whether the server has all that the client keeps."""
+        return asked.duals == "strategy"
 
     def shared(self, asked: Any) -> list[str]:
         """Return the parameters that travel: u_i, and those that are averaged."""

@@ -111,6 +111,10 @@ class FedAPMClient(FedADMMClient, SplitClient[Any]):
         held = self.memory.require_known(config)
         return None if held is None else under(U, held)
 
+    def is_resent(self, asked: Any) -> bool:
+        """Return that v_i is with the client alone."""
+        return False
+
     def shared(self, asked: Any) -> list[str]:
         """Return the parameters that travel: u_i, and those that are averaged."""
         return self.trained_parts(asked.personal)[1]

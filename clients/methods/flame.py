@@ -16,7 +16,7 @@ from fl_admm_strategies.maths.blocks import Arrays, prefixed, under
 from fl_admm_strategies.maths.moreau import joint_weight
 
 from ..toolkit.data.batches import Loader
-from ..toolkit.round.torch_client import BUFFERS, TorchClient, to_numpy, to_tensors
+from ..toolkit.round.torch_client import BUFFERS, TorchClient, read_only, to_tensors
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.solvers import descend_until
 from ..toolkit.solving.steps import Evaluation, MethodSteps, Minimisation, Scalars, Steps
@@ -70,8 +70,8 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         received = {name: asked.anchor[name] for name in names}
         theta, local_w, dual, buffers = self._held(asked, received, config)
         self.load(asked.anchor | buffers)
-        start = received if asked.start_at == "global" else theta
-        self.load_block(start)
+        if asked.start_at == "own":  # else it has just been loaded
+            self.load_block(theta)
         anchor, weight = received, asked.lam
         if asked.anchor_on == "joint":
             anchor = {name: received[name] - dual[name] / asked.rho for name in names}
@@ -79,7 +79,9 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
         elif asked.anchor_on == "w_i" and asked.duals == "client":
             anchor = local_w
         metrics = yield from self._theta_step(asked, anchor, weight)
-        new, upload = to_numpy(self.block(names)), self.arrays()
+        del anchor
+        upload = self.arrays()
+        new = {name: upload[name] for name in names}
         kept = prefixed(BUFFERS, self.buffers())
         if asked.duals == "client" or asked.anchor_on == "joint":
             before = local_w
@@ -99,7 +101,8 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
             kept |= held_back
         if asked.duals == "client" or asked.anchor_on == "joint":
             kept |= prefixed(LOCAL_W, local_w)
-        self.memory.keep(config, kept | prefixed(THETA, new))
+        kept |= prefixed(THETA, new)
+        self.memory.keep(config, kept, resent=asked.duals == "strategy")
         return upload, metrics
 
     def _held(
@@ -118,7 +121,8 @@ class FLAMEClient(TorchClient[FLAMEInstruction]):
 
     def _theta_step(self, asked: FLAMEInstruction, anchor: Arrays, weight: float) -> Steps[Scalars]:
         """Minimise f_i(theta) + weight/2 ||theta - anchor||^2 (11) as the server asks."""
-        term = ProximalTerm(weight, to_tensors(anchor, self.device))
+        tensors = to_tensors if asked.theta_step == "exact" else read_only
+        term = ProximalTerm(weight, tensors(anchor, self.device))
         if asked.theta_step == "fixed":
             objective = LocalObjective([term])
             found: Scalars = yield Minimisation(objective, asked.lr, asked.local_epochs)

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.maths.checks import listing
+from fl_admm_strategies.runtime.messages.records import packed
 from fl_admm_strategies.runtime.trust import layout
 from fl_admm_strategies.runtime.trust.layout import BUFFER, FROZEN, TRAINED, wrapper_of
 
 _HALVES = (torch.float16, torch.bfloat16)
+_LARGE = 2**16  # bytes that are copied once
 
 
 class ModelArrays:
@@ -75,11 +77,14 @@ class ModelArrays:
             for name, parameter in self.parameters(names).items()
         }
 
-    def read(self, names: Collection[str] | None = None) -> Arrays:
-        """Return copies of arrays of the model as they travel; by default of all that do."""
+    def read(self, names: Collection[str] | None = None, *, to_send: bool = False) -> Arrays:
+        """Return copies of arrays of the model as they travel; by default of all that do.
+
+        Large ones are read-only with `to_send`, and not copied again on their way.
+        """
         state = self.model.state_dict()
         wanted = self.names if names is None else names
-        return {name: to_array(state[self.prefix + name]) for name in wanted}
+        return {name: to_array(state[self.prefix + name], to_send=to_send) for name in wanted}
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put arrays into the model, cast to its dtypes.
@@ -182,10 +187,10 @@ def _collect(
             _collect(part, f"{prefix}{name}.", named, seen)
 
 
-def to_array(tensor: Tensor) -> NDArray[Any]:
+def to_array(tensor: Tensor, *, to_send: bool = False) -> NDArray[Any]:
     """Return a tensor as a numpy array of its own, as it travels: half precision as float32."""
     array: NDArray[Any] = in_full(tensor.detach()).cpu().numpy()
-    return array.copy()
+    return packed(array) if to_send and array.nbytes >= _LARGE else array.copy()
 
 
 def to_read(array: NDArray[Any]) -> Tensor:

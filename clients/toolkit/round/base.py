@@ -158,7 +158,7 @@ class MethodClient(NumPyClient, Generic[Asked]):
     def only_reads(self) -> bool:
         """Whether it leaves the arrays of a message as they are; a class of a user's own may not.
 
-        Then they are views of the message, and not copied.
+        Then they are views of the message, and not copied, and what it uploads may be read-only.
         """
         return _is_ours(type(self))
 

@@ -173,10 +173,19 @@ class Memory:
         """Return what `require` does; None before the server has accepted anything."""
         return None if int(config["version"]) == 0 else self.require(config)
 
-    def keep(self, config: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep arrays as those of this round, beside those that the server knows of."""
+    def keep(
+        self,
+        config: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+        *,
+        resent: bool = False,
+    ) -> None:
+        """Keep arrays as those of this round, beside those that the server knows of.
+
+        Alone where what it knows is `resent` once it may not be what the client holds.
+        """
         server_round = int(config["server-round"])
-        wanted = {server_round, int(config["version"])}
+        wanted = {server_round} if resent else {server_round, int(config["version"])}
         if self._store.outlives_the_run:
             wanted |= set(json.loads(config.get("durable", "[]")))
         self._store.write(server_round, arrays, _run(config))

@@ -270,7 +270,7 @@ class TorchClient(MethodClient[Asked]):
 
     def arrays(self) -> Arrays:
         """Return what of the model travels, by name; see `ModelArrays`."""
-        return self.model_arrays.read()
+        return self.model_arrays.read(to_send=self.only_reads)
 
     def buffers(self) -> Arrays:
         """Return the buffers among them."""

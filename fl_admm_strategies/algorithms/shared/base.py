@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -317,7 +318,7 @@ class ConsensusForm(SummedMessages):
         self, start: NDArray[Any] | None, dual: NDArray[Any] | None
     ) -> dict[str, Arrays | None]:
         """Return the fields of a message for what a client may not hold; a dual of 0 is empty."""
-        arrays = self._block.arrays
+        arrays = partial(self._block.arrays, copy=False)
         return {
             "start": None if start is None else arrays(start),
             "dual": None if dual is None else arrays(dual) if dual.any() else {},

@@ -311,13 +311,21 @@ def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 
 
 def to_array(array: NDArray[Any]) -> Array:
-    """Return an array as Flower's `Array` of it, with one copy in place of three."""
+    """Return an array as Flower's `Array` of it: one copy in place of three, none of a `view`."""
     if not (array.flags.c_contiguous and array.dtype.kind in "biuf"):
         return Array(array)
-    shape, dtype = array.shape, array.dtype
-    parts: list[Any] = [npy_header(shape, dtype), np.ascontiguousarray(array)]
-    data = b"".join(parts)
+    shape, dtype, data = array.shape, array.dtype, array.base
+    header = npy_header(shape, dtype)
+    whole = type(data) is bytes and len(data) == len(header) + array.nbytes
+    if not (whole and data.startswith(header)):
+        parts: list[Any] = [header, np.ascontiguousarray(array)]
+        data = b"".join(parts)
     return Array(dtype=str(dtype), shape=shape, stype="numpy.ndarray", data=data)
+
+
+def packed(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only copy of an array that no message and no context copies again."""
+    return view(to_array(array))
 
 
 @lru_cache(maxsize=256)
@@ -359,13 +367,13 @@ def from_array_record(record: ArrayRecord) -> Arrays:
 
 
 def named_arrays(record: ArrayRecord) -> Arrays:
-    """Return the initial model as named arrays; raise TypeError unless it is an `ArrayRecord`."""
+    """Return the initial model as `views`; raise TypeError unless it is an `ArrayRecord`."""
     if not isinstance(record, ArrayRecord):
         raise TypeError(
             f"initial_arrays is a {type(record).__name__}, expected a flwr.app.ArrayRecord, e.g. "
             "ArrayRecord(model.state_dict())."
         )
-    return from_array_record(record)
+    return views(record)
 
 
 def read_array(name: str, read: Callable[[], Any]) -> NDArray[Any]:
