@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from io import BytesIO
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -314,8 +314,8 @@ def to_array(array: NDArray[Any]) -> Array:
     """Return an array as Flower's `Array` of it: one copy in place of three, none of a `view`."""
     if not (array.flags.c_contiguous and array.dtype.kind in "biuf"):
         return Array(array)
-    shape, dtype, data = array.shape, array.dtype, array.base
-    header = npy_header(shape, dtype)
+    shape, dtype = array.shape, array.dtype
+    header, data = npy_header(shape, dtype), cast(Any, array.base)
     whole = type(data) is bytes and len(data) == len(header) + array.nbytes
     if not (whole and data.startswith(header)):
         parts: list[Any] = [header, np.ascontiguousarray(array)]
