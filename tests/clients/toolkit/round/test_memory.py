@@ -51,6 +51,14 @@ def test_an_accepted_round_is_recalled_and_a_lost_one_has_not_happened() -> None
     assert sorted(context.state) == ["memory.5", "memory.6", "mine"]
 
 
+def test_where_the_server_sends_all_again_a_round_is_kept_alone() -> None:
+    context = new_context()
+    memory = Memory(context)
+    for server_round, version in ((1, 0), (2, 1), (4, 2)):
+        memory.keep(at(server_round, version), kept(server_round), resent=True)
+        assert list(context.state) == [f"memory.{server_round}"]
+
+
 def test_what_is_kept_is_a_copy() -> None:
     memory = Memory(new_context())
     arrays = kept(1.0)

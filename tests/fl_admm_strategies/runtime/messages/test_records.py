@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Array
 from numpy.testing import assert_array_equal
 
 from fl_admm_strategies.runtime.messages.records import (
     ClientInstruction,
     brief,
     describe,
+    packed,
     parse_groups,
     read_names,
     split_groups,
+    to_array,
+    view,
     who_lost,
 )
 from tests.support.refusals import refused
@@ -119,3 +123,18 @@ class Mute(Exception):  # noqa: N818
 def test_an_error_without_a_text_has_a_description() -> None:
     assert describe(Mute()) == "Mute: (no text: its __str__ raises SystemExit)"
     assert describe(ValueError("a\nb")) == "ValueError: a b"
+
+
+def test_what_is_packed_is_copied_once() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    once = packed(array)
+    array[:] = 0
+    assert not once.flags.writeable
+    assert_array_equal(once, np.arange(6.0).reshape(2, 3))
+    data = to_array(once).data
+    assert to_array(view(to_array(once))).data is data
+    assert_array_equal(Array(once).numpy(), to_array(once).numpy())
+    # A part of it, or the same bytes in another shape, is another array; so are other bytes.
+    foreign = np.frombuffer(bytes(128) + array.tobytes(), offset=128)
+    for other in (once[1:], once.reshape(3, 2), once.T, once.view(np.int64), foreign):
+        assert_array_equal(to_array(other).numpy(), other)
