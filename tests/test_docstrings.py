@@ -22,6 +22,7 @@ from torch import nn
 import clients
 import fl_admm_strategies
 from fl_admm_strategies import InProcessGrid, StatefulStrategy
+from tests.support.pace import fast
 
 CLASSES, FEATURES, SAMPLES = 3, 4, 12
 USERS, ITEMS = 4, 3706
@@ -154,7 +155,12 @@ def trained(grid: InProcessGrid) -> Context:
     return grid.context(5)
 
 
-@pytest.mark.parametrize("example", [*examples()], ids=lambda example: example.name)
+EXAMPLES = [*examples()]
+LONG = ("FedEASE", "FedMAvg", "FedMGS")  # of many items
+SHORT = [one.name for one in EXAMPLES if not one.name.endswith(LONG)]
+
+
+@pytest.mark.parametrize("example", fast(SHORT, EXAMPLES))
 def test_an_example_runs(example, capsys, monkeypatch):
     method = example.name.rpartition(".")[2]
     if not method.startswith(RECOMMENDERS):  # which show what they measure in the last round

@@ -116,6 +116,7 @@ def test_the_changed_project_runs(server, client, caplog):
     assert any("SmoothedSCAD(lam=0.6" in message for message in messages)
 
 
+@pytest.mark.slow
 def test_fpfc_finds_groups_by_a_training_loop_of_ones_own() -> None:
     # 76 samples and batches of 20, with batch norm: 15 are held out, and 61 would leave one alone.
     def train(net, loader, epochs, lr, device, objective):

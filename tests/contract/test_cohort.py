@@ -58,7 +58,7 @@ def run(case: Case, num_nodes: int, cohort: Any, **options: Any) -> StatefulStra
     return strategy
 
 
-@pytest.mark.parametrize("case", fast(["FPFC", "FedAPM", "FLAME", "Ditto"], AT_ANY_PACE))
+@pytest.mark.parametrize("case", fast(["FPFC", "FedAPM"], AT_ANY_PACE))
 def test_a_run_with_cohorts_is_that_without_to_rounding_on_any_number_of_nodes(case, monkeypatch):
     stacks: list[int] = []
     descend = cohort_module.descend

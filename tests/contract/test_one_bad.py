@@ -214,7 +214,7 @@ def moved(strategy: FedADMM) -> float:
     return float(np.sqrt(sum(np.sum(change**2) for change in changes)))
 
 
-@pytest.mark.parametrize("most", [None, 300])
+@pytest.mark.parametrize("most", fast([None], [None, 300]))
 def test_clients_that_never_answer_have_no_weight_in_the_end(
     most: int | None, warned: Warned
 ) -> None:
@@ -229,6 +229,7 @@ def test_clients_that_never_answer_have_no_weight_in_the_end(
     assert warned("node 5" if most is None else "never answered")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_who_never_answered(tmp_path: Path) -> None:
     def start(grid: Phantoms, num_rounds: int, **options: Any) -> FedADMM:
         strategy = FedADMM(

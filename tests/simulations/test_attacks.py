@@ -245,18 +245,18 @@ def final(strategy: Any, client_class: Any, attack: Attack, rounds: int = 3) -> 
     return strategy
 
 
+FORMS = [
+    (FedADMM, FedADMMClient),
+    (partial(FedADMM, published=True), FedADMMClient),
+    (FLAME, FLAMEClient),
+    (partial(FLAME, averaging="all"), FLAMEClient),
+    (partial(FLAME, published=True), FLAMEClient),
+    (partial(FLAME, published=True, rho=0.4), FLAMEClient),
+]
+
+
 @pytest.mark.parametrize("kind", fast(["gaussian"], ["same-value", "gaussian"]))
-@pytest.mark.parametrize(
-    ("make", "client_class"),
-    [
-        (FedADMM, FedADMMClient),
-        (partial(FedADMM, published=True), FedADMMClient),
-        (FLAME, FLAMEClient),
-        (partial(FLAME, averaging="all"), FLAMEClient),
-        (partial(FLAME, published=True), FLAMEClient),
-        (partial(FLAME, published=True, rho=0.4), FLAMEClient),
-    ],
-)
+@pytest.mark.parametrize(("make", "client_class"), fast([FORMS[0], FORMS[4]], FORMS))
 def test_where_the_duals_live_changes_nothing_of_an_attack(
     make: Any, client_class: Any, kind: Any
 ) -> None:

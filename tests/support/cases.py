@@ -72,7 +72,7 @@ class Case:
     variant : bool
         Whether its tests are slow ones: it is another setting of a strategy that is among the
         others, or one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj
-        with FLAME, FedALS with FedMC-ADMM, Local and pFedMe with Ditto).
+        with FLAME, FedALS with FedMC-ADMM, Ditto, Local and pFedMe with FedAvg and FedAPM).
     """
 
     name: str
@@ -206,7 +206,9 @@ CASES = [
         enlarged=large.of_wide_samples,
     ),
     Case("FedAvg", partial(library.FedAvg, lr=0.5), of.SGDClient),
-    keeping("Ditto", partial(library.Ditto, lam=0.5, lr=0.5, weights="size"), of.DittoClient),
+    keeping_variant(
+        "Ditto", partial(library.Ditto, lam=0.5, lr=0.5, weights="size"), of.DittoClient
+    ),
     variant(
         "FPFC-l1", partial(library.FPFC, library.L1(0.05), **STEPS), of.FPFCClient, view=views.PAIRS
     ),

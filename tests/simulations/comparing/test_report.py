@@ -201,6 +201,7 @@ def test_what_is_special_is_escaped(tmp_path: Path) -> None:
     assert r"<i> & – \\" in latex
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_sweep_is_a_row_a_method_and_a_column_a_value(tmp_path: Path) -> None:
     swept = {"attack.kind": ["gaussian", "sign-flip"], "attack.ratio": [0, 0.2]}
     comparison = read(None, {"methods": ["ditto", "local"], "seeds": 2, "sweep": swept})

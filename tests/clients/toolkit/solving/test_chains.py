@@ -167,9 +167,10 @@ CASES: dict[str, tuple[str, Terms, Step, bool, nn.Module]] = {
     "clipping": ("ReLU", pulls, Step(0.1, max_grad_norm=0.3), False, nn.CrossEntropyLoss()),
     "an image": ("ReLU", image, Step(0.1), False, nn.CrossEntropyLoss()),
 }
+FAST = ["ReLU", "softmax", "squared error", "all at once", "momentum", "clipping", "an image"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", fast(FAST, CASES))
 @pytest.mark.parametrize("dtype", fast([torch.float64], [torch.float32, torch.float64]))
 def test_a_chain_gets_what_any_models_get_and_what_each_gets_alone(
     case: str, dtype: torch.dtype
@@ -238,7 +239,7 @@ def test_layers_that_do_not_move_stay_and_those_below_them_move() -> None:
                 torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", fast([torch.float32], [torch.float32, torch.float64]))
 @pytest.mark.parametrize("kind", ["softmax", "Tanh, GELU", "LeakyReLU, Sigmoid"])
 def test_a_client_gets_the_same_bits_in_every_stack(kind: str, dtype: torch.dtype) -> None:
     """At 61-33-7, of which nothing is a whole number of vectors, and any number of clients."""

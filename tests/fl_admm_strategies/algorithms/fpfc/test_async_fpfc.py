@@ -229,6 +229,7 @@ def test_of_two_clients_none_waits() -> None:
     assert strategy.waited == {}
 
 
+@pytest.mark.slow
 def test_a_reply_that_50_others_of_each_have_overtaken_is_dropped(warned: Warned) -> None:
     def late(server_round: int, client: int) -> float:
         return {1: 102.0, 104: 3.0}.get(server_round, 50.0) if client == 1 else 1.0

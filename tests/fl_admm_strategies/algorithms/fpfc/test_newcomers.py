@@ -143,6 +143,7 @@ def test_one_without_a_finite_loss_does_not_keep_others_from_joining() -> None:
     assert strategy.groups() == {0: None, 1: trained().models().cluster_of[0]}
 
 
+@pytest.mark.slow
 def test_one_of_no_group_is_alone() -> None:
     strategy = trained().newcomers(min_available_nodes=1, published=True)
     other = torch.tensor([[9.0, -9.0, 9.0], [9.0, -9.0, 9.0]])

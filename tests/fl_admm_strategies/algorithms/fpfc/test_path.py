@@ -35,6 +35,7 @@ from tests.support.federation import (
     assert_same_bits,
     node_of,
 )
+from tests.support.pace import fast
 from tests.support.refusals import Warned, refused, warnings_in
 from tests.support.slopes import SLOPES, Samples, app_of, arrays, client_of, model, samples
 
@@ -286,7 +287,7 @@ def test_one_bill_for_all_stages() -> None:
 
 
 @pytest.mark.parametrize("online", [FROM_ROUND_3, GONE_AND_BACK], ids=["joins", "leaves"])
-@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("warm", fast([True], [True, False]))
 def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(
     online: Online, warm: bool
 ) -> None:
@@ -300,7 +301,7 @@ def test_clients_may_come_and_go_between_the_best_and_the_return_to_it(
     assert taken.chosen is not None
 
 
-@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("warm", fast([True], [True, False]))
 @pytest.mark.parametrize("coming", [True, False])
 def test_lambdas_are_compared_by_the_clients_that_were_there_with_both(
     warm: bool, coming: bool
@@ -335,7 +336,7 @@ def test_lambdas_are_compared_by_the_clients_that_were_there_with_both(
     assert (taken.chosen, taken.last_rounds.tolist()) == (1, [3, 6])
 
 
-@pytest.mark.parametrize("loss", [1e308, float("inf"), float("nan")])
+@pytest.mark.parametrize("loss", fast([float("inf")], [1e308, float("inf"), float("nan")]))
 def test_a_loss_that_is_none_is_the_worst_and_can_be_saved(loss: float) -> None:
     class Diverged(FPFCClient):
         def measure(self, problem: Any) -> dict[str, float]:

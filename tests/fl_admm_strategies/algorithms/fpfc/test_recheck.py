@@ -51,7 +51,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "FUSION_ROUNDS", 4)
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", fast(["merged"], WRONG))
 def test_wrong_groups_are_mended(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, WRONG[wrong])
     strategy = auto()
@@ -90,7 +90,8 @@ def test_right_groups_are_looked_at_once_and_keep_their_models() -> None:
     assert strategy.state.source.found.rechecks == RECHECKS
 
 
-@pytest.mark.parametrize("lost", fast([REPROBE], [REPROBE, JUDGE]))
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [REPROBE, JUDGE])
 def test_who_does_not_reply_goes_where_its_group_goes_and_is_heard_later(
     lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_who_does_not_reply_goes_where_its_group_goes_and_is_heard_later(
     assert strategy.clusters().tolist() == TRUTH
 
 
+@pytest.mark.slow
 def test_a_later_look_at_the_same_samples_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     said, decide = [], Recheck.decide
 
@@ -145,6 +147,7 @@ def test_uploads_of_a_re_check_are_clipped_as_in_the_search() -> None:
     assert strategy.clusters().tolist() == TRUTH
 
 
+@pytest.mark.slow
 def test_a_client_leaves_and_one_comes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, WRONG["merged"])
     nodes = [FIRST + place for place in range(7)]

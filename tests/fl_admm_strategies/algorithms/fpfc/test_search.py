@@ -236,6 +236,7 @@ def of_one_feature_each(client: int) -> Samples:
     return inputs, outputs + inputs @ SLOPES[0][:, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "groups"), [(90, [0, 0, 0]), (SCORE + 30, [0, 1, 2])])
 def test_where_alone_is_taken_the_best_other_grouping_has_more_time(
     rounds: int, groups: list[int]
@@ -269,6 +270,7 @@ def test_more_time_where_only_a_client_without_a_place_is_sampled() -> None:
     assert not [r for r in longer if 3 in asked(grid, r)]
 
 
+@pytest.mark.slow
 def test_of_many_clients_a_few_choose_and_the_one_of_its_kind_is_among_them() -> None:
     # 43 of one regression and 1 of another; models are not refitted.
     count, odd = 44, 7

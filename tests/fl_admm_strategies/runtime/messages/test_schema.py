@@ -119,7 +119,7 @@ def test_an_integer_is_a_number_where_a_float_is_wanted() -> None:
     assert_same(received(instruction), question(rho=2.0))
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(names=st.lists(st.text(), unique=True, max_size=4), rho=st.floats(allow_nan=False))
 def test_any_names_travel_in_one_message_or_in_one_of_several(names: list[str], rho: float) -> None:
     arrays = {name: np.array([float(i)]) for i, name in enumerate(names)}
