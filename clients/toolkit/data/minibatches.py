@@ -41,14 +41,11 @@ class Minibatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of an epoch."""
-        _draw()  # a DataLoader draws a seed for its workers, of which there are none here
+        # A DataLoader draws a seed for its workers, of which there are none here, then the order's.
+        _, seed = torch.empty(2, dtype=torch.int64).random_().tolist()
         generator = torch.Generator()
-        generator.manual_seed(_draw())
+        generator.manual_seed(seed)
         inputs, targets = self.dataset.tensors
-        order = torch.randperm(len(inputs), generator=generator)
-        for indices in torch.split(order, self.batch_size):
-            yield inputs[indices], targets[indices]
-
-
-def _draw() -> int:
-    return int(torch.empty((), dtype=torch.int64).random_())
+        order = torch.randperm(inputs.shape[0], generator=generator)
+        for places in order.split(self.batch_size):
+            yield inputs[places], targets[places]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,13 +165,14 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return named
 
 
-def tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the parameters and buffers of a module and its parts."""
-    for tensors in (module._parameters, module._buffers):
-        yield from (tensor for tensor in tensors.values() if tensor is not None)
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of a module and its parts."""
+    held = [*module._parameters.values(), *module._buffers.values()]
+    found = [tensor for tensor in held if tensor is not None]
     for part in module._modules.values():
         if part is not None:
-            yield from tensors_of(part)
+            found += tensors_of(part)
+    return found
 
 
 def _collect(

@@ -68,14 +68,15 @@ def _value(value: Any) -> Hashable:
 def _module(module: nn.Module) -> Hashable:
     """Return what a module is compared by: its class and attributes, and those of its parts."""
     known = type(module) in _LAYERS or _of_unknown_class(module)
-    if not known or next(module.buffers(recurse=False), None) is not None:
+    if not known or any(buffer is not None for buffer in module._buffers.values()):
         raise _CannotCompareError
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(vars(module)[name] for name in hooks):
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    if before or after or module._backward_pre_hooks or module._backward_hooks:
         raise _CannotCompareError
-    public = [n for n in vars(module).keys() - _OF_ALL if not n.startswith("_")]
-    settings = tuple((name, _value(vars(module)[name])) for name in sorted(public))
-    return type(module), settings, tuple((n, _module(part)) for n, part in module.named_children())
+    public = {n: v for n, v in vars(module).items() if n not in _OF_ALL and n[0] != "_"}
+    settings = tuple((name, _value(value)) for name, value in public.items())
+    parts = [(n, _module(part)) for n, part in module._modules.items() if part is not None]
+    return type(module), settings, tuple(parts)
 
 
 def _of_unknown_class(module: nn.Module) -> bool:
@@ -141,7 +142,7 @@ def _tried(model: nn.Module, inputs: Tensor, training: bool) -> bool:
 
 
 def _parameters(model: nn.Module, own: Mapping[str, nn.Parameter]) -> Hashable:
-    if sum(1 for _ in tensors_of(model)) != len(own) or len({p.dtype for p in own.values()}) != 1:
+    if len(tensors_of(model)) != len(own) or len({p.dtype for p in own.values()}) != 1:
         raise _CannotCompareError  # tied, or mixed
     if next(iter(own.values())).dtype not in (torch.float32, torch.float64):
         raise _CannotCompareError
@@ -151,10 +152,10 @@ def _parameters(model: nn.Module, own: Mapping[str, nn.Parameter]) -> Hashable:
 def _loss(loss_fn: Any) -> Hashable:
     if not isinstance(loss_fn, nn.Module):
         return id(loss_fn)
-    if next(tensors_of(loss_fn), None) is not None:
+    if tensors_of(loss_fn):
         raise _CannotCompareError
-    public = [n for n in vars(loss_fn) if not n.startswith("_")]
-    return type(loss_fn), tuple((n, _value(vars(loss_fn)[n])) for n in sorted(public))
+    public = [(name, value) for name, value in vars(loss_fn).items() if name[0] != "_"]
+    return type(loss_fn), tuple((name, _value(value)) for name, value in public)
 
 
 def _term(term: Any) -> Hashable:
