@@ -59,6 +59,7 @@ def make_client_app(config: RunConfig | None = None) -> ClientApp:
         lambda context: _build_client(config_of(context), context),
         num_clients=lambda context: _federation(config_of(context)).problem.num_clients,
         cohort=lambda context: _federation(config_of(context)).problem.settings.training.cohort,
+        keep_clients=True,
     )
 
 

@@ -123,7 +123,7 @@ def apart(stamps: list[float]) -> list[float]:
 
 
 def ours(case: Case, method: str, rounds: int) -> list[float]:
-    """Run this library's method, packed on one node in this process, all defaults."""
+    """Run this library's method, packed on one node in this process, which keeps its clients."""
     net = initial(case)
     options: dict[str, Any] = {"fraction_evaluate": 0.0, "lr": LR}
     strategy: Any
@@ -149,7 +149,8 @@ def ours(case: Case, method: str, rounds: int) -> list[float]:
         return client_class(context, model(client), loader, nn.CrossEntropyLoss()).to_client()
 
     stamps: list[float] = []
-    with InProcessGrid(client_app(client_fn, num_clients=case.clients), 1) as grid:
+    app = client_app(client_fn, num_clients=case.clients, keep_clients=True)
+    with InProcessGrid(app, 1) as grid:
         strategy.start(
             grid,
             ArrayRecord(net.state_dict()),

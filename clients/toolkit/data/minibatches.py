@@ -47,5 +47,5 @@ class Minibatches:
         generator.manual_seed(seed)
         inputs, targets = self.dataset.tensors
         order = torch.randperm(inputs.shape[0], generator=generator)
-        for places in order.split(self.batch_size):
+        for places in torch.split(order, self.batch_size):
             yield inputs[places], targets[places]

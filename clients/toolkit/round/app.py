@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawRe
 from ..errors import plain_errors
 from ..solving.steps import Choice
 from .mods import through
+from .residents import Residents, residents_of
 
 ClientFn = Callable[[Context], Any]
 _NUMBER = (int, float)
@@ -48,6 +50,7 @@ def client_app(
     *,
     num_clients: int | Callable[[Context], int] | None = None,
     cohort: Cohort | Callable[[Context], Cohort] = "auto",
+    keep_clients: bool = False,
     may_collect: bool | Callable[[Context], bool] = False,
     mods: Sequence[Mod] = (),
 ) -> ClientApp:
@@ -69,6 +72,12 @@ def client_app(
         losses allow it (docs/scaling.md): equal to rounding, several times faster for small models.
         "auto" does so with 16 clients or more and models that gain by it. It takes `num_clients`.
         A callable gets the node's context.
+    keep_clients : bool (default: False)
+        Whether a process keeps the hosted clients that `client_fn` made, in place of making them
+        anew for every message: the same bits in less time, where `client_fn` gives a client the
+        same data in every round, and loaders without random numbers of their own (a train loader's
+        ``generator`` is seeded in every round). Clients of a class of your own are made anew, and
+        so are those whose models do not fit into 256 MiB with all others'. It takes `num_clients`.
     may_collect : bool or callable (default: False)
         Whether the server may fetch what its method leaves with a client, the personal model, as
         ``start(collect=True)`` does. A callable gets the node's context, for the site to decide:
@@ -100,6 +109,11 @@ def client_app(
             "num_clients is given without a client_fn, but handlers of one's own answer for one "
             "client on each node. Give client_app a client_fn, or leave num_clients out."
         )
+    if keep_clients and num_clients is None:
+        raise ValueError(
+            "keep_clients is True without num_clients: a node that is one client makes it anew for "
+            "every message. Give num_clients, or leave keep_clients out."
+        )
     if not callable(cohort):
         check_choice("cohort", cohort, ("auto", True, False))
     if mods and client_fn is None:
@@ -113,6 +127,7 @@ def client_app(
             "waits for its reply, so that clients cannot train together. Leave one of them out."
         )
     app = ClientApp()
+    app_id = secrets.token_hex()
 
     def hosted(context: Context) -> tuple[list[int] | None, int]:
         """Return the ids of this node's clients (None: it cannot tell) and the total."""
@@ -163,7 +178,10 @@ def client_app(
             run_all, at_once = partial(_one_by_one, passed), 1
         instructions = {client: asked[label] for client, label in labels.items()}
         packer = ReplyPacker(len(asked))
-        hosted_replies = run_hosted(client_fn, instructions, context, total, run_all, at_once)
+        residents = residents_of((app_id, context.run_id)) if keep_clients else None
+        hosted_replies = run_hosted(
+            client_fn, instructions, context, total, run_all, at_once, residents
+        )
         with only_new_collected():
             for client_id, reply in hosted_replies:
                 packer.add(labels[client_id], reply)
@@ -254,6 +272,7 @@ def run_hosted(
     total: int,
     run_all: RunAll,
     at_once: int,
+    residents: Residents | None = None,
 ) -> Iterator[tuple[int, RawReply]]:
     """Have the hosted clients of one message do what they are asked; yield what they reply.
 
@@ -272,12 +291,18 @@ def run_hosted(
         Has some clients do their work.
     at_once : int
         How many clients are made at a time; no more of them, and of their replies, are in memory.
+    residents : Residents, optional
+        Keeps clients for the next message.
 
     Yields
     ------
     client : int
     reply : RawReply
     """
+
+    def make(hosted: Context) -> NumPyClient:
+        return _numpy_client(client_fn(hosted))
+
     states = _split_state(context.state)
     waiting = list(asked.items())
     for start in range(0, len(waiting), at_once):
@@ -288,7 +313,11 @@ def run_hosted(
         for client_id, instruction in some:
             hosted = _hosted_context(context, client_id, total, states.get(client_id, {}))
             try:
-                jobs[client_id] = _numpy_client(client_fn(hosted)), instruction
+                if residents is None:
+                    client = make(hosted)
+                else:
+                    client, hosted = residents.client(client_id, hosted, make)
+                jobs[client_id] = client, instruction
             except Interrupted:
                 raise
             except BaseException as error:
@@ -296,11 +325,14 @@ def run_hosted(
             contexts[client_id] = hosted
         replies |= run_all(jobs)
         for client_id in jobs:
-            if replies[client_id].error is None:
+            failed = replies[client_id].error is not None
+            if not failed:
                 for key in states.get(client_id, {}):
                     del context.state[f"{key}@{client_id}"]
                 for key, record in contexts[client_id].state.items():
                     context.state[f"{key}@{client_id}"] = record
+            if residents is not None:
+                residents.leave(client_id, failed)
         jobs.clear()
         for client_id, _ in some:
             yield client_id, replies.pop(client_id)

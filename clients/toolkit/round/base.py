@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar, Generic, Never, TypeVar
@@ -161,6 +161,14 @@ class MethodClient(NumPyClient, Generic[Asked]):
         Then they are views of the message, and not copied, and what it uploads may be read-only.
         """
         return _is_ours(type(self))
+
+    def model_bytes(self) -> int:
+        """Return what its model takes, where it has one that it changes."""
+        return 0
+
+    def restorer(self) -> Callable[[], None]:
+        """Return what makes its model, if it has one, again what it is now."""
+        return lambda: None
 
     @property
     def together(self) -> Driver | None:

@@ -102,6 +102,8 @@ class TorchClient(MethodClient[Asked]):
 
     cohort = staticmethod(fit_together)
     cohort_test = staticmethod(evaluate_together)
+    looks: Any = None
+    """What a cohort compares its model by, once it has."""
     _seed: int | None = None  # of this round
 
     def __init__(
@@ -137,6 +139,20 @@ class TorchClient(MethodClient[Asked]):
         self.test_problem = (
             None if test_loader is None else replace(self.train_problem, loader=test_loader)
         )
+
+    def model_bytes(self) -> int:
+        """Return what its model takes."""
+        return sum(tensor.nbytes for tensor in tensors_of(self.model))
+
+    def restorer(self) -> Callable[[], None]:
+        """Return what makes its model again what it is now."""
+        now = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors_of(self.model)]
+
+        def restore() -> None:
+            for tensor, values in now:
+                tensor.copy_(values)
+
+        return restore
 
     def perform(self, asked: Minimisation | Measurement) -> Any:
         """Do what a step asks for.

@@ -221,8 +221,12 @@ class _Session(Session):
 
     @cached_property
     def _looks(self) -> tuple[Hashable, Hashable]:
-        """What its model is compared by."""
-        return _module(self.client.model), _parameters(self.client.model, self._own)
+        """What its model is compared by; a client that is kept knows it from round to round."""
+        if self.client.looks is None:
+            model = self.client.model
+            self.client.looks = _module(model), _parameters(model, self._own)
+        looks: tuple[Hashable, Hashable] = self.client.looks
+        return looks
 
     def begin(self) -> None:
         """Let a descent have its batches."""

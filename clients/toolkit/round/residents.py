@@ -1,0 +1,102 @@
+"""The clients that a process keeps from one message to the next, in place of making them anew.
+
+A client's context stays the truth: one that is kept gets the context of the new message, and the
+model as `client_fn` gave it, so that it does to the bit what one that is made anew would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+
+MOST_BYTES = 2**28
+"""Of the models of all clients that a process keeps, each twice; others are made anew: 256 MiB."""
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A client that is kept.
+
+    Attributes
+    ----------
+    client : NumPyClient
+    context : Context
+        The client's own. Between two messages its state is empty: that is in the node's.
+    restore : callable
+        Makes its model again what `client_fn` gave it.
+    num_bytes : int
+    """
+
+    client: NumPyClient
+    context: Context
+    restore: Callable[[], None]
+    num_bytes: int
+
+    def renew(self, context: Context) -> None:
+        """Make it what it would be if it were made anew, with this context."""
+        for field in fields(Context):
+            if field.name != "state":
+                setattr(self.context, field.name, getattr(context, field.name))
+        self.context.state.clear()
+        self.context.state.update(context.state)
+        self.restore()
+
+
+class Residents:
+    """The clients of one app and run that this process keeps.
+
+    They are those of this package's classes, which keep nothing on themselves, as far as their
+    models fit into `MOST_BYTES`. A client that fails is made anew.
+
+    Parameters
+    ----------
+    owner : Hashable
+        The app and the run.
+    """
+
+    def __init__(self, owner: Hashable) -> None:
+        self.owner = owner
+        self._kept: dict[int, Resident] = {}
+        self._bytes = 0
+
+    def client(
+        self, client_id: int, context: Context, make: Callable[[Context], NumPyClient]
+    ) -> tuple[NumPyClient, Context]:
+        """Return a client, kept or made, and its context, in which the given one's state is."""
+        if (resident := self._kept.get(client_id)) is not None:
+            resident.renew(context)
+            return resident.client, resident.context
+        client: Any = make(context)
+        if getattr(client, "only_reads", False):  # a `MethodClient` of this package
+            num_bytes = 2 * client.model_bytes()
+            if self._bytes + num_bytes <= MOST_BYTES:
+                self._bytes += num_bytes
+                self._kept[client_id] = Resident(client, context, client.restorer(), num_bytes)
+        return client, context
+
+    def leave(self, client_id: int, failed: bool) -> None:
+        """Let go of a client that failed, and of the state of one that did not."""
+        if (resident := self._kept.get(client_id)) is None:
+            return
+        if failed:
+            self._bytes -= resident.num_bytes
+            del self._kept[client_id]
+        else:
+            resident.context.state.clear()
+
+
+_OF_THIS_PROCESS = [Residents(None)]
+
+
+def residents_of(owner: Hashable) -> Residents:
+    """Return the kept clients of an app and run; those of any other are forgotten.
+
+    They belong to the process and not to the app: Ray unpickles that for every message.
+    """
+    if _OF_THIS_PROCESS[0].owner != owner:
+        _OF_THIS_PROCESS[0] = Residents(owner)
+    return _OF_THIS_PROCESS[0]
