@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,16 @@ def test_a_run_does_not_get_the_clients_of_another_app() -> None:
         run(case, app)
     assert made[0] == made[1]
     assert made[0]
+
+
+def test_they_travel_with_an_app_as_its_id() -> None:
+    here = residents.Residents("an app")
+    there = pickle.loads(pickle.dumps(here))
+    assert there is not here
+    assert pickle.loads(pickle.dumps(here)) is there
+    other = pickle.loads(pickle.dumps(residents.Residents("another")))
+    assert other is not there
+    assert pickle.loads(pickle.dumps(here)) is not there  # one app's at a time
 
 
 def test_it_takes_hosted_clients() -> None:

@@ -30,7 +30,7 @@ from fl_admm_strategies.runtime.messages.records import ClientInstruction, RawRe
 from ..errors import plain_errors
 from ..solving.steps import Choice
 from .mods import through
-from .residents import Residents, residents_of
+from .residents import Residents
 
 ClientFn = Callable[[Context], Any]
 _NUMBER = (int, float)
@@ -127,7 +127,7 @@ def client_app(
             "waits for its reply, so that clients cannot train together. Leave one of them out."
         )
     app = ClientApp()
-    app_id = secrets.token_hex()
+    residents = Residents(secrets.token_hex()) if keep_clients else None
 
     def hosted(context: Context) -> tuple[list[int] | None, int]:
         """Return the ids of this node's clients (None: it cannot tell) and the total."""
@@ -178,7 +178,6 @@ def client_app(
             run_all, at_once = partial(_one_by_one, passed), 1
         instructions = {client: asked[label] for client, label in labels.items()}
         packer = ReplyPacker(len(asked))
-        residents = residents_of((app_id, context.run_id)) if keep_clients else None
         hosted_replies = run_hosted(
             client_fn, instructions, context, total, run_all, at_once, residents
         )

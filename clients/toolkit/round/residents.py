@@ -6,7 +6,7 @@ model as `client_fn` gave it, so that it does to the bit what one that is made a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -47,26 +47,33 @@ class Resident:
 
 
 class Residents:
-    """The clients of one app and run that this process keeps.
+    """The clients of one app that a process keeps.
 
     They are those of this package's classes, which keep nothing on themselves, as far as their
-    models fit into `MOST_BYTES`. A client that fails is made anew.
+    models fit into `MOST_BYTES`. A client that fails is made anew, and all are for another run.
+    They go with the app; but Ray unpickles that for every message, so there they are the process's.
 
     Parameters
     ----------
-    owner : Hashable
-        The app and the run.
+    app_id : str
     """
 
-    def __init__(self, owner: Hashable) -> None:
-        self.owner = owner
+    def __init__(self, app_id: str) -> None:
+        self._app_id = app_id
+        self._run_id: int | None = None
         self._kept: dict[int, Resident] = {}
         self._bytes = 0
+
+    def __reduce__(self) -> tuple[Callable[[str], Residents], tuple[str]]:
+        """Travel as the id of the app."""
+        return _of_this_process, (self._app_id,)
 
     def client(
         self, client_id: int, context: Context, make: Callable[[Context], NumPyClient]
     ) -> tuple[NumPyClient, Context]:
         """Return a client, kept or made, and its context, in which the given one's state is."""
+        if context.run_id != self._run_id:
+            self._run_id, self._kept, self._bytes = context.run_id, {}, 0
         if (resident := self._kept.get(client_id)) is not None:
             resident.renew(context)
             return resident.client, resident.context
@@ -89,14 +96,12 @@ class Residents:
             resident.context.state.clear()
 
 
-_OF_THIS_PROCESS = [Residents(None)]
+_UNPICKLED: dict[str, Residents] = {}
 
 
-def residents_of(owner: Hashable) -> Residents:
-    """Return the kept clients of an app and run; those of any other are forgotten.
-
-    They belong to the process and not to the app: Ray unpickles that for every message.
-    """
-    if _OF_THIS_PROCESS[0].owner != owner:
-        _OF_THIS_PROCESS[0] = Residents(owner)
-    return _OF_THIS_PROCESS[0]
+def _of_this_process(app_id: str) -> Residents:
+    """Return what this process keeps of an app that came to it; of any other it keeps nothing."""
+    if app_id not in _UNPICKLED:
+        _UNPICKLED.clear()
+        _UNPICKLED[app_id] = Residents(app_id)
+    return _UNPICKLED[app_id]
