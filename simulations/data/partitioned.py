@@ -159,10 +159,16 @@ def partitioned(
 
 
 def _turned(x: torch.Tensor, quarters: int, name: str) -> torch.Tensor:
-    """Return pictures, shape (n, channels, height, width), turned by quarters of a circle."""
-    if x.ndim != 4 or x.shape[-1] != x.shape[-2]:
+    """Return square pictures turned by quarters of a circle.
+
+    Their shape is (n, channels, height, width), or (n, pixels), row by row.
+    """
+    side = math.isqrt(x.shape[-1])
+    is_flat = x.ndim == 2 and side**2 == x.shape[-1]
+    pictures = x.reshape(len(x), 1, side, side) if is_flat else x
+    if pictures.ndim != 4 or pictures.shape[-1] != pictures.shape[-2]:
         raise ValueError(
             f"Inputs of {name} have shape {tuple(x.shape[1:])}, expected square pictures. Use "
             "'rotation' with 'mnist' or another set of images."
         )
-    return torch.rot90(x, quarters, (-2, -1)).contiguous()
+    return torch.rot90(pictures, quarters, (-2, -1)).reshape(x.shape)

@@ -83,7 +83,7 @@ def unpack(problem: str, folder: Path) -> None:
     with file.open(encoding="utf-8", newline="") as opened:
         for text in csv.DictReader(opened):
             line = {key: _value(value) for key, value in text.items() if value}
-            known = {key: line.get(key) for key in OF_A_FILE if key != "error" or key in line}
+            known = {key: line[key] for key in OF_A_FILE if key in line}
             run = runs.setdefault(text["file"], known)
             if "error" in run:
                 continue
@@ -247,8 +247,8 @@ matters as much as the step size, such as Ditto's `lam`, could do better. Local 
 definition: each problem's page has the gradients, bytes and seconds."""
 GOING_ON = """Each problem is a comparison file beside this page, and every run a line of the
 CSV of the same name, so that nothing is run twice. With ten seeds of all methods it is 2,800
-runs, of two to four seconds of the processor on the digits and two on the regression; HAR and the
-CNN were not timed. `--seeds 0` writes the pages only; the extra `compare` has to be installed."""
+runs, of one to four seconds of the processor on the digits, two on the regression and three to seven
+on HAR; the CNN was not timed. `--seeds 0` writes the pages only; the extra `compare` has to be installed."""
 
 
 def main() -> None:

@@ -111,7 +111,6 @@ def test_samples_takes_a_subset_with_the_class_shares_of_the_whole() -> None:
         ({"partition": "alike"}, ["partition", "alike"]),
         ({"partition": "noise", "clients": 1000}, ["1 sample(s)", "clients"]),
         ({"partition": "rotation", "groups": 3}, ["groups", 3]),
-        ({"partition": "rotation"}, ["digits", "(64,)"]),
     ],
 )
 def test_bad_options(options: dict, named: list[Any]) -> None:
@@ -376,19 +375,29 @@ def test_the_groups_of_label_groups_are_the_true_clusters() -> None:
     assert not classes[0] & classes[3]
 
 
-def test_rotation_turns_the_pictures_of_a_group() -> None:
+@pytest.mark.parametrize("shape", [(1, 3, 3), (9,)])
+def test_rotation_turns_the_pictures_of_a_group(shape: tuple[int, ...]) -> None:
     pictures = torch.arange(40 * 9.0).reshape(40, 1, 3, 3)  # of which no two are alike
     labels = np.arange(40) % 10
-    pool = sources.Pool(labels, 10, lambda index: pictures[torch.from_numpy(index)])
+    pool = sources.Pool(
+        labels, 10, lambda index: pictures[torch.from_numpy(index)].reshape(-1, *shape)
+    )
     data = partitioned(lambda seed, root: pool, "x", 0, ROOT, partition="rotation", clients=4)
     assert data.true_clusters is not None
     assert data.true_clusters.tolist() == [0, 1, 2, 3]
     for turns, client in enumerate(data.clients):
         seen = []
         for x, y in parts(client):
-            back = torch.rot90(x, -turns, (-2, -1))
+            assert x.shape[1:] == shape
+            back = torch.rot90(x.reshape(-1, 1, 3, 3), -turns, (-2, -1))
             which = (back[:, 0, 0, 0] / 9).long()
             assert torch.equal(back, pictures[which])
             assert y.tolist() == labels[which].tolist()
             seen += which.tolist()
         assert sorted(seen) == list(range(40))
+
+
+def test_rotation_refuses_what_is_no_square() -> None:
+    pool = sources.Pool(np.arange(40) % 10, 10, lambda index: torch.zeros(len(index), 7))
+    with refused(ValueError, "x", "(7,)"):
+        partitioned(lambda seed, root: pool, "x", 0, ROOT, partition="rotation", clients=4)
