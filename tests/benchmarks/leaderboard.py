@@ -247,8 +247,9 @@ matters as much as the step size, such as Ditto's `lam`, could do better. Local 
 definition: each problem's page has the gradients, bytes and seconds."""
 GOING_ON = """Each problem is a comparison file beside this page, and every run a line of the
 CSV of the same name, so that nothing is run twice. With ten seeds of all methods it is 2,800
-runs, of one to four seconds of the processor on the digits, two on the regression and three to seven
-on HAR; the CNN was not timed. `--seeds 0` writes the pages only; the extra `compare` has to be installed."""
+runs, of one to four seconds of the processor on the digits, two on the regression and three to
+seven on HAR; the CNN was not timed. `--seeds 0` writes the pages only; the extra `compare` has to
+be installed."""
 
 
 def main() -> None:
