@@ -7,6 +7,7 @@ from fl_admm_strategies.algorithms.ditto import DittoInstruction
 from fl_admm_strategies.maths.blocks import prefixed
 
 from ..toolkit.round.own_model import OwnModelClient
+from ..toolkit.round.torch_client import read_only
 from ..toolkit.solving.objective import LocalObjective, ProximalTerm
 from ..toolkit.solving.steps import MethodSteps, Minimisation, Scalars
 
@@ -27,7 +28,7 @@ class DittoClient(OwnModelClient[DittoInstruction]):
         names that begin with ``personal-`` those of the personal one.
         """
         self.load(asked.model)
-        w = self.block(self.trained_names())
+        w = read_only({name: asked.model[name] for name in self.trained_names()}, self.device)
         metrics = yield Minimisation(LocalObjective(), asked.lr, asked.local_epochs)
         upload = self.arrays()
         self.load_own(asked.start, config)
