@@ -34,6 +34,7 @@ from clients import (
 from fl_admm_strategies import FedGiA, InProcessGrid, LocalSGD
 from simulations.data.registry import load
 from simulations.reports.fedgia import table_2
+from tests.benchmarks.fpfc_end import read
 
 TOLERANCE, MOST = 1e-9, 1000  # of ||grad f||^2/n; CR
 FIELDS = ["data", "clients", "trial", "method", "k0", "s", "cr", "objective", "squared_gradient"]
@@ -112,14 +113,6 @@ TABLES = {
         Case("synthetic-v1", method, 5, clients=m) for method in BOTH for m in (96, 128, 196, 256)
     ],
 }
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a file; none where there is none."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def rows(cases: Sequence[Case], lines: Sequence[dict[str, str]]) -> Iterator[str]:
