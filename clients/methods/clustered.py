@@ -56,8 +56,8 @@ class PACFLClient(CFLClient):
         """Return the first left singular vectors of the training data, of each class or of all."""
         asked = PACFLQuestion.decode(parameters, config)
         num_examples = self.train_size()
-        with self.seeded(config):
-            batches = list(self.train_problem.batches())
+        self.seed(config)
+        batches = list(self.train_problem.batches())
         if not all(isinstance(batch.inputs, Tensor) for batch in batches):
             raise ValueError(
                 f"The batches' inputs are {type(batches[0].inputs).__name__}, expected one tensor, "

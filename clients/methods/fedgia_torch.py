@@ -53,8 +53,8 @@ class FedGiAClient(TorchClient[FedGiAInstruction], FedGiASteps):
     def measure_curvature(self, model: Arrays, config: Scalars) -> Scalars:
         """Return the estimate of r_i."""
         self.load(model)
-        with self.seeded(config):
-            return {"curvature": largest_curvature(self.train_problem, int(config["seed"]))}
+        self.seed(config)
+        return {"curvature": largest_curvature(self.train_problem, int(config["seed"]))}
 
     def gram(self) -> Curvature:
         """Refuse: the Gram matrix is that of a linear model."""

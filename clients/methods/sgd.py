@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,14 +40,16 @@ class SGDClient(TorchClient[FedAvgInstruction]):
         ValueError
             If there is no step size, nothing to train on, or the arrays are not of this model.
         """
-        self.check_sender(config)
         if "lr" not in config:
+            self.check_sender(config)
             raise ValueError(
                 "The message has no setting 'lr', the step size. Start the strategy with "
                 'train_config=ConfigRecord({"lr": 0.1, "local-epochs": 1, "seed": 0}).'
             )
-        plain = {GROUPS: to_json({ARRAYS: self.model_arrays.names}), "local-epochs": 1}
-        return (yield from super().run_round(parameters, {**plain, **config}))
+        if GROUPS not in config:
+            plain = {GROUPS: to_json({ARRAYS: self.model_arrays.names}), "local-epochs": 1}
+            config = plain | config
+        return (yield from super().run_round(parameters, config))
 
     def steps(self, asked: FedAvgInstruction, config: Scalars) -> MethodSteps:
         """Run x <- x - eta grad f_i(x) from w; upload x."""
@@ -62,8 +62,7 @@ class SGDClient(TorchClient[FedAvgInstruction]):
         (model,) = split_groups(parameters, config, self.model_arrays.names).values()
         return (yield from self.evaluate_models({"global": model}))
 
-    @contextmanager
-    def seeded(self, config: Scalars) -> Iterator[None]:
+    def seed(self, config: Scalars) -> None:
         """Make torch's randomness that of this client in this round.
 
         Flower's own FedAvg tells everybody the run's seed; what a client makes of it is what a
@@ -74,5 +73,4 @@ class SGDClient(TorchClient[FedAvgInstruction]):
             words = [int(config.get("seed", 0)), client, int(config.get("server-round", 0))]
             seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1)
             config = {**config, "seed": int(seed)}
-        with super().seeded(config):
-            yield
+        super().seed(config)

@@ -22,10 +22,17 @@ def plain_errors() -> Iterator[None]:
     except Interrupted:
         raise
     except BaseException as error:
-        if isinstance(error, Exception) and _has_text(error):
+        if (plain := as_plain(error)) is error:
             raise
-        # Without the error, whose notes and the like may raise where it is shown.
-        raise RuntimeError(describe(error)) from None
+        raise plain from None
+
+
+def as_plain(error: BaseException) -> Exception:
+    """Return what `plain_errors` raises in place of an error: mostly the error itself."""
+    if isinstance(error, Exception) and _has_text(error):
+        return error
+    # Without the error, whose notes and the like may raise where it is shown.
+    return RuntimeError(describe(error))
 
 
 def _has_text(error: Exception) -> bool:

@@ -8,6 +8,7 @@ order of the replies are fixed, which Flower's own engines do not promise.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import pickle
@@ -22,7 +23,7 @@ from io import BytesIO
 from logging import ERROR
 from typing import NamedTuple, Self, TypeAlias, TypeVar, cast
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfigValue
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfigValue
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid, ServerApp
@@ -42,8 +43,6 @@ ClientAppLike: TypeAlias = Callable[[Message, Context], Message]
 Given = TypeVar("Given")
 
 _FIRST_NODE_ID = 2  # Flower never gives a client the ids 0 and 1, which is the server
-
-_LARGE = 2**16  # bytes that are not copied
 
 _LONGEST_TRACEBACK = 10_000  # characters of a client's
 
@@ -546,37 +545,40 @@ def _reply_of(
 
 
 def _copied(pair: tuple[Message, Context]) -> tuple[Message, Context]:
-    """Return a copy by pickle, but for large bytes, such as arrays: nobody can change these."""
-    large: list[bytes] = []
+    """Return a copy by pickle, but for the bytes of arrays: nobody can change these."""
+    records: list[ArrayRecord] = []
     file = BytesIO()
-    _Pickler(file, large).dump(pair)
+    _Pickler(file, records).dump(pair)
     file.seek(0)
-    return cast(tuple[Message, Context], _Unpickler(file, large).load())
+    return cast(tuple[Message, Context], _Unpickler(file, records).load())
 
 
 class _Pickler(pickle.Pickler):
-    """Puts large bytes into a list, and their places into the file."""
+    """Puts records of arrays into a list, and their places into the file."""
 
-    def __init__(self, file: BytesIO, large: list[bytes]) -> None:
+    def __init__(self, file: BytesIO, records: list[ArrayRecord]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._large = large
+        self._records = records
 
     def persistent_id(self, item: object) -> int | None:
-        if type(item) is not bytes or len(item) < _LARGE:
+        if type(item) is not ArrayRecord:
             return None
-        self._large.append(item)
-        return len(self._large) - 1
+        self._records.append(item)
+        return len(self._records) - 1
 
 
 class _Unpickler(pickle.Unpickler):
-    """Takes large bytes out of a list again."""
+    """Takes copies of the records out of a list again."""
 
-    def __init__(self, file: BytesIO, large: list[bytes]) -> None:
+    def __init__(self, file: BytesIO, records: list[ArrayRecord]) -> None:
         super().__init__(file)
-        self._large = large
+        self._records = records
 
-    def persistent_load(self, place: int) -> bytes:
-        return self._large[place]
+    def persistent_load(self, place: int) -> ArrayRecord:
+        record = self._records[place].copy()
+        for name, array in record.items():
+            record[name] = copy.copy(array)
+        return record
 
 
 def _failure(error: BaseException) -> _Failure:

@@ -36,7 +36,7 @@ def split_batch(batch: Any) -> tuple[Any, Tensor]:
     TypeError
         If it has another form.
     """
-    if isinstance(batch, Sequence) and len(batch) == 2:
+    if isinstance(batch, tuple | list | Sequence) and len(batch) == 2:
         return batch[0], batch[1]
     if isinstance(batch, Mapping):
         inputs = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
@@ -74,6 +74,8 @@ def whole_batch(batch: Any) -> tuple[Any, Tensor | None]:
 
 def to_device(values: Any, device: torch.device) -> Any:
     """Return tensors, alone or in dicts, lists and tuples, on a device."""
+    if isinstance(values, Tensor):
+        return values.to(device)
     return map_tensors(lambda tensor: tensor.to(device), values)
 
 
@@ -91,6 +93,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
 
 def size_of(values: Any) -> int:
     """Return the number of samples in the tensors of a batch."""
+    if isinstance(values, Tensor):
+        return len(values)
     if isinstance(values, Mapping):
         return size_of(next(iter(values.values())))
     if isinstance(values, tuple):

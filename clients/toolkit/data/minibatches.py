@@ -41,11 +41,21 @@ class Minibatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of an epoch."""
+        order = self._drawn()
+        inputs, targets = self.dataset.tensors
+        for places in torch.split(order, self.batch_size):
+            yield inputs[places], targets[places]
+
+    def epoch(self) -> tuple[Tensor, Tensor]:
+        """Return the batches of an epoch one after another, in less time than one by one."""
+        order = self._drawn()
+        inputs, targets = self.dataset.tensors
+        return inputs[order], targets[order]
+
+    def _drawn(self) -> Tensor:
+        """Draw the order of an epoch."""
         # A DataLoader draws a seed for its workers, of which there are none here, then the order's.
         _, seed = torch.empty(2, dtype=torch.int64).random_().tolist()
         generator = torch.Generator()
         generator.manual_seed(seed)
-        inputs, targets = self.dataset.tensors
-        order = torch.randperm(inputs.shape[0], generator=generator)
-        for places in torch.split(order, self.batch_size):
-            yield inputs[places], targets[places]
+        return torch.randperm(self.dataset.tensors[0].shape[0], generator=generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,13 @@ from fl_admm_strategies.runtime.messages.records import packed
 from fl_admm_strategies.runtime.trust import layout
 from fl_admm_strategies.runtime.trust.layout import BUFFER, FROZEN, TRAINED, wrapper_of
 
+with warnings.catch_warnings():  # PyTorch says once in a process that one may be read-only
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.broadcast_to(0.0, 1))
+
 _HALVES = (torch.float16, torch.bfloat16)
 _LARGE = 2**16  # bytes that are copied once
+_Place = tuple[str, dict[str, Any], str]  # a name, and what holds its tensor under which key
 
 
 class ModelArrays:
@@ -64,11 +70,33 @@ class ModelArrays:
                 (self.trained if parameter.requires_grad else self.frozen).append(name)
         kept = {*self.trained, *self.buffers}
         self.names = [n for n in (full.removeprefix(self.prefix) for full in state) if n in kept]
+        self._known = {*self.names, *self.frozen, *self.tied}
+        places = _places(model, "")
+        held = {full: values[key].data_ptr() for full, values, key in places}
+        self._places = None
+        if held.keys() == state.keys() and all(held[n] == state[n].data_ptr() for n in held):
+            self._places = [(f.removeprefix(self.prefix), values, k) for f, values, k in places]
+            own = {*self.trained, *self.frozen}
+            self._parameters = [place for place in self._places if place[0] in own]
 
-    def parameters(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
-        """Return some of the model's parameters."""
-        parameters = parameters_of(self.model)
-        return {name: parameters[name] for name in names}
+    def _state(self) -> Mapping[str, Tensor]:
+        """Return the tensors of the ``state_dict``, without the prefix of a wrapper.
+
+        To make one takes as long as a step of a small model. Where hooks give nothing another form,
+        they are what the modules hold.
+        """
+        if self._places is not None:
+            return {name: values[key] for name, values, key in self._places}
+        state = self.model.state_dict()
+        return {name.removeprefix(self.prefix): tensor for name, tensor in state.items()}
+
+    def parameters(self, names: Iterable[str] | None = None) -> dict[str, nn.Parameter]:
+        """Return parameters of the model, by default all."""
+        if self._places is None:
+            parameters = parameters_of(self.model)
+        else:
+            parameters = {name: values[key] for name, values, key in self._parameters}
+        return parameters if names is None else {name: parameters[name] for name in names}
 
     def gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the ``.grad`` of parameters; zeros where the loss does not reach one."""
@@ -82,9 +110,9 @@ class ModelArrays:
 
         Large ones are read-only with `to_send`, and not copied again on their way.
         """
-        state = self.model.state_dict()
+        state = self._state()
         wanted = self.names if names is None else names
-        return {name: to_array(state[self.prefix + name], to_send=to_send) for name in wanted}
+        return {name: to_array(state[name], to_send=to_send) for name in wanted}
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put arrays into the model, cast to its dtypes.
@@ -96,31 +124,26 @@ class ModelArrays:
         ValueError
             If one that travels is missing, one is not the model's, or shapes differ.
         """
-        state = self.model.state_dict()
-        known = {*self.names, *self.frozen, *self.tied}
-        if not set(self.names) <= arrays.keys() <= known:
+        state = self._state()
+        if not (self._known >= arrays.keys() and arrays.keys() >= set(self.names)):
             raise ValueError(
                 f"The server sent a model of {len(arrays)} arrays ({', '.join(arrays)}), the "
                 f"client's has {len(self.names)} ({', '.join(self.names)}). Use one model "
                 "definition on both sides, with the same parameters frozen."
             )
         for name, array in arrays.items():
-            if (shape := tuple(state[self.prefix + name].shape)) != array.shape:
+            if (shape := state[name].shape) != array.shape:
                 raise ValueError(
                     f"The server sent '{name}' of shape {array.shape}, the client's model "
-                    f"has {shape}. Use one model definition on both sides."
+                    f"has {tuple(shape)}. Use one model definition on both sides."
                 )
-        parameters = parameters_of(self.model)
-        others: dict[str, Tensor] = {}
+        if self._places is None:
+            whole = {self.prefix + name: to_read(array) for name, array in arrays.items()}
+            self.model.load_state_dict(whole, strict=False)
+            return
         with torch.no_grad():
             for name, array in arrays.items():
-                own, kept = parameters.get(name), state[self.prefix + name]
-                if own is not None and own.data_ptr() == kept.data_ptr():
-                    own.copy_(to_read(array))
-                else:  # a buffer, a second name, or what the module's hooks give another form
-                    others[self.prefix + name] = to_read(array)
-        if others:
-            self.model.load_state_dict(others, strict=False)
+                state[name].copy_(to_read(array))
 
     def complete(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
         """Return a whole ``state_dict`` of the model, with these arrays in it, by its own names."""
@@ -159,7 +182,11 @@ class ModelArrays:
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return a model's parameters, each by its first name and without the prefix of a wrapper."""
     named: dict[str, nn.Parameter] = {}
-    _collect(model, "", named, set())
+    seen: set[int] = set()
+    for name, values, key in _places(model, "", buffers=False):
+        if id(values[key]) not in seen:
+            seen.add(id(values[key]))
+            named[name] = values[key]
     if prefix := wrapper_of(named):
         named = {name.removeprefix(prefix): parameter for name, parameter in named.items()}
     return named
@@ -175,17 +202,23 @@ def tensors_of(module: nn.Module) -> list[Tensor]:
     return found
 
 
-def _collect(
-    module: nn.Module, prefix: str, named: dict[str, nn.Parameter], seen: set[int]
-) -> None:
-    """Do what ``dict(module.named_parameters())`` does, in less time."""
-    for name, parameter in module._parameters.items():
-        if parameter is not None and id(parameter) not in seen:
-            seen.add(id(parameter))
-            named[prefix + name] = parameter
+def _places(module: nn.Module, prefix: str, *, buffers: bool = True) -> list[_Place]:
+    """Return where a module and its parts hold what is in their ``state_dict``."""
+    found: list[_Place] = [
+        (prefix + key, module._parameters, key)
+        for key, parameter in module._parameters.items()
+        if parameter is not None
+    ]
+    if buffers:
+        found += [
+            (prefix + key, module._buffers, key)
+            for key, buffer in module._buffers.items()
+            if buffer is not None and key not in module._non_persistent_buffers_set
+        ]
     for name, part in module._modules.items():
         if part is not None:
-            _collect(part, f"{prefix}{name}.", named, seen)
+            found += _places(part, f"{prefix}{name}.", buffers=buffers)
+    return found
 
 
 def to_array(tensor: Tensor, *, to_send: bool = False) -> NDArray[Any]:
@@ -196,16 +229,7 @@ def to_array(tensor: Tensor, *, to_send: bool = False) -> NDArray[Any]:
 
 def to_read(array: NDArray[Any]) -> Tensor:
     """Return an array, which may be a view of a message, as a tensor of it that nobody changes."""
-    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Unlocked(array)))
-
-
-class _Unlocked:
-    """An array that is read-only, as one that is not: PyTorch has no tensors of the former."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array  # which lives as long as what is made of this
-        place, _ = array.__array_interface__["data"]
-        self.__array_interface__ = {**array.__array_interface__, "data": (place, False)}
+    return torch.from_numpy(array)
 
 
 def in_full(tensor: Tensor) -> Tensor:

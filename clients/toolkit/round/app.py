@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -299,8 +298,9 @@ def run_hosted(
     reply : RawReply
     """
 
-    def make(hosted: Context) -> NumPyClient:
-        return _numpy_client(client_fn(hosted))
+    def make(fields: dict[str, Any]) -> tuple[NumPyClient, Context]:
+        hosted = Context(**fields | {"state": RecordDict(fields["state"])})
+        return _numpy_client(client_fn(hosted)), hosted
 
     states = _split_state(context.state)
     waiting = list(asked.items())
@@ -310,18 +310,16 @@ def run_hosted(
         contexts: dict[int, Context] = {}
         some = waiting[start : start + at_once]
         for client_id, instruction in some:
-            hosted = _hosted_context(context, client_id, total, states.get(client_id, {}))
+            place = {**context.node_config, "partition-id": client_id, "num-partitions": total}
+            fields = vars(context) | {"node_config": place, "state": states.get(client_id, {})}
             try:
-                if residents is None:
-                    client = make(hosted)
-                else:
-                    client, hosted = residents.client(client_id, hosted, make)
+                made = make(fields) if residents is None else residents.client(fields, make)
+                client, contexts[client_id] = made
                 jobs[client_id] = client, instruction
             except Interrupted:
                 raise
             except BaseException as error:
                 replies[client_id] = RawReply(error=describe(error))
-            contexts[client_id] = hosted
         replies |= run_all(jobs)
         for client_id in jobs:
             failed = replies[client_id].error is not None
@@ -521,11 +519,3 @@ def _split_state(state: RecordDict) -> dict[int, dict[str, Any]]:
         name, _, client_id = key.rpartition("@")
         parts.setdefault(int(client_id), {})[name] = record
     return parts
-
-
-def _hosted_context(
-    context: Context, client_id: int, total: int, state: Mapping[str, Any]
-) -> Context:
-    """Return a hosted client's context: its partition id and its part of the node's state."""
-    place = {**context.node_config, "partition-id": client_id, "num-partitions": total}
-    return replace(context, node_config=place, state=RecordDict(dict(state)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, ClassVar, Generic, Never, TypeVar
 
@@ -152,7 +152,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
             If there is nothing to train on, the message does not fit the method or the model, or
             the client does not hold the variables that the server takes for its own.
         """
-        return take_steps(self.run_round(parameters, config), self.perform)
+        with self.own_randomness():
+            return take_steps(self.run_round(parameters, config), self.perform)
 
     @property
     def only_reads(self) -> bool:
@@ -187,11 +188,11 @@ class MethodClient(NumPyClient, Generic[Asked]):
         num_examples = self.train_size()
         asked: Any = self.instruction.decode(parameters, config)
         self.initial_loss = None
-        with self.seeded(config):
-            if type(self).train is MethodClient.train:
-                upload, metrics = yield from self.steps(asked, config)
-            else:
-                upload, metrics = self.train(asked, config)
+        self.seed(config)
+        if type(self).train is MethodClient.train:
+            upload, metrics = yield from self.steps(asked, config)
+        else:
+            upload, metrics = self.train(asked, config)
         if self.initial_loss is not None and config.get("version") == 0:
             metrics = metrics | {INITIAL_LOSS: self.initial_loss}
         uploaded = self.ordered(upload, parameters, config)
@@ -218,7 +219,8 @@ class MethodClient(NumPyClient, Generic[Asked]):
         ValueError
             If there is nothing to evaluate on, or the message does not fit the method or the model.
         """
-        return take_steps(self.run_evaluation(parameters, config), self.perform)
+        with self.own_randomness():
+            return take_steps(self.run_evaluation(parameters, config), self.perform)
 
     @property
     def evaluate_together(self) -> Driver | None:
@@ -228,10 +230,10 @@ class MethodClient(NumPyClient, Generic[Asked]):
     def run_evaluation(self, parameters: list[NDArray[Any]], config: Scalars) -> Steps[Evaluation]:
         """Evaluate the models of a message; parameters and result are those of `evaluate`."""
         self.check_sender(config)
-        with self.seeded(config):
-            tested = self.test(parameters, config)
-            if isinstance(tested, Generator):
-                tested = yield from tested
+        self.seed(config)
+        tested = self.test(parameters, config)
+        if isinstance(tested, Generator):
+            tested = yield from tested
         loss, num_examples, metrics = tested
         return loss, num_examples, metrics | self.stamp()
 
@@ -328,10 +330,12 @@ class MethodClient(NumPyClient, Generic[Asked]):
         """Return which arrays are buffers, which are never rounded on their way; here none."""
         return ()
 
-    @contextmanager
-    def seeded(self, config: Scalars) -> Iterator[None]:
+    def seed(self, config: Scalars) -> None:
         """Make the client's randomness that of this client in this round; here there is none."""
-        yield
+
+    def own_randomness(self) -> AbstractContextManager[Any]:
+        """Leave the random numbers of others as they are meanwhile."""
+        return nullcontext()
 
     def get_properties(self, config: Scalars) -> Scalars:
         """Return who the client is, or what it trains, for Flower's legacy API."""

@@ -7,11 +7,13 @@ model as `client_fn` gave it, so that it does to the bit what one that is made a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Context
 from flwr.client import NumPyClient
+
+Make = Callable[[dict[str, Any]], tuple[NumPyClient, Context]]
 
 MOST_BYTES = 2**28
 """Of the models of all clients that a process keeps, each twice; others are made anew: 256 MiB."""
@@ -36,13 +38,10 @@ class Resident:
     restore: Callable[[], None]
     num_bytes: int
 
-    def renew(self, context: Context) -> None:
-        """Make it what it would be if it were made anew, with this context."""
-        for field in fields(Context):
-            if field.name != "state":
-                setattr(self.context, field.name, getattr(context, field.name))
-        self.context.state.clear()
-        self.context.state.update(context.state)
+    def renew(self, fields: dict[str, Any]) -> None:
+        """Make it what it would be if it were made anew, with these fields of its context."""
+        self.context.state.update(fields["state"])
+        vars(self.context).update(fields | {"state": self.context.state})
         self.restore()
 
 
@@ -68,16 +67,16 @@ class Residents:
         """Travel as the id of the app."""
         return _of_this_process, (self._app_id,)
 
-    def client(
-        self, client_id: int, context: Context, make: Callable[[Context], NumPyClient]
-    ) -> tuple[NumPyClient, Context]:
-        """Return a client, kept or made, and its context, in which the given one's state is."""
-        if context.run_id != self._run_id:
-            self._run_id, self._kept, self._bytes = context.run_id, {}, 0
+    def client(self, fields: dict[str, Any], make: Make) -> tuple[NumPyClient, Context]:
+        """Return a client, kept or made, and its context, which has these fields."""
+        if fields["run_id"] != self._run_id:
+            self._run_id, self._kept, self._bytes = fields["run_id"], {}, 0
+        client_id = fields["node_config"]["partition-id"]
         if (resident := self._kept.get(client_id)) is not None:
-            resident.renew(context)
+            resident.renew(fields)
             return resident.client, resident.context
-        client: Any = make(context)
+        client: Any
+        client, context = make(fields)
         if getattr(client, "only_reads", False):  # a `MethodClient` of this package
             num_bytes = 2 * client.model_bytes()
             if self._bytes + num_bytes <= MOST_BYTES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
@@ -489,30 +489,31 @@ class TorchClient(MethodClient[Asked]):
             for name, p in self.model_arrays.parameters(names).items()
         }
 
-    @contextmanager
-    def seeded(self, config: Scalars) -> Iterator[None]:
+    def seed(self, config: Scalars) -> None:
         """Make torch's randomness (batch order, dropout) that of this client in this round.
 
         An evaluation needs it too: a loader that shuffles changes the last bits of its sums.
-
-        The state of torch's generators outside is left as it was. Randomness of a user's own that
-        does not come from torch is the user's to seed, with ``config["seed"]``.
+        Randomness of a user's own that does not come from torch is the user's to seed, with
+        ``config["seed"]``.
         """
         self._seed = int(config.get("seed", 0))
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            self._seed_torch(self._seed)
-            yield
+        self._seed_torch(self._seed)
 
-    def begin_descent(self, asked: Minimisation | Measurement) -> None:
+    def own_randomness(self) -> AbstractContextManager[Any]:
+        """Leave torch's generators outside as they were."""
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+
+    def begin_descent(self, asked: Minimisation | Measurement) -> bool:
         """Let a descent have the batches that the first of this client's round would have.
 
         So methods are paired: the order follows from the run's seed, the client, the round and the
         epoch, whatever a method drew before, such as for measuring. Where it draws its own batches
-        (`draws`), these go on.
+        (`draws`), these go on; then False is returned.
         """
-        descends = isinstance(asked, Minimisation) and asked.loader is None
-        if descends and self._seed is not None:
-            self._seed_torch(self._seed)
+        if not isinstance(asked, Minimisation) or asked.loader is not None or self._seed is None:
+            return False
+        self._seed_torch(self._seed)
+        return True
 
     def _seed_torch(self, seed: int) -> None:
         # torch.manual_seed notes down the stack for each accelerator that it does not find, which

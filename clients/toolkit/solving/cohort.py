@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -17,12 +16,12 @@ from torch import Tensor, nn
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
-from ..models.arrays import parameters_of, tensors_of, to_read
+from ..models.arrays import tensors_of, to_read
 from .chains import Chain, chain_of
 from .measured import Tested, measure
 from .objective import ProjectedTerm
 from .sample_losses import is_by_sample
-from .solvers import Batch, LocalProblem
+from .solvers import Epoch, LocalProblem
 from .stacked import Member, StackedModel, descend, plain_step, rows_of
 from .steps import Choice, Job, Measurement, Reply, Scalars, Session, in_stacks, run_together
 from .vmapped import AnyModel, stacked_forward
@@ -84,13 +83,40 @@ def _of_unknown_class(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("torch.")
 
 
+class Looks(NamedTuple):
+    """What a client is compared by beside its samples and its step.
+
+    Attributes
+    ----------
+    loss_fn : callable
+    key : int
+        The same for all that have the like model and loss.
+    numbers, bytes : int
+        Of the model.
+    """
+
+    loss_fn: Any
+    key: int
+    numbers: int
+    bytes: int
+
+
+def _looks(model: nn.Module, own: Mapping[str, nn.Parameter], loss_fn: Any) -> Looks:
+    if not is_by_sample(loss_fn):
+        raise _CannotCompareError
+    key = _KEYS.setdefault((_module(model), _parameters(model, own), _loss(loss_fn)), len(_KEYS))
+    numbers = sum(parameter.numel() for parameter in own.values())
+    return Looks(loss_fn, key, numbers, sum(parameter.nbytes for parameter in own.values()))
+
+
+_KEYS: dict[Hashable, int] = {}
 _CHAINS: dict[Hashable, Chain | None] = {}
 _TRIED: dict[Hashable, bool] = {}
 
 
 def _stacked_model(
     model: nn.Module,
-    looks: Hashable,
+    looks: int,
     inputs: Tensor,
     groups: Iterable[Sequence[str]] = (),
     *,
@@ -103,8 +129,8 @@ def _stacked_model(
     Parameters
     ----------
     model : nn.Module
-    looks : Hashable
-        What it is compared by.
+    looks : int
+        The key of its `Looks`.
     inputs : Tensor of shape (n, ...)
         Some of its samples.
     groups : iterable of sequence of str
@@ -112,7 +138,7 @@ def _stacked_model(
     training : bool (default: True)
         Whether it is trained or evaluated.
     """
-    key = looks, tuple(inputs.shape[1:]), inputs.dtype, training
+    key = looks, inputs.shape[1:], inputs.dtype, training
     if key not in _TRIED:
         unknown = any(_of_unknown_class(module) for module in model.modules())
         _TRIED[key] = not unknown or _tried(copy.deepcopy(model), inputs[:3], training)
@@ -163,18 +189,15 @@ def _term(term: Any) -> Hashable:
     return type(term), tuple(term.names), kind
 
 
-def _samples(batches: Sequence[Batch]) -> Hashable:
+def _kind(epoch: Epoch) -> Hashable:
     """Return shape and dtype of a client's samples."""
-    kinds = set()
-    for batch in batches:
-        for values in (batch.inputs, batch.targets):
-            if not isinstance(values, Tensor) or values.ndim == 0 or len(values) != batch.size:
-                raise _CannotCompareError
-        x, y = batch.inputs, batch.targets
-        kinds.add((tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype))
-    if len(kinds) != 1 or not all(batch.size for batch in batches):
-        raise _CannotCompareError
-    return kinds.pop()
+    x, y = epoch.inputs, epoch.targets
+    return x.shape[1:], x.dtype, y.shape[1:], y.dtype
+
+
+def _size(epoch: Epoch, looks: Looks) -> int:
+    """Return what a client takes of a stack's memory."""
+    return epoch.inputs.nbytes + epoch.targets.nbytes + _COPIES * looks.bytes
 
 
 # ----------------------------------------------------------------------------------------------
@@ -200,12 +223,45 @@ _Known = dict[tuple[int, torch.dtype], tuple[NDArray[Any], Tensor]]
 """Arrays by their ids, and as tensors: what all clients receive is one of them."""
 
 
-class _Session(Session):
-    """A client with a model, and with random numbers that no other client touches."""
+_Random = tuple[Tensor, Tensor | None]
+"""Where torch's random numbers are, and those of a client's loader."""
 
-    _random: tuple[Tensor, Tensor | None] | None = None
-    _at_step: tuple[Tensor, Tensor | None] | None = None
-    _first: list[Batch] | None = None
+
+class _Cohort:
+    """What clients of one message share on their way.
+
+    Attributes
+    ----------
+    choice : {"auto", True}
+    known : dict
+        What they have received, as tensors.
+    in_turn : _Session or None
+        Whose random numbers torch's are.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self.known: _Known = {}
+        self.in_turn: _Session | None = None
+
+
+class _Session(Session):
+    """A client with a model, and with random numbers that no other client touches.
+
+    Attributes
+    ----------
+    plan : _Plan or None
+        How its step is done in a stack; None if it must be done alone.
+    """
+
+    plan: _Plan | None = None
+    _random: _Random | None = None
+    _at_step: _Random | None = None
+    _first: Epoch | None = None
+
+    def __init__(self, cohort: _Cohort, *job: Any, evaluating: bool = False) -> None:
+        super().__init__(*job, evaluating=evaluating)
+        self._cohort = cohort
 
     @property
     def _generator(self) -> torch.Generator | None:
@@ -213,29 +269,21 @@ class _Session(Session):
 
     @cached_property
     def _own(self) -> dict[str, nn.Parameter]:
-        return parameters_of(self.client.model)
+        own: dict[str, nn.Parameter] = self.client.model_arrays.parameters()
+        return own
 
-    @cached_property
-    def _numbers(self) -> int:
-        return sum(parameter.numel() for parameter in self._own.values())
-
-    @cached_property
-    def _looks(self) -> tuple[Hashable, Hashable]:
-        """What its model is compared by; a client that is kept knows it from round to round."""
-        if self.client.looks is None:
-            model = self.client.model
-            self.client.looks = _module(model), _parameters(model, self._own)
-        looks: tuple[Hashable, Hashable] = self.client.looks
+    def _looks(self, loss_fn: Any) -> Looks:
+        """Return what it is compared by; a client that is kept knows it from round to round."""
+        looks: Looks | None = self.client.looks
+        if looks is None or looks.loss_fn is not loss_fn:
+            looks = self.client.looks = _looks(self.client.model, self._own, loss_fn)
         return looks
 
     def begin(self) -> None:
-        """Let a descent have its batches."""
-        self.client.begin_descent(self.asked)
-
-    def advance(self, perform: Any = None) -> None:
-        """Go on, and note where the random numbers are at the next step."""
-        super().advance(perform)
-        self._at_step = self._random
+        """Let a descent have its batches, and plan it."""
+        seeded = self.client.begin_descent(self.asked)
+        self._at_step = None if seeded else self._numbers_now()
+        self.plan = self._planned()
 
     def advance_alone(self) -> None:
         """Do the descent by itself, as if nothing had been tried before."""
@@ -247,22 +295,19 @@ class _Session(Session):
         """Whether it waits for a measurement, and not for a descent."""
         return isinstance(self.asked, Measurement)
 
-    def plan(self, choice: Choice, known: _Known) -> _Plan | None:
-        """Return how its step is done in a stack; None if it must be done alone.
-
-        `known` holds what others of the same step have received.
-        """
+    def _planned(self) -> _Plan | None:
         problem = self.asked.problem if self.measures else self._problem()
-        if self.client.device.type != "cpu" or not is_by_sample(problem.loss_fn):
-            return None
-        if choice == "auto" and self._numbers > LARGEST:
+        if self.client.device.type != "cpu":
             return None
         try:
-            return self._measurement(problem, known) if self.measures else self._descent(problem)
+            looks = self._looks(problem.loss_fn)
+            if self._cohort.choice == "auto" and looks.numbers > LARGEST:
+                return None
+            return (self._measurement if self.measures else self._descent)(problem, looks)
         except Exception:  # the client's own step raises it again
             return None
 
-    def _descent(self, problem: LocalProblem) -> _Plan | None:
+    def _descent(self, problem: LocalProblem, looks: Looks) -> _Plan | None:
         client, asked, objective = self.client, self.asked, self.asked.objective
         if client.own_loop or not asked.epochs:
             return None
@@ -272,42 +317,32 @@ class _Session(Session):
         if step is None:
             return None
         names = tuple(objective.moving_of(self._own))
-        looks = self._looks
-        self._rewind()
         first = self._epoch()
-        samples = _samples(first)
         groups = [names, *([n for n in term.names if n in names] for term in objective.pulls)]
-        model = _stacked_model(client.model, looks, first[0].inputs, groups)
+        model = _stacked_model(client.model, looks.key, first.inputs, groups)
         if model is None:
             return None
-        rows = rows_of(first, client.full_batch, model.unit)
+        rows = rows_of(first.sizes, client.full_batch, model.unit)
         key = (
-            *(*looks, _loss(problem.loss_fn), samples, step, rows, names),
+            *(looks.key, _kind(first), step, rows, names),
             *(asked.epochs, client.full_batch, tuple(map(_term, objective.pulls))),
         )
         self._first = first
-        return _Plan(key, model, rows, self._bytes(first), step)
+        return _Plan(key, model, rows, _size(first, looks), step)
 
-    def _measurement(self, problem: LocalProblem, known: _Known) -> _Plan | None:
-        client, looks = self.client, self._looks
+    def _measurement(self, problem: LocalProblem, looks: Looks) -> _Plan | None:
+        client = self.client
         if client.has_own_measure or client.has_running_metrics:
             return None
-        with self.in_turn():
-            batches = list(problem.batches())
-        samples = _samples(batches)
-        models = [_tensors(arrays, self._own, known) for arrays in self.asked.models]
-        model = _stacked_model(client.model, looks, batches[0].inputs, training=False)
+        epoch = problem.epoch()
+        models = [_tensors(a, self._own, self._cohort.known) for a in self.asked.models]
+        model = _stacked_model(client.model, looks.key, epoch.inputs, training=False)
         if model is None:
             return None
-        rows = rows_of(batches, True, model.unit)
+        rows = rows_of(epoch.sizes, True, model.unit)
         metrics = tuple((name, id(metric)) for name, metric in client.metrics.items())
-        key = *looks, _loss(problem.loss_fn), samples, rows, metrics, len(models)
-        return _Plan(key, model, rows, self._bytes(batches), Tested(models, batches))
-
-    def _bytes(self, batches: Sequence[Batch]) -> int:
-        """Return what it takes of a stack's memory."""
-        samples: int = sum(batch.inputs.nbytes + batch.targets.nbytes for batch in batches)
-        return samples + _COPIES * sum(parameter.nbytes for parameter in self._own.values())
+        key = looks.key, _kind(epoch), rows, metrics, len(models)
+        return _Plan(key, model, rows, _size(epoch, looks), Tested(models, epoch))
 
     def member(self) -> Member:
         """Return what a stack needs; it may be asked for anew."""
@@ -323,34 +358,45 @@ class _Session(Session):
             self.client.note_initial_loss(self.asked.objective)
             self.advance(partial(dict, self.client.step_sum(self.asked, {}), loss=found))
 
-    def _epoch(self) -> list[Batch]:
-        """Return the batches of the next epoch, in the client's own order."""
+    def _epoch(self) -> Epoch:
+        """Return the samples of the next epoch, in the client's own order."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        with self.in_turn():
-            return list(self._problem().batches())
+        self.take_turn()
+        return self._problem().epoch()
 
     def _problem(self) -> LocalProblem:
         problem: LocalProblem = self.client.problem_of(self.asked)
         return problem
 
     def _rewind(self) -> None:
-        self._random, self._first = self._at_step, None
+        """Let it be where it was at the beginning of its step."""
+        self.take_turn()
+        self._first = None
+        if self._at_step is None:
+            self.client.begin_descent(self.asked)
+        else:
+            self._set_numbers(self._at_step)
 
-    @contextmanager
-    def in_turn(self) -> Iterator[None]:
+    def take_turn(self) -> None:
         """Let torch's random numbers be this client's, from where it last was."""
+        if (before := self._cohort.in_turn) is self:
+            return
+        if before is not None and before.asked is not None:  # it is not through
+            before._random = before._numbers_now()
         if self._random is not None:
-            torch.set_rng_state(self._random[0])
-            if self._generator is not None and self._random[1] is not None:
-                self._generator.set_state(self._random[1])
-        try:
-            yield
-        finally:
-            if self.asked is not None:  # it is not through
-                of_loader = None if self._generator is None else self._generator.get_state()
-                self._random = torch.get_rng_state(), of_loader
+            self._set_numbers(self._random)
+        self._cohort.in_turn = self
+
+    def _numbers_now(self) -> _Random:
+        of_loader = None if self._generator is None else self._generator.get_state()
+        return torch.get_rng_state(), of_loader
+
+    def _set_numbers(self, random: _Random) -> None:
+        torch.set_rng_state(random[0])
+        if self._generator is not None and random[1] is not None:
+            self._generator.set_state(random[1])
 
 
 # ----------------------------------------------------------------------------------------------
@@ -373,7 +419,7 @@ def fit_together(jobs: Sequence[Job], choice: Choice) -> list[Reply | BaseExcept
     list of (arrays, num_examples, metrics) or BaseException
         What `fit` returned or raised, in the order of the jobs.
     """
-    return _run([_Session(*job) for job in jobs], choice)
+    return _run(jobs, choice)
 
 
 def evaluate_together(
@@ -383,31 +429,27 @@ def evaluate_together(
 
     Models are measured in stacks, and a model that many clients have in one product for all.
     """
-    return _run([_Session(*job, evaluating=True) for job in jobs], choice)
+    return _run(jobs, choice, evaluating=True)
 
 
-def _run(sessions: Sequence[_Session], choice: Choice) -> list[Any]:
+def _run(jobs: Sequence[Job], choice: Choice, **what: bool) -> list[Any]:
     """Run all to their ends; torch's random numbers are as they were then."""
-    outside = torch.get_rng_state()
+    outside, cohort = torch.get_rng_state(), _Cohort(choice)
     try:
-        return run_together(sessions, partial(_advance, choice))
+        return run_together([_Session(cohort, *job, **what) for job in jobs], _advance)
     finally:
         torch.set_rng_state(outside)
 
 
-def _advance(choice: Choice, waiting: Sequence[_Session]) -> None:
+def _advance(waiting: Sequence[_Session]) -> None:
     """Do the next descent or measurement of all."""
-    measuring = [session for session in waiting if session.measures]
-    descending = [session for session in waiting if not session.measures]
-    for sessions in (measuring, descending):
-        known: _Known = {}
-        planned = [(session, session.plan(choice, known)) for session in sessions]
-        for session, plan in planned:
-            if plan is None:
-                session.advance_alone()
-        members = (((session, plan), plan.key, plan.bytes) for session, plan in planned if plan)
-        for stack in in_stacks(members, STACK_BYTES):
-            _in_a_stack(stack)
+    planned = [(session, session.plan) for session in waiting]
+    for session, plan in planned:
+        if plan is None:
+            session.advance_alone()
+    members = (((session, plan), plan.key, plan.bytes) for session, plan in planned if plan)
+    for stack in in_stacks(members, STACK_BYTES):
+        _in_a_stack(stack)
 
 
 def _in_a_stack(members: Sequence[tuple[_Session, _Plan]]) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .chains import Room
 from .sample_losses import sample_losses
-from .solvers import Batch, LossFn, one_thread
-from .stacked import StackedModel, filled, samples_of, spare_slots
+from .solvers import Epoch, LossFn, one_thread
+from .stacked import StackedModel, filled, spare_slots, steps_of
 
 Metrics = Mapping[str, Callable[[Any, Any], Any]]
 
@@ -30,12 +30,12 @@ class Tested:
     ----------
     models : sequence of mapping of str to Tensor
         All parameters of each.
-    batches : sequence of Batch
+    epoch : Epoch
         Its data.
     """
 
     models: Sequence[Mapping[str, Tensor]]
-    batches: Sequence[Batch]
+    epoch: Epoch
 
 
 def measure(
@@ -52,7 +52,7 @@ def measure(
     model : StackedModel
         The architecture, in evaluation.
     rows : int
-        `rows_of` all of a client's samples.
+        `rows_of` a client's samples, all in one step.
     loss_fn : callable
     metrics : mapping of str to callable
         By name; those of all samples at once.
@@ -62,7 +62,7 @@ def measure(
     spare, room, loss = spare_slots(rows, model), Room(), sample_losses(loss_fn)
     found: list[list[dict[str, float]]] = [[] for _ in clients]
     with one_thread(), torch.no_grad():
-        samples = samples_of([client.batches for client in clients], rows, spare, dtype)
+        (samples,) = steps_of([client.epoch for client in clients], True, rows, spare, dtype)
         sizes = samples.sizes.tolist()
         for kind in range(len(clients[0].models)):
             models, owners = _distinct([client.models[kind] for client in clients])

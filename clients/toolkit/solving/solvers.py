@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..data.batches import Loader, SplitBatch, answer_of, loss_of, outputs_of, size_of, to_device
+from ..data.batches import (
+    Loader,
+    SplitBatch,
+    answer_of,
+    loss_of,
+    outputs_of,
+    size_of,
+    split_batch,
+    to_device,
+)
+from ..data.minibatches import Minibatches
 from .objective import LocalObjective
 
 LossFn = Callable[[Any, Any], Tensor]
@@ -25,6 +35,21 @@ class Batch(NamedTuple):
     inputs: Any
     targets: Any
     size: int
+
+
+class Epoch(NamedTuple):
+    """The batches of an epoch as one, with their sizes.
+
+    Attributes
+    ----------
+    inputs : Tensor of shape (n, ...)
+    targets : Tensor of shape (n, ...)
+    sizes : sequence of int
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    sizes: Sequence[int]
 
 
 class Drawn(list[Any]):
@@ -65,6 +90,33 @@ class LocalProblem:
         for batch in self._epoch():
             inputs, targets, size = self._read(batch)
             yield Batch(to_device(inputs, self.device), to_device(targets, self.device), size)
+
+    def epoch(self) -> Epoch:
+        """Return the batches of an epoch as one.
+
+        Raises
+        ------
+        ValueError
+            If they are not tensors of samples of one kind.
+        """
+        if type(self.loader) is Minibatches and self.split_batch is split_batch:
+            x, y = self.loader.epoch()
+            whole, rest = divmod(x.shape[0], self.loader.batch_size)
+            sizes = [self.loader.batch_size] * whole + [rest] * bool(rest)
+            return Epoch(x.to(self.device), y.to(self.device), sizes)
+        batches = list(self.batches())
+        kinds = set()
+        for batch in batches:
+            for values in (batch.inputs, batch.targets):
+                rows = values.shape[:1] if isinstance(values, Tensor) else ()
+                if not batch.size or rows != (batch.size,):
+                    raise ValueError("A batch is not of tensors with a sample in each row.")
+            kinds.add(tuple((v.shape[1:], v.dtype) for v in (batch.inputs, batch.targets)))
+        if len(kinds) != 1:
+            raise ValueError("The batches have samples of different shapes or types.")
+        inputs = torch.cat([batch.inputs for batch in batches])
+        targets = torch.cat([batch.targets for batch in batches])
+        return Epoch(inputs, targets, [batch.size for batch in batches])
 
     def draws(self, count: int) -> Iterator[Drawn]:
         """Yield so many batches at a time, epoch after epoch, without end."""

@@ -3,7 +3,7 @@
 What is computed for a client does not depend on who is beside it, to the last bit, so that it does
 not matter which clients a node hosts or a round samples. That takes care in four places:
 
-* A client's samples fill rows whose number is a function of its own batches (`rows_of`).
+* A client's samples fill rows whose number is a function of its own batches' sizes (`rows_of`).
 * Products are those of a batch of two matrices or more, since one by itself is rounded in another
   way, and all of these begin on a line of the cache.
 * PyTorch's vectorised loops end in scalar code, which rounds exp and tanh, and sums of products, in
@@ -15,9 +15,10 @@ not matter which clients a node hosts or a round samples. That takes care in fou
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from .chains import Chain, Room
 from .objective import LinearTerm, LocalObjective, ProjectedTerm, ProximalTerm
 from .sample_losses import CannotStackError, sample_losses
-from .solvers import Batch, LocalProblem, OptimizerFn, one_thread
+from .solvers import Epoch, LocalProblem, OptimizerFn, one_thread
 from .vmapped import AnyModel
 
 _TAIL = 64
@@ -64,13 +65,13 @@ class Member:
         The model's.
     objective : LocalObjective
     epoch : callable
-        Returns the batches of the next epoch.
+        Returns the samples of the next epoch.
     """
 
     problem: LocalProblem
     parameters: Mapping[str, nn.Parameter]
     objective: LocalObjective
-    epoch: Callable[[], Sequence[Batch]]
+    epoch: Callable[[], Epoch]
 
 
 def plain_step(
@@ -91,12 +92,11 @@ StackedModel = Chain | AnyModel
 """Models of one architecture, whose parameters lie in blocks."""
 
 
-def rows_of(batches: Sequence[Batch], full_batch: bool, unit: int) -> int:
+def rows_of(sizes: Sequence[int], full_batch: bool, unit: int) -> int:
     """Return how many rows a client's largest step fills: up to a quarter more than its samples.
 
     Not as many as it has samples, so that clients of like size share a stack.
     """
-    sizes = [batch.size for batch in batches]
     largest = sum(sizes) if full_batch else max(sizes)
     while largest > 8 * unit:
         unit *= 2
@@ -121,35 +121,35 @@ class Samples:
     weights: Tensor
 
 
-def samples_of(
-    steps: Sequence[Sequence[Batch]], rows: int, spare: int, dtype: torch.dtype
-) -> Samples:
-    """Stack the batches of one step of each member."""
-    inputs: list[Tensor] = []
-    targets: list[Tensor] = []
-    sizes = [sum(batch.size for batch in batches) for batches in steps]
-    if max(sizes) > rows:  # of a loader whose epochs differ
+def steps_of(
+    epochs: Sequence[Epoch], whole: bool, rows: int, spare: int, dtype: torch.dtype
+) -> Iterator[Samples]:
+    """Yield what members take each step of an epoch on, those with the most batches first.
+
+    `whole`: they take one step, each on all of its samples.
+    """
+    sizes = [[sum(epoch.sizes)] if whole else epoch.sizes for epoch in epochs]
+    if max(map(max, sizes)) > rows:  # of a loader whose epochs differ
         raise CannotStackError
-    for size, batches in zip(sizes, steps, strict=True):
-        for whole, parts in (
-            (inputs, [batch.inputs for batch in batches]),
-            (targets, [batch.targets for batch in batches]),
-        ):
-            whole += parts
-            if size < rows:  # with rows of its own: finite where these are
-                whole.append(parts[0][:1].expand(rows - size, *parts[0].shape[1:]))
-    for whole in (inputs, targets):
-        whole.append(whole[-1][-1:].expand(spare * rows, *whole[-1].shape[1:]))
-    counts = torch.tensor(sizes)
-    weights = torch.zeros((len(sizes) + spare, rows), dtype=dtype)
-    within = torch.arange(rows) < counts[:, None]
-    weights[: len(sizes)] = within / counts.to(dtype)[:, None]
-
-    def stacked(parts: list[Tensor]) -> Tensor:
-        whole = torch.cat(parts)
-        return whole.view(-1, rows, *whole.shape[1:])
-
-    return Samples(counts, stacked(inputs), stacked(targets), weights)
+    inputs = torch.cat([epoch.inputs for epoch in epochs])
+    targets = torch.cat([epoch.targets for epoch in epochs])
+    starts = torch.tensor([0, *accumulate(len(epoch.targets) for epoch in epochs)])
+    row = torch.arange(rows)
+    for number in range(len(sizes[0])):
+        counts = torch.tensor([own[number] for own in sizes if number < len(own)])
+        members, within = len(counts), row < counts[:, None]
+        # What fills the rows up is finite where these are: a sample of the step's own.
+        places = torch.empty(members + spare, rows, dtype=torch.int64)
+        places[:members] = starts[:members, None] + row.where(within, 0)
+        places[members:] = places[members - 1, -1]
+        weights = torch.zeros((members + spare, rows), dtype=dtype)
+        weights[:members] = within / counts.to(dtype)[:, None]
+        starts[:members] += counts
+        x, y = (
+            values.index_select(0, places.view(-1)).view(-1, rows, *values.shape[1:])
+            for values in (inputs, targets)
+        )
+        yield Samples(counts, x, y, weights)
 
 
 def spare_slots(rows: int, model: StackedModel) -> int:
@@ -321,7 +321,7 @@ def descend(
     full_batch : bool
         As in `gradient_descent`.
     rows : int
-        `rows_of` their batches.
+        `rows_of` their batches' sizes.
 
     Returns
     -------
@@ -337,30 +337,26 @@ def descend(
     with one_thread():
         plans = [member.epoch() for member in members]
         # Those with the most batches come first, so that who takes a step is the first so many.
-        order = sorted(range(len(members)), key=lambda place: -len(plans[place]))
+        order = sorted(range(len(members)), key=lambda place: -len(plans[place].sizes))
         members, plans = [members[place] for place in order], [plans[place] for place in order]
         spare = spare_slots(rows, model)
         stack = _Stack(members, model, spare, step)
         lists = all(isinstance(member.problem.loader, list | tuple) for member in members)
         taken = [0] * len(members)
         firsts: Tensor | None = None
-        whole: Samples | None = None
+        drawn: Iterable[Samples] = ()
         for epoch in range(epochs):
-            if epoch and not (full_batch and lists):
-                plans = [member.epoch() for member in members]
+            if not epoch or not lists:
+                plans = plans if not epoch else [member.epoch() for member in members]
+                counts = [1 if full_batch else len(plan.sizes) for plan in plans]
+                if counts != sorted(counts, reverse=True):
+                    raise CannotStackError
+                drawn = steps_of(plans, full_batch, rows, spare, stack.dtype)
+                if lists and epochs > 1:
+                    drawn = list(drawn)
             totals = torch.zeros(len(members), dtype=torch.float64)
             seen = torch.zeros(len(members), dtype=torch.float64)
-            counts = [1 if full_batch else len(plan) for plan in plans]
-            if counts != sorted(counts, reverse=True):
-                raise CannotStackError
-            for number in range(counts[0]):
-                if full_batch:
-                    if whole is None or not lists:
-                        whole = samples_of(plans, rows, spare, stack.dtype)
-                    samples = whole
-                else:
-                    batches = [[plan[number]] for plan in plans if number < len(plan)]
-                    samples = samples_of(batches, rows, spare, stack.dtype)
+            for samples in drawn:
                 losses, count = stack.take(samples), len(samples.sizes)
                 totals[:count] += losses * samples.sizes
                 seen[:count] += samples.sizes

@@ -7,8 +7,7 @@ steps of the same kind can be taken in one computation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from fl_admm_strategies.maths.blocks import Arrays
 from fl_admm_strategies.runtime.common.interrupts import Interrupted
 
-from ..errors import plain_errors
+from ..errors import as_plain
 
 T = TypeVar("T")
 Scalars = dict[str, Any]
@@ -127,19 +126,20 @@ class Session:
 
     def advance(self, perform: Callable[[], Any] | None = None) -> None:
         """Do what the client waits for, and go on to its next step or to its end."""
+        self.take_turn()
         self.asked = None
         try:
-            with plain_errors(), self.in_turn():
-                metrics = None if perform is None else perform()
-                try:
-                    self.asked = self._steps.send(metrics)
-                    self.begin()
-                except StopIteration as done:
-                    self.outcome = done.value
+            metrics = None if perform is None else perform()
+            try:
+                self.asked = self._steps.send(metrics)
+            except StopIteration as done:
+                self.outcome = done.value
+            else:
+                self.begin()
         except Interrupted:
             raise
         except BaseException as error:
-            self.outcome = error
+            self.asked, self.outcome = None, as_plain(error)
 
     def begin(self) -> None:
         """Prepare for the step that it now waits for."""
@@ -148,16 +148,14 @@ class Session:
         """Go on with the client's step taken by itself."""
         self.advance(partial(self.client.perform, self.asked))
 
-    @contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """Surround each part of the client's round, between which other clients do theirs."""
-        yield
+    def take_turn(self) -> None:
+        """Go on in place of another client."""
 
     def close(self) -> None:
         """Leave the contexts of a round that did not come to its end."""
         if getgeneratorstate(self._steps) != GEN_CLOSED:
-            with self.in_turn():
-                self._steps.close()
+            self.take_turn()
+            self._steps.close()
 
 
 AnySession = TypeVar("AnySession", bound=Session)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from io import BytesIO
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -340,14 +340,22 @@ def view(array: Array) -> NDArray[Any]:
     """Return a Flower `Array` as a read-only view of its bytes; raise anything if it is none."""
     if array.stype != "numpy.ndarray":
         raise TypeError(f"they are of the type {array.stype!r}, expected 'numpy.ndarray'")
-    file = BytesIO(array.data)
+    data, lengths = array.data, 2 if array.data[6:7] == b"\x01" else 4
+    start = 8 + lengths + int.from_bytes(data[8 : 8 + lengths], "little")
+    shape, order, dtype = _read_npy_header(data[:start])
+    return np.ndarray(shape, dtype, data, start, order=order)
+
+
+@lru_cache(maxsize=256)
+def _read_npy_header(header: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
+    """Read what `npy_header` writes, of any version, in a file that anybody wrote."""
+    file = BytesIO(header)
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran_order, dtype = read(file)
     if dtype.hasobject:
         raise ValueError("they hold Python objects")
-    start = file.tell()
-    return np.ndarray(shape, dtype, array.data, start, order="F" if fortran_order else "C")
+    return shape, "F" if fortran_order else "C", dtype
 
 
 def views(record: ArrayRecord) -> Arrays:

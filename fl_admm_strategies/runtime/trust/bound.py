@@ -220,7 +220,9 @@ def _distance(arrays: Arrays, reference: Arrays) -> float:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and array.size:
             start = _start(array, reference.get(name))
-            for part, begun in zip(_parts(array), _parts(start), strict=True):
+            small = array.size <= _PART
+            parts = ((array, start),) if small else zip(_parts(array), _parts(start), strict=True)
+            for part, begun in parts:
                 norm = math.hypot(norm, _norm(np.subtract(part, begun, dtype=np.float64)))
     return norm
 
@@ -233,7 +235,7 @@ def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
 
 def _norm(change: NDArray[np.float64]) -> float:
     """Return a norm of which no square overflows, the same with any number of threads."""
-    square = float(np.add.reduce(np.square(change)))
+    square = float(np.add.reduce(np.square(change), axis=None))
     if math.isfinite(square):
         return math.sqrt(square)
     largest = float(np.abs(change).max())

@@ -494,7 +494,7 @@ def test_a_closed_grid_keeps_its_contexts_and_refuses_messages(workers: int) -> 
     grid.close()
 
 
-def test_large_arrays_are_shared_and_all_else_is_copied() -> None:
+def test_the_bytes_of_arrays_are_shared_and_all_else_is_copied() -> None:
     seen: list[Array] = []
 
     def app(message: Message, context: Context) -> Message:
@@ -503,7 +503,7 @@ def test_large_arrays_are_shared_and_all_else_is_copied() -> None:
         seen.append(Array(array.numpy() + 1))
         return Message(RecordDict({"arrays": ArrayRecord({"w": seen[1]})}), reply_to=message)
 
-    sent = Array(np.zeros(100_000, np.float32))
+    sent = Array(np.zeros(100, np.float32))
     message = train_message(2)
     message.content["arrays"] = ArrayRecord({"w": sent})
     (reply,) = InProcessGrid(app, 1).send_and_receive([message])

@@ -130,7 +130,7 @@ def member(
     if moving is not None:
         anchors = {name: anchor for name, anchor in anchors.items() if name in moving}
     objective = LocalObjective(terms(anchors, client), moving=moving)
-    return Member(problem, parameters_of(model), objective, lambda: list(problem.batches()))
+    return Member(problem, parameters_of(model), objective, problem.epoch)
 
 
 def none(anchors: dict[str, Tensor], client: int) -> Sequence[Term]:
