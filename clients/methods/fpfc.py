@@ -128,7 +128,7 @@ class FPFCClient(TorchClient[FPFCInstruction]):
         names = self._clustered(asked.clustered)
         kept, held_out = self._split_in_search(asked)
         if not asked.local_epochs:
-            return {}, (yield from self._scores(asked, names, held_out))
+            return {}, (yield from self._scores(asked, names, kept, held_out))
         upload: Arrays = {}
         metrics: Scalars = {}
         for k in range(asked.candidates or 0):
@@ -147,12 +147,10 @@ class FPFCClient(TorchClient[FPFCInstruction]):
             self.load_block(under(f"{k}/", asked.more or {}))
 
     def _scores(
-        self, asked: FPFCInstruction, names: list[str], held_out: Loader | None
+        self, asked: FPFCInstruction, names: list[str], kept: Loader, held_out: Loader | None
     ) -> Steps[Scalars]:
         """Return the candidates' losses, how sure their differences are, and gradient norms."""
-        data: dict[str, Loader] = {}
-        if held_out is None or asked.in_full:
-            data[TRAINING_LOSS] = self.train_problem.loader
+        data = {TRAINING_LOSS: self.train_problem.loader if asked.in_full else kept}
         if held_out is not None:
             data[HELD_OUT_LOSS] = held_out
         split, metrics = self.train_problem.split_batch, Scalars()

@@ -213,6 +213,7 @@ def compare(
     errors: NDArray[np.float64],
     labels: NDArray[np.int64],
     standard_errors: float,
+    training: NDArray[np.float64] | None = None,
 ) -> Comparison:
     """Choose the fewest groups such that no finer grouping is clearly preferred.
 
@@ -228,6 +229,8 @@ def compare(
     labels : ndarray of shape (clients, K)
         Of every client, the group that it is in.
     standard_errors : float
+    training : ndarray of shape (clients, K), optional
+        The losses on what the clients have trained on; NaN where the client does not say.
     """
     finite = np.isfinite(losses)
     sums, counts = losses.sum(axis=0, where=finite), finite.sum(axis=0)
@@ -240,7 +243,8 @@ def compare(
     for place, k in enumerate(order):
         for finer in order[place + 1 :]:
             difference = known[:, k] - known[:, finer]
-            vote = preference(difference, errors[:, k, finer], labels[:, k], labels[:, finer])
+            fits = None if training is None else training[:, k] - training[:, finer]
+            vote = preference(difference, errors[:, k, finer], labels[:, k], labels[:, finer], fits)
             against[k] = max(against[k], vote)
     chosen = next(k for k in order if against[k] <= standard_errors)
     return Comparison(chosen, means, against)
@@ -251,6 +255,7 @@ def preference(
     errors: NDArray[np.float64],
     coarse: NDArray[np.int64],
     fine: NDArray[np.int64],
+    training: NDArray[np.float64] | None = None,
 ) -> float:
     """Return by how many standard errors clients prefer a finer grouping, cell by cell.
 
@@ -262,7 +267,8 @@ def preference(
     the result, the sum over the cells over the root of their number, is N(0, 1) as well. It is 0
     where more than a tenth of the clients are in cells that clearly lose, or all cells are single
     clients whose mean loss, winsorised, rises: many may gain a little by setting apart a few who
-    lose much.
+    lose much. A cell whose loss rises even on what it has trained on does not object: its model is
+    not what its clients have trained, as with malicious ones.
 
     Parameters
     ----------
@@ -271,6 +277,8 @@ def preference(
         that is unknown, NaN, it is how far apart the clients are.
     coarse, fine : ndarray of shape (m,)
         The groups.
+    training : ndarray of shape (m,), optional
+        As `differences`, of the losses on what the clients have trained on; NaN where unknown.
     """
     cells = [fine == label for label in np.unique(fine)]
     changed = []
@@ -293,7 +301,10 @@ def preference(
         in_errors = np.clip(differences[cell], -most * scales[cell], most * scales[cell])
         votes.append((in_errors / scales[cell]).sum() / np.sqrt(cell.sum()))
     sizes, found = np.array([cell.sum() for cell in changed]), np.array(votes)
-    if sizes[found < -LOSS].sum() > MINORITY * sizes.sum():
+    worse = np.zeros(len(fine), bool) if training is None else training < 0
+    believed = np.array([worse[cell].mean() <= 0.5 for cell in changed])
+    objecting = (found < -LOSS) & believed
+    if sizes[objecting].sum() > MINORITY * sizes.sum():
         return 0.0
     if sizes.max() == 1 and winsorised(differences[there]).mean() < 0:
         return 0.0

@@ -258,31 +258,36 @@ def study(
         made = trained.only(some).descend(of_clients()[some], epochs, lr)
         candidates.refit(dict(zip(some.tolist(), made.flatten(2).numpy(), strict=True)))
 
-    def scores() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def scores() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         losses = scored.loss(of_clients())[0].double().numpy()
+        training = trained.loss(of_clients())[0].double().numpy()
         errors = errors_of_differences(held_out, outputs, of_clients())
         if corrects:
-            training, errors[own] = trained.loss(of_clients())[0].double().numpy(), np.nan
+            errors[own] = np.nan
             for i, o_i in zip(own, o, strict=True):
                 sizes = np.array([labels.count(labels[i]) for labels in tried])
                 losses[i] = corrected(training[i], o_i, sizes, len(train[i][1]))
-        return losses, errors
+        return losses, errors, training
 
     for _ in range(0 if are_many else REFIT_ROUNDS):
         refit(torch.arange(m))
     counts, is_tried, refits = [max(of) + 1 for of in tried], set(tried), REFIT_ROUNDS
     while True:
-        (losses, errors), groups = scores(), np.array(tried).T
-        found = compare(losses[voters], errors[voters], groups[voters], STANDARD_ERRORS)
+        (losses, errors, training), groups = scores(), np.array(tried).T
+        found = compare(
+            *(of[voters] for of in (losses, errors, groups)), STANDARD_ERRORS, training[voters]
+        )
         if are_many or refits == MOST_REFITS or found.chosen < len(tried) - 1:
             break
         coarser = losses[:, :-1], errors[:, :-1, :-1], groups[:, :-1]
-        kept = [compare(*coarser, STANDARD_ERRORS).chosen, len(tried) - 1]
+        kept = [compare(*coarser, STANDARD_ERRORS, training[:, :-1]).chosen, len(tried) - 1]
         candidates.keep(kept)
         tried, refits = [tried[k] for k in kept], refits + LONGER
         for _ in range(LONGER):
             refit(active())
-    with_many = compare(losses[~few], errors[~few], groups[~few], STANDARD_ERRORS)
+    with_many = compare(
+        *(of[~few] for of in (losses, errors, groups)), STANDARD_ERRORS, training[~few]
+    )
     of_voters = tried[with_many.chosen]
     labels = tried[found.chosen]
     starts = np.stack([candidates.models_of(i)[found.chosen] for i in range(m)])

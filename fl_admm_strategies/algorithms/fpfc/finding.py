@@ -206,15 +206,15 @@ class Score(Trying):
         labels = np.stack(list(search.candidates.labels.values()))
         num_groups = np.array([len(np.unique(column)) for column in labels.T])
         count = len(search.candidates)
-        unknown = np.full((2 + count, count), np.nan)
+        unknown = np.full((3 + count, count), np.nan)
         scores = np.stack([search.scores.get(c, unknown) for c in search.candidates.labels])
         voted = ~np.isnan(scores[:, 0]).all(axis=1)
-        losses, errors = scores[voted, 0], scores[voted, 2:]
-        found = compare(losses, errors, labels[voted], STANDARD_ERRORS)
+        losses, training, errors = scores[voted, 0], scores[voted, 2], scores[voted, 3:]
+        found = compare(losses, errors, labels[voted], STANDARD_ERRORS, training)
         is_alone = 0 < found.chosen == count - 1
         if is_alone and 0 < search.refits < MOST_REFITS:
-            others = labels[voted, :-1]
-            best = compare(losses[:, :-1], errors[:, :-1, :-1], others, STANDARD_ERRORS)
+            coarser = losses[:, :-1], errors[:, :-1, :-1], labels[voted, :-1]
+            best = compare(*coarser, STANDARD_ERRORS, training[:, :-1])
             search.candidates.keep([best.chosen, count - 1])
             search.scores = {}
             return Refit
@@ -254,7 +254,7 @@ class Score(Trying):
             if client in search.optimism:
                 optimism, count = search.optimism[client], reply.num_examples
                 held_out = corrected(training, optimism, sizes[place], count)
-            search.scores[client] = np.vstack([held_out, norms, errors])
+            search.scores[client] = np.vstack([held_out, norms, training, errors])
 
     def _start_of(self, search: Search, client_ids: Sequence[int]) -> NDArray[Any]:
         """Return the omega_i that FPFC starts from: alpha_l, or the mean of the consensus."""

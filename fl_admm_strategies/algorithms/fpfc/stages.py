@@ -91,9 +91,9 @@ class Search:
         lambda of the pairs inside a group, from then on: large enough to hold it.
     moved : set of int
         Clients whose omega_i has moved with their group since they uploaded it.
-    scores : dict of int to ndarray of shape (2 + K, K)
-        Losses and gradient norms of the clients at their groups' models; the standard errors of the
-        losses' differences.
+    scores : dict of int to ndarray of shape (3 + K, K)
+        Losses, gradient norms and training losses of the clients at their groups' models; the
+        standard errors of the losses' differences.
     table : ndarray of shape (3, K)
         Of every grouping: number of groups, mean loss, the vote against it.
     chosen : int
@@ -176,7 +176,7 @@ class Search:
             "optimism": (self.optimism, (), np.float64),
             "label": (self.candidates.labels, (len(self.candidates),), np.int64),
             "group": (self.groups, (), np.int64),
-            "score": (self.scores, (2 + tried, tried), np.float64),
+            "score": (self.scores, (3 + tried, tried), np.float64),
         }
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:

@@ -194,6 +194,18 @@ def test_a_liar_does_not_decide(sizes: list[int], lie: str, count: int) -> None:
     assert chosen.tolist() == labels[:, 1].tolist()
 
 
+@pytest.mark.parametrize("is_honest", [True, False])
+def test_who_loses_even_where_it_has_trained_does_not_object(is_honest: bool) -> None:
+    # 17 of 21 gain a whole by three groups of their own; four lose as much, more than a tenth.
+    fine, errors = np.array([0] * 6 + [1] * 6 + [2] * 5 + [3] * 4), np.full(21, 0.1)
+    differences = np.where(fine == 3, -1.0, 1.0)
+    training = np.where(fine == 3, 0.1 if is_honest else -0.1, 1.0)
+    training[-1] = np.nan  # who does not say is believed
+    # By the caps: three cells of 4 and one of -4, over sqrt(4).
+    vote = preference(differences, errors, np.zeros(21, int), fine, training)
+    assert vote == pytest.approx(0 if is_honest else (3 * 4 - 4) / 2)
+
+
 def test_losses_that_are_not_finite() -> None:
     losses = np.array([[1.0, 0.5, np.nan], [1.0, 0.5, 0.1]])
     errors, labels = np.full((2, 3, 3), np.nan), np.array([[0, 0, 0], [0, 1, 1]])
