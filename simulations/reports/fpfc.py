@@ -191,6 +191,12 @@ def _render_regime(found: FPFCDiagnostics, search: FoundGroups) -> str:
         f"Every group trained one model until round {search.fused_from}. Then came FPFC's own "
         f"rounds, with λ={found.lam:.3g} between groups and {search.lam_inside:.3g} inside, which "
         "holds them."
+        + (
+            f" They raised the losses, so after round {search.fused_until} every group trained one "
+            "model again."
+            if search.fused_until
+            else ""
+        )
     )
 
 

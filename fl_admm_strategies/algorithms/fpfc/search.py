@@ -60,8 +60,9 @@ class FoundGroups:
         b, between the models of two groups as they came out of the search; NaN for one group.
     lam_needed : float
         The least lambda that can hold these groups together (docs/methods/fpfc-notes.md, P4).
-    fused_from : int
-        The round before the first of FPFC's own; 0 as long as every group trains one model.
+    fused_from, fused_until : int
+        The round before the first of FPFC's own, and the last one where they raised the losses and
+        were given up; 0 for none, as long as every group trains one model.
     lam_inside : float
         lambda of the pairs inside a group, which holds it; 0 before FPFC's own rounds.
     """
@@ -75,6 +76,7 @@ class FoundGroups:
     smallest_distance: float
     lam_needed: float
     fused_from: int
+    fused_until: int
     lam_inside: float
 
 
@@ -185,6 +187,7 @@ class GroupSearch(PenaltySource):
                 found.smallest_distance,
                 found.lam_needed,
                 found.fused_from,
+                found.fused_until,
                 found.lam_inside,
             )
         }
@@ -201,8 +204,8 @@ class GroupSearch(PenaltySource):
 
     def holds_omega(self, client: int, last_accepted: int) -> bool:
         """Return whether it uploaded its omega_i: in the consensus, or in FPFC's own rounds."""
-        has_begun = last_accepted > self.found.fused_from > 0
-        return self.is_searching or (has_begun and client not in self.found.moved)
+        fused = isinstance(self.stage, Fusion) and last_accepted > self.found.fused_from
+        return self.is_searching or (fused and client not in self.found.moved)
 
     def upload_spec(self) -> Spec | None:
         """Return what an upload of the present stage holds."""

@@ -40,7 +40,10 @@ REFIT_ROUNDS = 5
 FUSION_ROUNDS = 30  # at the end of a run
 MARGIN = 0.6  # of the distance of two groups: as with rho = 0.8 and more
 
-_COUNTS = ("rounds", "last_round", "refits", "rechecks", "rechecked", "fused_from", "chosen")
+_COUNTS = (
+    *("rounds", "last_round", "refits", "rechecks", "rechecked"),
+    *("fused_from", "fused_until", "chosen"),
+)
 _RESULT = ("lam", "lam_inside", "smallest_distance", "lam_needed")
 """The variables of `Search` that are numbers: whole ones, and others."""
 
@@ -85,8 +88,10 @@ class Search:
     groups : dict of int to int
         The settled group of every client that has one: what the search chose, and what became of it
         since. Members of a group that is trained together have equal omega_i.
-    fused_from : int
-        The round before the first of FPFC's own.
+    fused_from, fused_until : int
+        The round before the first of FPFC's own; the last one, where they were given up.
+    losses : dict of int to ndarray of shape (2,)
+        The training losses that a client reported first and last in FPFC's own rounds.
     lam_inside : float
         lambda of the pairs inside a group, from then on: large enough to hold it.
     moved : set of int
@@ -121,6 +126,8 @@ class Search:
     unplaced: set[int] = field(default_factory=set)
     groups: dict[int, int] = field(default_factory=dict)
     fused_from: int = 0
+    fused_until: int = 0
+    losses: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     lam_inside: float = 0.0
     moved: set[int] = field(default_factory=set)
     scores: dict[int, NDArray[np.float64]] = field(default_factory=dict)
@@ -176,6 +183,7 @@ class Search:
             "optimism": (self.optimism, (), np.float64),
             "label": (self.candidates.labels, (len(self.candidates),), np.int64),
             "group": (self.groups, (), np.int64),
+            "loss": (self.losses, (2,), np.float64),
             "score": (self.scores, (3 + tried, tried), np.float64),
         }
 

@@ -13,11 +13,13 @@ from flwr.common import log
 
 from ...maths.blocks import Arrays, prefixed
 from ...maths.clustering import cluster_models
-from ...maths.pairs import Groups
+from ...maths.grouping import numbered
+from ...maths.pairs import Groups, PairwiseStore
 from .source import FPFCState, Matrix, Replies, RoundStart, Rows, Task, fusion_tasks, scad
 from .stages import FUSION_ROUNDS, PROBE_FACTOR, Next, Search, Stage, reported
 from .types import HELD_OUT_LOSS
 
+TRIAL, WORSE = 5, 1.4  # of own rounds; how many times as large losses may become in them
 RENEWAL = 20  # rounds from one lambda to the next
 OPTIONS = 8  # groups that a client chooses among which comes after the search
 
@@ -25,14 +27,17 @@ OPTIONS = 8  # groups that a client chooses among which comes after the search
 class Together(Stage):
     """Every settled group trains one model, by FedAvg: until FPFC's own rounds, the last ones.
 
-    All pairs are plain meanwhile, theta_ij = omega_i - omega_j and v_ij = 0.
+    To the end where those were given up. All pairs are plain meanwhile,
+    theta_ij = omega_i - omega_j and v_ij = 0.
     """
 
     is_search = False
 
     def begin_round(self, search: Search, start: RoundStart) -> Next:
         """Go on with FPFC's own rounds where few are left, or the user has set a penalty."""
-        if start.rounds_left > FUSION_ROUNDS and start.state.source.replacement is None:
+        rounds_since = start.round - search.last_round
+        is_early = start.rounds_left > min(FUSION_ROUNDS, rounds_since) or search.fused_until > 0
+        if is_early and start.state.source.replacement is None:
             return None
         search.fused_from = start.round - 1
         log(INFO, "round %s: the groups' models are trained; FPFC's own rounds begin", start.round)
@@ -66,7 +71,10 @@ class Fusion(Stage):
 
     Clients count by their examples, as in the rounds before: the pull of client i is rho over its
     weight w_i in its group, which is (5) of w_i f_i. Where all have as many this is (1) itself.
-    With a penalty that the user has set the rounds are the paper's.
+    With a penalty that the user has set the rounds are the paper's. Otherwise they are given up
+    where from the round `TRIAL` on the clients' training losses are more than `WORSE` times those
+    of their first of these rounds, in the median: where clients take few steps, of a network, the
+    duals may swing so far that the models part.
     """
 
     is_search = False
@@ -97,9 +105,29 @@ class Fusion(Stage):
     def take(self, search: Search, server_round: int, state: FPFCState, replies: Replies) -> Next:
         """Place clients that trained for the first time; renew lambda every `RENEWAL` rounds."""
         place_newcomers(search, state, replies)
-        if (server_round - search.fused_from) % RENEWAL == 0:
+        for client, reply in replies.items():
+            loss = reply.metrics.get("loss", np.nan)
+            search.losses.setdefault(client, np.array([loss, np.nan]))[1] = loss
+        num_rounds = server_round - search.fused_from
+        can_end = search.in_rounds and state.source.replacement is None and num_rounds >= TRIAL
+        ratios = [last / first for first, last in search.losses.values() if abs(last - first) > 0]
+        if can_end and np.median(ratios or [0.0]) > WORSE:
+            _give_up(search, server_round, state)
+            return Together
+        if num_rounds % RENEWAL == 0:
             search.renew_lambda(state)
         return None
+
+
+def _give_up(search: Search, server_round: int, state: FPFCState) -> None:
+    """Let every group have one model again, the mean of its members', and no pairs."""
+    log(INFO, "round %s: FPFC's own rounds raise the losses; the groups train on", server_round)
+    search.fused_until = server_round
+    groups, omega = search.groups_of(state.clients.ids), state.pairs.omega.copy()
+    has_one, weights = groups >= 0, search.weights(state.clients)
+    labels = numbered(groups[has_one])
+    omega[has_one] = cluster_models(omega[has_one], weights[has_one], labels)[list(labels)]
+    state.pairs = PairwiseStore(omega, state.source.penalty, state.pairs.rho)
 
 
 def newcomer_tasks(search: Search, start: RoundStart) -> dict[int, Task]:

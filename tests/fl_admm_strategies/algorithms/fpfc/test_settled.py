@@ -175,7 +175,7 @@ def test_it_solves_the_problem_inside_the_groups(monkeypatch: pytest.MonkeyPatch
     # samples; with others too, since clients count by their examples.
     monkeypatch.setattr(together, "FUSION_ROUNDS", 80)
     strategy = auto(fraction_train=0.5)
-    run(strategy, 100, InProcessGrid(app_of(unequal), NUM_CLIENTS))
+    run(strategy, 180, InProcessGrid(app_of(unequal), NUM_CLIENTS))
     for group in (0, 1):
         members = [c for c in range(NUM_CLIENTS) if GROUPS[c] == group]
         x = torch.cat([unequal(c)[0] for c in members]).numpy()
@@ -379,3 +379,45 @@ def test_where_replies_are_taken_in_as_they_come_groups_are_held_and_nobody_is_m
         moved = np.flatnonzero((seen[server_round] != seen[server_round - 1]).any(axis=1))
         assert set(moved) <= strategy.train_metrics[server_round].keys()
     assert strategy.state.pairs.theta_norms()[0, [2, 5]].max() < 1e-3
+
+
+# --- FPFC's own rounds that make things worse -----------------------------------------------------
+
+
+class Worsening(FPFCClient):
+    """Says that its loss grows, by `factor` from one training to the next."""
+
+    factor = 1.2
+
+    def minimise(self, *args: Any, **kwargs: Any) -> Any:
+        super().minimise(*args, **kwargs)
+        client = int(self.context.node_config["partition-id"])
+        trainings[client] = trainings.get(client, 0) + 1
+        return {"loss": self.factor ** trainings[client]}
+
+
+trainings: dict[int, int] = {}
+
+
+@pytest.mark.parametrize(("factor", "is_given_up"), [(2.0, True), (1.01, False), (0.9, False)])
+def test_own_rounds_that_raise_the_losses_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, factor: float, is_given_up: bool
+) -> None:
+    # After five of these rounds most have trained twice: by a factor of 2, by 1.04 at most, or less.
+    monkeypatch.setattr(together, "FUSION_ROUNDS", 8)
+    monkeypatch.setattr(Worsening, "factor", factor)
+    trainings.clear()
+
+    def client_fn(context: Context) -> Any:
+        return client_of(context, unequal(int(context.node_config["partition-id"])), Worsening)
+
+    strategy, grid = auto(), WatchedGrid(client_app(client_fn), NUM_CLIENTS)
+    run(strategy, LAST + 4, grid)
+    found, models = strategy.state.source.found, omega(strategy)
+    assert found.fused_until == (found.fused_from + 5 if is_given_up else 0)
+    assert strategy.diagnostics().search.fused_until == found.fused_until
+    assert strategy.clusters().tolist() == GROUPS
+    for group in (0, 1):  # one model each again
+        members = [c for c in range(NUM_CLIENTS) if GROUPS[c] == group]
+        spread = np.ptp(models[members], axis=0).max()
+        assert (spread == 0) == is_given_up
