@@ -403,7 +403,7 @@ trainings: dict[int, int] = {}
 def test_own_rounds_that_raise_the_losses_are_given_up(
     monkeypatch: pytest.MonkeyPatch, factor: float, is_given_up: bool
 ) -> None:
-    # After five of these rounds most have trained twice: by a factor of 2, by 1.04 at most, or less.
+    # After five of these rounds most have trained twice or more often: by 2, 1.04 at most, or less.
     monkeypatch.setattr(together, "FUSION_ROUNDS", 8)
     monkeypatch.setattr(Worsening, "factor", factor)
     trainings.clear()
