@@ -14,7 +14,6 @@ from .base import Report as Report
 from .completion import CompletionReport
 from .fedgia import FedGiAReport
 from .files import as_json as as_json
-from .files import write_metrics_line as write_metrics_line
 from .files import write_result as write_result
 from .files import write_text as write_text
 from .fpfc import FPFCReport

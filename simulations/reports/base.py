@@ -41,7 +41,7 @@ class Finished:
     scores : ModelScores
         After the last round.
     seconds : float
-        Its duration.
+        Its duration, as in `Result`.
     out : Path
         Its folder, for files of the report's own.
     """

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic_core import to_json
 
-from fl_admm_strategies.runtime.saving.files import NotWrittenError, replacing, writing
+from fl_admm_strategies.runtime.saving.files import replacing
 
 from .result import Result, total_traffic
 
@@ -39,33 +38,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"cannot write a {type(value).__name__} ({value!r}) as JSON.")
-
-
-def write_metrics_line(file: TextIO, record: Mapping[str, Any]) -> None:
-    """Append one round to ``metrics.jsonl`` and flush it, so that a killed run keeps its rounds.
-
-    Parameters
-    ----------
-    file : TextIO
-        The open file.
-    record : Mapping[str, Any]
-        ``{"round": int, "train": {...}, "evaluate": {...}, "clients": {...}}``; see `as_json`
-        for what the values may be.
-
-    Raises
-    ------
-    NotWrittenError
-        If the line could not be written; the file is closed then.
-    """
-    line = as_json(record) + "\n"
-    try:
-        with writing(Path(file.name), len(line)):
-            file.write(line)
-            file.flush()
-    except NotWrittenError:
-        with suppress(OSError):  # of the same reason
-            file.close()
-        raise
 
 
 def write_result(path: str | Path, result: Result) -> None:

@@ -35,7 +35,7 @@ class Result:
     traffic : mapping of int to Traffic
         Bytes of arrays that each round moved; round 0 is a handshake.
     seconds : float
-        Duration of the run.
+        Duration of the run; of one that was resumed, since then.
     rounds : int
         Number of rounds.
     engine : str

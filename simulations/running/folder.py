@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import time
-from collections.abc import Mapping
 from datetime import datetime
 from errno import EACCES
 from pathlib import Path
-from typing import Any, TextIO
 
-from fl_admm_strategies.runtime.saving.files import lock_folder, make_folder, private
+from fl_admm_strategies.runtime.saving.files import lock_folder, make_folder
 
 from ..experiments.loading import changed_settings, load_settings
-from ..reports import write_metrics_line
 from ..settings.tables import Settings
 
 SETTINGS = "experiment.toml"
@@ -25,7 +19,7 @@ STATE = "state.safetensors"
 
 
 def metrics_file(baseline: str = "") -> str:
-    """Return the name of a method's file of rounds; without a name that of the experiment's."""
+    """Return the name of a method's `History`; without a name that of the experiment's."""
     return f"metrics-{baseline}.jsonl" if baseline else "metrics.jsonl"
 
 
@@ -111,64 +105,3 @@ def changes_in(folder: Path, settings: Settings) -> dict[str, str]:
 def _fixed(key: str) -> bool:
     """Return whether a run cannot go on with another value of a setting."""
     return key in ("seed", "algorithm.name") or key.startswith(("data.", "model."))
-
-
-class Rounds:
-    """The file of a run's rounds, open to be written: a line a round.
-
-    Where a resumed run reports rounds again, their lines are replaced; the seconds go on from the
-    last line that is kept.
-    """
-
-    def __init__(self, path: Path, strategy: Any) -> None:
-        self._path = path
-        self._strategy = strategy
-        self._began = time.monotonic()
-        self._kept: float | None = None  # seconds of the lines that stay, once a round is reported
-
-    def __enter__(self) -> Rounds:
-        self._file: TextIO = open(self._path, "a", encoding="utf-8", opener=private)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    @property
-    def seconds(self) -> float:
-        """How long the run has taken, with what it resumed."""
-        # A resumed run that had all of its rounds reports none again.
-        kept = _drop_from(self._path, sys.maxsize) if self._kept is None else self._kept
-        return kept + time.monotonic() - self._began
-
-    def write(self, server_round: int, metrics: Mapping[str, float]) -> None:
-        """Write a round: what it took, and what every client reported."""
-        if self._kept is None:
-            self._kept = _drop_from(self._path, server_round)
-        strategy = self._strategy
-        write_metrics_line(
-            self._file,
-            {
-                "round": server_round,
-                "seconds": self.seconds,
-                "bytes": strategy.traffic[server_round]._asdict(),
-                "metrics": metrics,
-                "clients": {
-                    "train": strategy.train_metrics.get(server_round, {}),
-                    "evaluate": strategy.evaluate_metrics.get(server_round, {}),
-                },
-            },
-        )
-
-
-def _drop_from(path: Path, server_round: int) -> float:
-    """Remove the rounds of a metrics file that come again; return the seconds of those before."""
-    size, seconds = 0, 0.0
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n"):  # a kill may cut the last
-            break
-        record = json.loads(line)
-        if record["round"] >= server_round:
-            break
-        size, seconds = size + len(line), record["seconds"]
-    os.truncate(path, size)
-    return float(seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from rich.console import Console
 
 from fl_admm_strategies import Models
 from fl_admm_strategies.runtime.models import FOLDER as MODELS_FOLDER
+from fl_admm_strategies.runtime.saving import history as histories
 from fl_admm_strategies.runtime.saving.checkpoints import Checkpoints
-from fl_admm_strategies.runtime.saving.files import lock_folder
+from fl_admm_strategies.runtime.saving.files import link_file, lock_folder
 
 from .. import reports
 from ..experiments.experiment import Experiment, load_experiment
@@ -23,7 +25,6 @@ from ..methods.measures import legend
 from ..problems import Problem
 from ..reports import Finished, Report, Result
 from . import folder
-from .folder import Rounds
 from .newcomers import run_newcomers
 
 
@@ -102,23 +103,23 @@ def _train(run: Run, grid: Grid, console: Console) -> tuple[Finished, History]:
         line = f"Resuming with other settings: {differences}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     reports.write_text(out / folder.SETTINGS, settings.to_toml())
-    with Rounds(out / folder.metrics_file(), strategy) as rounds:
-        history = run_method(
-            experiment.problem,
-            strategy,
-            grid,
-            arrays,
-            num_rounds=training.num_rounds,
-            title=experiment.report.title(strategy),
-            evaluate_every=training.evaluate_every,
-            stop=experiment.report.stop_rule(strategy, experiment.problem),
-            on_round=rounds.write,
-            checkpoint_dir=out / folder.CHECKPOINTS,
-            checkpoint_every=training.checkpoint_every,
-            resume=run.resume,
-            collect=training.collect_models,
-        )
-        seconds = rounds.seconds
+    began = time.monotonic()
+    history = run_method(
+        experiment.problem,
+        strategy,
+        grid,
+        arrays,
+        num_rounds=training.num_rounds,
+        title=experiment.report.title(strategy),
+        evaluate_every=training.evaluate_every,
+        stop=experiment.report.stop_rule(strategy, experiment.problem),
+        checkpoint_dir=out / folder.CHECKPOINTS,
+        checkpoint_every=training.checkpoint_every,
+        resume=run.resume,
+        collect=training.collect_models,
+    )
+    seconds = time.monotonic() - began
+    link_file(out / folder.CHECKPOINTS / histories.FILE, out / folder.metrics_file())
     Checkpoints(out / folder.CHECKPOINTS).finish(strategy.last_round, out / folder.STATE)
     strategy.models().save(out / MODELS_FOLDER)
     if not history.rounds:
@@ -230,9 +231,13 @@ def _run_baselines(
 
 def _run_baseline(federation: Federation, num_rounds: int, path: Path) -> History:
     strategy = federation.strategy()
-    path.unlink(missing_ok=True)
-    with Rounds(path, strategy) as rounds:
-        history = run_here(federation, strategy, num_rounds=num_rounds, on_round=rounds.write)
+    measured, record = histories.History(path), strategy.run.record
+    history = run_here(
+        federation,
+        strategy,
+        num_rounds=num_rounds,
+        on_round=lambda server_round, _: measured.append(record.entry(server_round)),
+    )
     if num_rounds not in history.rounds:
         raise RuntimeError("no client could evaluate a model; the errors above say why.")
     return history

@@ -55,12 +55,12 @@ def result_of(folder: Path) -> Any:
 
 
 def rounds_of(folder: Path, file: str = "metrics.jsonl") -> list[Any]:
-    """Return the rounds of a file of metrics."""
+    """Return the rounds of training in a file of metrics."""
     lines = (folder / file).read_text(encoding="utf-8").splitlines()
-    return [strict_json(line) for line in lines]
+    return [one for one in map(strict_json, lines) if one["round"]]
 
 
 def last_evaluation(folder: Path, file: str = "metrics.jsonl") -> dict[str, dict[str, float]]:
     """Return every client's metrics of the last round."""
-    evaluated: dict[str, dict[str, float]] = rounds_of(folder, file)[-1]["clients"]["evaluate"]
+    evaluated: dict[str, dict[str, float]] = rounds_of(folder, file)[-1]["evaluate"]
     return evaluated

@@ -62,7 +62,7 @@ def test_every_method_runs_on_the_same_data(name: str, tmp_path: Path) -> None:
     for baseline in compared:
         (line,) = rounds_of(folder, f"metrics-{baseline}.jsonl")
         assert line["round"] == 1
-        measured = {int(client) for client in line["clients"]["evaluate"]}
+        measured = {int(client) for client in line["evaluate"]}
         assert measured == set(range(len(measured) + len(malicious))) - {*malicious}, baseline
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,8 +119,8 @@ def test_a_method_with_the_standard_report_needs_nothing_in_the_app(
     assert list(result["models"]) == ["the model of all"]
     assert list(result["baselines"]["Twice"]["models"]) == ["the model of all"]
     assert result["models"] != result["baselines"]["Twice"]["models"]  # other settings
-    evaluated = [one["clients"]["evaluate"] for one in rounds_of(out)]
-    assert [len(clients) for clients in evaluated] == [0, 4, 4]
+    evaluated = [one["evaluate"] for one in rounds_of(out)]
+    assert [clients and len(clients) for clients in evaluated] == [None, 4, 4]
     mean = np.mean([reported["global-accuracy"] for reported in evaluated[-1].values()])
     assert result["models"]["the model of all"]["mean"] == pytest.approx(mean)
     output = " ".join(capsys.readouterr().out.split())
@@ -300,10 +299,10 @@ def test_any_method_stops_by_its_rule_and_reports_what_it_has(
     assert result["target"] == 1.0
     # One float64 down and one up, for three clients.
     assert result["traffic"] == {"down": 168, "up": 168, "down_per_round": 24, "up_per_round": 24}
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["bytes"] for line in lines] == [{"down": 24, "up": 24}] * 7
+    lines = rounds_of(out)
+    assert [line["traffic"] for line in lines] == [[24, 24]] * 7
     # Every second round, and the last, which the rule chose.
-    assert [line["round"] for line in lines if line["clients"]["evaluate"]] == [2, 4, 6, 7]
+    assert [line["round"] for line in lines if line["evaluate"]] == [2, 4, 6, 7]
     assert load_settings(str(out / "experiment.toml")) == load_settings(experiment)
 
     text = capsys.readouterr().out

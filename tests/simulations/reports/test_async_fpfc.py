@@ -36,11 +36,10 @@ def test_the_report_has_fpfc_on_the_same_clock(
     assert names(shown, "1.8 replies", "2 at most")
     assert (folder / "time.png").exists()
     # omega_i travels with zeta_i: 650 numbers up and twice as many down.
-    traffic = [line["bytes"] for line in rounds_of(folder)]
-    sent = sum(own_file["down"] + own_file["up"] for own_file in traffic) // 4
-    assert result["cost"] == sent
-    assert sum(own_file["up"] for own_file in traffic) == 12 * 650 * 4
-    assert sum(own_file["down"] for own_file in traffic) == (12 + 2) * 2 * 650 * 4
+    traffic = [line["traffic"] for line in rounds_of(folder)]
+    assert result["cost"] == sum(map(sum, traffic)) // 4
+    assert sum(up for _, up in traffic) == 12 * 650 * 4
+    assert sum(down for down, _ in traffic) == (12 + 2) * 2 * 650 * 4
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_a_run_has_the_table_and_the_picture(tmp_path: Path) -> None:
     assert result["path"]["lams"] == [0, 0.5]
     assert result["path"]["last_rounds"] == [2, 4]
     assert result["rounds"] < 20  # the chosen one was at rest
-    sent = sum(sum(line["bytes"].values()) for line in rounds_of(folder))
+    sent = sum(sum(line["traffic"]) for line in rounds_of(folder))
     assert result["cost"] == sent // 4  # one bill, in numbers of four bytes
     assert (folder / "clusterpath.png").exists()
     assert any(row.startswith("clusters at ν=aλ=") for row in result["cells"])

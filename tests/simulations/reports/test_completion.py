@@ -1,6 +1,5 @@
 """Matrix completion in the app: its experiments, on made-up ratings and on MovieLens."""
 
-import json
 import math
 import os
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.reports import plots
-from tests.simulations.quick_runs import result_of, run
+from tests.simulations.quick_runs import result_of, rounds_of, run
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", "~/.cache/fl-admm-strategies")).expanduser()
 HERE = "data.name=synthetic-ratings"
@@ -60,10 +59,10 @@ def test_the_report_stands_on_the_same_ratings(
     assert "client.regularizer=l2(lam=0.3), fraction-train=0.5, seed=0" in picture.setting
     assert (folder / "metric.pdf").exists() == (transform == "none")
     federated = result["models"]["users' and items' factors"]["mean"]
-    last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-1]
-    assert federated == pytest.approx(last["metrics"]["rmse"], rel=1e-12)
-    assert result["objective"] == pytest.approx(last["metrics"]["loss"], rel=1e-12)
-    pooled = last["clients"]["evaluate"].values()
+    last = rounds_of(folder)[-1]
+    assert federated == pytest.approx(last["result"][1]["rmse"], rel=1e-12)
+    assert result["objective"] == pytest.approx(last["result"][1]["loss"], rel=1e-12)
+    pooled = last["evaluate"].values()
     total = sum(reported["squared-error"] for reported in pooled)
     assert federated == pytest.approx(
         math.sqrt(total / sum(reported["test-ratings"] for reported in pooled)), rel=1e-12

@@ -8,18 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from fl_admm_strategies.runtime.saving.files import NotWrittenError
-from simulations.reports import write_metrics_line
 from simulations.reports.files import write_figure, write_text
 from tests.support.disk import largest_file
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_line_on_a_full_disk() -> None:
-    with (
-        Path("/dev/full").open("a", encoding="utf-8") as file,
-        pytest.raises(NotWrittenError, match=r"/dev/full \(12 bytes\).*: No space left on device"),
-    ):
-        write_metrics_line(file, {"round": 3})
 
 
 def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fl_admm_strategies.runtime.record import Traffic
 from simulations.problems.scores import METRICS, ModelScores, Score
-from simulations.reports import Result, results_table, write_metrics_line, write_result
+from simulations.reports import Result, as_json, results_table, write_result
 from tests.simulations.screen import row, shown
 from tests.support.refusals import names
 
@@ -60,27 +60,21 @@ def strict(text: str):
     return json.loads(text, parse_constant=refuse)
 
 
-def test_metrics_lines_are_strict_json_and_on_disk_at_once(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    with path.open("w") as file:
-        for k in (1, 2):
-            write_metrics_line(
-                file,
-                {
-                    "round": np.int64(k),
-                    "train": {"loss": float("nan")},
-                    "evaluate": {"accuracy": np.float32(0.5), "worst": -np.inf},
-                    "clients": {3: {"accuracy": np.array([0.25, np.inf])}},
-                },
-            )
-            lines = path.read_text().splitlines()  # read while the file is still open
-            assert len(lines) == k
-            assert strict(lines[-1]) == {
-                "round": k,
-                "train": {"loss": None},
-                "evaluate": {"accuracy": 0.5, "worst": None},
-                "clients": {"3": {"accuracy": [0.25, None]}},
-            }
+def test_what_is_written_is_strict_json():
+    found = as_json(
+        {
+            "round": np.int64(1),
+            "train": {"loss": float("nan")},
+            "evaluate": {"accuracy": np.float32(0.5), "worst": -np.inf},
+            "clients": {3: {"accuracy": np.array([0.25, np.inf])}},
+        }
+    )
+    assert strict(found) == {
+        "round": 1,
+        "train": {"loss": None},
+        "evaluate": {"accuracy": 0.5, "worst": None},
+        "clients": {"3": {"accuracy": [0.25, None]}},
+    }
 
 
 def test_result_is_strict_json(tmp_path):

@@ -14,13 +14,13 @@ from filelock import FileLock, Timeout
 from safetensors.numpy import load_file
 
 import simulations.reports
-import simulations.running.folder
 from fl_admm_strategies.runtime.saving import files
+from fl_admm_strategies.runtime.saving.history import History
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.running.folder import results_folder
 from simulations.running.run import prepare
-from tests.simulations.quick_runs import TINY, run
+from tests.simulations.quick_runs import TINY, rounds_of, run
 from tests.support.federation import assert_same_bits
 from tests.support.refusals import names, refused
 
@@ -41,10 +41,9 @@ SMALL = (
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    records = [json.loads(line) for line in text.splitlines()]
+    records = rounds_of(folder)
     for record in records:
-        del record["seconds"], record["bytes"]
+        del record["traffic"]
     return records
 
 
@@ -52,15 +51,16 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     # FedAPM's clients keep parameters that nobody else has.
     whole = run(RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "whole"))
     config = RunConfig("fedapm-cifar10", changes=SMALL, out=tmp_path / "run")
-    write = simulations.running.folder.write_metrics_line
+    append = History.append
 
-    def interrupt(file: Any, record: Any) -> None:
-        write(file, record)
-        if record["round"] == 3:  # after the checkpoint of round 2
-            file.write('{"round": 4, "half a li')
+    def interrupt(self: History, entry: Any) -> None:
+        append(self, entry)
+        if entry["round"] == 3:  # after the checkpoint of round 2
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write('{"round": 4, "half a li')
             raise InterruptedError
 
-    monkeypatch.setattr(simulations.running.folder, "write_metrics_line", interrupt)
+    monkeypatch.setattr(History, "append", interrupt)
     with pytest.raises(InterruptedError):
         run(config)
     monkeypatch.undo()
