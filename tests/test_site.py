@@ -13,6 +13,7 @@ from markdown import Markdown
 from markdown_it import MarkdownIt
 
 from fl_admm_strategies.runtime.algorithm import Algorithm
+from tests.support.pace import fast
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -31,7 +32,10 @@ def as_github(text: str) -> str:
     return MarkdownIt("commonmark").enable("table").render(text)
 
 
-@pytest.mark.parametrize("page", sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")))
+PAGES = sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", fast([page for page in PAGES if "/" not in page], PAGES))
 def test_a_page_has_the_blocks_of_its_source(page: str) -> None:
     """Lists, items, code, tables and headings are those that CommonMark reads, nested alike."""
     text = (DOCS / page).read_text(encoding="utf-8")

@@ -49,6 +49,7 @@ from tests.support.federation import (
     not_asking,
     trained,
 )
+from tests.support.pace import fast
 from tests.support.refusals import Warned, refused
 
 VICTIM = 3
@@ -79,7 +80,7 @@ def without_victim(strategy: StatefulStrategy) -> StatefulStrategy:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case.server_learns], ids=lambda case: case.name
+    "case", fast(["FPFC", "FedMC-ADMM"], [case for case in CASES if case.server_learns])
 )
 def test_an_upload_too_large_for_any_sum_is_refused_by_name(case: Case, warned: Warned) -> None:
     strategy = case.strategy(seed=1, fraction_evaluate=0)

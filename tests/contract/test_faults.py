@@ -42,6 +42,7 @@ from tests.support.federation import (
     run_on_ray,
     trained,
 )
+from tests.support.pace import fast
 from tests.support.refusals import Warned, refused
 
 # By client, the rounds in which it fails and how.
@@ -299,7 +300,7 @@ def large_in_cycles(least: int) -> list[str]:
         gc.garbage.clear()
 
 
-@each_case
+@pytest.mark.parametrize("case", fast(["FPFC", "FedMC-ADMM"], CASES))
 @pytest.mark.parametrize(
     "packed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["a node each", "packed"]
 )
@@ -322,7 +323,7 @@ def test_no_large_array_outlives_its_round(case: Case, packed: bool) -> None:
     assert strategy.last_round == 2
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FPFC", "AsyncFPFC"])
+@pytest.mark.parametrize("name", fast(["FPFC"], ["FedAvg", "FPFC", "AsyncFPFC"]))
 def test_a_strategy_whose_run_is_over_does_not_hold_the_clients_data(name: str) -> None:
     # The data are in the app's closure, the app in the grid.
     gc.collect()

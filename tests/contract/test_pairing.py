@@ -121,7 +121,7 @@ def test_a_limit_that_is_fedavg_has_its_bits(name: str, model: Callable[[], nn.M
 
 
 @pytest.mark.parametrize("kind", fast(["gaussian"], SIGMAS))
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", fast([IFCA, "FedProx, mu = 0", "Ditto's global model"], LIMITS))
 def test_an_attack_means_the_same_model_in_every_method(name: str, kind: Kind) -> None:
     strategy, client_class = LIMITS[name]
     attack = Attack(kind, ratio=0.25)

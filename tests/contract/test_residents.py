@@ -25,6 +25,7 @@ from tests.support.federation import (
     raising_client_fn,
     run_on_ray,
 )
+from tests.support.pace import fast
 from tests.support.refusals import refused
 
 
@@ -52,7 +53,7 @@ def run(case: Case, app: ClientApp, **options: Any) -> StatefulStrategy:
 
 
 @at_any_pace
-@pytest.mark.parametrize("cohort", [False, True])
+@pytest.mark.parametrize("cohort", fast([True], [False, True]))
 def test_kept_clients_give_the_bits_of_new_ones(case: Case, cohort: bool) -> None:
     made: Counter[int] = Counter()
     client_fn = client_fn_of(case.client_class)

@@ -71,8 +71,9 @@ class Case:
         Whether a client uploads in its first round only.
     variant : bool
         Whether its tests are slow ones: it is another setting of a strategy that is among the
-        others, or one that shares most of its code with one that is (FedADMM with FedAPM, Lp-Proj
-        with FLAME, FedALS with FedMC-ADMM, Ditto, Local and pFedMe with FedAvg and FedAPM).
+        others, or one that shares most of its code with one that is (FedADMM, FLAME and
+        Lp-Proj with FedAPM, FedALS with FedMC-ADMM, Ditto, Local and pFedMe with FedAvg and
+        FedAPM).
     """
 
     name: str
@@ -164,6 +165,7 @@ CASES = [
         partial(library.FLAME, lam=1.0, rho=0.2, lr=0.5, local_epochs=1),
         of.FLAMEClient,
         view=views.MOREAU,
+        variant=True,
     ),
     completion(
         "FedMC-ADMM",

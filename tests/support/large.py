@@ -34,7 +34,7 @@ class Faint(nn.Module):
 
 def of_a_wide_model(case: Case, width: int) -> Case:
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         body, head = nn.Linear(3, width), nn.Linear(width, NUM_CLASSES)
     model = nn.Sequential(OrderedDict(body=body, bend=Faint(), head=head))
 

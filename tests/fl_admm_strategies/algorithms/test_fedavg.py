@@ -28,6 +28,7 @@ from tests.support.federation import (
     make_model,
     node_of,
 )
+from tests.support.pace import fast
 from tests.support.refusals import refused
 
 NUM_CLIENTS = 6
@@ -123,7 +124,7 @@ class Flowers(flowers.FedAvg):
         return [of[node_of(client)] for client in self.trained[server_round]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", fast([torch.float32], [torch.float64, torch.float32]))
 def test_it_is_flowers_own_to_the_bit(dtype: torch.dtype) -> None:
     # Both sum n_i/n w_i in the order of the clients. Flower does it in the type of the arrays, so
     # in double precision the bits are the same. In single precision this library sums in double and

@@ -301,7 +301,9 @@ def test_the_curvature_of_a_joining_client_that_was_not_given(tmp_path: Path) ->
     [
         (FedADMM(published=True, rho=0.1, lr=0.5), FedADMMClient, "w"),
         (FedADMM(published=True, rho=0.1, lr=0.5, duals="client"), FedADMMClient, "w"),
-        (FLAME(published=True, rho=0.2, lr=0.5), FLAMEClient, "w"),
+        pytest.param(
+            FLAME(published=True, rho=0.2, lr=0.5), FLAMEClient, "w", marks=pytest.mark.slow
+        ),
         (FLAME(published=True, rho=0.2, lr=0.5, duals="client"), FLAMEClient, "w"),
         (FedAPM("^head", published=True, rho=0.1, lr=0.5), FedAPMClient, "w"),
         (LpProjADMM(rho=0.2, lr=0.5, dimension=3), LpProjADMMClient, "initial"),

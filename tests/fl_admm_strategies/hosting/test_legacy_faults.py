@@ -134,8 +134,10 @@ def check(
     ("loop", "where"),
     [
         (with_server_fn, "training 2"),
-        (with_workflow, "evaluation 2"),
-        *(pytest.param(with_workflow, w, marks=pytest.mark.slow) for w in ("query", "training 0")),
+        *(
+            pytest.param(with_workflow, where, marks=pytest.mark.slow)
+            for where in ("query", "training 0", "evaluation 2")
+        ),
     ],
 )
 def test_a_dead_actor_ends_the_run_with_what_to_do(loop, where, whole, tmp_path, monkeypatch):

@@ -113,7 +113,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], int], int, int, int]] =
 }
 
 
-@pytest.mark.parametrize("method", fast(["perfedavg", "ditto"], BY_HAND))
+@pytest.mark.parametrize("method", fast(["ditto"], BY_HAND))
 def test_work_and_bytes_are_those_of_the_papers_algorithm(method: str) -> None:
     settings, gradients, down, up, start = BY_HAND[method]
     changes = {f"{method}.{key}": value for key, value in settings.items()}

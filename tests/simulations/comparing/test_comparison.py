@@ -219,22 +219,18 @@ def test_every_method_has_the_same_trials_on_validation_and_the_best_is_taken(
         assert chosen == {best}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "lengths"),
-    [
-        ("fedavg", ("local-epochs",)),
-        *(
-            pytest.param(method, lengths, marks=pytest.mark.slow)
-            for method, lengths in {
-                "pfedme": ("local-rounds",),
-                "ditto": ("local-epochs", "personal-epochs"),
-                "perfedavg": ("local-steps",),
-                "lp-proj": ("local-rounds",),
-                "localsgd": ("local-steps",),
-                "fedala": ("local-epochs",),
-            }.items()
-        ),
-    ],
+    {
+        "fedavg": ("local-epochs",),
+        "pfedme": ("local-rounds",),
+        "ditto": ("local-epochs", "personal-epochs"),
+        "perfedavg": ("local-steps",),
+        "lp-proj": ("local-rounds",),
+        "localsgd": ("local-steps",),
+        "fedala": ("local-epochs",),
+    }.items(),
 )
 def test_local_work_is_alike_as_near_as_the_settings_allow(
     method: str, lengths: tuple[str, ...]

@@ -103,7 +103,7 @@ def test_what_is_no_chain_is_seen(kind: type[nn.Module]) -> None:
 
 
 def made(kind: str, dtype: torch.dtype, client: int) -> nn.Module:
-    torch.manual_seed(client)
+    torch.default_generator.manual_seed(client)
     return CHAINS[kind]().to(dtype)
 
 
@@ -167,7 +167,7 @@ CASES: dict[str, tuple[str, Terms, Step, bool, nn.Module]] = {
     "clipping": ("ReLU", pulls, Step(0.1, max_grad_norm=0.3), False, nn.CrossEntropyLoss()),
     "an image": ("ReLU", image, Step(0.1), False, nn.CrossEntropyLoss()),
 }
-FAST = ["ReLU", "softmax", "squared error", "all at once", "momentum", "clipping", "an image"]
+FAST = ["ReLU", "squared error", "all at once", "momentum"]
 
 
 @pytest.mark.parametrize("case", fast(FAST, CASES))

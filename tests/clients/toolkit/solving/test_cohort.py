@@ -67,7 +67,7 @@ def make(
     node_config = {"partition-id": client, "num-partitions": 20}
     context = Context(1, client + 2, node_config, RecordDict(), {})
     with torch.random.fork_rng():
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         net = model().to(dtype)
     if loader is None:
         loader = DataLoader(TensorDataset(*samples(client, dtype)), batch_size=8, shuffle=True)

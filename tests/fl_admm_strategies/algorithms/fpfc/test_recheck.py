@@ -62,6 +62,7 @@ def test_wrong_groups_are_mended(wrong: str, monkeypatch: pytest.MonkeyPatch) ->
         assert len(np.unique(pairs.omega[members], axis=0)) == 1
 
 
+@pytest.mark.slow
 def test_it_is_done_again_while_it_changes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, WRONG["merged"])
     short(monkeypatch)
@@ -125,6 +126,7 @@ def test_a_later_look_at_the_same_samples_needs_more(monkeypatch: pytest.MonkeyP
     assert np.isfinite(said[0]).any()
 
 
+@pytest.mark.slow
 def test_uploads_of_a_re_check_are_clipped_as_in_the_search() -> None:
     def far(messages: list[Message]) -> list[Message]:
         for message in messages:

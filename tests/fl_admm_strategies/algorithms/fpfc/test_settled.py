@@ -128,6 +128,7 @@ def test_pairs_begin_in_the_last_rounds_and_never_where_nobody_knows_which_these
         assert len(np.unique(models[members], axis=0)) == 1
 
 
+@pytest.mark.slow
 def test_a_penalty_that_the_user_sets_ends_it() -> None:
     strategy, uneven = auto(), WatchedGrid(app_of(unequal), NUM_CLIENTS)
 
@@ -231,7 +232,7 @@ def test_what_the_search_found_is_there_at_the_end(
             found["accuracy"] = problem.accuracy(strategy, "cluster")
 
     with torch.random.fork_rng([]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         first = ArrayRecord(nn.Linear(20, 10).state_dict())
     grid = InProcessGrid(client_app(problem.client, num_clients=20, cohort=True), 1)
     strategy.start(grid, first, 120, on_round=look)
@@ -247,7 +248,8 @@ def test_what_the_search_found_is_there_at_the_end(
 # --- Clients that the search did not hear of ------------------------------------------------------
 
 
-@pytest.mark.parametrize("rounds", fast([3], [3, 40]))
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [3, 40])
 def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
     rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +270,8 @@ def test_a_silent_client_is_in_no_pair_no_cluster_and_no_mean(
     assert_allclose(flat(strategy.global_model()), pairs.omega[others].mean(axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("late", fast([LATE], [LATE, LAST + 1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [LATE, LAST + 1])
 def test_a_client_that_comes_later_says_which_group_suits_it(late: int) -> None:
     # Together until round 15, pairs from then on: it comes before and after.
     silent = {r: without(3) for r in range(PROBE, late)}
@@ -311,6 +314,7 @@ def test_clients_come_and_go_in_every_stage(when: int) -> None:
 # --- The headline ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_clusters_model_is_the_headline() -> None:
     strategy = auto(fraction_evaluate=1.0)
     run(strategy, LAST, evaluate_every=LAST)
