@@ -18,7 +18,7 @@ from ..methods.measures import bytes_of_number
 from ..problems import Problem
 from . import plots
 from .base import Finished, MethodReport, Report
-from .cluster_path import draw_cluster_path, render_path
+from .cluster_path import render_path
 from .clusters import clustering_scores, communication_cost, diagnostics_table
 
 
@@ -55,13 +55,6 @@ class FPFCReport(MethodReport):
         cost = _cost(run, found)
         _draw(run, honest, labels, true)
         monitor = getattr(strategy.penalty, "monitor", "")
-        if drawn := found.path is not None and found.path.last_rounds.any():
-            draw_cluster_path(
-                found.path,
-                monitor,
-                data.true_clusters,
-                picture=run.picture("clusterpath.png", "the clusters over λ"),
-            )
         (at_own_nu,) = clustering_scores(theta_norms, true, (found.nu,))
         return Report(
             cells={
@@ -95,7 +88,6 @@ class FPFCReport(MethodReport):
             files={
                 "distances.png": "how far apart the client models are",
                 "embedding.png": "the client models in two dimensions",
-                **({"clusterpath.png": "clusters and validation over λ"} if drawn else {}),
             },
             extra={
                 "clustering": clustering,

@@ -94,13 +94,13 @@ class Picture:
         engine.set(rect=(0, 0, 1, 1 - top / height))
         return figure
 
-    def axes(self, inches: tuple[float, float], *grid: int, **options: Any) -> tuple[Figure, Any]:
-        """Return a figure with axes for curves; `grid` and `options` as ``Figure.subplots``."""
+    def axes(self, inches: tuple[float, float]) -> tuple[Figure, Axes]:
+        """Return a figure with axes for curves."""
         import matplotlib
 
         with matplotlib.rc_context(_STYLE):
             figure = self.figure(inches)
-            return figure, figure.subplots(*grid, **options)
+            return figure, figure.subplots()
 
     def save(self, figure: Figure) -> None:
         """Write the file or the files."""
@@ -472,12 +472,8 @@ def _classes(
 
 
 def _square(picture: Picture, hint: str) -> tuple[Figure, Axes]:
+    """Return a figure and axes, above which stands how they are to be read."""
     figure = picture.figure((8.0, 7.0))
     axes = figure.add_subplot()
-    explain(axes, hint)
-    return figure, axes
-
-
-def explain(axes: Axes, hint: str) -> None:
-    """Write above axes how they are to be read."""
     axes.set_title(hint, fontsize=10, color=GREY, loc="left")
+    return figure, axes

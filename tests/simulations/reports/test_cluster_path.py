@@ -1,4 +1,4 @@
-"""The report of a path of lambdas: its table, its picture, and a run that has both."""
+"""The report of a path of lambdas: its table, and a run that has it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 from rich.console import Console
 
 from fl_admm_strategies.algorithms.fpfc.path import PathTaken
@@ -16,8 +15,7 @@ from fl_admm_strategies.runtime.record import Traffic
 from simulations.experiments.experiment import load_experiment
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
-from simulations.reports.cluster_path import draw_cluster_path, render_path
-from simulations.reports.plots import COLOURS, GREY, Picture
+from simulations.reports.cluster_path import render_path
 from tests.simulations.quick_runs import result_of, rounds_of, run
 from tests.support.refusals import refused
 
@@ -65,38 +63,6 @@ def test_a_grid_that_ends_too_early_is_said() -> None:
     assert "the largest of the grid" not in told(taken())
 
 
-def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = []
-    monkeypatch.setattr(Picture, "save", lambda self, figure: figures.append(figure))
-    draw_cluster_path(taken(), "accuracy", TRUE, picture=Picture(tmp_path / "p.png", "A run"))
-    counts, values, tree = figures[0].axes
-    assert counts.get_lines()[0].get_ydata().tolist() == [6, 3, 1]
-    assert values.get_lines()[0].get_ydata().tolist() == [0.8, 0.9, 0.7]
-    assert [text.get_text() for text in tree.get_xticklabels()] == [
-        "alone",  # where the lines come from is no lambda
-        "0",
-        "0.5",
-        "1",
-    ]
-    (*lines, chosen) = tree.get_lines()
-    assert list(chosen.get_xdata()) == [1, 1]
-    # Six clients reach lambda_1 alone, join in pairs at lambda_2, and all at lambda_3.
-    ends = [tuple(line.get_xdata()) for line in lines]
-    assert [ends.count((s - 1, s)) for s in range(3)] == [6, 6, 3]
-    joined = {tuple(line.get_ydata()) for line in lines if tuple(line.get_xdata()) == (0, 1)}
-    assert joined == {(0, 0.5), (1, 0.5), (2, 2.5), (3, 2.5), (4, 4.5), (5, 4.5)}
-    assert {to_hex(line.get_color()) for line in lines} == {c.lower() for c in COLOURS[:3]}
-    # Lines of clients of several true clusters are grey; clusters are counted in whole numbers.
-    path = replace(taken(), num_groups=np.array([6, 6, 6, 0]))
-    mixed = [0, 1, 0, 1, 0, 1]
-    draw_cluster_path(path, "accuracy", mixed, picture=Picture(tmp_path / "p.png", "A run"))
-    counts, _, tree = figures[1].axes
-    ticks = counts.get_yticks()
-    np.testing.assert_array_equal(ticks, ticks.round())
-    last = [line for line in tree.get_lines() if tuple(line.get_xdata()) == (1, 2)]
-    assert {to_hex(line.get_color()) for line in last} == {GREY.lower()}
-
-
 PATH = (
     'algorithm.penalty={type = "path", lams = [0, 0.5], min-rounds = 1, max-rounds = 2, tol = 9.0}'
 )
@@ -123,7 +89,7 @@ def test_a_run_ends_when_the_chosen_one_is_at_rest() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_has_the_table_and_the_picture(tmp_path: Path) -> None:
+def test_a_run_has_the_path_in_its_result(tmp_path: Path) -> None:
     short = ("training.num-rounds=20", "training.evaluate-every=20", "algorithm.local-epochs=1")
     folder = run(RunConfig("digits-fpfc", changes=(PATH, *short), out=tmp_path / "out"))
     result = result_of(folder)
@@ -132,5 +98,4 @@ def test_a_run_has_the_table_and_the_picture(tmp_path: Path) -> None:
     assert result["rounds"] < 20  # the chosen one was at rest
     sent = sum(sum(line["traffic"]) for line in rounds_of(folder))
     assert result["cost"] == sent // 4  # one bill, in numbers of four bytes
-    assert (folder / "clusterpath.png").exists()
     assert any(row.startswith("clusters at ν=aλ=") for row in result["cells"])
