@@ -121,7 +121,6 @@ class Run:
         saved = self.resume.open(folder, which, every=every, keep=keep, resume=resume)
         if saved is not None:
             self.go_on_from(saved)
-            self.resume.check_kept()
 
     def prepare(self) -> list[int]:
         """Before anybody is looked for, put back whose the ids are; return the saved clients."""

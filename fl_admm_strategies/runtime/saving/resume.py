@@ -111,19 +111,6 @@ class Resume:
         """What was measured in the rounds of the run, where it is saved."""
         return None if self._folder is None else self._folder.history
 
-    def check_kept(self) -> None:
-        """Raise ValueError unless the checkpoint says which uploads its neighbours hold."""
-        if self._checkpoint is None:
-            return
-        kept, size = self._checkpoint.fingerprint["kept"], len(self.saved_clients)
-        rows = [row for row in kept if type(row) is list and len(row) == size]
-        numbers = [number for row in rows for number in row]
-        if len(rows) < len(kept) or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
-            raise ValueError(
-                f"The saved rounds of the uploads in {self._checkpoint.path} are not numbers of "
-                f"its {size} clients: it is damaged. Continue from another checkpoint."
-            )
-
     def compare_clients(self, found: list[int], announced: int, *, allow_missing: bool) -> None:
         """Refuse to go on from a saved state with another federation than its own."""
         if self.saved is None:

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from fl_admm_strategies.runtime import record as record_module
 from fl_admm_strategies.runtime.saving.files import DamagedFileError
-from fl_admm_strategies.runtime.saving.history import Extent, History, is_entry
+from fl_admm_strategies.runtime.saving.history import Extent, History
 from tests.support.checkpoints import ROUNDS, Killed, killer, measured, new_strategy, start
 from tests.support.federation import assert_same_bits
 from tests.support.refusals import names, refused
@@ -79,13 +79,6 @@ def test_every_damage_is_noticed(history: History) -> None:
     with refused(RuntimeError, "round 2", "history.jsonl"):
         history.read(2)
     History(history.path).open(Extent(0, 0))  # nothing was measured, and nothing is there
-
-
-@pytest.mark.parametrize(
-    "changed", [{}, {"round": "2"}, {"traffic": [8.0, 4]}, {"train": {"x": {}}}, {"result": [{}]}]
-)
-def test_every_part_of_an_entry_is_checked(changed: dict[str, Any]) -> None:
-    assert is_entry(entry(2) | changed) == (not changed)
 
 
 # --- Memory -------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from clients import client_app
 from fl_admm_strategies import FLAME, FedADMM, InProcessGrid, LegacyStrategy, run_in_process
 from fl_admm_strategies.runtime.saving import files as runtime_files
 from fl_admm_strategies.runtime.saving.files import DamagedFileError, read_arrays
-from fl_admm_strategies.runtime.saving.resume import Resume
 from tests.support.checkpoints import (
     NUM_CLIENTS,
     ROUNDS,
@@ -271,17 +269,6 @@ def test_another_federation_is_refused(num_clients, error, named, copy):
     grid, strategy = InProcessGrid(app, num_clients), new_strategy(node_timeout=0.1)
     with refused(error, *named):
         strategy.start(grid, first(), 6, checkpoint_dir=copy / "checkpoints", resume=True)
-
-
-@pytest.mark.parametrize("kept", [[[1, 2]], [(1, 2, 3)], [[1, 2, -1]], [[1, 2, 3], 4]], ids=str)
-def test_saved_rounds_of_uploads_are_a_number_for_each_client(kept: Any) -> None:
-    saved, checkpoint = Resume(), SimpleNamespace(fingerprint={"kept": kept}, path="the file")
-    saved.saved = {"base/client_ids": np.arange(3)}
-    saved._checkpoint = checkpoint  # type: ignore[assignment]
-    with refused(ValueError, "the file", "3 clients"):
-        saved.check_kept()
-    checkpoint.fingerprint["kept"] = [[1, 2, 3]]
-    saved.check_kept()
 
 
 def test_other_settings_are_named_and_taken(copy: Path, warned: Warned) -> None:
