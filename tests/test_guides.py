@@ -71,6 +71,7 @@ def test_after_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert names["own"].keys() == initial_arrays().keys()
 
 
+@pytest.mark.slow
 def test_tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = {**vars(fl_admm_strategies), **vars(clients), "MetricRecord": MetricRecord}

@@ -95,6 +95,7 @@ def test_a_resumed_run_goes_on_from_the_best(how: str, ended_after: int, tmp_pat
     assert_kept(tmp_path, best)
 
 
+@pytest.mark.slow
 def test_the_legacy_api_keeps_the_same(tmp_path: Path) -> None:
     case = case_of("FedADMM")
     by = ("server-score", "max")

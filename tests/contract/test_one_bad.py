@@ -161,7 +161,7 @@ def test_who_shakes_hands_late_joins(case: Case) -> None:
 # --- Training -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", fast(["FPFC", "FedMC-ADMM", "FedGiA-gram"], AT_ANY_PACE))
+@pytest.mark.parametrize("case", fast(["FPFC"], AT_ANY_PACE))
 def test_who_never_trains_leaves_and_the_others_go_on(case: Case, warned: Warned) -> None:
     num_rounds = 40 if case.name == "AsyncFPFC" else 8
     app = client_app(raising_client_fn(case.client_class, {M - 1: range(1, num_rounds + 1)}))

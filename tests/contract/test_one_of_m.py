@@ -21,7 +21,7 @@ from fl_admm_strategies import StatefulStrategy
 from fl_admm_strategies.runtime.saving.state import arrays_of
 from tests.support.cases import AT_ANY_PACE, Case, case_of
 from tests.support.federation import assert_same_bits, client_fn_of
-from tests.support.onebad import BEHAVIOURS, HUGE, LATE, LIES, OneBad
+from tests.support.onebad import BEHAVIOURS, CLAIMS, HUGE, LATE, LIES, SILENT, OneBad
 from tests.support.pace import fast
 
 M, BAD = 6, 4
@@ -36,7 +36,7 @@ and Y_i^0 counts with a client's share."""
 
 
 SHAKING = [case for case in AT_ANY_PACE if case.shakes_hands]
-behaviours = pytest.mark.parametrize("behaviour", BEHAVIOURS)
+behaviours = pytest.mark.parametrize("behaviour", fast([SILENT, LIES, CLAIMS], BEHAVIOURS))
 
 
 def run(

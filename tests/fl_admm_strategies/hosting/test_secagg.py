@@ -182,6 +182,7 @@ def test_a_round_that_flower_halts_changes_nothing(stage: str, warned: Warned) -
 # --- What a client says beside its masked upload --------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_else_says_what_a_client_uploads() -> None:
     """A seal is a checksum of the upload itself."""
     said: list[dict[str, Any]] = []

@@ -110,6 +110,7 @@ def test_a_lost_reply_is_asked_for_again() -> None:
     assert_same_bits(strategy.state_dict(), expected.state_dict())
 
 
+@pytest.mark.slow
 def test_one_that_failed_is_asked_ever_more_seldom_and_joins(warned: Warned) -> None:
     tries: list[int] = []
 

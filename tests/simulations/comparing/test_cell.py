@@ -128,6 +128,7 @@ def test_work_and_bytes_are_those_of_the_papers_algorithm(method: str) -> None:
     assert moved == [(r, 12 * 4 * (down + start * (r == 1)), 12 * 4 * up) for r in (1, 2)]
 
 
+@pytest.mark.slow
 def test_methods_that_train_everybody_say_so() -> None:
     found = {
         method: cells.run(cell_of(method, **ONCE, **{"training.fraction-train": 0.5}))["trained"]

@@ -274,6 +274,7 @@ def test_experiments_on_real_files_run_to_the_end(
     assert (result["shared_dim"] > 0) == (experiment == "mnist-swap")
 
 
+@pytest.mark.slow
 def test_published_numbers_stand_beside_their_data_and_model_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ def joined(count: int = 2, rounds: int = 12, first: int = 10, **base: Any) -> tu
     return strategy, grid
 
 
+@pytest.mark.slow
 def test_they_find_their_groups_and_nobody_changes() -> None:
     before = trained().state_dict()
     assert trained().clusters().tolist() == [0, 1, 0, 1, 0, 1]

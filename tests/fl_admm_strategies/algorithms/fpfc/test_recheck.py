@@ -160,7 +160,8 @@ def test_a_client_leaves_and_one_comes_meanwhile(monkeypatch: pytest.MonkeyPatch
     assert strategy.clusters().tolist()[:5] == [0, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("last", fast([REPROBE], [REPROBE - 1, REPROBE, JUDGE]))
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [REPROBE - 1, REPROBE, JUDGE])
 def test_interrupted_in_it_a_run_resumes_to_the_same_bits(
     last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

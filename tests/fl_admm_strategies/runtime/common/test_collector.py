@@ -88,6 +88,7 @@ def test_who_has_frozen_objects_finds_them_frozen() -> None:
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_client_that_raises_leaves_no_object_frozen() -> None:
     class Failing(Adding):
         def fit(self, parameters, config):
