@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fl_admm_strategies import FPFC, AsyncFPFC, FedEASE, FedGiA
-from fl_admm_strategies.algorithms.shared.completion import CompletionStrategy
+from fl_admm_strategies import FPFC, AsyncFPFC, FedGiA
 
 from ..problems import Problem
 from . import plots as plots
@@ -11,7 +10,6 @@ from .async_fpfc import AsyncFPFCReport
 from .base import Finished as Finished
 from .base import MethodReport as MethodReport
 from .base import Report as Report
-from .completion import CompletionReport
 from .fedgia import FedGiAReport
 from .files import as_json as as_json
 from .files import write_result as write_result
@@ -24,8 +22,6 @@ from .table import results_table as results_table
 REPORTS: dict[type, type[MethodReport]] = {
     FPFC: FPFCReport,
     AsyncFPFC: AsyncFPFCReport,
-    CompletionStrategy: CompletionReport,
-    FedEASE: CompletionReport,
     FedGiA: FedGiAReport,
 }
 """The methods that have more to say than the standard report."""

@@ -104,8 +104,6 @@ class Report:
     body : sequence of renderables
         Shown under the table with a blank line between them: tables of the method's own, and as
         the last the sentences on the outcome, for a reader who has not read the paper.
-    levels : mapping of str to float
-        Values of the metric to draw beside its curve, by name: what other methods come to.
     files : mapping of str to str
         The files that the report wrote into the run's folder, and what each shows.
     extra : mapping of str to Any
@@ -116,7 +114,6 @@ class Report:
     note: str = ""
     legend: Sequence[str] = ()
     body: Sequence[RenderableType] = ()
-    levels: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 

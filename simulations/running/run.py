@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,7 +174,7 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         extra={**form_extra, **attack_extra, **report.extra, **newcomers.extra},
     )
     reports.write_result(run.out / folder.RESULT, result)
-    _draw_metric(finished, history, baselines, result, report.levels)
+    _draw_metric(finished, history, baselines, result)
     for part in (reports.results_table(result), *report.body, *newcomers.body):
         console.print(part)
         console.print()
@@ -248,7 +247,6 @@ def _draw_metric(
     history: History,
     baselines: list[History],
     result: Result,
-    levels: Mapping[str, float],
 ) -> None:
     curves = _curves(history, result)
     compared = {
@@ -268,7 +266,7 @@ def _draw_metric(
         ylabel=result.metric.axis,
         picture=run.picture("metric.png"),
         compared=compared,
-        levels={**published, **levels},
+        levels=published,
     )
 
 

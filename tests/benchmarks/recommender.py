@@ -66,7 +66,7 @@ from fl_admm_strategies import (
 )
 from fl_admm_strategies.algorithms.fedease import ease_weights
 from simulations.data.ratings import RatingsData, movielens
-from simulations.reports import yardsticks
+from tests.benchmarks import yardsticks
 
 ROOT = Path(os.environ.get("FL_ADMM_DATA", "~/.cache/fl-admm-strategies")).expanduser()
 CLIENTS, SHARE = {"ml-100k": 20, "ml-1m": 100}, {"ml-100k": 0.25, "ml-1m": 0.1}

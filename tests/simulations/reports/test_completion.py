@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from simulations.data import load
 from simulations.experiments.loading import load_settings
 from simulations.experiments.run_config import RunConfig
 from simulations.reports import plots
@@ -41,18 +42,15 @@ def small(out: Path, *changes: str, transform: str = "none") -> RunConfig:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", ["none", "zscore"])
-def test_the_report_stands_on_the_same_ratings(
+def test_a_run_is_measured_in_stars(
     tmp_path: Path, transform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[dict[str, Any]] = []
     draw = plots.curves
     monkeypatch.setattr(plots, "curves", lambda *a, **k: (drawn.append(k), draw(*a, **k)))
-    changes = ("report.als-lam=0.3", f"report.pdf={str(transform == 'none').lower()}")
+    changes = (f"report.pdf={str(transform == 'none').lower()}",)
     folder = run(small(tmp_path / "run", *changes, transform=transform))
     result = result_of(folder)
-    # The picture has what the table has, and says what was run.
-    levels = [result[f"{name}_rmse"] for name in ("als", "item_mean", "mean")]
-    assert [*drawn[0]["levels"].values()] == levels == sorted(levels)
     picture = drawn[0]["picture"]
     assert picture.title == "FedMC-ADMM on synthetic-ratings"
     assert "rank=3, regularizer=l2(lam=0.3), beta=1" in picture.setting
@@ -61,40 +59,33 @@ def test_the_report_stands_on_the_same_ratings(
     federated = result["models"]["users' and items' factors"]["mean"]
     last = rounds_of(folder)[-1]
     assert federated == pytest.approx(last["result"][1]["rmse"], rel=1e-12)
-    assert result["objective"] == pytest.approx(last["result"][1]["loss"], rel=1e-12)
     pooled = last["evaluate"].values()
     total = sum(reported["squared-error"] for reported in pooled)
     assert federated == pytest.approx(
         math.sqrt(total / sum(reported["test-ratings"] for reported in pooled)), rel=1e-12
     )
-    # In stars whatever the transform. Nobody gets below the noise of 0.1, which ALS is close to.
-    assert 0.1 < result["als_rmse"] < 0.13
+    # In stars whatever the transform, and close to the noise of 0.1, below which nobody gets.
     assert 0.1 < federated < 0.15
-    assert result["als_biases_rmse"] < result["biases_rmse"] < result["mean_rmse"]
-    ranked = result["ranking"]
-    assert last["metrics"]["ndcg"] == pytest.approx(ranked["FedMC-ADMM"]["ndcg"], rel=1e-12)
-    assert ranked["EASE"].keys() == {"hr", "precision", "recall", "ndcg", "coverage"}
-    assert ranked["popularity: how many rated the item"]["ndcg"] < ranked["FedMC-ADMM"]["ndcg"]
-    assert result["mean_rmse"] > 0.8
     if transform == "zscore":
-        assert last["metrics"]["scaled-rmse"] == pytest.approx(result["scaled_rmse"], rel=1e-12)
+        options = load_settings(str(folder / "experiment.toml")).data.options
+        data = load("synthetic-ratings", 0, **options)
+        scaled = last["result"][1]["scaled-rmse"]
+        assert scaled == pytest.approx(federated / data.std, rel=1e-12)
 
 
 def test_ranking_heads_the_results_of_methods_that_predict_no_stars(tmp_path: Path) -> None:
-    changes = (HERE, OPTIONS.format("none"), "algorithm.lam=20", "report.ease-lam=20")
+    changes = (HERE, OPTIONS.format("none"), "algorithm.lam=20")
     ridge = "{ type = 'l2', lam = 3.0 }"
     changes += tuple(
         f"baselines.{name}.{part}={ridge}"
         for name in ("fedals", "fedmc-admm")
         for part in ("regularizer", "client.regularizer")
     )
-    result = result_of(run(RunConfig("movielens-ranking", changes=changes, out=tmp_path / "run")))
+    out = run(RunConfig("movielens-ranking", changes=changes, out=tmp_path / "run"))
+    result = result_of(out)
     assert result["metric"] == "ndcg"
     (score,) = result["models"].values()
-    ranked = result["ranking"]
-    assert score["mean"] == ranked["FedEASE"]["ndcg"]
-    # One sum is that of all users, in single precision.
-    assert ranked["FedEASE"]["ndcg"] == pytest.approx(ranked["EASE"]["ndcg"], abs=0.01)
+    assert score["mean"] == rounds_of(out)[-1]["result"][1]["ndcg"]
     assert len(result["baselines"]) == 2
     for row in result["baselines"].values():
         assert 0 < row["models"]["users' and items' factors"]["mean"] < 1
@@ -115,15 +106,11 @@ def test_the_two_presets_of_the_paper_and_its_code() -> None:
 @pytest.mark.slow
 @needs("ml-100k/u.data")
 def test_movielens_100k(tmp_path: Path) -> None:
-    changes = ("training.num-rounds=50", "training.evaluate-every=50", "report.als-sweeps=10")
+    changes = ("training.num-rounds=50", "training.evaluate-every=50")
     result = result_of(run(RunConfig("movielens-100k", changes=changes, out=tmp_path / "run")))
-    assert (result["num_users"], result["num_items"]) == (943, 1682)
-    assert result["train_ratings"] + result["test_ratings"] == 100_000
     federated = result["models"]["users' and items' factors"]["mean"]
     # As good as one who sees all ratings, with biases; measured over five seeds: 0.910.
-    assert abs(federated - result["als_biases_rmse"]) < 0.02
-    assert federated < result["biases_rmse"] - 0.015
-    assert result["mean_rmse"] > 1.1
+    assert abs(federated - 0.91) < 0.02
 
 
 @pytest.mark.slow
@@ -131,8 +118,7 @@ def test_movielens_100k(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("profile", "below"), [("paper", 1.0), ("authors", 0.96)])
 def test_movielens_1m(tmp_path: Path, profile: str, below: float) -> None:
     """Measured over three seeds: 0.990 (spread 0.002) and 0.946 (0.004)."""
-    changes = ("training.evaluate-every=100", "report.als-sweeps=5")
+    changes = ("training.evaluate-every=100",)
     config = RunConfig("movielens-1m", profile=profile, changes=changes, out=tmp_path / "run")
     result = result_of(run(config))
-    assert result["train_ratings"] + result["test_ratings"] == 1_000_209
-    assert result["als_rmse"] < result["models"]["users' and items' factors"]["mean"] < below
+    assert 0.87 < result["models"]["users' and items' factors"]["mean"] < below  # ALS: 0.871

@@ -6,12 +6,11 @@ What a federated method gives up by leaving the ratings where they are is measur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.toolkit.data.ranking import Ranking, rank
 from clients.toolkit.data.ratings import Ratings
 from clients.toolkit.solving.factors import FactorSolver
 from fl_admm_strategies.maths.normal import packed_outer, solve_rows
@@ -114,45 +113,6 @@ def pair_counts(train: Ratings) -> Matrix:
     return np.asarray((pattern.T @ pattern).toarray())
 
 
-def ranking(
-    scores: Callable[[slice, Ratings], Matrix],
-    parts: Sequence[tuple[Ratings, Ratings]],
-    relevant: float,
-) -> Ranking:
-    """Rank all items for the users of one client after the other, in the memory of one.
-
-    Parameters
-    ----------
-    scores : callable
-        From the places of a client's users among all, and their training ratings, to their scores,
-        shape (m_i, n), or (n,) for all alike.
-    parts : sequence of (Ratings, Ratings)
-        Each client's ratings to train on and to test with.
-    relevant : float
-        As in `clients.rank`.
-    """
-    found, first = [], 0
-    for train, test in parts:
-        shape = (train.num_users, train.num_items)
-        of_users = np.broadcast_to(scores(slice(first, first + shape[0]), train), shape)
-        found.append(rank(of_users, train, test, k=min(10, shape[1]), relevant=relevant))
-        first += shape[0]
-    return sum(found[1:], found[0])
-
-
-def item_means(train: Ratings, prior: float) -> tuple[Matrix, float]:
-    """Return every item's mean rating, shape (n,), and that of all, m.
-
-    Parameters
-    ----------
-    train : Ratings
-        Of all users.
-    prior : float
-        How many ratings of m every item is given beside its own: (sum + prior m)/(count + prior).
-        With 0 it is the plain mean, and m where there is none.
-    """
-    sums = np.bincount(train.items, train.values, minlength=train.num_items)
-    mean = float(sums.sum() / len(train))
-    weights = counts(train) + prior
-    drawn = (sums + prior * mean) / np.maximum(weights, np.finfo(float).tiny)
-    return np.where(weights > 0, drawn, mean), mean
+def item_scores(train: Ratings, weights: NDArray[np.floating]) -> Matrix:
+    """Return EASE's scores of all items for all users, shape (m, n), by its weights."""
+    return np.asarray(train.pattern(weights.dtype) @ weights)

@@ -1,23 +1,21 @@
-"""The yardsticks: least squares against the definition of their minimisers; means and counts."""
-
-import tracemalloc
+"""The yardsticks: least squares against the definition of their minimisers; counts."""
 
 import numpy as np
 import pytest
 
-from clients.toolkit.data.ranking import rank
 from clients.toolkit.data.ratings import Ratings
-from simulations.reports.yardsticks import (
+from tests.benchmarks.yardsticks import (
     alternating_least_squares,
     counts,
     item_means,
     joined,
     least_squares,
     pair_counts,
-    ranking,
     rmse,
 )
 from tests.support.ratings import NUM_ITEMS, dense, ratings
+
+pytestmark = pytest.mark.slow
 
 PARTS = [ratings(i, seed=5) for i in range(4)]
 
@@ -61,17 +59,6 @@ def test_two_sweeps_of_the_worked_example() -> None:
     assert objective(*again) == pytest.approx(10.7379635139, abs=1e-8)
 
 
-def test_the_means_of_the_worked_example() -> None:
-    parts = joined(worked_ratings())
-    means, overall = item_means(parts, 0)
-    assert overall == 3.125
-    np.testing.assert_allclose(means, [10 / 3, 8 / 3, 7 / 2], rtol=1e-12)
-    means, overall = item_means(joined(PARTS), 0)
-    assert means[6] == overall  # nobody rated it
-    drawn, _ = item_means(parts, 2)  # (10 + 6.25)/5, (8 + 6.25)/5, (7 + 6.25)/4
-    np.testing.assert_allclose(drawn, [3.25, 2.85, 3.3125], rtol=1e-12)
-
-
 def test_errors_are_pooled_over_the_clients() -> None:
     one = Ratings(np.array([0]), np.array([0]), np.array([5.0]), 1, 2)
     two = Ratings(np.array([0, 1, 1]), np.array([1, 0, 1]), np.array([1.0, 2.0, 3.0]), 2, 2)
@@ -105,28 +92,3 @@ def test_counts_of_items_and_pairs() -> None:
     train = joined(PARTS)
     np.testing.assert_array_equal(counts(train), mask.sum(axis=0))
     np.testing.assert_array_equal(pair_counts(train), mask.T @ mask)
-    by_count = ranking(lambda *_: counts(train), [(train, train)], 1.0)
-    assert by_count.hits == 0  # what was seen is not ranked
-
-
-def test_ranking_takes_the_memory_of_one_client() -> None:
-    rng = np.random.default_rng(0)
-    parts = []
-    for _ in range(40):
-        seen, liked = (
-            Ratings(np.arange(50), rng.integers(low, low + 400, 50), np.ones(50), 50, 800)
-            for low in (0, 400)
-        )
-        parts.append((seen, liked))
-    users, items = rng.random((2000, 2)), rng.random((800, 2))
-    tracemalloc.start()
-    try:
-        found = ranking(lambda rows, _: users[rows] @ items.T, parts, 1.0)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 8 * users.shape[0] * items.shape[0] / 4  # of all users' scores at once
-    train, test = (joined(side) for side in zip(*parts, strict=True))
-    at_once = rank(users @ items.T, train, test, k=10, relevant=1.0)
-    assert found.means() == pytest.approx(at_once.means(), rel=1e-12)
-    assert found.users == 2000
