@@ -77,16 +77,10 @@ class RatingsData:
         Registry name.
     clients : list of RatingsClient
         One entry per client; the position is the partition id.
-    num_users : int
-        Users of all clients, m.
     num_items : int
         Items, n, the same for all clients.
     item_ids : ndarray of int64, shape (n,)
         The file's id of each column.
-    scale : tuple of float
-        Lowest and highest rating, in stars.
-    transform : {'none', 'zscore'}
-        What was done to the ratings.
     mean, std : float
         Stars are ``std * value + mean``, and an RMSE in stars is ``std`` times that of the values;
         0 and 1 for ratings as they are.
@@ -94,11 +88,8 @@ class RatingsData:
 
     name: str
     clients: list[RatingsClient]
-    num_users: int
     num_items: int
     item_ids: npt.NDArray[np.int64]
-    scale: tuple[float, float]
-    transform: Literal["none", "zscore"]
     mean: float
     std: float
 
@@ -110,7 +101,6 @@ def deal(
     clients: int,
     test_fraction: float,
     rating_transform: Literal["none", "zscore"],
-    scale: tuple[float, float] = SCALE,
 ) -> RatingsData:
     """Deal ratings to clients, each user with all of their ratings to one of them.
 
@@ -134,8 +124,6 @@ def deal(
     rating_transform : {'none', 'zscore'}
         ``"zscore"`` subtracts the mean of the training ratings of all clients and divides by their
         standard deviation; clients could find both by adding up three numbers each.
-    scale : tuple of float
-        Lowest and highest rating, in stars.
 
     Raises
     ------
@@ -199,11 +187,8 @@ def deal(
     return RatingsData(
         name,
         [RatingsClient(*part, user_ids[group]) for part, group in zip(parts, groups, strict=True)],
-        len(user_ids),
         len(item_ids),
         item_ids,
-        scale,
-        rating_transform,
         mean,
         std,
     )
@@ -389,8 +374,7 @@ def movielens(
     kind = MOVIELENS[name]
     source = f"{name}.zip: https://grouplens.org/datasets/movielens/"
     blocks = read_movielens(root / kind.file, kind, source)
-    scale = (0.5, 5.0) if kind.halves else SCALE
-    return deal(name, seed, blocks, clients, test_fraction, rating_transform, scale)
+    return deal(name, seed, blocks, clients, test_fraction, rating_transform)
 
 
 def netflix(
