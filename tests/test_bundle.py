@@ -7,13 +7,14 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_files
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's
 def test_the_bundle_has_the_packages_and_nothing_else() -> None:
+    from flwr.cli.build import build_fab_from_files  # a third of a second to import
+
     # Not by `build_fab_from_disk`, which walks through an environment in .venv.
     tops = [top for top in ROOT.iterdir() if top.name == ".gitignore" or top.name[0] != "."]
     paths = [path for top in tops for path in (top, *top.rglob("*")) if path.is_file()]

@@ -143,6 +143,7 @@ def test_a_task_runs(task: str) -> None:
     assert np.isfinite(losses).all()
 
 
+@pytest.mark.slow
 def test_recommender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

@@ -35,7 +35,7 @@ def as_github(text: str) -> str:
 PAGES = sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
 
 
-@pytest.mark.parametrize("page", fast([page for page in PAGES if "/" not in page], PAGES))
+@pytest.mark.parametrize("page", fast(["api/strategies.md", "compare.md", "tasks.md"], PAGES))
 def test_a_page_has_the_blocks_of_its_source(page: str) -> None:
     """Lists, items, code, tables and headings are those that CommonMark reads, nested alike."""
     text = (DOCS / page).read_text(encoding="utf-8")

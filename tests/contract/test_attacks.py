@@ -113,7 +113,7 @@ OVERFLOWING: dict[str, tuple[Callable[..., StatefulStrategy], type[NumPyClient]]
 }
 
 
-@pytest.mark.parametrize("name", OVERFLOWING)
+@pytest.mark.parametrize("name", fast(["FedADMM"], OVERFLOWING))
 def test_an_update_that_overflows_is_done_without_the_replies_that_made_it(
     name: str, warned: Warned
 ) -> None:

@@ -38,6 +38,7 @@ from tests.support.federation import (
     node_of,
     trained,
 )
+from tests.support.pace import fast
 from tests.support.refusals import Warned, refused
 
 ON_CLIENTS = [case for case in CASES if "client-duals" in case.name and "FedGiA" not in case.name]
@@ -125,7 +126,7 @@ def test_plain_clients_understand_it() -> None:
     assert strategy.global_arrays["w"].numpy().dtype == np.float32
 
 
-@pytest.mark.parametrize("then", ["float16", None])
+@pytest.mark.parametrize("then", fast([None], ["float16", None]))
 def test_a_run_goes_on_with_and_without_it(then: Any, tmp_path: Path) -> None:
     """Also to the same bits, where nothing is changed: what was held back is saved."""
 

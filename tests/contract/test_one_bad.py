@@ -68,7 +68,7 @@ def reporting(lie: Mapping[str, Any], m: int = M) -> InProcessGrid:
     return InProcessGrid(client_app(lambda context: Lying(context).to_client()), m)
 
 
-@pytest.mark.parametrize("m", [3, M])
+@pytest.mark.parametrize("m", fast([3], [3, M]))
 @pytest.mark.parametrize("lie", [*LIES])
 def test_no_clients_metrics_end_a_run_or_hide_the_others(lie: str, m: int) -> None:
     strategy, seen = Mean(), {}
@@ -214,7 +214,8 @@ def moved(strategy: FedADMM) -> float:
     return float(np.sqrt(sum(np.sum(change**2) for change in changes)))
 
 
-@pytest.mark.parametrize("most", fast([None], [None, 300]))
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [None, 300])
 def test_clients_that_never_answer_have_no_weight_in_the_end(
     most: int | None, warned: Warned
 ) -> None:

@@ -102,8 +102,14 @@ def assert_that_only_the_victim_failed(strategy: StatefulStrategy, warned: Warne
 @pytest.mark.parametrize(
     ("api", "workers"),
     [
-        *(("current", 0), ("packed", 0), ("legacy", 0)),
-        *(pytest.param(api, 2, marks=pytest.mark.slow) for api in ("current", "packed", "legacy")),
+        ("packed", 0),
+        *(
+            pytest.param(api, workers, marks=pytest.mark.slow)
+            for api, workers in (
+                *(("current", 0), ("legacy", 0)),
+                *(("current", 2), ("packed", 2), ("legacy", 2)),
+            )
+        ),
     ],
 )
 def test_in_process(api, workers, warned, caplog):

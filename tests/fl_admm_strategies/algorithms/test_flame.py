@@ -488,9 +488,8 @@ def test_a_joint_step_minimises_the_lagrangian_over_theta_and_w_i() -> None:
         close(new.w, new.w_i[took_part].mean(axis=0) + new.pi.mean(axis=0) / 0.05)
 
 
-@pytest.mark.parametrize(
-    ("weights", "fraction"), fast([("uniform", 1.0)], [("uniform", 1.0), ("size", 0.5)])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("weights", "fraction"), [("uniform", 1.0), ("size", 0.5)])
 def test_the_joint_form_has_the_papers_fixed_point(weights: str, fraction: float) -> None:
     federation = random_federation(2, m=4, d=2)
     strategy = joint(lam=0.8, rho=0.15, weights=weights, fraction_train=fraction)

@@ -41,7 +41,6 @@ from fl_admm_strategies import (
 from tests.support.cases import CASES, NUM_CLIENTS, Case, case_of
 from tests.support.federation import Adding, client_fn_of, initial_arrays, trained
 from tests.support.legacy import run_workflow
-from tests.support.pace import fast
 from tests.support.refusals import Warned, refused
 
 pytest.importorskip("dp_accounting", reason="needs the extra 'privacy'")
@@ -169,7 +168,8 @@ def test_a_client_that_drops_out_is_left_out_as_in_the_plain_run(name: str, when
     )
 
 
-@pytest.mark.parametrize("stage", fast([Stage.SHARE_KEYS], [Stage.SETUP, Stage.SHARE_KEYS]))
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [Stage.SETUP, Stage.SHARE_KEYS])
 def test_a_round_that_flower_halts_changes_nothing(stage: str, warned: Warned) -> None:
     """Its workflow of 1.41 wants shares of the keys of a client that has never shared them."""
     strategy = FedADMM(duals="client", rho=0.1, lr=0.5, seed=1, fraction_evaluate=0)

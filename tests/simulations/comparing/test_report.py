@@ -142,6 +142,7 @@ def test_markdown_latex_and_csv_have_the_same_numbers(written: Path) -> None:
         assert len(list(csv.DictReader(file))) == 3 * SEEDS * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_failed_cell_is_a_row_and_its_method_is_not_tested(
     comparison: Comparison, outcomes: list[Outcome], tmp_path: Path

@@ -61,6 +61,7 @@ class Ring:
         self.own = self
 
 
+@pytest.mark.slow
 def test_new_garbage_is_collected_and_old_objects_are_not_looked_at() -> None:
     old, before = Ring(), Ring()
     seen, gone = weakref.ref(old), weakref.ref(before)
