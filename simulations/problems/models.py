@@ -259,9 +259,8 @@ def loss_of(name: str, task: str = "classification") -> Callable[[Tensor, Tensor
     Parameters
     ----------
     name : str
-        A key of `MODELS`. 'linear' has half the squared error; 'svm' the multi-class hinge loss
-        (1/C) sum_{c != y} max(0, 1 - s_y + s_c) of the scores s; all others cross-entropy. One of
-        the user's own has the loss of the task.
+        A key of `MODELS`. 'linear' has half the squared error, all others cross-entropy. One of the
+        user's own has the loss of the task.
     task : {'classification', 'regression'}
         That of the data.
 

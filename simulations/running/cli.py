@@ -37,6 +37,13 @@ cli = typer.Typer(
 
 _INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 
+# Options of several commands.
+_Name = Annotated[str, typer.Argument(help="An experiment's name, or a TOML file.")]
+_Profile = Annotated[str, typer.Option(help="One of the experiment's profiles.")]
+_DataRoot = Annotated[
+    Path | None, typer.Option(help="Folder of the data files (default: $FL_ADMM_DATA).")
+]
+
 
 def _program() -> list[str]:
     """Return the words that started this program."""
@@ -75,8 +82,8 @@ def _methods() -> Iterator[tuple[str, str, str]]:
 
 @cli.command()
 def describe(
-    name: Annotated[str, typer.Argument(help="An experiment's name, or a TOML file.")],
-    profile: Annotated[str, typer.Option(help="One of the experiment's profiles.")] = "",
+    name: _Name,
+    profile: _Profile = "",
 ) -> None:
     """Show what an experiment does and all its settings, with their meaning and defaults."""
     with _ended_by_ctrl_c():
@@ -92,7 +99,7 @@ def describe(
 
 @cli.command()
 def run(
-    name: Annotated[str, typer.Argument(help="An experiment's name, or a TOML file.")],
+    name: _Name,
     engine: Annotated[
         Engine, typer.Option(help="Flower's virtual client engine on Ray, or this process.")
     ] = Engine.RAY,
@@ -127,7 +134,7 @@ def run(
             help="Run the clients on a Ray cluster that is already there (docs/scaling.md).",
         ),
     ] = None,
-    profile: Annotated[str, typer.Option(help="One of the experiment's profiles.")] = "",
+    profile: _Profile = "",
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: algorithm.lr=0.1"),
@@ -135,9 +142,7 @@ def run(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of everything random (default: the file's).")
     ] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of the data files (default: $FL_ADMM_DATA).")
-    ] = None,
+    data_root: _DataRoot = None,
     out: Annotated[
         Path | None, typer.Option(help="Results folder (default: runs/NAME-TIME).")
     ] = None,
@@ -249,7 +254,7 @@ def compare(
         str | None,
         typer.Option(help="Data, model, rounds and settings are this one's (default: compare)."),
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="One of the experiment's profiles.")] = None,
+    profile: _Profile = "",
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -269,9 +274,7 @@ def compare(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Run all on a Ray cluster, a run a CPU."),
     ] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Folder of the data files (default: $FL_ADMM_DATA).")
-    ] = None,
+    data_root: _DataRoot = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show tracebacks.")] = False,
 ) -> None:
     """Compare methods over seeds, tuned alike: tables, tests and pictures on one page."""
@@ -300,7 +303,7 @@ def compare(
             "sweep": dict(map(key_and_values, sweep)) if sweep else None,
             "target": target,
             "experiment": experiment,
-            "profile": profile,
+            "profile": profile or None,
             "set": dict(map(key_and_value, setting)) if setting else None,
         }
         options = {key: value for key, value in given.items() if value is not None}
