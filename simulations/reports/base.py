@@ -97,8 +97,6 @@ class Report:
         shown: shares in percent. A row with the title of a model is that model's, any other is
         added below; None shows as unknown. Metrics of the clients with the name of a column need
         not be given: their means are there (`column_means`).
-    note : str
-        Ends the line with the number of rounds under the table.
     legend : sequence of str
         Lines under the table that explain the cells.
     body : sequence of renderables
@@ -111,7 +109,6 @@ class Report:
     """
 
     cells: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    note: str = ""
     legend: Sequence[str] = ()
     body: Sequence[RenderableType] = ()
     files: Mapping[str, str] = field(default_factory=dict)

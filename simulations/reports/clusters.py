@@ -214,7 +214,7 @@ def diagnostics_table(
     checks = cluster_conditions(labels, gradient_norms, lam, slack)
     return Group(
         _conditions_table(checks),
-        Text("\n".join(_sentences(checks, lam, stationarity, consensus, apart, clustering))),
+        Text("\n".join(_sentences(checks, lam, stationarity, consensus, clustering))),
     )
 
 
@@ -226,7 +226,7 @@ def _conditions_table(checks: Sequence[ClusterCondition]) -> Table:
     for k, check in enumerate(groups[:_MOST_CLUSTER_ROWS]):
         verdict = {
             "holds": Text("holds", style="green"),
-            "open": Text("open, see below", style="yellow"),
+            "open": Text("open", style="yellow"),
             "too small": Text("λ too small for this cluster", style="yellow"),
         }[check.verdict]
         table.add_row(
@@ -255,13 +255,10 @@ def _sentences(
     lam: float,
     stationarity: float,
     consensus: float,
-    apart: bool,
     clustering: Sequence[ClusteringRow],
 ) -> list[str]:
     counts = sorted({row.num for row in clustering})
     tested = ", ".join(f"{row.num} at ν={row.nu:.3g}" for row in clustering)
-    failing = [check for check in checks if check.verdict == "too small"]
-    unclear = [check for check in checks if check.verdict == "open"]
     sentences = []
     if len(counts) == 1:
         sentences.append(f"• The number of clusters does not depend on the threshold: {tested}.")
@@ -270,32 +267,15 @@ def _sentences(
             f"• The number of clusters depends on the threshold ({tested}): the groups are not "
             "clearly apart, or not yet together. Train longer or try another λ."
         )
-    if failing:
-        needed = max(check.lam_needed for check in failing)
+    if any(check.verdict == "open" for check in checks):
         sentences.append(
-            f"• λ={lam:.3g} is too small for {len(failing)} of the found clusters: a client there "
-            "pulls away from the common model harder than the others can hold. At these models "
-            f"it takes λ of {needed:.3g} or more (a necessary condition, for clusters far apart)."
-        )
-    if unclear and not apart:
-        sentences.append(
-            f"• Whether λ={lam:.3g} holds the found clusters is open: they are so close that they "
-            "still pull on each other. Train longer; if they stay so close, λ is too large."
-        )
-    elif unclear:
-        sentences.append(
-            f"• Whether λ={lam:.3g} holds {len(unclear)} of the found clusters is open: the pull "
-            "there is above what the others can hold, but by less than the run is away from an "
-            "exact solution. Train longer to know."
+            "• Open: the run is too far from an exact solution to say. Train longer; if the "
+            "clusters stay so close that they pull on each other, λ is too large."
         )
     if all(check.size == 1 for check in checks):
         sentences.append(
             f"• Every client is alone: at λ={lam:.3g} no two models were fused. If "
             "there are groups, try a larger λ."
-        )
-    elif not failing and not unclear:
-        sentences.append(
-            f"• λ={lam:.3g} is large enough to hold every found cluster at one common model."
         )
     sentences.append(
         f"• Distance from an exact solution: {stationarity:.2g} (each client's gradient against "

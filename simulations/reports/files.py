@@ -48,7 +48,7 @@ def write_result(path: str | Path, result: Result) -> None:
     """
     fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     extra = fields.pop("extra")
-    del fields["note"], fields["legend"]
+    del fields["legend"]
     fields |= {"metric": result.metric.key, "traffic": total_traffic(result.traffic)}
     write_text(Path(path), as_json(fields | extra, indent=2) + "\n")
 

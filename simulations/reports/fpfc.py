@@ -61,11 +61,10 @@ class FPFCReport(MethodReport):
                 **{title: {"cost": cost} for title in strategy.kinds.values()},
                 **{f"clusters at {where}": {"num": row.num, "ari": row.ari} for where, row in rows},
             },
-            note=f"{cost:,} parameters sent"
-            + (f", shared block of {shared:,} included" if shared else ""),
             legend=(
                 "Clusters at ν: two clients are together where ‖θ_ij‖ ≤ ν.",
-                "Cost: parameters sent, both ways.",
+                "Cost: parameters sent, both ways"
+                + (f", the shared block of {shared:,} included." if shared else "."),
             ),
             body=(
                 diagnostics_table(

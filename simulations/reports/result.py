@@ -51,7 +51,7 @@ class Result:
         By name, the methods that were run here on the same data for comparison.
     new_clients : mapping of str to ModelScores
         Of the clients that were held out of the run, by what they did after it.
-    note, legend, extra
+    legend, extra
         As in `Report`.
     """
 
@@ -69,7 +69,6 @@ class Result:
     cells: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
     baselines: Mapping[str, ModelScores] = dataclasses.field(default_factory=dict)
     new_clients: Mapping[str, ModelScores] = dataclasses.field(default_factory=dict)
-    note: str = ""
     legend: Sequence[str] = ()
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

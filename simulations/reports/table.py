@@ -131,12 +131,11 @@ def results_table(result: Result) -> Group:
 
 def _results_caption(result: Result) -> str:
     moved = {key: decimal(round(sent)) for key, sent in total_traffic(result.traffic).items()}
-    ending = f"; {result.note}." if result.note else "."
     spread = any(values.std is not None for values in result.models.values())
     lines = [
         f"Data: {result.data}.",
         f"{result.rounds:,} rounds in {timedelta(seconds=round(result.seconds))}, engine "
-        f"{result.engine}, seed {result.seed}{ending}",
+        f"{result.engine}, seed {result.seed}.",
         f"Arrays sent: {moved['down']} down, {moved['up']} up; a round "
         f"{moved['down_per_round']} down, {moved['up_per_round']} up.",
         result.metric.legend

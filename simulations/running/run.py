@@ -162,7 +162,6 @@ def _report(run: Run, finished: Finished, history: History, console: Console) ->
         cells=cells,
         baselines={baseline.title: baseline.last for baseline in baselines},
         new_clients=new_clients,
-        note=report.note,
         legend=(
             *form_legend,
             *attack_legend,

@@ -236,7 +236,6 @@ class HalvingReport(MethodReport):
         rounds = max(run.strategy.traffic)
         return Report(
             cells={"the one number": {"cr": rounds}, "with more": {"cr": None}},
-            note="nothing personal",
             legend=("CR: rounds of communication.",),
             body=(Text("A table of its own."), Text(f"Halving stopped after {rounds} rounds.")),
             files={"note.txt": "a note"},
@@ -313,10 +312,7 @@ def test_any_method_stops_by_its_rule_and_reports_what_it_has(
     assert row(table, "Halving, k=1")[:3] == ["0.3333", "–", "7.5"]
     assert row(table, "Other") == ["0.5000", "–", "–"]
     flat = " ".join(text.split())
-    assert (
-        "seed 0; nothing personal. Arrays sent: 168 bytes down, 168 bytes up; a round 24 bytes"
-        in flat
-    )
+    assert "seed 0. Arrays sent: 168 bytes down, 168 bytes up; a round 24 bytes" in flat
     order = ("Halving, k=1 on halving", "A table of its own", "stopped after 7 rounds", "Results:")
     assert sorted(order, key=flat.index) == list(order)
     assert "note.txt a note" in flat

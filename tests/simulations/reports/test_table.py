@@ -41,7 +41,6 @@ def make_result(**changes) -> Result:
             "clusters at ν=0.01": {"num": 28, "ari": 0.82},
             "clusters at ν=0.5": {"num": 4, "ari": 1.0},
         },
-        "note": "73,261,000 parameters sent",
         "legend": ("Num: clusters found.", "Cost: parameters sent, both ways."),
         "extra": {"cost": 73_261_000, "clustering": [{"nu": 0.5, "num": 4}]},
     }
@@ -110,7 +109,7 @@ def test_results_table_holds_the_numbers(width):
     assert row(text, "LOCAL") == ["84.97", "–", "–", "0"]
     assert row(text, "FPFC") == ["89.46", "±4", "4.00", "1.00", "7.33e7"]
     flat = " ".join(text.split())
-    assert "2,000 rounds in 0:08:12, engine inprocess, seed 7; 73,261,000 parameters" in flat
+    assert "2,000 rounds in 0:08:12, engine inprocess, seed 7." in flat
     assert names(flat, "4.1 kB down", "4.0 kB up", "2.0 kB down", "2.0 kB up", "Data: synthetic-s1")
     # Ours first, the published under their own heading.
     places = [flat.index(word) for word in ("This run", "personal model", "Published", "LOCAL")]
@@ -165,9 +164,7 @@ def test_baselines_stand_between_the_run_and_the_published_numbers():
 
 
 def test_results_table_without_rows_of_its_own_or_published_numbers():
-    text = shown(
-        results_table(make_result(cells={}, published={}, note="", legend=(), seconds=7265))
-    )
+    text = shown(results_table(make_result(cells={}, published={}, legend=(), seconds=7265)))
     for absent in ("Published", "ν", "Num", "Cost", "Run here"):
         assert absent not in text
     assert "2:01:05, engine inprocess, seed 7." in " ".join(text.split())
