@@ -7,7 +7,7 @@ from clients.toolkit.data.ratings import Ratings
 from tests.benchmarks.yardsticks import (
     alternating_least_squares,
     counts,
-    item_means,
+    item_scores,
     joined,
     least_squares,
     pair_counts,
@@ -70,8 +70,7 @@ def test_errors_are_pooled_over_the_clients() -> None:
     assert rmse(both, predicted) == pytest.approx(expected)
     # The mean of 5, 1, 2, 3 is 2.75: errors 2.25, 1.75, 0.75, 0.25.
     expected = np.sqrt((2.25**2 + 1.75**2 + 0.75**2 + 0.25**2) / 4)
-    _, mean = item_means(both, 0)
-    assert rmse(both, mean) == pytest.approx(expected)
+    assert rmse(both, both.values.mean()) == pytest.approx(expected)
 
 
 def test_least_squares_with_biases_is_stationary() -> None:
@@ -92,3 +91,5 @@ def test_counts_of_items_and_pairs() -> None:
     train = joined(PARTS)
     np.testing.assert_array_equal(counts(train), mask.sum(axis=0))
     np.testing.assert_array_equal(pair_counts(train), mask.T @ mask)
+    weights = np.random.default_rng(0).random((NUM_ITEMS, NUM_ITEMS))
+    np.testing.assert_allclose(item_scores(train, weights), mask @ weights)
